@@ -123,11 +123,6 @@ class SpeculationOptions:
                 "--memory adds to the candidates of a draft model, and there is none: name one with --draft, "
                 f"or use --draft {MEMORY} alone"
             )
-        if self.draft_window is not None:
-            raise UserError(
-                "--memory with --draft_window: memory looks through all of a text, and a draft with a window "
-                "is told of a part; leave one of them out"
-            )
         if self.policy == "sprinter":
             raise UserError(
                 "--memory with --policy sprinter: tokens from memory have no estimate of the verifier; leave "
@@ -141,7 +136,7 @@ class SpeculationOptions:
 
     def memory_defaults(self, num_tokens_per_row: int) -> dict[str, float]:
         """Of the policy's options with memory, where a pass has so many tokens for each row."""
-        found = {"max_draft_tokens": float(memory_block(num_tokens_per_row))}
+        found: dict[str, float] = {"max_draft_tokens": memory_block(num_tokens_per_row)}
         if self.policy == "confidence":
             found["stop_probability"] = MEMORY_CHANCE
         return {} if self.policy == "fixed" else found

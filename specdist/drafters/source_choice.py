@@ -34,6 +34,8 @@ OWN_BLOCKS, ALL_BLOCKS = 16, 512
 MARGIN_ALONE = 1.6
 # Of the tokens per nanosecond of the last rounds.
 ROUND_MEMORY = 0.95
+# As of what the model must add: specdist.theory.rounds.
+LEAST_GAIN = 0.02
 # Of the model's last blocks, in a history.
 NUM_BLOCK_NUMBERS = 2
 NO_MATCH = 0
@@ -111,6 +113,13 @@ class SourceChoice:
         # Accepted tokens, candidates and blocks of the model, by match; decaying.
         self._brought = np.zeros((NUM_MATCH_CLASSES, 3))
         self._num_tokens, self._ns = 0.0, 0.0
+        # Tokens that memory adds to a sequence's round; nothing is known yet.
+        self._gain = 1.0
+
+    @property
+    def is_worth_asking(self) -> bool:
+        """Whether memory's tokens are worth a message in every round, where the model's are not."""
+        return self._gain > LEAST_GAIN
 
     def observe_blocks(
         self, classes_R: np.ndarray, num_drafted_R: np.ndarray, num_accepted_R: np.ndarray
@@ -124,6 +133,11 @@ class SourceChoice:
             classes_R,
             np.stack([num_accepted_R, num_drafted_R, np.ones_like(num_drafted_R)], axis=1),
         )
+
+    def observe_memory(self, num_accepted: int, num_rows: int) -> None:
+        """Of a round, so many tokens from memory."""
+        if num_rows:
+            self._gain = ROUND_MEMORY * self._gain + (1 - ROUND_MEMORY) * num_accepted / num_rows
 
     def observe_round(
         self, num_tokens: int, *, num_pass_tokens: int, num_rows: int, num_steps: int, num_context: float

@@ -32,7 +32,7 @@ from specdist.sampling.branch_estimates import estimate_branches
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.rejection_sampler import acceptance_probabilities, verify_candidates
 from specdist.sampling.uploads import upload
-from specdist.theory.rounds import RoundChooser, RoundShape
+from specdist.theory.rounds import ALONE, RoundChooser, RoundShape
 from specdist.utils.ranges import places_from
 
 # Beside logits of 0, a probability of 1.
@@ -104,15 +104,16 @@ class AheadDrafter:
         self.is_on = ahead.num_tokens > 0
         self._chooser = chooser
         # What the draft does in this round; without a chooser, in every round.
-        self._shape = RoundShape(num_ahead=ahead.num_tokens, num_branches=ahead.num_branches)
+        self.shape = RoundShape(num_ahead=ahead.num_tokens, num_branches=ahead.num_branches)
         self._draft_state = draft_state
         self._draft_loop = draft_loop
         self._max_draft_tokens = policy.max_draft_tokens
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._settings = settings
         self._is_traced = is_traced
-        # Branches in the last round, and its misses with and without one that caught it.
-        self._misses = 0, 0, 0
+        # Branches in the last round, and its misses with and without one that caught it; rounds, with this
+        # one, in which the draft is asked for memory alone.
+        self._misses, self._num_quiet = (0, 0, 0), 0
         self._burst_count, self._num_bursts = BurstCount(), 1.0
         self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
 
@@ -120,10 +121,12 @@ class AheadDrafter:
         """What to do before the reply, as was chosen after the last one. To be called when the last round is
         resolved."""
         self._num_bursts = self._burst_count.add(request.groups)
+        self._num_quiet = max(0, self._num_quiet - 1)
         if self._chooser is not None:
             slots_R = request.slots_R
             is_pending = self._draft_state.num_candidates[slots_R].any() or request.num_redraft_R.any()
-            self._shape = self._chooser.shape(*self._load(slots_R), is_pending=bool(is_pending))
+            shape = None if self._num_quiet else self._chooser.shape
+            self.shape = shape(*self._load(slots_R), is_pending=bool(is_pending)) if shape else ALONE
 
     def choose(self, request: ProposalRequest) -> None:
         """What to draft ahead now, and to do before the next reply. To be called when the reply has been
@@ -135,6 +138,8 @@ class AheadDrafter:
         self._chooser.observe_pass(
             request.num_prefill_tokens, len(slots_R) + int(request.num_accepted_R.sum())
         )
+        if self._num_quiet:
+            return
         # In a round of prompts alone their sequences count: they are drafted ahead of at once.
         slots = slots_R if len(slots_R) else np.unique(request.context.slots_T)
         self._chooser.choose(
@@ -142,8 +147,8 @@ class AheadDrafter:
             num_targets=len(request.groups),
             num_bursts=self._num_bursts,
         )
-        self._shape = self._chooser.shape_ahead(
-            self._shape, is_pending=bool(self._draft_state.num_candidates[slots_R].any())
+        self.shape = self._chooser.shape_ahead(
+            self.shape, is_pending=bool(self._draft_state.num_candidates[slots_R].any())
         )
 
     def _load(self, slots: np.ndarray) -> tuple[int, float]:
@@ -173,7 +178,7 @@ class AheadDrafter:
         if not self.is_on:
             return [(request.draft_now_R, True)]
         redraft_R = request.num_redraft_R
-        if self._chooser is None or not self._shape.drafts_now:
+        if self._chooser is None or not self.shape.drafts_now:
             return [(redraft_R, False)] if redraft_R.any() else []
         num_ready_R = self._draft_state.num_candidates[request.slots_R]
         room_R = np.where(redraft_R, 0, np.maximum(0, request.draft_now_R - num_ready_R))
@@ -184,14 +189,19 @@ class AheadDrafter:
         if self._chooser is not None:
             self._chooser.observe(int(num_accepted_R.sum()), int(is_rejected_R.sum()))
 
-    def num_rounds_alone(self, slots_R: np.ndarray) -> int:
-        """Rounds in which the target need not ask; 0 while it has anything to verify."""
+    def num_rounds_alone(self, slots_R: np.ndarray, *, is_asked: bool) -> int:
+        """Rounds in which the target need not ask; 0 while it has anything to verify. In those in which it
+        ``is_asked`` all the same, for memory, the draft model does nothing."""
         if self._chooser is None:
+            return 0
+        if is_asked and self.shape.num_rounds_alone:
+            self._num_quiet = self.shape.num_rounds_alone + 1
+        if is_asked:
             return 0
         is_pending = (
             self._draft_state.num_candidates[slots_R].any() or self._draft_state.num_ahead[slots_R].any()
         )
-        return 0 if is_pending or self._shape.num_ahead else self._shape.num_rounds_alone
+        return 0 if is_pending or self.shape.num_ahead else self.shape.num_rounds_alone
 
     def take_missed(self, missed: FlatBatch) -> None:
         """Next tokens that the target has sampled alone, without anything drafted."""
@@ -280,7 +290,7 @@ class AheadDrafter:
         branches.drop(slots_R)
         if self._chooser is not None:
             num_missed = int((~first.is_hit_R & (num_branches_R > 0)).sum())
-            self._misses = self._shape.num_branches, num_missed, len(found.index_B)
+            self._misses = self.shape.num_branches, num_missed, len(found.index_B)
         return AheadReport(
             num_tokens_R=first.num_ahead_R,
             is_hit_R=first.is_hit_R,
@@ -297,7 +307,7 @@ class AheadDrafter:
         state, slots_R = self._draft_state, request.slots_R
         num_ready_R = state.num_candidates[slots_R]
         num_kept_R = np.minimum(num_ready_R, np.minimum(request.draft_now_R, self._max_draft_tokens))
-        if self._batch_policy is not None and self._shape.num_ahead:
+        if self._batch_policy is not None and self.shape.num_ahead:
             places_C = places_from(slots_R, state.num_committed[slots_R], num_ready_R)
             worth_R = self._batch_policy.num_to_verify(state.features.at(places_C), num_ready_R, round)
             num_kept_R = np.minimum(num_kept_R, worth_R)
@@ -312,7 +322,7 @@ class AheadDrafter:
         is a next token like any other. A resumed one is not: its next token was sampled before it was
         preempted.
         """
-        if not self._shape.num_ahead:
+        if not self.shape.num_ahead:
             return
         state = self._draft_state
         contexts = np.unique(request.context.slots_T)
@@ -336,13 +346,13 @@ class AheadDrafter:
         )
         state.num_ahead[slots_S] = num_ahead_S = num_left_S + num_first_S
         branches = self._choose_branches(slots_S, np.minimum(num_ahead_S, 1))
-        num_more_S = np.where(num_ahead_S > 0, np.maximum(self._shape.num_ahead - num_ahead_S, 0), 0)
+        num_more_S = np.where(num_ahead_S > 0, np.maximum(self.shape.num_ahead - num_ahead_S, 0), 0)
         tails_S = tails_S + num_first_S
         draft_batch = DraftBatch(
             draft_slots_R=np.r_[slots_S, branches.draft_slots_B],
             slots_R=np.r_[slots_S, branches.slots_B],
             tails_R=np.r_[tails_S, branches.positions_B + 1],
-            num_wanted_R=np.r_[num_more_S, np.full(len(branches.slots_B), self._shape.num_ahead - 1)],
+            num_wanted_R=np.r_[num_more_S, np.full(len(branches.slots_B), self.shape.num_ahead - 1)],
             reach_R=np.r_[np.ones(len(slots_S)), branches.chances_B],
             round=round,
         )
@@ -360,8 +370,8 @@ class AheadDrafter:
         begins_S = state.num_committed[slots_S]
         lengths_S = state.num_candidates[slots_S] + num_first_S
         places_N = places_from(slots_S, begins_S, lengths_S)
-        num_branches = self._shape.num_branches
-        if not num_branches or self._shape.num_ahead == 1 or not len(places_N[0]):
+        num_branches = self.shape.num_branches
+        if not num_branches or self.shape.num_ahead == 1 or not len(places_N[0]):
             return NO_BRANCHES
         # Of a token from memory no alternatives are known; greedily drawn ones have logits.
         certainty = 1.0 if self._settings.is_random else CERTAIN_LOGIT

@@ -162,7 +162,7 @@ class DraftWorker:
                 )
             )
         self._ahead.hold_back(request, round)
-        self._memory.extend(request)
+        self._memory.extend(request, self._ahead.shape)
         num_candidates_R = state.num_candidates[slots_R]
         places_C = places_from(slots_R, first_R, num_candidates_R)
         pass_sizes_P, draft_steps = self._draft_loop.pass_counts.take()
@@ -175,7 +175,7 @@ class DraftWorker:
             ahead=report,
             draft_pass_sizes_P=pass_sizes_P,
             draft_steps=draft_steps,
-            num_rounds_alone=0 if self._memory.is_on else self._ahead.num_rounds_alone(slots_R),
+            num_rounds_alone=self._ahead.num_rounds_alone(slots_R, is_asked=self._memory.is_worth_asking),
             num_from_memory_R=state.num_from_memory[slots_R] if self._memory.is_on else NONE,
             traced=first.traced(state.features, places_C),
         )

@@ -193,7 +193,7 @@ class Engine:
 
     def _draft_request(self, plan: RoundPlan) -> ProposalRequest:
         """How the last round ended, and how many candidates there may be in this one."""
-        sequences = plan.decoding
+        sequences, window = plan.decoding, self.scheduler.settings.draft_window
         numbers = [
             (
                 s.slot,
@@ -223,8 +223,8 @@ class Engine:
             next_distributions_W=next_distributions,
             sequences=sequences,
             suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
-            opened=OpenedSequences.of(plan.opened, self._processing, self._tells_texts),
-            context=flat_context(plan.chunks, self.scheduler.settings.draft_window),
+            opened=OpenedSequences.of(plan.opened, self._processing, self._tells_texts, window is not None),
+            context=flat_context(plan.chunks, window),
             num_prefill_tokens=sum(chunk.end - chunk.begin for chunk in plan.chunks),
         )
 

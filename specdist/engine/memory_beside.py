@@ -20,6 +20,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from specdist.cache.draft_window import WindowPageTable
 from specdist.drafters.ngram_index import NgramIndex, Proposals
 from specdist.drafters.source_choice import (
     NUM_BLOCK_NUMBERS,
@@ -37,6 +38,7 @@ from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.proposals import ProposalRequest
 from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import NOT_FINITE
+from specdist.theory.rounds import RoundShape
 from specdist.utils.ranges import places_from
 
 # Tokens of a sequence that the draft's cache may lack: so many are run at once, while the target is at work.
@@ -49,13 +51,14 @@ class NoMemory:
     """Beside a draft model: nothing."""
 
     is_on = False
+    is_worth_asking = False
 
     def observe(self, request: ProposalRequest) -> None: ...
 
     def choose(self, request: ProposalRequest, wanted_now: Wanted) -> Wanted:
         return wanted_now
 
-    def extend(self, request: ProposalRequest) -> None: ...
+    def extend(self, request: ProposalRequest, shape: RoundShape) -> None: ...
 
     def open(self, request: ProposalRequest) -> None: ...
 
@@ -96,6 +99,8 @@ class MemoryBeside(NoMemory):
         self._num_prompt_tokens = np.zeros(num_slots, np.int64)
         # By slot: whether its index is still to begin, and that of a sequence that goes on; whether the last
         # block was for the model to draft, and the match that there was then.
+        # A window has room for no more than a round leaves.
+        self._most_lacking = 0 if isinstance(runner.pages, WindowPageTable) else MOST_LACKING
         self._is_new, self._is_resumed = np.ones(num_slots, bool), np.zeros(num_slots, bool)
         self._was_asked = np.zeros(num_slots, bool)
         self._classes = np.zeros(num_slots, np.int64)
@@ -120,6 +125,12 @@ class MemoryBeside(NoMemory):
             num_context=self._num_context(slots_R),
         )
         self._was_asked[slots_R] = False
+        num_accepted_R = np.maximum(request.num_accepted_R - num_model_R, 0)
+        self._choice.observe_memory(int(num_accepted_R.sum()), len(slots_R))
+
+    @property
+    def is_worth_asking(self) -> bool:  # type: ignore[override]
+        return self._choice.is_worth_asking
 
     def choose(self, request: ProposalRequest, wanted_now: Wanted) -> Wanted:
         """Put memory's blocks in their places, and return what is left for the model to draft before the
@@ -130,9 +141,13 @@ class MemoryBeside(NoMemory):
             for wanted_R, uses_policy in wanted_now
         ]
 
-    def extend(self, request: ProposalRequest) -> None:
+    def extend(self, request: ProposalRequest, shape: RoundShape) -> None:
         """After tokens that were drafted ahead, all of which are candidates now, memory goes on where it
-        proposes them too; where none are ready, it begins."""
+        proposes them too; where none are ready, it begins. A block of the model that may follow has no worth
+        where it drafts nothing in this round; and where memory adds nothing either, the target may go on
+        alone."""
+        if shape.num_rounds_alone and not (self.is_worth_asking or request.num_redraft_R.any()):
+            return
         state, slots_R = self._state, request.slots_R
         num_ready_R = state.num_candidates[slots_R]
         is_free_R = (state.num_ahead[slots_R] == 0) & (state.num_from_memory[slots_R] == 0)
@@ -147,12 +162,10 @@ class MemoryBeside(NoMemory):
         found = found.instead(is_resumed_R, again)
         self._classes[slots_R] = classes_R = match_classes(found.match_lengths_R)
         assert found.bases_R is not None
-        ahead_R = self._choice.lengths_ahead(
-            found.chances_C,
-            found.lengths_R,
-            found.bases_R,
-            self._choice.worth_of_model(classes_R, self._histories.of(slots_R)),
-        )
+        worth_R = self._choice.worth_of_model(classes_R, self._histories.of(slots_R))
+        if not (shape.num_ahead or shape.drafts_now):
+            worth_R = np.zeros_like(worth_R)
+        ahead_R = self._choice.lengths_ahead(found.chances_C, found.lengths_R, found.bases_R, worth_R)
         paying = found.first(ahead_R)
         kept_R = np.where(is_resumed_R, found.lengths_R, self._lengths_that_pay(request, paying)[0])
         self._put(slots_R, found, kept_R)
@@ -177,7 +190,7 @@ class MemoryBeside(NoMemory):
         """While the target is at work: run what the draft's cache lacks, where that is much."""
         state = self._state
         ends_R = state.num_committed[slots_R]
-        lacking = ends_R - state.num_computed[slots_R] > MOST_LACKING
+        lacking = ends_R - state.num_computed[slots_R] > self._most_lacking
         if lacking.any():
             slots, ends = slots_R[lacking], ends_R[lacking]
             self._runner.forward(state.catch_up(slots, ends)[0], [])

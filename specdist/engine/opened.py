@@ -45,9 +45,13 @@ class OpenedSequences:
 
     @staticmethod
     def of(
-        sequences: list[Sequence], processing: Processing | None = None, tells_texts: bool = False
+        sequences: list[Sequence],
+        processing: Processing | None = None,
+        tells_texts: bool = False,
+        has_window: bool = False,
     ) -> OpenedSequences:
-        """``processing``: of logits; ``tells_texts``: else too, what the draft does not run of a sequence."""
+        """``processing``: of logits; ``tells_texts``: else too, what the draft does not run of a sequence,
+        which may be any of its tokens if it ``has_window``."""
         if not sequences:
             return NOTHING_OPENED
         contexts = [s.context_length if s.forced_next_token is None else NO_CONTEXT for s in sequences]
@@ -57,7 +61,7 @@ class OpenedSequences:
             num_misses=np.array([sequence.counters.num_misses for sequence in sequences], np.int64),
             context_lengths=np.array(contexts, np.int64),
             max_lengths=np.array([sequence.max_length for sequence in sequences], np.int64),
-            **(_texts(sequences) if tells_texts or processing is not None else {}),
+            **(_texts(sequences, has_window) if tells_texts or processing is not None else {}),
             **({} if processing is None else _rows(sequences, processing)),
         )
 
@@ -85,8 +89,8 @@ NOTHING_OPENED = OpenedSequences(
 )
 
 
-def _texts(sequences: list[Sequence]) -> dict[str, np.ndarray]:
-    prefixes = [sequence.token_ids[: sequence.num_shared] for sequence in sequences]
+def _texts(sequences: list[Sequence], has_window: bool) -> dict[str, np.ndarray]:
+    prefixes = [each.token_ids[: None if has_window else each.num_shared] for each in sequences]
     return {
         "num_prompt_tokens": np.array([sequence.num_prompt_tokens for sequence in sequences], np.int64),
         "prefix_lengths": np.array([len(prefix) for prefix in prefixes], np.int64),

@@ -52,7 +52,6 @@ def test_memory_beside_a_draft_model() -> None:
         ({"draft": "memory"}, "use --draft memory alone"),
         ({"policy": "sprinter", "head": "h"}, "--memory with --policy sprinter"),
         ({"trace": True}, "--memory with --trace"),
-        ({"draft_window": 64}, "--memory with --draft_window"),
         ({"memory": False, "memory_rows": True}, "--memory_rows has no effect without memory"),
         ({"memory": False, "draft_memory": ["run"]}, "--draft_memory has no effect without memory"),
         ({"memory_rows": True, "memory_size": 10}, "--memory_size 10 must be at least 1024 tokens"),

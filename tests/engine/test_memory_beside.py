@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdist.drafters import source_choice
 from specdist.drafters.ngram_index import NgramIndex
 from specdist.drafters.source_choice import MemorySettings
 from specdist.drafters.text_store import BLOCK, NO_TEXTS, NO_TOKEN, OVERLAP, TextSettings, TextStore
@@ -38,7 +39,13 @@ TEXTS = TextSettings(
 GIVEN = TextSettings(num_tokens=4000, given=TEXTS.given)
 GREEDY = SamplingSettings(temperature=0.0)
 AHEAD: dict[str, Any] = {"num_ahead_tokens": 3, "num_branches": 1}
-SHAPES = [IN_TURNS, RoundShape(num_ahead=3, num_branches=1), LISTEN, ALONE]
+SHAPES = [
+    IN_TURNS,
+    RoundShape(num_ahead=3, num_branches=1),
+    LISTEN,
+    ALONE,
+    RoundShape(num_rounds_alone=3),
+]
 
 
 def replica_with(
@@ -61,8 +68,9 @@ def replica_with(
         (PLAIN, AHEAD),
         (TOP_K, {"shapes": SHAPES, **AHEAD}),
         (PLAIN, {"max_num_seqs": 400, "num_pages": 700, "texts": TEXTS}),
+        (PLAIN, {"draft_window": 6, **AHEAD}),
     ],
-    ids=["in_turns", "ahead", "any_shape", "preempted"],
+    ids=["in_turns", "ahead", "any_shape", "preempted", "window"],
 )
 def test_tokens_follow_the_target_s_distribution(settings: SamplingSettings, options: dict[str, Any]) -> None:
     replica = replica_with(settings, **options)
@@ -75,7 +83,11 @@ def test_tokens_follow_the_target_s_distribution(settings: SamplingSettings, opt
 
 
 @pytest.mark.parametrize("settings", [GREEDY, COUPLED])
-@pytest.mark.parametrize("options", [{}, {"shapes": SHAPES, **AHEAD}], ids=["in_turns", "any_shape"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shapes": SHAPES, **AHEAD}, {"draft_window": 6, "shapes": SHAPES, **AHEAD}],
+    ids=["in_turns", "any_shape", "window"],
+)
 def test_one_hot_targets_emit_what_they_emit_alone(
     settings: SamplingSettings, options: dict[str, Any]
 ) -> None:
@@ -87,10 +99,27 @@ def test_one_hot_targets_emit_what_they_emit_alone(
     assert 0 < stats.num_memory_tokens < stats.num_draft_tokens
 
 
-def test_tokens_depend_neither_on_the_batch_nor_on_preemptions() -> None:
+@pytest.mark.parametrize("least_gain", [0.0, 10.0])
+def test_where_the_model_pays_no_more_the_draft_is_asked_for_memory_alone(
+    least_gain: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not at all where memory adds nothing either; the tokens are those of the target."""
+    monkeypatch.setattr(source_choice, "LEAST_GAIN", least_gain)
+    shapes = [RoundShape(num_rounds_alone=5), LISTEN]
+    replica = replica_with(COUPLED, shapes=shapes, max_num_seqs=40, **AHEAD)
+    assert tokens_of(replica) == tokens_of(markov_replica(COUPLED, pair=(TARGET, None)))
+    stats = replica.stats_recorder.close_shard(0)
+    # One round of seven listens; memory proposes in all of them, or in two.
+    assert 0 < stats.num_ahead_chains < 0.3 * stats.num_row_steps
+    assert (stats.num_memory_tokens > 0.25 * stats.num_row_steps) == (least_gain == 0.0)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_tokens_depend_neither_on_the_batch_nor_on_preemptions(window: int | None) -> None:
     """Under rejection, where every sequence learns alone: the choice of the source is its own, too."""
-    expected = tokens_of(replica_with(FILTERED, learns=False, texts=GIVEN))
-    crowded = replica_with(FILTERED, learns=False, texts=GIVEN, max_num_seqs=60, num_pages=130)
+    common: dict[str, Any] = {"learns": False, "texts": GIVEN, "draft_window": window}
+    expected = tokens_of(replica_with(FILTERED, **common))
+    crowded = replica_with(FILTERED, **common, max_num_seqs=60, num_pages=130)
     assert tokens_of(crowded) == expected
     assert crowded.stats_recorder.close_shard(0).num_preemptions > 5
 

@@ -6,7 +6,8 @@ BESIDE = "tests/engine/test_memory_beside.py"
 FOLLOWS = f"{BESIDE}::test_tokens_follow_the_target_s_distribution"
 IN_TURNS, AHEAD, ANY = f"{FOLLOWS}[in_turns]", f"{FOLLOWS}[ahead]", f"{FOLLOWS}[any_shape]"
 
-BATCH = f"{BESIDE}::test_tokens_depend_neither_on_the_batch_nor_on_preemptions"
+BATCH = f"{BESIDE}::test_tokens_depend_neither_on_the_batch_nor_on_preemptions[None]"
+ASKED = f"{BESIDE}::test_where_the_model_pays_no_more_the_draft_is_asked_for_memory_alone"
 
 BESIDE_FAULTS = (
     Mutant(
@@ -63,6 +64,34 @@ BESIDE_FAULTS = (
         file="engine/memory_beside.py",
         old="        self._is_new[opened.slots] = True\n",
         new="",
+        tests=(BATCH,),
+    ),
+    Mutant(
+        name="listens-in-every-round-with-memory",
+        file="engine/draft_ahead.py",
+        old="self._num_quiet = max(self._num_quiet, self._shape.num_rounds_alone)",
+        new="pass",
+        tests=(f"{ASKED}[0.0]",),
+    ),
+    Mutant(
+        name="asked-in-every-round-though-memory-adds-nothing",
+        file="engine/memory_beside.py",
+        old="        return self._choice.is_worth_asking\n",
+        new="        return True\n",
+        tests=(f"{ASKED}[10.0]",),
+    ),
+    Mutant(
+        name="memory-of-a-draft-with-a-window-lacks-tokens",
+        file="engine/opened.py",
+        old="token_ids[: None if has_window else each.num_shared]",
+        new="token_ids[: each.num_shared]",
+        tests=(BATCH.replace("None", "6"),),
+    ),
+    Mutant(
+        name="repeated-block-of-memory-is-a-new-one",
+        file="drafters/source_choice.py",
+        old="tokens_C = histories_RH[lines_C, NUM_BLOCK_NUMBERS + 1 + arange_segments(lengths_R)].astype(np.int64)",
+        new="tokens_C = np.zeros(len(lines_C), np.int64)",
         tests=(BATCH,),
     ),
     Mutant(
