@@ -3,7 +3,7 @@
     python -m tests.drafters.measured --target LARGE --draft SMALL --prompts FILE ... --output FILE.json
 
 Every run is one of `jobs/generate.py` on one rank, with blocks of a fixed number of draft tokens, so that
-nothing depends on the machine. FILE:SAMPLES are several samples of each row, where memory has finished rows,
+nothing depends on the machine. FILE:SAMPLES are several samples of each row, where memory has the other rows,
 too; FILE+ is a second epoch: memory has the completions of another run over the same prompts.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import shlex
 import sys
@@ -36,15 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num_draft_tokens", type=int, default=5)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    runs = [
-        measured(options, prompts, temperature, source)
-        for prompts in options.prompts
-        for temperature in TEMPERATURES
-        for source in SOURCES
-    ]
     given = sys.argv[1:] if arguments is None else arguments
     command = shlex.join(["python", "-m", "tests.drafters.measured", *given])
-    options.output.write_text(json.dumps({"command": command, "runs": runs}, indent=1) + "\n")
+    runs: list[dict[str, Any]] = []
+    for case in itertools.product(options.prompts, TEMPERATURES, SOURCES):
+        runs.append(measured(options, *case))
+        options.output.write_text(json.dumps({"command": command, "runs": runs}, indent=1) + "\n")
     return 0
 
 
@@ -55,7 +53,8 @@ def measured(options: argparse.Namespace, prompts: str, temperature: float, sour
     model += ["--num_draft_tokens", str(options.num_draft_tokens)]
     of_source = {
         "draft": model,
-        "memory": ["--draft", "memory"],
+        # Lengths by chances alone, not by measured costs.
+        "memory": ["--draft", "memory", "--policy", "confidence"],
         "both": [*model, "--memory"],
     }[source]  # fmt: skip
     if source != "draft" and num_samples:
