@@ -111,15 +111,13 @@ class AheadDrafter:
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._settings = settings
         self._is_traced = is_traced
-        # Branches in the last round, and its misses with and without one that caught it; rounds, with this
-        # one, in which the draft is asked for memory alone.
+        # Of the last round: branches, misses, and those caught. Rounds for memory alone, with this one.
         self._misses, self._num_quiet = (0, 0, 0), 0
         self._burst_count, self._num_bursts = BurstCount(), 1.0
         self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
 
     def begin_round(self, request: ProposalRequest) -> None:
-        """What to do before the reply, as was chosen after the last one. To be called when the last round is
-        resolved."""
+        """What to do before the reply, as was chosen after the last one, which must be resolved."""
         self._num_bursts = self._burst_count.add(request.groups)
         self._num_quiet = max(0, self._num_quiet - 1)
         if self._chooser is not None:
@@ -192,11 +190,8 @@ class AheadDrafter:
     def num_rounds_alone(self, slots_R: np.ndarray, *, is_asked: bool) -> int:
         """Rounds in which the target need not ask; 0 while it has anything to verify. In those in which it
         ``is_asked`` all the same, for memory, the draft model does nothing."""
-        if self._chooser is None:
-            return 0
-        if is_asked and self.shape.num_rounds_alone:
-            self._num_quiet = self.shape.num_rounds_alone + 1
-        if is_asked:
+        if self._chooser is None or is_asked:
+            self._num_quiet = self._num_quiet or self.shape.num_rounds_alone
             return 0
         is_pending = (
             self._draft_state.num_candidates[slots_R].any() or self._draft_state.num_ahead[slots_R].any()

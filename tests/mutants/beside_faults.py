@@ -69,7 +69,7 @@ BESIDE_FAULTS = (
     Mutant(
         name="listens-in-every-round-with-memory",
         file="engine/draft_ahead.py",
-        old="self._num_quiet = max(self._num_quiet, self._shape.num_rounds_alone)",
+        old="self._num_quiet = self._num_quiet or self.shape.num_rounds_alone",
         new="pass",
         tests=(f"{ASKED}[0.0]",),
     ),
