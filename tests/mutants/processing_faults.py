@@ -55,8 +55,8 @@ PROCESSING_FAULTS = (
     Mutant(
         name="tokens-in-shared-pages-are-not-told",
         file="engine/opened.py",
-        old="sequence.token_ids[: sequence.num_shared]",
-        new="sequence.token_ids[:0]",
+        old="token_ids[: None if has_window else each.num_shared]",
+        new="token_ids[:0]",
         tests=(ENGINE + "test_prompts_whose_pages_are_shared_are_known",),
     ),
     Mutant(

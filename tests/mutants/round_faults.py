@@ -11,8 +11,8 @@ ROUND_FAULTS = (
     Mutant(
         name="target-goes-on-alone-while-drafted-tokens-wait",
         file="engine/draft_ahead.py",
-        old="return 0 if is_pending or self._shape.num_ahead else self._shape.num_rounds_alone",
-        new="return self._shape.num_rounds_alone",
+        old="return 0 if is_pending or self.shape.num_ahead else self.shape.num_rounds_alone",
+        new="return self.shape.num_rounds_alone",
         tests=(FOLLOWS_TARGET, SAME_MODEL),
     ),
     Mutant(
