@@ -9,6 +9,7 @@ and biases after an all-reduce are whole on every rank.
 from __future__ import annotations
 
 import copy
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,8 @@ class ModelSize:
         widest_product: largest output width of a sharded matrix other than the head.
         has_softcap: attention caps its scores, which no kernel here supports.
         is_shardable: whether DeepSpeed can shard the family.
-        num_state_numbers: of the state that an EAGLE-3 draft keeps of a token beside its keys and values.
+        num_state_numbers: of the state that an EAGLE-3 draft keeps of a token beside its keys and values;
+            num_read_numbers: of those of the target that it reads of each token.
         num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
             their scales; ``product``: the kind of kernel that multiplies most of them, None where they are
             dequantised.
@@ -81,6 +83,7 @@ class ModelSize:
     layers: tuple[LayerCache, ...]
     max_positions: int
     num_state_numbers: int = 0
+    num_read_numbers: int = 0
     num_quantized: int = 0
     quantized_bytes: int = 0
     product: ProductKind | None = None
@@ -183,8 +186,10 @@ def model_size(
         has_softcap=bool(getattr(text, "attn_logit_softcapping", None)),
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
         layers=_layers(text),
-        max_positions=text.max_position_embeddings,
+        # Those of an EAGLE-3 draft need no table: its configuration's number is that of its training.
+        max_positions=sys.maxsize if is_eagle(config) else text.max_position_embeddings,
         num_state_numbers=text.hidden_size if is_eagle(config) else 0,
+        num_read_numbers=model.state_width if isinstance(model, LlamaForCausalLMEagle3) else 0,
         num_quantized=sum(numbers.values()),
         quantized_bytes=num_bytes,
         product=max(numbers, key=numbers.__getitem__, default=None),

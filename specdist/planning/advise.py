@@ -108,6 +108,8 @@ class Planner:
         self._draft = draft
         self._site = site
         self._work = work
+        # An EAGLE-3 draft takes turns with its target, and belongs to it alone.
+        self._reads_states = draft is not None and draft.num_read_numbers > 0
         self._costs = cache(self._measure)
         self._fits = cache(self._measure_fit)
 
@@ -145,7 +147,7 @@ class Planner:
         return [
             (mode, shape.tp_size, self._fit(mode, shape, 1))
             for mode in MODES
-            if mode not in ("in turns", "branches")
+            if mode not in ("in turns" if not self._reads_states else "ahead", "branches")
             for shape in self._shapes(mode)
             if shape.num_targets == 1
         ]
@@ -153,9 +155,14 @@ class Planner:
     def _shapes(self, mode: Mode) -> list[Shape]:
         if mode != "target only" and self._draft is None:
             return []
+        if self._reads_states and mode in ("ahead", "branches"):
+            return []
         most = self._site.gpus_per_node - (mode in OWN_GPU)
         return [
-            shape for tp_size in self._target.tp_sizes(most) for shape in shapes(self._site, mode, tp_size)
+            shape
+            for tp_size in self._target.tp_sizes(most)
+            for shape in shapes(self._site, mode, tp_size)
+            if not self._reads_states or shape.num_targets == 1
         ]
 
     def _fit(self, mode: Mode, shape: Shape, num_draft_tokens: int) -> Fit:

@@ -121,6 +121,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "target_share": found.target_share,
         "draft_share": found.draft_share,
         "prefill_share": found.prefill_share,
+        "state_bytes_per_round": found.state_bytes_per_round,
         "memory": fit_document(plan.fit),
     }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from specdist.utils.errors import UserError
 
 GB = 10**9
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 TERA = 10**12
 US = 1e-6
 # Reading a matrix once, as decoding does: copies of a gigabyte reach nine tenths of the memory's peak, and
@@ -84,6 +84,10 @@ class Gpu:
         """Rate of products of numbers of this width."""
         peak = self.half_flops_per_s if bytes_per_number <= 2 else self.float_flops_per_s
         return peak * self.arithmetic_efficiency
+
+    def send_s(self, num_bytes: float) -> float:
+        """Seconds that bytes are on their way to another GPU of the node, without the latency."""
+        return num_bytes / (LINK_EFFICIENCY * self.link_bytes_per_s)
 
     def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
         """Seconds to sum ``num_bytes`` over ranks of a node: a ring sends 2 (n - 1) / n of them per link."""

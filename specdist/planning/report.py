@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from specdist.models.sizes import ModelSize
 from specdist.planning.advise import WORTHWHILE, Plan, Work
 from specdist.planning.filling import Site
-from specdist.planning.hardware import GIB
+from specdist.planning.hardware import GIB, MIB
 from specdist.planning.memory import Fit
 from specdist.planning.simulate import Mode
 from specdist.planning.validate import Validation
@@ -70,6 +70,7 @@ def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
 def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
     """One line per plan; the recommended one is marked."""
     several = any(plan.shape.num_targets > 1 for plan in plans)
+    has_states = any(plan.prediction.state_bytes_per_round for plan in plans)
     rows: list[dict[str, str | int | None]] = [
         {
             "": "=>" if plan is chosen else "",
@@ -87,6 +88,7 @@ def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
             "round ms": f"{found.round_s * 1e3:.1f}",
             "target busy": f"{found.target_share:.0%}",
             "draft busy": f"{found.draft_share:.0%}" if found.draft_share else None,
+            **({"states MiB/round": _mib(found.state_bytes_per_round)} if has_states else {}),
         }
         for plan in plans
         for found in [plan.prediction]
@@ -151,6 +153,10 @@ def _setting(plan: Plan) -> str:
     targets = f"{shape.num_targets} targets and {shape.num_drafts} draft{'s' * (shape.num_drafts > 1)}, "
     shared = targets if shape.num_targets > 1 else ""
     return f"{shared}tp_size {plan.tp_size}, {plan.settings.num_rows} sequences{drafts}"
+
+
+def _mib(num_bytes: float) -> str | None:
+    return f"{num_bytes / MIB:.2f}" if num_bytes else None
 
 
 def _gib(num_bytes: int, digits: int = 1) -> str:

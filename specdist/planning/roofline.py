@@ -92,11 +92,14 @@ def roofline_costs(
     if draft is None:
         nothing = Curve([1], [0])
         return ReplicaCosts(CostModel(target_curve, nothing), nothing, round_s=ROUND_S, proposal_s=0.0)
+    state_bytes = draft.model.num_read_numbers * target.model.bytes_per_number
     return ReplicaCosts(
         passes=CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_draft_rows)),
         draft_prefill=_curve(lambda tokens: draft.pass_s(tokens, 1), most_tokens),
         round_s=ROUND_S,
         proposal_s=PROPOSAL_S,
+        state_bytes=state_bytes,
+        state_s=target.gpu.send_s(state_bytes),
     )
 
 

@@ -34,12 +34,16 @@ class ReplicaCosts:
         draft_prefill: of the draft by the tokens of a prompt.
         round_s: of the host, for every round.
         proposal_s: of a proposal of any length: messages to the draft's rank and back, bookkeeping.
+        state_bytes: of the target's states of one token, which an EAGLE-3 draft reads; ``state_s``: seconds
+            that these are on their way to a rank of its own.
     """
 
     passes: CostModel
     draft_prefill: Curve
     round_s: float
     proposal_s: float
+    state_bytes: int = 0
+    state_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +83,7 @@ class Prediction:
         target_share, draft_share: shares of the time in which each works, with prompts; they overlap where
             the draft works ahead, or for other targets.
         prefill_share: share of the time for prompts on the target.
+        state_bytes_per_round: of the target's states that the draft gets: of all new tokens and of prompts.
     """
 
     tokens_per_s: float
@@ -88,6 +93,7 @@ class Prediction:
     target_share: float
     draft_share: float
     prefill_share: float
+    state_bytes_per_round: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,15 +110,19 @@ def predict(
     costs: ReplicaCosts, settings: Settings, *, prompt_tokens: int = 0, output_tokens: int = 1
 ) -> Prediction:
     """The steady state; of decoding alone without ``prompt_tokens``."""
-    plan = _round(costs.passes, settings)
+    plan = _round(costs, settings)
     num_rows, num_targets = settings.num_rows, settings.targets_per_draft
     num_prompts = num_rows * plan.tokens_per_row / output_tokens
     target_s = _seconds(costs.passes.target, plan.num_target_tokens)
     prefill_s, draft_prefill_s = _prefill(costs, settings, plan, prompt_tokens, num_prompts)
     target_s += prefill_s
     away_s, draft_s = costs.round_s + target_s, 0.0
+    num_states = 0.0 if settings.mode == "target only" else num_rows * plan.tokens_per_row
+    num_states += num_prompts * prompt_tokens if num_states else 0.0
     if settings.mode != "target only":
         away_s += costs.proposal_s
+    if settings.mode in OWN_GPU:
+        away_s += num_states * costs.state_s
     round_s = away_s
     if settings.mode != "target only":
         round_s, draft_s = _shared_round(
@@ -130,6 +140,7 @@ def predict(
         target_share=target_s / round_s,
         draft_share=draft_s / round_s,
         prefill_share=prefill_s / round_s,
+        state_bytes_per_round=num_states * costs.state_bytes,
     )
 
 
@@ -163,7 +174,8 @@ def _shared_round(
     return min(found, key=lambda each: each[0])
 
 
-def _round(passes: CostModel, settings: Settings) -> _Round:
+def _round(costs: ReplicaCosts, settings: Settings) -> _Round:
+    passes = costs.passes
     num_rows, length, acceptance = settings.num_rows, settings.num_draft_tokens, settings.acceptance
     if settings.mode == "target only" or not length:
         return _Round(num_rows, 1.0, lambda _: 0.0)
@@ -178,6 +190,9 @@ def _round(passes: CostModel, settings: Settings) -> _Round:
         tokens = tokens_per_call(acceptance, length)
         # If the whole block was accepted, the draft must still run its last token.
         first, others, num_others = 1 + acceptance**length, 1.0, length - 1
+        if costs.state_bytes:
+            # All that was accepted is run again, with the target's states.
+            first = tokens
         num_target_tokens = num_rows * (1 + length)
 
     def draft_s(num_rows: int) -> float:

@@ -156,3 +156,25 @@ def test_a_target_that_drafts_for_itself_is_planned() -> None:
     )  # fmt: skip
     assert document["num_parameters"]["draft"] == document["num_parameters"]["target"]
     assert document["recommended"]["mode"] == "colocated" and "--draft self:int4" in text
+
+
+def test_a_draft_that_reads_states_takes_turns_and_its_bytes_are_counted(tmp_path: Path) -> None:
+    """In the published form, for the 8B shape: three states of 4,096 numbers of two bytes for every token."""
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 1, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "draft_vocab_size": 32000,
+        "max_position_embeddings": 64, "dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = ["--target", "8b", "--draft", str(tmp_path), "--gpu", "h100-sxm", "--acceptance", "0.75"]
+    sizes = ["--prompt_tokens", "512", "--output_tokens", "256", "--num_prompts", "4096"]
+    text, document = planned(*options, *sizes, "--gpus_per_node", "2")
+    plans = {plan["mode"]: plan for plan in document["plans"]}
+    assert set(plans) == {"target only", "colocated", "in turns"}
+    assert plans["target only"]["state_bytes_per_round"] == 0
+    for mode in ("colocated", "in turns"):
+        plan = plans[mode]
+        num_tokens = plan["num_rows"] * plan["tokens_per_round"] * (1 + 512 / 256)
+        assert plan["state_bytes_per_round"] == pytest.approx(num_tokens * 3 * 4096 * 2)
+    assert "states MiB/round" in text
