@@ -18,7 +18,14 @@ LAUNCH_FAULTS = (
         file="job/supervisor.py",
         old="if published == num_starts and num_starts >= self._config.max_restarts:",
         new="if published == num_starts:",
-        tests=(GROUPS + "test_kills_and_stops_of_groups_and_their_draft_change_no_row",),
+        tests=("tests/job/test_supervisor.py",),
+    ),
+    Mutant(
+        name="part-that-always-fails-is-started-without-end",
+        file="job/supervisor.py",
+        old="if published == num_starts and num_starts >= self._config.max_restarts:",
+        new="if published == num_starts and num_starts > self._config.max_restarts:",
+        tests=("tests/job/test_supervisor.py",),
     ),
     Mutant(
         name="launch-of-too-many-ranks-accepted",
