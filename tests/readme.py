@@ -91,7 +91,7 @@ def generated() -> dict[str, str]:
     from tests.engine import window_acceptance
     from tests.gpu import counts_tables
     from tests.models import quantized_formats
-    from tests.planning import sweep
+    from tests.planning import before_after, sweep
     from tests.scale import tables as scale_tables
     from tests.scale import tails
 
@@ -105,6 +105,7 @@ def generated() -> dict[str, str]:
         "scale": scale_tables.markdown(),
         "tails": tails.markdown(),
         "rounds": sweep.markdown(),
+        "plans-70b": before_after.markdown(),
         "draft-window": window_acceptance.markdown(),
         "elsewhere": elsewhere.markdown(),
         "quantized": quantized_formats.markdown(),

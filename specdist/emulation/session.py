@@ -38,7 +38,7 @@ from specdist.job.measuring import message_curve
 from specdist.models.runner import ModelRunner
 from specdist.planning.roofline import Placement
 from specdist.policies.choice import PolicyChoice
-from specdist.policies.costs import CostModel
+from specdist.policies.costs import CostModel, Curve
 
 # Rounds before the first that is measured, and after the last.
 NUM_WARMUPS = 8
@@ -128,6 +128,7 @@ class Replica:
         self._target = EmulatedRunner(pair.target, Pace(target, slowdown), self._device)
         self._draft = EmulatedRunner(pair.draft, Pace(draft, slowdown), self._device, then.draft)
         self._rank = rank
+        self._slowdown = slowdown
 
     def run(
         self,
@@ -177,7 +178,8 @@ class Replica:
         )
 
     def with_host_times(self, order: EmulatedOrder, costs: CostModel) -> CostModel:
-        """The costs with what the draft's host and messages to it take, as the main job measures them."""
+        """The costs with what the draft's host and messages to it take, as the main job measures them. Like
+        the passes' times they are those at full pace."""
         assert self._rank is not None
         turns, ahead = self._rank.call("measure", order)
         # Neither drafts nor branches: no pass is run.
@@ -186,6 +188,10 @@ class Replica:
         recording = Recording(self._device)
         with half_of_the_cores(0), self._rank.serving(recording.busy_wait) as proposer:
             message = message_curve(silent, proposer, self._target.device)
+        message, turns, ahead = (
+            Curve(curve.sizes, [each // self._slowdown for each in curve.ns])
+            for curve in (message, turns, ahead)
+        )
         return dataclasses.replace(costs, message=message, turns=turns, ahead=ahead)
 
     @contextlib.contextmanager
