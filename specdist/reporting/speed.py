@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from specdist.reporting.formats import count, duration, number, speed
+from specdist.reporting.formats import count, duration, number, percent, speed
 from specdist.reporting.markup import left_out, noted, table
 from specdist.reporting.panel import Panel, names, table_by_run
 from specdist.reporting.runs import ReportedRun, tokens_per_pass
@@ -31,6 +32,7 @@ from specdist.stats.shard import Stats
 MAX_INTERVALS = 60
 TIME_UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 MAX_BARS = 40
+MAX_REPLICAS = 40
 MAX_SLOWEST, MAX_SLOWEST_OF_SEVERAL = 8, 3
 
 
@@ -157,9 +159,10 @@ def speed_by_shard(runs: Sequence[ReportedRun]) -> Panel:
     ]
     content = [table_by_run("tokens/s of a shard", runs, rows)]
     content += [_slowest(run, is_alone=len(runs) == 1) for run in runs]
+    content += [replicas_table(run, is_alone=len(runs) == 1) for run in runs if run.num_replicas > 1]
     return Panel(
         name="speed-by-shard",
-        title="Speed by shard, and the slowest shards",
+        title="Speed by shard and by replica, and the slowest shards",
         help="Each shard's completion tokens divided by the time that its replica spent on it. The dotted "
         "line is the median; a shard far below it had longer prompts, worse drafts, or a slower machine.",
         figure=figure,
@@ -187,6 +190,31 @@ def _slowest(run: ReportedRun, *, is_alone: bool) -> Markup:
         header.append("replica")
         rows = [[*row, run.replicas[shard]] for row, (shard, _) in zip(rows, ordered, strict=True)]
     return table(header, rows, caption=title)
+
+
+def replicas_table(run: ReportedRun, *, is_alone: bool) -> Markup:
+    """What each did; target groups that share drafts are replicas, ``-g0``, ``-g1``, ..."""
+    totals: dict[str, Stats] = {}
+    for shard, stats in run.shards.items():
+        totals.setdefault(run.replicas[shard], Stats()).add(stats)
+    num_shards = Counter(run.replicas.values())
+    rows = [
+        [
+            replica or "unknown",
+            count(num_shards[replica]),
+            count(stats.num_completions),
+            count(stats.num_completion_tokens),
+            speed(_tokens_per_s(stats)),
+            number(tokens_per_pass(stats)),
+            percent(stats.verified_acceptance_rate),
+        ]
+        for replica, stats in sorted(totals.items())[:MAX_REPLICAS]
+    ]
+    header = ["replica or target group", "shards", "rows", "tokens", "tokens/s", "per pass", "accepted"]
+    caption = "Replicas and target groups" if is_alone else f"Replicas and target groups of {run.label}"
+    if len(totals) > len(rows):
+        caption += f": the first {len(rows)} of {len(totals)}"
+    return table(header, rows, caption=caption)
 
 
 def _shard_speeds(run: ReportedRun) -> list[float]:

@@ -160,4 +160,11 @@ GROUP_FAULTS = (
             "tests/job/test_target_groups.py::test_a_draft_that_dies_for_good_hands_its_groups_to_the_other",
         ),
     ),
+    Mutant(
+        name="report-mixes-target-groups",
+        file="reporting/speed.py",
+        old="totals.setdefault(run.replicas[shard], Stats()).add(stats)",
+        new="totals.setdefault(sorted(run.replicas.values())[0], Stats()).add(stats)",
+        tests=("tests/reporting/test_figures.py",),
+    ),
 )

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specdist.reporting.acceptance import accepted_share_per_position, drafted_per_position
-from specdist.reporting.formats import NOTHING, duration, number, percent, size, speed, words
+from specdist.reporting.formats import NOTHING, count, duration, number, percent, size, speed, words
 from specdist.reporting.markup import box, left_out, noted, paragraph, table
 from specdist.reporting.rates import formula_settings, oracle_of, read_tuned, replay_blocks
 from specdist.reporting.runs import labels_of, read_run
-from specdist.reporting.speed import over_time
+from specdist.reporting.speed import over_time, replicas_table
 from specdist.reporting.traces import acceptance_by_entropy, entropy_edges
 from specdist.stats.shard import Stats
 from tests.reporting.synthetic import NUM_TOKENS, SyntheticRun, chance, coin_row, write_run
@@ -149,6 +150,26 @@ def test_a_run_is_called_by_what_tells_it_apart() -> None:
     assert labels_of([Path("/a/one/run"), Path("/a/two/run")]) == ["one/run", "two/run"]
     assert labels_of([Path("/a/b/one"), Path("/a/b/two")]) == ["one", "two"]
     assert labels_of([Path("/a/b/one")]) == ["b/one"]
+
+
+def test_target_groups_are_told_apart(runs: dict[str, Path]) -> None:
+    """The first group has done one shard, the second all others; the table has what each of them has."""
+    found = read_run(runs["longer"], "run")
+    shards = sorted(found.shards)
+    groups = {shard: f"node-1-ab-g{int(shard != shards[0])}" for shard in shards}
+    markup = replicas_table(dataclasses.replace(found, replicas=groups), is_alone=True)
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", markup)
+    lines = [cells[at : at + 5] for at, cell in enumerate(cells) if cell.startswith("node-1-ab-g")]
+    alone = found.shards[shards[0]]
+    rest = sum(found.shards[shard].num_completion_tokens for shard in shards[1:])
+    rest_ns = sum(found.shards[shard].wall_ns for shard in shards[1:])
+    rate = alone.num_completion_tokens * 1e9 / alone.wall_ns
+    expected = [
+        ["node-1-ab-g0", "1", count(alone.num_completions), count(alone.num_completion_tokens), speed(rate)],
+        ["node-1-ab-g1", str(len(shards) - 1), count(found.total.num_completions - alone.num_completions),
+         count(rest), speed(rest * 1e9 / rest_ns)],
+    ]  # fmt: skip
+    assert lines == expected
 
 
 def test_options_in_force_are_shown(runs: dict[str, Path]) -> None:
