@@ -30,15 +30,14 @@ def prompts_of_lengths(*lengths: int) -> list[list[int]]:
     return [*prompts, prompts[-1][:9] + prompts[0]]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox"])
+# Contexts in chunks, and preemptions.
+CROWDED = {"max_num_batched_tokens": 20, "num_pages": 14, "max_num_seqs": 4}
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        # Contexts in chunks, and preemptions.
-        {"max_num_batched_tokens": 20, "num_pages": 14, "max_num_seqs": 4},
-    ],
-    ids=["whole", "preempted"],
+    ("family", "options"),
+    [("llama", {}), ("gemma2", CROWDED), ("gpt_neox", {})],
+    ids=["llama", "gemma2, preempted", "gpt_neox"],
 )
 def test_every_block_is_what_the_published_formulas_say(family: str, options: dict[str, Any]) -> None:
     """Computed anew for every candidate, from the whole text before it: other states, states of another
@@ -52,13 +51,13 @@ def test_every_block_is_what_the_published_formulas_say(family: str, options: di
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
     drafted = [block for block in replica.blocks if block.candidates]
     assert len(drafted) > 30
-    for block in drafted[::3]:
+    for block in drafted[::4]:
         np.testing.assert_allclose(
             block.probabilities, expected_probabilities(target, draft, block), rtol=2e-4, atol=1e-6
         )
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 def test_greedy_tokens_are_those_of_the_target_alone(family: str) -> None:
     target = eagle_target(VOCAB_SIZE, family)
     requests = requests_for(prompts_of_lengths(3, 17, 1, 31))
@@ -74,11 +73,10 @@ def test_greedy_tokens_are_those_of_the_target_alone(family: str) -> None:
     "settings",
     [
         SamplingSettings(),
-        SamplingSettings(temperature=0.7, top_p=0.9),
-        SamplingSettings(temperature=1.3, top_k=4),
+        SamplingSettings(temperature=0.9, top_k=4, top_p=0.9),
         SamplingSettings(is_coupled=True),
     ],
-    ids=["plain", "top-p", "top-k", "coupled"],
+    ids=["plain", "filtered", "coupled"],
 )
 def test_tokens_follow_the_target_s_distribution(settings: SamplingSettings) -> None:
     """Whole completions of four tokens, against the target's own distribution by enumeration."""
@@ -95,7 +93,7 @@ def test_tokens_follow_the_target_s_distribution(settings: SamplingSettings) -> 
         num_pages=2000,
     )
     prompt = [1, 4, 2]
-    completions = replica.generate(requests_for([prompt], num_samples=4000))
+    completions = replica.generate(requests_for([prompt], num_samples=2000))
     texts = list(itertools.product(range(vocab_size), repeat=num_tokens))
     index = {text: place for place, text in enumerate(texts)}
     counts = torch.zeros(len(texts), dtype=torch.int64)

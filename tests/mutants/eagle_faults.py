@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 EAGLE = "tests/engine/test_eagle.py"
 FORMULAS = f"{EAGLE}::test_every_block_is_what_the_published_formulas_say"
-WHOLE = f"{FORMULAS}[whole-llama]"
+WHOLE = f"{FORMULAS}[llama]"
 TRAINING = "tests/distillation/test_eagle_draft.py::test_a_step_of_training_is_a_step_of_a_block"
 DISTRIBUTION = f"{EAGLE}::test_tokens_follow_the_target_s_distribution"
 
