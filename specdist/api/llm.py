@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 # Options that name columns of an input, which there is none of here.
-OF_THE_INPUT = ("constraint_column",)
+OF_THE_INPUT = ("constraint_column", "turns_column")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from specdist.config.groups import (
     BatchOptions,
     CompletionOptions,
     ModelOptions,
-    PromptOptions,
     QuantizationOptions,
     RankOptions,
 )
@@ -22,6 +21,7 @@ from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
 from specdist.config.sizes import bytes_of
 from specdist.config.speculation import MEMORY, SpeculationOptions, memory_block
 from specdist.config.storage import StorageOptions
+from specdist.config.turns import TurnOptions
 from specdist.policies.choice import (
     PolicyArguments,
     PolicyChoice,
@@ -59,7 +59,7 @@ class ReplicaOptions(RankOptions):
 
 @dataclass(kw_only=True)
 class GenerateConfig(
-    PromptOptions,
+    TurnOptions,
     RowOptions,
     ModelOptions,
     QuantizationOptions,

@@ -36,6 +36,11 @@ OPTIONAL_COLUMNS: Mapping[str, Mapping[str, pa.DataType]] = {
         "top_prompt_logprob_ids": pa.list_(pa.list_(pa.int32())),
         "top_prompt_logprobs": pa.list_(pa.list_(pa.float32())),
     },
+    "turns_column": {
+        "turn_completions": pa.list_(pa.string()),
+        "turn_completion_ids": pa.list_(pa.list_(pa.int32())),
+        "turn_finish_reasons": pa.list_(pa.string()),
+    },
     "split_thinking": {"completion_thinking": pa.string(), "completion_answer": pa.string()},
 }
 

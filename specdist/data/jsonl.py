@@ -43,6 +43,7 @@ class PromptColumn:
 
     Attributes:
         is_chat: whether it must hold lists of messages; else it must hold text.
+        is_turns: or lists of texts.
         reasons: why rows cannot be used, by row number; nulls are not among them.
         num_usable: number of values of the right type.
     """
@@ -51,6 +52,7 @@ class PromptColumn:
     is_chat: bool
     reasons: dict[int, str] = field(default_factory=dict)
     num_usable: int = 0
+    is_turns: bool = False
 
     def clean(self, row: int, values: dict[str, Any]) -> None:
         """Replace the prompt in a row's ``values`` by null if it has the wrong type."""
@@ -58,7 +60,7 @@ class PromptColumn:
         if value is None:
             return
         find: Callable[[str, Any], str | None] = why_not_messages if self.is_chat else why_not_text
-        reason = find(self.name, value)
+        reason = why_not_turns(self.name, value) if self.is_turns else find(self.name, value)
         if reason is None:
             self.num_usable += 1
         else:
@@ -69,7 +71,9 @@ class PromptColumn:
         """Raises :class:`UserError` if every value has the wrong type: then the column is wrong."""
         if self.reasons and not self.num_usable:
             option, other = ("messages_column", "for plain text use --prompt_column")
-            if not self.is_chat:
+            if self.is_turns:
+                option = "turns_column"
+            elif not self.is_chat:
                 option, other = ("prompt_column", "for chat messages use --messages_column")
             row, reason = next(iter(self.reasons.items()))
             raise UserError(
@@ -81,6 +85,14 @@ class PromptColumn:
 def why_not_text(name: str, value: Any) -> str | None:
     """What is wrong with a value that should be text; None if it is."""
     return None if isinstance(value, str) else f"{name} is {_described(value)}, not text"
+
+
+def why_not_turns(name: str, value: Any) -> str | None:
+    """What is wrong with a value that should be a list of texts; None if nothing is."""
+    if not isinstance(value, list):
+        return f"{name} is {_described(value)}, not a list of user messages"
+    wrong = (why_not_text(f"{name}[{index}]", text) for index, text in enumerate(value) if text is not None)
+    return next(filter(None, wrong), None)
 
 
 def why_not_messages(name: str, value: Any) -> str | None:

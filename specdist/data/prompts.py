@@ -46,6 +46,8 @@ class Prompts:
     is_chat: bool
     is_batch: bool = False
     """Whether the rows are requests of OpenAI's batch format."""
+    has_turns: bool = False
+    """Whether a row is a list of user messages, to be answered in turn."""
 
     @property
     def num_rows(self) -> int:
@@ -127,7 +129,7 @@ class Prompts:
         return groups
 
     def prompt(self, row: int) -> str | list[dict[str, Any]] | Chat:
-        """A row's text, or its chat messages without their null fields.
+        """A row's text, or its chat messages without their null fields; of several turns the first.
 
         Raises :class:`RowError` for an unusable row, and :class:`UserError` if its file changed.
         """
@@ -138,9 +140,19 @@ class Prompts:
             raise RowError(f"{self.column} is null")
         if not value:
             raise RowError(f"{self.column} is empty")
+        if self.has_turns:
+            return [{"role": "user", "content": self.turns(row)[0]}]
         if self.is_batch:
             return prompt_of_body(json.loads(value), is_chat=self.is_chat)
         return value if isinstance(value, str) else [self._message(*item) for item in enumerate(value)]
+
+    def turns(self, row: int) -> list[str]:
+        """A row's user messages. Raises as :meth:`prompt` does."""
+        turns: list[str | None] = self.value(self.column, row) or []
+        for index, text in enumerate(turns):
+            if not text:
+                raise RowError(f"{self.column}[{index}] is {'null' if text is None else 'empty'}")
+        return [text for text in turns if text]
 
     def value(self, column: str, row: int) -> Any:
         """A row's value in another column. Raises as :meth:`prompt` does."""
@@ -185,6 +197,7 @@ def open_prompts(
     *,
     prompt_column: str | None,
     messages_column: str | None,
+    has_turns: bool = False,
     limit: int | None,
     known: Sequence[FileStamp] = (),
     spool: str | None = None,
@@ -193,7 +206,7 @@ def open_prompts(
     is fetched into the ``spool``.
 
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet, JSONL or CSV, and exactly one of the
-    two columns.
+    two columns; with ``has_turns`` the messages are texts of the user's turns.
     Files that are ``known`` and unchanged were checked before, and are not read as a whole again.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
@@ -203,7 +216,9 @@ def open_prompts(
         raise UserError(f"--prompts {path} cannot be read: {error}") from error
     watched = WatchedFiles(files, known)
     assert (prompt_column is None) != (messages_column is None), "the configuration names one of the two"
-    column = PromptColumn(messages_column or prompt_column or "", is_chat=messages_column is not None)
+    column = PromptColumn(
+        messages_column or prompt_column or "", is_chat=messages_column is not None, is_turns=has_turns
+    )
     found = read_inputs(files, column, is_known=watched.are_known)
     rows = found.rows
     if rows.num_rows == 0:
@@ -214,7 +229,7 @@ def open_prompts(
     column.check(path)
     if messages_column is not None:
         field = _field(path, rows.schema, "--messages_column", messages_column)
-        _check_messages_type(field)
+        _check_turns_type(field) if has_turns else _check_messages_type(field)
     else:
         field = _field(path, rows.schema, "--prompt_column", column.name)
         if field.type not in BYTES_OF_TEXT:
@@ -231,6 +246,7 @@ def open_prompts(
         unusable=found.unusable,
         is_chat=column.is_chat or bool(found.is_chat_batch),
         is_batch=found.is_chat_batch is not None,
+        has_turns=has_turns,
     )
 
 
@@ -252,6 +268,15 @@ def _field(path: str, schema: pa.Schema, option: str, name: str) -> pa.Field:
             "name the column with --prompt_column (text) or --messages_column (chat)"
         )
     return schema.field(name)
+
+
+def _check_turns_type(field: pa.Field) -> None:
+    is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
+    if not is_list or field.type.value_type not in BYTES_OF_TEXT:
+        raise UserError(
+            f"--turns_column {field.name} has type {field.type}, but it must be a list of texts, the "
+            "messages of the user; for conversations with roles use --messages_column"
+        )
 
 
 def _check_messages_type(field: pa.Field) -> None:

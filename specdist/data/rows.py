@@ -52,6 +52,9 @@ class RowResult:
     prompt_logprobs: Sequence[float | None] | None = None
     top_prompt_logprob_ids: Sequence[Sequence[int] | None] | None = None
     top_prompt_logprobs: Sequence[Sequence[float] | None] | None = None
+    turn_completions: Sequence[str] | None = None
+    turn_completion_ids: Sequence[Sequence[int]] | None = None
+    turn_finish_reasons: Sequence[str] | None = None
     completion_thinking: str | None = None
     completion_answer: str | None = None
 

@@ -47,6 +47,10 @@ COLUMNS = {
     "top_prompt_logprob_ids": "with `--prompt_logprobs N`: for every token but the first, the ids of the N "
     "likeliest in its place, likeliest first",
     "top_prompt_logprobs": "with `--prompt_logprobs N`: their log-probabilities",
+    "turn_completions": "with `--turns_column`: the generated text of every turn; `completion`, "
+    "`completion_ids`, `finish_reason` and `prompt` are then those of the last, and numbers the sums of all",
+    "turn_completion_ids": "with `--turns_column`: the token ids of every turn",
+    "turn_finish_reasons": "with `--turns_column`: how every turn ended",
     "completion_thinking": "with `--split_thinking` or `--max_thinking_tokens`: the text before the end of "
     "thinking, without the markers; null if the completion has no thinking",
     "completion_answer": "and the text after it; empty if a limit was reached before",

@@ -109,6 +109,9 @@ class Engine:
         self._clock.restart()
         is_end = False
         while not (is_end or should_stop()):
+            if not (self.scheduler.running or self.scheduler.waiting):
+                # A request may follow from what has ended.
+                yield from self._completions()
             plan = self.scheduler.plan()
             is_end = plan.is_empty
             finished: list[Sequence] = []

@@ -19,6 +19,7 @@ class Request:
     ``prompt``: the text that its tokens are of. ``shard``: whose statistics its work belongs to.
     ``max_new_tokens``, ``seed``, ``stop``, and ``options`` where logits are processed: this request's own;
     None: the run's. ``constraint``: what a :class:`specdist.sampling.processors.TokenMasker` is told of it.
+    ``earlier``: completions of the turns before it, of a conversation.
     """
 
     row_id: int
@@ -31,6 +32,7 @@ class Request:
     stop: tuple[str, ...] | None = None
     options: TokenOptions | None = None
     constraint: str = ""
+    earlier: tuple[Completion, ...] = ()
 
 
 # None: nothing is to begin now, which may have changed when asked again.

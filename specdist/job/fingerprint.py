@@ -29,6 +29,7 @@ def run_fingerprint(
         "prompt_column": config.prompt_column,
         "messages_column": config.messages_column,
         **config.chat_fingerprint,
+        **({} if config.turns_column is None else {"turns_column": config.turns_column}),
         "num_rows": prompts.num_rows,
         "rows_per_shard": config.rows_per_shard,
         "target": target.fingerprint(),

@@ -268,6 +268,7 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
         config.prompts,
         prompt_column=config.prompt_column,
         messages_column=config.messages_column,
+        has_turns=config.turns_column is not None,
         limit=config.limit,
         known=_known_files(storage_path(config.output, option="--output ", spool=config.spool)),
         spool=config.spool,

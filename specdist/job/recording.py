@@ -119,6 +119,11 @@ class Recorder:
         """A request for every unfinished completion, shard after shard; None while there is nothing to begin,
         which may change while others run."""
         while True:
+            # A conversation goes on while its beginning is in the cache.
+            following = next((work.following for work in self._open.values() if work.following), None)
+            if following is not None:
+                yield following.popleft()
+                continue
             work = self._work_to_begin()
             if work is None:
                 yield None
@@ -144,7 +149,7 @@ class Recorder:
 
     @property
     def _has_pending(self) -> bool:
-        return any(work.pending for work in self._open.values())
+        return any(work.pending or work.following for work in self._open.values())
 
     def _work_to_begin(self) -> Work | None:
         """What a row can be begun of, claimed if need be."""
@@ -196,7 +201,11 @@ class Recorder:
         # It may have been dropped, and even claimed again without a request for this row so far.
         if work is None or request.row_id not in work.begun:
             return
-        self._record(work, self._rows.end(completion))
+        found = self._rows.end(completion)
+        if isinstance(found, Request):
+            work.following.append(found)
+            return
+        self._record(work, found)
         self._finish_if_complete(work)
 
     def close(self) -> None:

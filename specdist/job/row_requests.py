@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from specdist.data import Prompts, RowError, RowResult
 from specdist.engine.faults import too_large
@@ -10,7 +12,7 @@ from specdist.engine.request import Completion, Request
 from specdist.job.constraints import RunConstraints
 from specdist.job.output_columns import ThinkingColumns
 from specdist.job.row_options import RowOptionReader
-from specdist.job.row_results import error_result, result_of
+from specdist.job.row_results import error_result, result_of, with_turns
 from specdist.job.tokens import PromptEncoder
 
 
@@ -76,6 +78,38 @@ class RowRequests:
                 **options,
             )
 
-    def end(self, completion: Completion) -> RowResult:
-        """The row that a completion becomes."""
-        return result_of(completion, self._thinking)
+    def end(self, completion: Completion) -> RowResult | Request:
+        """The row that a completion becomes, or the request of the next turn of its conversation."""
+        result = result_of(completion, self._thinking)
+        if not self._prompts.has_turns:
+            return result
+        earlier, turns = completion.request.earlier, self._prompts.turns(completion.request.row_id)
+        number = len(earlier) + 1
+        if completion.error is not None:
+            return with_turns(replace(result, error=f"turn {number}: {completion.error}"), earlier)
+        done = (*earlier, completion)
+        if number == len(turns):
+            return with_turns(result, done)
+        text: str | None = None
+        try:
+            rendered = self._encoder.rendered(self._conversation(turns, done))
+            text = rendered.text
+            prompt_ids = self._encoder.token_ids(rendered)
+        except RowError as error:
+            reason = f"turn {number + 1}: {error.reason}"
+            return with_turns(error_result(result.row_id, result.sample_index, text, reason), done)
+        return replace(completion.request, prompt_ids=prompt_ids, prompt=text, earlier=done)
+
+    def _conversation(self, turns: list[str], done: tuple[Completion, ...]) -> list[dict[str, Any]]:
+        """Up to the first turn that has not been answered."""
+        messages: list[dict[str, Any]] = []
+        for text, completion in zip(turns, done, strict=False):
+            answer = {"role": "assistant", "content": completion.text}
+            if self._thinking is not None:
+                # A template that shows the thinking of earlier turns reads it by this name.
+                found = self._thinking.of(completion)
+                answer["content"] = found["completion_answer"]
+                if found["completion_thinking"] is not None:
+                    answer["reasoning_content"] = found["completion_thinking"]
+            messages += [{"role": "user", "content": text}, answer]
+        return [*messages, {"role": "user", "content": turns[len(done)]}]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from specdist.data import RowResult
@@ -51,6 +53,24 @@ def result_of(completion: Completion, thinking: ThinkingColumns | None = None) -
         trace=completion.trace,
         **_logprobs(completion),
         **({} if thinking is None else thinking.of(completion)),
+    )
+
+
+def with_turns(result: RowResult, turns: Sequence[Completion]) -> RowResult:
+    """The row of a conversation, given its last result and the turns that were completed."""
+    counts: dict[str, Any] = {
+        "num_prompt_tokens": sum(len(turn.request.prompt_ids) for turn in turns),
+        "num_completion_tokens": sum(len(turn.token_ids) for turn in turns),
+        "num_spec_steps": sum(turn.num_spec_steps for turn in turns),
+        "num_draft_tokens": sum(turn.num_draft_tokens for turn in turns),
+        "num_accepted_draft_tokens": sum(turn.num_accepted_draft_tokens for turn in turns),
+    }
+    return replace(
+        result,
+        turn_completions=[turn.text for turn in turns],
+        turn_completion_ids=[list(turn.token_ids) for turn in turns],
+        turn_finish_reasons=[turn.finish_reason for turn in turns],
+        **({} if result.finish_reason == "error" else counts),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from specdist.data import PartLog
 from specdist.data.shard_queue import ClaimedShard
+from specdist.engine.request import Request
 
 
 @dataclass
@@ -15,8 +16,8 @@ class Work:
     """A shard of this replica, or a split of one, while its rows are generated.
 
     ``key``: under which its statistics are counted: the shard's number, or for a split one above all of them.
-    ``pending``: rows that have not begun, the next one first; ``begun``: those that have, here. ``splits``:
-    rows that were offered, by name.
+    ``pending``: rows that have not begun, the next one first; ``begun``: those that have, here.
+    ``following``: requests that follow from completions. ``splits``: rows that were offered, by name.
     """
 
     key: int
@@ -28,6 +29,7 @@ class Work:
     splits: dict[str, tuple[int, ...]]
     next_split: int = 0
     begun: set[int] = field(default_factory=set)
+    following: deque[Request] = field(default_factory=deque)
     snapshot_at: float = 0.0
 
     @property

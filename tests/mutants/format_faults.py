@@ -8,6 +8,7 @@ BATCHES = "tests/data/test_batches.py"
 BATCH_INPUT = "tests/job/test_batch_input.py"
 THINKING = "tests/constraints/test_thinking.py"
 RULES = "tests/job/test_constraints.py::"
+TURNS = "tests/job/test_turns.py::"
 
 FORMAT_FAULTS = (
     Mutant(
@@ -149,5 +150,47 @@ FORMAT_FAULTS = (
         old='    prompts.check_no_batch("tuning")\n',
         new="",
         tests=(BATCH_INPUT + "::test_jobs_without_options_of_rows_refuse_a_batch[tune]",),
+    ),
+    Mutant(
+        name="turns-without-the-answers-before-them",
+        file="job/row_requests.py",
+        old='messages += [{"role": "user", "content": text}, answer]',
+        new='messages += [{"role": "user", "content": text}]',
+        tests=(TURNS + "test_every_turn_is_the_answer_to_the_conversation_before_it",),
+    ),
+    Mutant(
+        name="turns-after-all-other-rows-have-ended",
+        file="engine/engine.py",
+        old="if not (self.scheduler.running or self.scheduler.waiting):",
+        new="if False:",
+        tests=(TURNS + "test_every_turn_is_the_answer_to_the_conversation_before_it",),
+    ),
+    Mutant(
+        name="turns-share-their-random-numbers",
+        file="sampling/keys.py",
+        old="*((turn,) if turn else ())",
+        new="*()",
+        tests=(TURNS + "test_turns_have_random_streams_of_their_own",),
+    ),
+    Mutant(
+        name="turns-repeat-the-thinking",
+        file="job/row_requests.py",
+        old='answer["content"] = found["completion_answer"]',
+        new="pass",
+        tests=(TURNS + "test_the_thinking_of_earlier_turns_is_not_repeated",),
+    ),
+    Mutant(
+        name="turns-count-the-last-alone",
+        file="job/row_results.py",
+        old='"num_completion_tokens": sum(len(turn.token_ids) for turn in turns),',
+        new='"num_completion_tokens": len(turns[-1].token_ids) if turns else 0,',
+        tests=(TURNS + "test_every_turn_is_the_answer_to_the_conversation_before_it",),
+    ),
+    Mutant(
+        name="turns-lose-those-before-an-error",
+        file="job/row_requests.py",
+        old="return with_turns(error_result(result.row_id, result.sample_index, text, reason), done)",
+        new="return error_result(result.row_id, result.sample_index, text, reason)",
+        tests=(TURNS + "test_the_thinking_of_earlier_turns_is_not_repeated",),
     ),
 )

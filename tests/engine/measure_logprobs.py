@@ -1,0 +1,91 @@
+"""Measures what log-probabilities cost: ``python -m tests.engine.measure_logprobs --target T --draft D ...``.
+
+Tokens per second with ``--logprobs 5``, and with ``--prompt_logprobs 5`` besides, over those without, of the
+same completions in turns, the lines of a part log included. Only ratios of one run are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from specdist.api.llm import SpeculativeLLM
+from specdist.config.groups import CompletionOptions
+from specdist.engine.request import Request
+from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
+from specdist.job.row_results import result_of
+
+VARIANTS: dict[str, dict[str, int]] = {
+    "none": {},
+    "logprobs_5": {"logprobs": 5},
+    "logprobs_5_and_prompt_logprobs_5": {"logprobs": 5, "prompt_logprobs": 5},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--num_prompts", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--max_new_tokens", type=int, default=48)
+    parser.add_argument("--max_num_seqs", type=int, default=8)
+    given = parser.parse_args()
+    common: dict[str, Any] = {
+        "policy": "fixed", "num_draft_tokens": 4, "device": "cpu", "dtype": "float32",
+        "max_num_seqs": given.max_num_seqs,
+    }  # fmt: skip
+    llm = SpeculativeLLM(given.target, given.draft, **common)
+    texts = pa.ipc.open_file(given.prompts).read_all()["prompt"].to_pylist()[: given.num_prompts]
+    requests = [
+        Request(row_id=row, sample_index=0, prompt_ids=llm._tokenizer(text)["input_ids"])
+        for row, text in enumerate(texts)
+    ]
+    times_s: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for repeat in range(given.repeats + 1):
+        tokens = {}
+        for name, asked in VARIANTS.items():
+            sampling = CompletionOptions(max_new_tokens=given.max_new_tokens, seed=repeat, **asked)
+            llm._replica.resample(llm._config(sampling))
+            engine = llm._replica.engine(iter(requests), StopRules(str), StatsRecorder())
+            began = time.perf_counter()
+            rows = [result_of(completion) for completion in engine.run()]
+            num_bytes = sum(len(row.to_json()) for row in rows)
+            times_s[name].append(time.perf_counter() - began)
+            tokens[name] = sorted((row.row_id, row.completion_ids) for row in rows)
+            assert num_bytes
+        assert len({str(each) for each in tokens.values()}) == 1, "asking for them changes no token"
+    ratios = {
+        name: [none / own for none, own in zip(times_s["none"][1:], found[1:], strict=True)]
+        for name, found in times_s.items()
+        if name != "none"
+    }
+    document = {
+        "command": " ".join(["python -m tests.engine.measure_logprobs", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "settings": {**common, "temperature": 1.0},
+        "throughput_over_none": {
+            name: {
+                "median": round(statistics.median(found), 3),
+                "repeats": [round(ratio, 3) for ratio in found],
+            }
+            for name, found in ratios.items()
+        },
+    }
+    Path(given.output).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(document["throughput_over_none"]))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
