@@ -21,8 +21,10 @@ def stream_key(seed: int, row_id: int, sample_index: int, turn: int = 0) -> int:
     """The key of one completion's random stream, as a signed 64-bit integer. Every turn of a conversation has
     one of its own: it may have the positions of another, whose thinking a chat template has left out."""
     key = _mix(seed + GOLDEN_GAMMA)
-    for part in (row_id, sample_index, *((turn,) if turn else ())):
+    for part in (row_id, sample_index):
         key = _mix((key ^ part) + GOLDEN_GAMMA)
+    if turn:
+        key = _mix((key ^ turn) + GOLDEN_GAMMA)
     return signed(key)
 
 

@@ -168,8 +168,8 @@ FORMAT_FAULTS = (
     Mutant(
         name="turns-share-their-random-numbers",
         file="sampling/keys.py",
-        old="*((turn,) if turn else ())",
-        new="*()",
+        old="    if turn:\n",
+        new="    if False:\n",
         tests=(TURNS + "test_turns_have_random_streams_of_their_own",),
     ),
     Mutant(
