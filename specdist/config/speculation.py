@@ -60,10 +60,15 @@ class SpeculationOptions:
         help="with memory: folders of earlier runs, or Arrow or Parquet files with a text column, whose "
         "texts it proposes, too",
     )
+    memory_column: str | None = option(
+        None,
+        help="with --draft_memory: the column of texts of its files (default: the first of completion, text, "
+        "response, output, answer)",
+    )
     memory_rows: bool = option(
         False,
         help="with memory: propose from what other rows of this run have said, too, finished or not, other "
-        "samples of a prompt among them",
+        "samples of a prompt among them; a relaunch begins with its finished shards",
     )
     memory_size: int = option(
         2**22, help="with --draft_memory or --memory_rows: most tokens of other texts; the oldest go first"
@@ -105,6 +110,10 @@ class SpeculationOptions:
         """Of what memory looks through besides a sequence's own text. Raises :class:`UserError`."""
         if self.memory_size < SMALLEST_MEMORY:
             raise UserError(f"--memory_size {self.memory_size} must be at least {SMALLEST_MEMORY} tokens")
+        if self.memory_column is not None and not self.draft_memory:
+            raise UserError(
+                f"--memory_column {self.memory_column} has no effect without --draft_memory: leave it out"
+            )
         has_memory = draft == MEMORY or (self.memory and draft is not None)
         for name, value in (("draft_memory", self.draft_memory), ("memory_rows", self.memory_rows)):
             if value and not has_memory:

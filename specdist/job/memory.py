@@ -6,7 +6,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.speculation import MEMORY_CHANCE
 from specdist.drafters.source_choice import MemorySettings
 from specdist.drafters.text_store import TextSettings
-from specdist.job.memory_texts import MemoryTexts
+from specdist.job.memory_texts import MemoryTexts, finished_rows
 from specdist.job.preflight import ModelPlan
 from specdist.job.reproducibility import reproducibility
 from specdist.job.topology import Topology
@@ -20,9 +20,10 @@ def text_settings(config: GenerateConfig, texts: MemoryTexts | None) -> TextSett
     """What memory looks through besides a sequence's own text."""
     if texts is None and not config.memory_rows:
         return TextSettings()
+    said = finished_rows(config.output, config.memory_size) if config.memory_rows else []
     return TextSettings(
         num_tokens=config.memory_size,
-        given=texts.token_ids if texts else (),
+        given=[*(texts.token_ids if texts else ()), *said],
         adds_sequences=config.memory_rows,
     )
 

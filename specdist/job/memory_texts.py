@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.ipc
 import pyarrow.parquet
 
@@ -43,22 +45,31 @@ def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> 
         if is_run_of(path, vocab_size):
             found += _completions(path)
             continue
-        texts = _texts(path)
+        texts = _texts(path, config.memory_column)
         for begin in range(0, len(texts), BATCH):
             encoded = tokenizer(texts[begin : begin + BATCH], add_special_tokens=False)["input_ids"]
             found += [np.array(ids, np.int32) for ids in encoded if ids and max(ids) < vocab_size]
-    # The oldest would be overwritten by those after them.
-    found = [ids for ids in found if ids.max() < vocab_size]
-    num_tokens = 0
-    for index in range(len(found), 0, -1):
-        num_tokens += len(found[index - 1]) + 1
-        if num_tokens > config.memory_size:
-            found = found[index:]
-            break
+    found = _latest([ids for ids in found if ids.max() < vocab_size], config.memory_size)
     digest = hashlib.sha256()
     for ids in found:
         digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
     return MemoryTexts(found, digest.hexdigest())
+
+
+@cache
+def finished_rows(output: str, memory_size: int) -> list[np.ndarray]:
+    """Completions of the shards that are finished in a local folder: a relaunch remembers what it said."""
+    folder = Path(output)
+    return _latest(_completions(folder), memory_size) if any((folder / SHARDS).rglob("*.arrow")) else []
+
+
+def _latest(texts: list[np.ndarray], num_tokens: int) -> list[np.ndarray]:
+    """The last ones that there is room for: the oldest would be overwritten by those after them."""
+    for index in range(len(texts), 0, -1):
+        num_tokens -= len(texts[index - 1]) + 1
+        if num_tokens < 0:
+            return texts[index:]
+    return texts
 
 
 def is_run_of(path: Path, vocab_size: int) -> bool:
@@ -72,8 +83,12 @@ def is_run_of(path: Path, vocab_size: int) -> bool:
 
 
 def _completions(path: Path) -> list[np.ndarray]:
-    columns = [_table(file)["completion_ids"] for file in _shards(path)]
-    return [np.array(ids, np.int32) for column in columns for ids in column.to_pylist() if ids]
+    found = []
+    for file in _shards(path):
+        column = _table(file)["completion_ids"].combine_chunks()
+        ids, lengths = column.flatten().to_numpy(), pa.compute.list_value_length(column).to_numpy()
+        found += np.split(np.asarray(ids, np.int32), np.cumsum(lengths))[:-1]
+    return [ids for ids in found if len(ids)]
 
 
 def _shards(path: Path) -> list[Path]:
@@ -83,8 +98,8 @@ def _shards(path: Path) -> list[Path]:
     return files
 
 
-def _texts(path: Path) -> list[str]:
-    """Of a run's folder the completions, else the texts of the first column that has a known name."""
+def _texts(path: Path, column_name: str | None) -> list[str]:
+    """Of a run's folder the completions, else the texts of this column, or of the first with a known name."""
     if (path / MANIFEST).is_file():
         files = _shards(path)
     else:
@@ -95,11 +110,12 @@ def _texts(path: Path) -> list[str]:
     found: list[str] = []
     for file in files:
         table = _table(file)
-        columns = [name for name in COLUMNS if name in table.column_names]
+        names = COLUMNS if column_name is None else (column_name,)
+        columns = [name for name in names if name in table.column_names]
         if not columns:
             raise UserError(
-                f"--draft_memory {file} has none of the columns {', '.join(COLUMNS)}, but "
-                f"{', '.join(table.column_names)}: rename the one with the text"
+                f"--draft_memory {file} has none of the columns {', '.join(names)}, but "
+                f"{', '.join(table.column_names)}: name the one with the text by --memory_column"
             )
         column = table[columns[0]]
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):

@@ -111,8 +111,9 @@ static void find_in_store(const Ngrams *index, int64_t slot, const int32_t *last
             length++;
         if (length < STORE_GRAM) continue; /* another hash */
         num_places++;
+        if (length <= best_length) continue;
         if (store->owners[place % store->capacity] == index->owners[slot]) continue; /* its own text */
-        if (length > best_length && next_place(store, place) >= 0) {
+        if (next_place(store, place) >= 0) {
             best_place = place;
             best_length = length;
         }

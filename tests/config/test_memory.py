@@ -54,6 +54,7 @@ def test_memory_beside_a_draft_model() -> None:
         ({"trace": True}, "--memory with --trace"),
         ({"memory": False, "memory_rows": True}, "--memory_rows has no effect without memory"),
         ({"memory": False, "draft_memory": ["run"]}, "--draft_memory has no effect without memory"),
+        ({"memory_column": "text"}, "--memory_column text has no effect without --draft_memory"),
         ({"memory_rows": True, "memory_size": 10}, "--memory_size 10 must be at least 1024 tokens"),
     ],
 )

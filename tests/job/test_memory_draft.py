@@ -8,6 +8,7 @@ import pytest
 
 from specdist.collecting.config import CollectConfig
 from specdist.data import Manifest
+from specdist.job.memory_texts import finished_rows
 from specdist.utils.errors import UserError
 from tests.job.launching import Ended, read_output, run_here, shard_stats
 from tests.job.pair import Pair, write_arrow
@@ -104,6 +105,12 @@ def test_what_an_earlier_run_has_said_is_remembered(repetitive: dict[str, Any], 
     }
     for name, options in runs.items():
         assert run_here(**sampled, **options, max_draft_tokens=20, output=tmp_path / name).code == 0
+    # A relaunch begins with the shards that it has finished.
+    finished_rows.cache_clear()
+    begun = finished_rows(str(tmp_path / "rows"), 2**20)
+    said = read_output(tmp_path / "rows")["completion_ids"].to_pylist()
+    assert [ids.tolist() for ids in begun] == [ids for ids in said if ids]
+    assert len(finished_rows(str(tmp_path / "rows"), 40)) < len(begun) and not finished_rows("nowhere", 40)
     kinds = [Manifest.read(tmp_path / name / "manifest.json").info["reproducibility"] for name in runs]
     assert kinds == ["tokens", "tokens", "distribution"]
     wide, narrow = (read_output(tmp_path / name)["completion_ids"] for name in ("wide", "narrow"))
