@@ -46,6 +46,18 @@ def plan_in_turn(config: GenerateConfig, topology: Topology, plan: Callable[[], 
     return planned
 
 
+def common_pages(of_target: int, of_draft: int) -> int:
+    """Pages of a group's cache: its target's and its draft's have the same numbers."""
+    if of_draft < of_target:
+        logger.warning(
+            "the draft's cache has %d pages for each target group, which limits a group whose target has "
+            "room for %d: with --draft_window the draft keeps a sequence's last tokens alone and limits none; "
+            "or give more drafts (--num_drafts)",
+            *(of_draft, of_target),
+        )
+    return min(of_target, of_draft)
+
+
 class TargetGroup(Replica):
     """A rank's part of it."""
 
@@ -72,7 +84,7 @@ class TargetGroup(Replica):
             if found is None:
                 logger.warning("no draft is ready after %.0f s: beginning without one", wait_s)
         found = broadcast_from_rank0(self._topology, found)
-        return num_pages if found is None else min(num_pages, found)
+        return num_pages if found is None else common_pages(num_pages, found)
 
     @property
     def _must_have_draft(self) -> bool:

@@ -18,6 +18,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.job.parts import Part, place_of
 from specdist.job.shared_drafts import check_greeting
 from specdist.job.status import StatusReader
+from specdist.job.target_group import common_pages
 from specdist.utils.errors import UserError
 from tests.job.group_storm import LAUNCH_ONLY, RULES, SHARED, Storm, check_same, storm_through
 from tests.job.killing import wait_until
@@ -172,3 +173,9 @@ def test_a_rank_is_started_before_anything_touches_a_device(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match="has used CUDA"):
         run_here(**options | FEW, num_targets=2, output=tmp_path / "run")
+
+
+def test_a_draft_s_cache_that_limits_its_groups_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert common_pages(100, 200) == 100 and not caplog.text
+    assert common_pages(100, 40) == 40
+    assert "has 40 pages for each target group" in caplog.text and "--draft_window" in caplog.text
