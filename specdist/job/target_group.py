@@ -51,7 +51,7 @@ def common_pages(of_target: int, of_draft: int) -> int:
     if of_draft < of_target:
         logger.warning(
             "the draft's cache has %d pages for each target group, which limits a group whose target has "
-            "room for %d: with --draft_window the draft keeps a sequence's last tokens alone and limits none; "
+            "room for %d: with --draft_window the draft keeps a sequence's last tokens, and limits none; "
             "or give more drafts (--num_drafts)",
             *(of_draft, of_target),
         )
