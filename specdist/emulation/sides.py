@@ -222,6 +222,7 @@ class ObservedDraft:
         self._draft = draft
         self._recording = recording
         self.device = draft.device
+        self.request_type = draft.request_type
         self.recover, self.follow, self.begin_group = draft.recover, draft.follow, draft.begin_group
         self._is_done_at = time.monotonic_ns()
 
