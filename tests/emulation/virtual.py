@@ -1,0 +1,183 @@
+"""The emulation in virtual time: the real engine, draft and policies, with clocks that only passes and hosts
+of a known pace move. A result costs no quiet machine, and is the same on every one.
+
+Each side has a host and a device. A host that reads a result waits for its device; a message takes its time
+from one host to the other. With a draft on the target's GPUs there is one of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from specdist.emulation.config import MODE_OPTIONS, TARGET_ONLY, EmulationConfig
+from specdist.emulation.device import NS_PER_MS, EmulatedDevice
+from specdist.emulation.markov import markov_pair
+from specdist.emulation.run import Case, Emulation
+from specdist.emulation.runner import EmulatedRunner, Pace
+from specdist.emulation.session import Window
+from specdist.emulation.sides import EmulatedOrder, ObservedTarget, Recording, new_draft, timeline
+from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.interfaces import Proposer
+from specdist.engine.no_draft import NoDraft
+from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.request import Request
+from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
+from specdist.engine.timeline import Timeline
+from specdist.models.runner import ModelRunner
+from specdist.planning.simulate import OWN_GPU
+from specdist.policies.choice import PolicyChoice
+from specdist.policies.costs import Curve
+from specdist.sampling.distributions import Dense
+
+# A request and its reply; the target's host between two passes; the draft's beside its steps, in turns and
+# ahead: as on two cores of a server, jobs/benchmarks/README.md.
+MESSAGE_NS, ROUND_NS, TURNS_NS, AHEAD_NS = 300_000, 500_000, 600_000, 2_000_000
+
+
+@dataclass
+class VirtualDevice(EmulatedDevice):
+    """``now_ns``: of its host."""
+
+    now_ns: int = 0
+
+    def queue(self, duration_ns: int) -> None:
+        begin = max(self.now_ns, self.free_at_ns)
+        self.free_at_ns = begin + duration_ns
+        self.passes.append((begin, self.free_at_ns))
+
+    def wait_until(self, moment_ns: int) -> None:
+        self.now_ns = max(self.now_ns, moment_ns)
+
+    def new_event(self) -> Any:
+        return VirtualEvent(self)
+
+
+@dataclass
+class VirtualEvent:
+    """See :class:`specdist.emulation.device.EmulatedEvent`."""
+
+    device: VirtualDevice
+    at_ns: int = field(default=0)
+
+    def record(self) -> None:
+        self.at_ns = max(self.device.now_ns, self.device.free_at_ns)
+
+    def query(self) -> bool:
+        return self.device.now_ns >= self.at_ns
+
+    def synchronize(self) -> None:
+        self.device.wait_until(self.at_ns)
+
+    def elapsed_time(self, end_event: Any) -> float:
+        return float((end_event.at_ns - self.at_ns) / NS_PER_MS)
+
+
+class VirtualRank:
+    """A draft on a rank of its own."""
+
+    def __init__(
+        self, worker: DraftWorker, own: VirtualDevice, target: VirtualDevice, is_ahead: bool
+    ) -> None:
+        self._worker, self._own, self._target, self._is_ahead = worker, own, target, is_ahead
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        if request.next_distributions_W is not None:
+            assert isinstance(request.next_distributions_W, Dense)
+            self._target.wait()
+            rows_WV = request.next_distributions_W.probabilities_NV.as_subclass(Tensor)
+            request = dataclasses.replace(request, next_distributions_W=Dense(rows_WV))
+        self._own.wait_until(self._target.now_ns + MESSAGE_NS // 2)
+        reply = self._worker.respond(request)
+        if not self._is_ahead:
+            self._own.now_ns += TURNS_NS
+        self._target.wait_until(self._own.now_ns + MESSAGE_NS // 2)
+        if self._is_ahead:
+            self._own.now_ns += AHEAD_NS
+        self._worker.prefill_and_draft_ahead(request)
+        return reply
+
+    def close(self) -> None: ...
+
+
+class _PacedTarget(ObservedTarget):
+    def forward(self, updates: Any, verify_input: Any) -> Any:
+        cast(VirtualDevice, self._device).now_ns += ROUND_NS
+        return super().forward(updates, verify_input)
+
+
+def tokens_per_s(config: EmulationConfig, mode: str, choice: PolicyChoice) -> float:
+    """Of the steady rounds of a batch of ``config``'s first size."""
+    emulation = Emulation(config)
+    assert config.batch_sizes is not None
+    case = Case(
+        batch_size=config.batch_sizes[0],
+        mode=MODE_OPTIONS[mode] if choice.max_draft_tokens else TARGET_ONLY,
+        choice=choice,
+    )
+    costs = dataclasses.replace(
+        emulation.costs(case).passes,
+        message=Curve([1], [MESSAGE_NS]), turns=Curve([1], [TURNS_NS]), ahead=Curve([1], [AHEAD_NS]),
+    )  # fmt: skip
+    order = emulation.order(case, costs)
+    target_device = VirtualDevice()
+    draft_device = VirtualDevice() if case.mode in OWN_GPU else target_device
+    pair = markov_pair(emulation.pair)
+    target_runner = EmulatedRunner(pair.target, Pace(emulation.target), target_device)
+    draft_runner = EmulatedRunner(pair.draft, Pace(emulation.draft), draft_device)
+    return _run(config, order, target_runner, draft_runner, target_device, draft_device)
+
+
+def _run(
+    config: EmulationConfig,
+    order: EmulatedOrder,
+    target_runner: EmulatedRunner,
+    draft_runner: EmulatedRunner,
+    target_device: VirtualDevice,
+    draft_device: VirtualDevice,
+) -> float:
+    assembly = dataclasses.replace(order.assembly, stop_rules=StopRules(str))
+    assembly.allocate(cast(ModelRunner, target_runner))
+    target_runner.fill(order.num_full, order.prompt_tokens)
+    recording = Recording(target_device)
+    target = _PacedTarget(assembly.local_target(cast(ModelRunner, target_runner)), recording, target_device)
+    proposer: Proposer = NoDraft()
+    if order.choice.max_draft_tokens:
+        worker = new_draft(order, draft_runner, timeline("idle", draft_device))
+        proposer = ColocatedDraft(worker)
+        if draft_device is not target_device:
+            proposer = VirtualRank(worker, draft_device, target_device, assembly.ahead.num_tokens > 0)
+    window = Window(target_runner, assembly.scheduling, config.rounds)
+    engine = assembly.engine(
+        iter(_requests(config, order)),
+        target=target,
+        proposer=proposer,
+        stats_recorder=StatsRecorder(),
+        clock=timeline("host", target_device),
+    )
+    for _ in engine.run(lambda: window.should_stop(engine, len(target.pass_numbers))):
+        pass
+    numbers = target.pass_numbers[window.first_pass : window.first_pass + config.rounds + 1]
+    if len(numbers) <= config.rounds:
+        raise RuntimeError("the requests ended before all rounds were measured")
+    begins = np.array(target_device.passes)[numbers, 0]
+    return window.num_tokens / float(begins[-1] - begins[0]) * 1e9
+
+
+def _requests(config: EmulationConfig, order: EmulatedOrder) -> list[Request]:
+    """The first ones are as far on as in a batch that has run for long."""
+    num_slots, length = order.num_full, config.output_tokens
+    num_ended = (config.rounds + 100) * num_slots * (order.block_tokens + 1) // length
+    ids = np.random.default_rng(config.seed).integers(config.vocab_size, size=config.prompt_tokens + length)
+    found = []
+    for row in range(2 * num_slots + num_ended):
+        done = row * length // num_slots if row < num_slots else 0
+        prompt = np.roll(ids, row)[: config.prompt_tokens + done].tolist()
+        found.append(Request(row_id=row, sample_index=0, prompt_ids=prompt, max_new_tokens=length - done))
+    return found
