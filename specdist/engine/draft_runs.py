@@ -38,20 +38,17 @@ from specdist.models.static_runs import LONGEST_RUN, RECORDED_LENGTHS
 from specdist.policies import BatchPolicy, HeadPolicy, LengthPolicy
 from specdist.sampling.uploads import upload
 
-# Steps of a run: a sequence that has stopped takes part until its end. A single one is an ordinary pass.
-RUN_LENGTHS = (1, *RECORDED_LENGTHS)
-# Where a single one was not enough, so many: blocks of up to five tokens wait twice at most.
-AFTER_ONE = 4
 # What a drafting still counts after each further one.
 MEMORY = 0.9
 
 
 class RunLengths:
-    """How many steps to run before the policy is asked: as many as half of the draftings that came so far
-    needed, by their running average, and at least as many as have been run before.
+    """How many steps to run before the policy is asked: as many as half of the draftings that came so far,
+    and went on to here, needed, by their running average.
 
     A run is then the last one with a probability of about a half or more: a drafting takes two runs or less
-    on average, whatever the policy, and the longest few more. Nothing depends on a clock.
+    on average, whatever the policy, and the longest few more. A step that nobody needed costs as much as any
+    other, and a wait less, so runs are no longer than that. Nothing depends on a clock.
     """
 
     def __init__(self, max_steps: int) -> None:
@@ -62,10 +59,7 @@ class RunLengths:
     def next(self, num_steps: int) -> int:
         """Of a drafting that has had ``num_steps`` and goes on."""
         longer_D = self._weights_D[::-1].cumsum()[::-1][num_steps + 1 :]
-        num_likely = int((longer_D >= longer_D[:1] / 2).sum())
-        wanted = max(num_steps if num_steps != 1 else AFTER_ONE, num_likely)
-        # The nearest number that is recorded.
-        return min(RUN_LENGTHS, key=lambda length: (abs(length - wanted), -length))
+        return min(max(1, int((longer_D >= longer_D[:1] / 2).sum())), LONGEST_RUN)
 
     @property
     def expects_any(self) -> bool:

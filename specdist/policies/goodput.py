@@ -111,8 +111,8 @@ class Goodput(RegisteredPolicy):
         # With a head: the same without the last token, and the features of that one.
         self._resolved = np.zeros(0)
         self._last = np.zeros((0, NUM_FEATURES))
-        self._num_tokens = 0
-        self._drafting_ns = 0.0
+        self._num_tokens = self._num_steps = 0
+        self._drafting_ns = self._first_ns = 0.0
 
     @property
     def initial_history(self) -> tuple[float, ...]:
@@ -134,6 +134,7 @@ class Goodput(RegisteredPolicy):
         wants_R = self._sequences_that_pay(rows)
         num_wanted = int(wants_R.sum())
         self._num_tokens += num_wanted
+        self._num_steps += num_wanted > 0
         self._drafting_ns += float(self._draft_ns(num_wanted, rows.round))
         return wants_R
 
@@ -156,7 +157,11 @@ class Goodput(RegisteredPolicy):
         order_C = np.argsort(-survival_C, kind="stable")
         num_tokens = len(lengths_R) + np.r_[0.0, np.cumsum(survival_C[order_C])]
         pass_ns = self._target_ns(round.num_pass_tokens + np.arange(len(lines_C) + 1), round)
-        rates = num_tokens / np.maximum(1.0, np.maximum(pass_ns, round.num_bursts * self._drafting_ns))
+        # So many tokens in every round take so many steps, not all those for which there was time to spare.
+        step_ns = (self._drafting_ns - self._first_ns) / max(1, self._num_steps)
+        steps = np.arange(len(lines_C) + 1) / max(1, len(lengths_R))
+        drafting_ns = round.num_bursts * (self._first_ns + steps * step_ns)
+        rates = num_tokens / np.maximum(1.0, np.maximum(pass_ns, drafting_ns))
         best = int(np.argmax(rates))
         self._goodput = float(rates[best])
         return np.bincount(lines_C[order_C[:best]], minlength=len(lengths_R))
@@ -184,19 +189,23 @@ class Goodput(RegisteredPolicy):
         self._worth[rows.draft_slots_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
         if not self._num_tokens:
             self._forecast += (PRIOR_ACCEPTANCE - self._forecast) * (1 - 0.5 ** (1 / IDLE_MEMORY))
-        self._num_tokens = 0
-        self._drafting_ns = 0.0
+        self._num_tokens = self._num_steps = 0
+        self._drafting_ns = self._first_ns = 0.0
         if rows.round.is_ahead:
             # The step that drafts in place of the next tokens is done; the host takes time, too.
             self._drafting_ns = float(self._draft_ns(rows.round.num_rows, rows.round))
             self._drafting_ns += float(self._costs.ahead.look_up(rows.round.num_rows))
+            self._first_ns = self._drafting_ns
             return
         num_rows, round = len(rows.draft_slots_R), rows.round
         num_tokens_D = round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()
+        message_ns = float(self._costs.message.look_up(num_rows))
         burst_ns_D = self._steps_D * self._draft_ns(num_rows, round)
+        burst_ns_D = burst_ns_D + float(self._costs.turns.look_up(num_rows))
         ns_D = burst_ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round)
-        ns_D = np.maximum(ns_D, round.num_bursts * burst_ns_D)
-        undrafted = round.num_rows / max(1.0, float(self._target_ns(round.num_rows, round)))
+        ns_D = np.maximum(ns_D, round.num_bursts * burst_ns_D) + message_ns
+        undrafted_ns = float(self._target_ns(round.num_rows, round)) + message_ns
+        undrafted = round.num_rows / max(1.0, undrafted_ns)
         self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
 
     def _go_on(self, rows: DraftSequences, features: DraftFeatures) -> None:

@@ -106,3 +106,11 @@ def test_a_block_takes_two_runs_of_steps_on_average_whatever_its_length(steps: l
     # Blocks of one token are drafted by single steps.
     assert steps != [1] or num_run <= 1.02 * num_needed
     assert lengths.expects_any == (steps != [0, 0, 3])
+
+
+def test_where_blocks_end_at_one_length_its_last_steps_are_no_longer_run() -> None:
+    lengths = RunLengths(20)
+    for _ in range(50):
+        lengths.observe(LONGEST_RUN + 2)
+    assert [lengths.next(0), lengths.next(LONGEST_RUN)] == [LONGEST_RUN, 2]
+    assert lengths.next(LONGEST_RUN + 2) >= 1

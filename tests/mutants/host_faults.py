@@ -145,8 +145,8 @@ HOST_FAULTS = (
     Mutant(
         name="second-step-is-run-for-nothing",
         file="engine/draft_runs.py",
-        old="RUN_LENGTHS = (1, *RECORDED_LENGTHS)",
-        new="RUN_LENGTHS = RECORDED_LENGTHS",
+        old="return min(max(1, int(",
+        new="return min(max(2, int(",
         tests=("tests/engine/test_draft_loop.py",),
     ),
     Mutant(

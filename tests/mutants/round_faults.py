@@ -113,4 +113,18 @@ ROUND_FAULTS = (
         new="",
         tests=(ROUNDS,),
     ),
+    Mutant(
+        name="time-to-spare-for-drafting-makes-verifying-free",
+        file="policies/goodput.py",
+        old="round.num_bursts * (self._first_ns + steps * step_ns)",
+        new="round.num_bursts * self._drafting_ns",
+        tests=("tests/policies/test_goodput.py",),
+    ),
+    Mutant(
+        name="runs-of-steps-grow-whatever-was-needed",
+        file="engine/draft_runs.py",
+        old="return min(max(1, int(",
+        new="return min(max(1, num_steps, int(",
+        tests=("tests/engine/test_draft_loop.py",),
+    ),
 )

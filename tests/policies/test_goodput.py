@@ -176,6 +176,16 @@ def test_bursts_of_a_round_share_its_time() -> None:
     assert in_turns[0] == in_turns[1] > in_turns[2]
 
 
+def test_time_that_was_to_spare_for_drafting_makes_no_token_free_to_verify() -> None:
+    """A prompt in one pass gives time for six steps of 40; blocks of two tokens need two of them."""
+    policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [40])))
+    for depth in range(CAP):
+        known = features_of([0.98]) if depth else None
+        assert policy.wants_more(question(1, depth, known, is_ahead=True, num_prompt_tokens=100)).all()
+    ready = features_of([0.95, 0.9, 0.001, 0.001])
+    assert policy.num_to_verify(ready, np.array([4]), a_pass(1)).tolist() == [2]
+
+
 def test_a_draft_that_is_never_right_is_given_up() -> None:
     policy = goodput(flat_costs(target=100, draft=10, per_token=5))
     assert drafted_length(policy, 0.6) > 0

@@ -1,0 +1,127 @@
+"""Every policy in every placement, in virtual time: `python -m tests.emulation.policies --output FILE`.
+
+The engine, the draft and the policies are real, of Markov pairs with easy and hard stretches; clocks go by
+passes of the planner's times (:mod:`tests.emulation.virtual`). The table of jobs/benchmarks/README.md is made
+from the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdist.benchmark.choices import INITIAL_LENGTHS, policy_choices
+from specdist.data.files import write_json
+from specdist.data.heartbeat import now_utc
+from specdist.emulation.config import EmulationConfig
+from specdist.policies.choice import PolicyChoice
+from specdist.utils.table import Table
+from tests.emulation.virtual import tokens_per_s
+
+PAIR: dict[str, Any] = {"emulate": "h100-sxm", "target": "70b", "draft": "1b", "tp_size": 4}
+BATCH_SIZE, VARIATION = 32, 0.5
+MODES = ("colocated", "in_turns", "ahead", "branches")
+TEMPERATURES, ACCEPTANCES = (0.0, 1.0), (0.5, 0.7, 0.85)
+GOODPUT = "goodput"
+# Fixed lengths and the policies of papers, those with a threshold with two.
+OTHERS = (
+    *(f"fixed:num_draft_tokens={length}" for length in (1, 3, 5, 8)),
+    "hf_heuristic:num_draft_tokens=5", "gammatune:num_draft_tokens=5", "gammatune_plus:num_draft_tokens=5",
+    "svip", "svip:stop_root_entropy=0.6", "adaedl", "adaedl:stop_bound=0.6", "confidence",
+    "confidence:stop_probability=0.6", "draft_verify",
+)  # fmt: skip
+SPREAD_POLICIES = ("fixed", "gammatune")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="JSON file for the result")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
+    options = parser.parse_args()
+    command = "python " + " ".join(["-m", "tests.emulation.policies", *sys.argv[1:]])
+    result: dict[str, Any] = {"command": command, "date": now_utc(), "rounds": options.rounds}
+    result |= {"settings": [], "spreads": []}
+    for temperature, mode, acceptance in itertools.product(options.temperatures, MODES, ACCEPTANCES):
+        setting: dict[str, Any] = {"temperature": temperature, "mode": mode, "acceptance": acceptance}
+        found = {
+            choice.label: round(_rate(setting, choice, options.rounds), 1)
+            for choice in [PolicyChoice(), *policy_choices([*OTHERS, GOODPUT], None, None)]
+        }
+        result["settings"].append({**setting, "tokens_per_s": found})
+        sys.stderr.write(f"{setting} {found}\n")
+        write_json(options.output, result)
+    for temperature, mode, name in itertools.product(options.temperatures, MODES[:1], SPREAD_POLICIES):
+        setting = {"temperature": temperature, "mode": mode, "acceptance": ACCEPTANCES[1]}
+        rates = [
+            round(_rate(setting, choice, options.rounds), 1)
+            for choice in policy_choices([name], list(INITIAL_LENGTHS), INITIAL_LENGTHS[-1])
+        ]
+        result["spreads"].append({**setting, "policy": name, "tokens_per_s": rates})
+        write_json(options.output, result)
+    sys.stdout.write(table(result) + "\n")
+
+
+def _rate(setting: dict[str, Any], choice: PolicyChoice, rounds: int) -> float:
+    config = EmulationConfig(
+        **PAIR,
+        batch_sizes=[BATCH_SIZE],
+        rounds=rounds,
+        variation=VARIATION,
+        acceptance=setting["acceptance"],
+        temperature=setting["temperature"],
+    )
+    return tokens_per_s(config, setting["mode"], choice)
+
+
+def table(result: dict[str, Any]) -> str:
+    """A row per setting, and what the first length matters."""
+    rows: list[dict[str, str | int | None]] = []
+    for one in result["settings"]:
+        rates = dict(one["tokens_per_s"])
+        alone, goodput = rates.pop("target only"), rates.pop(GOODPUT)
+        best = max(rates, key=lambda name: rates[name])
+        rows.append(
+            {
+                "temperature": f"{one['temperature']:g}",
+                "mode": one["mode"].replace("_", " "),
+                "acceptance": f"{one['acceptance']:g}",
+                "goodput": f"{goodput:,.0f}",
+                "best other": best,
+                "its tokens/s": f"{rates[best]:,.0f}",
+                "goodput over it": f"{goodput / rates[best]:.2f}",
+                "over the target alone": f"{goodput / alone:.2f}",
+                "K = 5 over it": f"{rates['K = 5'] / alone:.2f}",
+            }
+        )
+    parts = [
+        Table.of(rows, num_names=3).markdown(),
+        f"First lengths of {', '.join(map(str, INITIAL_LENGTHS))}, {MODES[0]}, acceptance "
+        f"{ACCEPTANCES[1]:g}: standard deviation of the rates over their mean.",
+    ]
+    spreads: list[dict[str, str | int | None]] = [
+        {
+            "temperature": f"{one['temperature']:g}",
+            "policy": one["policy"],
+            "spread": f"{np.std(one['tokens_per_s']) / np.mean(one['tokens_per_s']):.3f}",
+            "slowest": f"{min(one['tokens_per_s']):,.0f}",
+            "fastest": f"{max(one['tokens_per_s']):,.0f}",
+        }
+        for one in result["spreads"]
+    ]
+    parts += [Table.of(spreads, num_names=2).markdown(), f"{result['date']}: `{result['command']}`"]
+    return "\n\n".join(parts)
+
+
+def markdown(path: Path) -> str:
+    return table(json.loads(path.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    main()

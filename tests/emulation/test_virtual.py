@@ -1,0 +1,39 @@
+"""Virtual time: what a round takes is what its passes, messages and hosts take."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdist.emulation.config import EmulationConfig
+from specdist.emulation.run import Emulation
+from specdist.policies.choice import PolicyChoice
+from tests.emulation.virtual import AHEAD_NS, MESSAGE_NS, ROUND_NS, TURNS_NS, tokens_per_s
+
+LENGTH, OUTPUT = 2, 120
+
+
+@pytest.mark.parametrize("mode", ["colocated", "in_turns", "ahead"])
+def test_a_round_takes_what_its_parts_take(mode: str) -> None:
+    """Every token is accepted, so that every round is like every other."""
+    config = EmulationConfig(
+        emulate="h100-sxm", target="8b", draft="0.5b", acceptance=1.0, batch_sizes=[1], rounds=12,
+        prompt_tokens=64, output_tokens=OUTPUT,
+    )  # fmt: skip
+    choice = PolicyChoice.of("fixed", num_draft_tokens=LENGTH)
+    found = tokens_per_s(config, mode, choice)
+    emulation = Emulation(config)
+    target_s, step_s, first_s = (
+        at.pass_s(size, 1)
+        for at, size in ((emulation.target, LENGTH + 1), (emulation.draft, 1), (emulation.draft, 2))
+    )
+    # After a block that was accepted whole the draft runs its last token, too.
+    drafting_s = first_s + (LENGTH - 1) * step_s
+    if mode == "ahead":
+        # One more stands for the next token; the draft is done before the target.
+        drafting_s = LENGTH * step_s + AHEAD_NS / 1e9
+        assert drafting_s < target_s
+        expected_s = target_s + (MESSAGE_NS + ROUND_NS) / 1e9
+    else:
+        hosts_ns = ROUND_NS + (MESSAGE_NS + TURNS_NS if mode == "in_turns" else 0)
+        expected_s = target_s + drafting_s + hosts_ns / 1e9
+    assert found == pytest.approx((LENGTH + 1) / expected_s, rel=0.01)
