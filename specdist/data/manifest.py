@@ -106,9 +106,7 @@ class Manifest:
 
 def check_same(old: Manifest, new: Manifest) -> None:
     """Raises :class:`UserError` that names every field in which the fingerprints differ."""
-    before = _flat(old.fingerprint)
-    # The old one was read from JSON, where a tuple is a list.
-    now = _flat(json.loads(json.dumps(new.fingerprint)))
+    before, now = _flat(old.fingerprint), _flat(as_json(new.fingerprint))
     differences = [
         f"  {name}: {_shown(before, name)} in --output, {_shown(now, name)} now"
         for name in {**before, **now}
@@ -120,6 +118,12 @@ def check_same(old: Manifest, new: Manifest) -> None:
             + "\n".join(differences)
             + "\nUse another --output, or --overwrite to delete that run's results and start afresh"
         )
+
+
+def as_json(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is read from a manifest: in JSON a tuple is a list."""
+    found: dict[str, Any] = json.loads(json.dumps(fingerprint))
+    return found
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

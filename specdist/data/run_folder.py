@@ -25,11 +25,12 @@ from specdist.data.files import (
     writing,
 )
 from specdist.data.layout import CLAIMS_FOLDER, SHARD_FOLDERS, RunLayout
-from specdist.data.manifest import COMPLETIONS_PER_SHARD, Manifest, ShardPlan, check_same
+from specdist.data.manifest import COMPLETIONS_PER_SHARD, Manifest, ShardPlan
 from specdist.data.membership import is_membership_file
 from specdist.data.parts import PartLog, read_rows, read_stats
 from specdist.data.publishing import Attempt
 from specdist.data.rows import RowResult
+from specdist.data.segments import next_segment
 from specdist.data.storage import StorePath, in_parallel
 from specdist.data.stored_parts import StoredPartLog, forget_logs
 from specdist.utils.errors import UserError
@@ -285,8 +286,9 @@ class RunFolder(RunLayout):
                     "that run"
                 )
             if not overwrite and (other is not None or not has_no_rows):
-                check_same(old, manifest)
-            if has_no_rows and is_other:
+                if (following := next_segment(old, manifest, self, find_another)) is not None:
+                    following.write(self.manifest_path)
+            elif has_no_rows and is_other:
                 manifest.write(self.manifest_path)
         else:
             self._check_empty()

@@ -20,10 +20,11 @@ from specdist.data.claims import (
     split_name,
 )
 from specdist.data.files import writing
-from specdist.data.manifest import Manifest, check_same
+from specdist.data.manifest import Manifest
 from specdist.data.membership import Membership
 from specdist.data.parts import PartLog
 from specdist.data.run_folder import RunFolder
+from specdist.data.segments import check_continues
 from specdist.data.shard_choice import FEW_REPLICAS, OpenShards, first_choices, watched
 from specdist.utils.errors import UserError
 
@@ -338,6 +339,6 @@ class ShardQueue:
     def _check_run(self) -> None:
         """A replica that was paused must not write into a run that replaced its own."""
         try:
-            check_same(self._folder.manifest, self._manifest)
+            check_continues(self._folder.manifest, self._manifest)
         except UserError as error:
             raise UserError(f"the run in this folder has been replaced by another. {error}") from error

@@ -1,8 +1,9 @@
-"""How far a run can be reproduced, as its manifest says."""
+"""How far a run can be reproduced, and when its draft may change, as its manifest says."""
 
 from __future__ import annotations
 
 from specdist.config.generate import GenerateConfig
+from specdist.data.segments import ANY_TIME, BETWEEN_SHARDS, NEVER
 from specdist.job.topology import Topology
 
 
@@ -21,3 +22,10 @@ def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     depends_on_batch |= config.memory_rows and config.uses_draft
     depends_on_batch |= config.chooses_rounds and topology.has_draft_rank
     return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
+
+
+def draft_changes(config: GenerateConfig) -> str:
+    """When another draft may follow this run's: see :mod:`specdist.data.segments`."""
+    if not config.is_exact or not config.uses_draft:
+        return NEVER
+    return ANY_TIME if config.is_coupled else BETWEEN_SHARDS
