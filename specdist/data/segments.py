@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from specdist.data.manifest import Manifest, as_json, check_same
+from specdist.data.manifest import Manifest, ShardPlan, as_json, check_same
 from specdist.utils.errors import UserError
 
 # In ``info``: the segments; and when the draft of this run may change, in the manifest that a replica brings.
@@ -57,11 +57,15 @@ class Shards(Protocol):
     def begun_shards(self) -> list[int]:
         """Those with part logs."""
 
+    def plan(self) -> tuple[ShardPlan, int]:
+        """All of them, and completions per row."""
+
 
 def next_segment(
     old: Manifest, new: Manifest, shards: Shards, find_another: Callable[[], str | None] | None
 ) -> Manifest | None:
-    """The manifest of the run from now on with ``new``'s draft; None if that is the latest already.
+    """The manifest of the run from now on with ``new``'s draft; None if that is the latest already, or the
+    run is complete, so that no draft is needed.
 
     Raises :class:`UserError` if more than the draft is different, if it must not change, or where it may
     change between shards alone and some are begun.
@@ -73,6 +77,8 @@ def next_segment(
         check_continues(old, new)
         return None
     complete = shards.recorded_shards()
+    if len(complete) == shards.plan()[0].num_shards:
+        return None
     if rule == BETWEEN_SHARDS:
         former, own = segments[-1]["draft"], new.info.get("draft")
         asked = f"--draft {own}: --output holds a run with --draft {former}, and with --acceptance rejection"

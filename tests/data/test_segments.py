@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdist.data.manifest import Manifest
+from specdist.data.manifest import Manifest, ShardPlan
 from specdist.data.segments import (
     ANY_TIME,
     BETWEEN_SHARDS,
@@ -36,6 +36,9 @@ class Shards:
     def begun_shards(self) -> list[int]:
         return self.begun
 
+    def plan(self) -> tuple[ShardPlan, int]:
+        return ShardPlan(80, 10), 1
+
 
 def asked(draft: str = "bb", rule: str = ANY_TIME, **more: Any) -> Manifest:
     info = {"draft": f"folder {draft}", "flops_per_token": {"draft": 2}, DRAFT_CHANGES: rule}
@@ -56,6 +59,12 @@ def test_the_next_draft_is_recorded_and_its_costs_are_measured_anew() -> None:
     third = next_segment(found, asked("aa"), Shards({0, 1, 2}), None)
     assert third is not None
     assert [each["fingerprint"]["draft"] for each in segments_of(third)] == ["aa", "bb", "aa"]
+
+
+def test_a_complete_run_needs_no_draft() -> None:
+    assert next_segment(FIRST, asked(), Shards(set(range(8))), None) is None
+    with pytest.raises(UserError, match="seed: 1 in --output, 2 now"):
+        next_segment(FIRST, asked(seed=2), Shards(set(range(8))), None)
 
 
 def test_a_quantised_draft_is_another_draft() -> None:

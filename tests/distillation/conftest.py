@@ -27,6 +27,7 @@ def options(pair: Pair) -> dict[str, Any]:
         "max_new_tokens": 16,
         "rows_per_shard": 8,
         "temperature": 0.8,
+        "num_samples": 4,
         "top_k": 24,
     }
 

@@ -18,7 +18,7 @@ from specdist.distillation import training
 from tests.job.launching import read_output, run_here
 from tests.job.pair import Pair, noisy_copy
 
-FAST = {"epochs": 4, "batch_size": 4, "learning_rate": 3e-3, "cost_ratio": 0.1}
+FAST = {"epochs": 6, "batch_size": 8, "learning_rate": 1e-3, "cost_ratio": 0.1}
 
 
 def distilled(folder: Path, **options: Any) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def noisy(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("noisy") / "draft"
     shutil.copytree(pair.draft, folder)
     model = AutoModelForCausalLM.from_pretrained(pair.target)
-    noisy_copy(model, 0.35).save_pretrained(folder)
+    noisy_copy(model, 0.1).save_pretrained(folder)
     return folder
 
 
@@ -47,11 +47,11 @@ def trained(
 def test_a_distilled_draft_is_accepted_more_often(trained: tuple[Path, dict[str, Any]]) -> None:
     """On rows that it was not trained on; everything is told."""
     folder, shown = trained
-    assert shown["after"]["acceptance"] > shown["before"]["acceptance"] + 0.1
+    assert shown["after"]["acceptance"] > shown["before"]["acceptance"] + 0.06
     assert shown["after"]["speed_up"] > shown["before"]["speed_up"]
     record = json.loads((folder / "distillation.json").read_text())
     assert record["history"]["losses"][-1] < record["history"]["losses"][1]
-    assert record["num_training_sequences"] + record["num_held_out_sequences"] == 24
+    assert record["num_training_sequences"] + record["num_held_out_sequences"] == 96
     assert (folder / "distillation.png").read_bytes().startswith(b"\x89PNG")
     assert not (folder / training.CHECKPOINT_NAME).exists()
 
@@ -64,18 +64,18 @@ def test_the_folder_is_a_draft_and_promises_what_a_run_finds(
         ended = run_here(**options | {"draft": draft}, output=tmp_path / name, num_draft_tokens=1)
         found[name] = ended.totals["draft_acceptance_rate"]
         assert abs(found[name] - trained[1][name]["acceptance"]) < 0.12
-    assert found["after"] > found["before"] + 0.1
+    assert found["after"] > found["before"] + 0.06
 
 
 @pytest.mark.parametrize(
-    "changes", [{"teacher": "recorded"}, {"teacher": "tokens", "epochs": 6}, {"loss": "tvd"}], ids=str
+    "changes", [{"teacher": "recorded"}, {"teacher": "tokens"}, {"loss": "tvd"}], ids=str
 )
 def test_every_teacher_teaches(
     changes: dict[str, Any], options: dict[str, Any], finished: Path, noisy: Path, tmp_path: Path
 ) -> None:
     run = options | {"draft": noisy, "output": finished, "logprobs": 320} | changes
     shown = distilled(tmp_path / "draft", **run)
-    assert shown["after"]["acceptance"] > shown["before"]["acceptance"] + 0.03
+    assert shown["after"]["acceptance"] > shown["before"]["acceptance"] + 0.02
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -127,7 +127,7 @@ def test_one_command_generates_distils_and_goes_on_with_the_tokens_of_one_draft(
     coupled: dict[str, Any], options: dict[str, Any], noisy: Path, tmp_path: Path
 ) -> None:
     """``--first`` ends with whole shards; the change of the draft is in the manifest."""
-    run = options | {"draft": noisy, "model_impl": "transformers"} | coupled
+    run = options | {"draft": noisy, "model_impl": "transformers", "num_samples": 1} | coupled
     assert run_here(**run, output=tmp_path / "plain").code == 0
     options_file = tmp_path / "run.yaml"
     values = {name: str(value) if isinstance(value, Path) else value for name, value in run.items()}

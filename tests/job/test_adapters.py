@@ -72,8 +72,8 @@ def test_a_manifest_tells_adapters_apart(
     written = manifest["fingerprint"]
     assert written["target_adapter"] == models.target.adapter.fingerprint()
     assert written["draft_adapter"] == models.draft.adapter.fingerprint()
-    ended = run_here(**options, target_adapter=adapters["target"], output=tmp_path / "run")
-    assert ended.code == 2 and "  draft_adapter: " in ended.stderr
+    ended = run_here(**options, draft_adapter=adapters["draft"], output=tmp_path / "run")
+    assert ended.code == 2 and "  target_adapter: " in ended.stderr
 
 
 def test_adapters_are_refused_before_any_model_is_loaded(
