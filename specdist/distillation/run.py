@@ -101,7 +101,7 @@ def _run(
         logger.info("%s is complete: nothing to train", folder)
         document = on_rank0(topology, lambda: parse_object((folder / RECORD_NAME).read_bytes()))
     else:
-        distilled = _distil(config, topology, stop, activity, given)
+        distilled = distil(config, topology, stop, activity, given)
         if distilled is None:
             return EXIT_STOPPED
         document = distilled
@@ -116,7 +116,7 @@ def _run(
     return 0
 
 
-def _distil(
+def distil(
     config: DistillConfig,
     topology: Topology,
     stop: StopRequest,

@@ -80,3 +80,11 @@ def test_the_loss_of_tokens_is_their_cross_entropy() -> None:
     ids = torch.arange(M)
     expected = -logits(1).log_softmax(-1)[ids, ids].sum()
     assert token_loss(logits(1), ids) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_mass_on_what_is_not_recorded_costs() -> None:
+    """A draft with the right proportions among the recorded tokens, and most of its mass elsewhere."""
+    target_logs = logits(2).log_softmax(-1)
+    top_logs, top_ids = target_logs.topk(4)
+    is_other = torch.ones_like(target_logs, dtype=torch.bool).scatter(1, top_ids, False)
+    assert float(top_loss("kl", target_logs + 3 * is_other, top_ids, top_logs)) > 1

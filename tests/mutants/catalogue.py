@@ -4,6 +4,7 @@ from tests.mutants.adapter_faults import ADAPTER_FAULTS
 from tests.mutants.beside_faults import BESIDE_FAULTS
 from tests.mutants.constraint_faults import CONSTRAINT_FAULTS
 from tests.mutants.data_faults import DATA_FAULTS
+from tests.mutants.distill_faults import DISTILL_FAULTS
 from tests.mutants.eagle_faults import EAGLE_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
 from tests.mutants.format_faults import FORMAT_FAULTS
@@ -29,6 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ADAPTER_FAULTS,
     *CONSTRAINT_FAULTS,
     *DATA_FAULTS,
+    *DISTILL_FAULTS,
     *EAGLE_FAULTS,
     *FORMAT_FAULTS,
     *GROUP_FAULTS,

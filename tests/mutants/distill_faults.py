@@ -1,0 +1,96 @@
+"""Faults in distillation, and in runs whose draft changes on its way."""
+
+from tests.mutants.mutant import Mutant
+
+ACCEPTANCE, LOSSES = "tests/distillation/test_acceptance.py", "tests/distillation/test_losses.py"
+JOB, SEGMENTS = "tests/distillation/test_distill.py", "tests/data/test_segments.py"
+RESUMED = f"{JOB}::test_an_interrupted_training_ends_with_the_same_weights"
+RANKS = "tests/distillation/test_ranks.py"
+
+DISTILL_FAULTS = (
+    Mutant(
+        name="acceptance-of-the-draft-s-own-mass-alone",
+        file="distillation/acceptance.py",
+        old="torch.minimum(draft.probabilities_NV, target.probabilities_NV).sum(1)",
+        new="torch.maximum(draft.probabilities_NV, target.probabilities_NV).sum(1)",
+        tests=(f"{ACCEPTANCE}::test_with_rejection_the_targets_tokens_alone_give_the_common_mass",),
+    ),
+    Mutant(
+        name="blocks-reach-into-the-next-completion",
+        file="distillation/acceptance.py",
+        old="np.concatenate([each, np.zeros(MAX_DRAFT_TOKENS)])",
+        new="np.concatenate([each, np.ones(MAX_DRAFT_TOKENS)])",
+        tests=(f"{ACCEPTANCE}::test_accepted_tokens_in_a_row_promise_more_than_scattered_ones",),
+    ),
+    Mutant(
+        name="tvd-rewards-what-the-draft-has-too-much-of",
+        file="distillation/losses.py",
+        old="(target_logs_MV > logs_MV)",
+        new="(target_logs_MV < logs_MV)",
+        tests=(f"{LOSSES}::test_the_target_itself_is_where_a_loss_is_smallest[tvd]",),
+    ),
+    Mutant(
+        name="what-is-not-recorded-is-forgotten",
+        file="distillation/losses.py",
+        old="return torch.cat([logs_MK, rest_M1.log()], 1)",
+        new="return logs_MK.log_softmax(1)",
+        tests=(f"{LOSSES}::test_mass_on_what_is_not_recorded_costs",),
+    ),
+    Mutant(
+        name="distillation-resumes-without-the-optimizer",
+        file="distillation/training.py",
+        old='        self._optimizer.load_state_dict(found["optimizer"])\n',
+        new="",
+        tests=(RESUMED,),
+    ),
+    Mutant(
+        name="distillation-resumes-a-training-with-other-options",
+        file="distillation/training.py",
+        old='if found["key"] != self._task.key:',
+        new="if False:",
+        tests=(RESUMED,),
+    ),
+    Mutant(
+        name="every-rank-trains-on-its-own-rows-alone",
+        file="distillation/training.py",
+        old="        dist.all_reduce(flat)\n",
+        new="",
+        tests=(RANKS,),
+    ),
+    Mutant(
+        name="held-out-rows-are-trained-on",
+        file="distillation/data.py",
+        old="[example for example in examples if example.row_id not in held_out]",
+        new="list(examples)",
+        tests=(f"{JOB}::test_a_distilled_draft_is_accepted_more_often",),
+    ),
+    Mutant(
+        name="a-draft-changes-within-a-shard-under-rejection",
+        file="data/segments.py",
+        old="if rule == BETWEEN_SHARDS:",
+        new="if False:",
+        tests=(f"{SEGMENTS}::test_with_rejection_no_shard_has_rows_of_two_drafts",),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="a-draft-changes-whatever-the-rule",
+        file="data/segments.py",
+        old="if is_latest or rule == NEVER or",
+        new="if is_latest or",
+        tests=(f"{SEGMENTS}::test_what_changes_tokens_is_refused",),
+    ),
+    Mutant(
+        name="costs-of-the-former-draft-are-kept",
+        file="data/segments.py",
+        old='INFO_OF_DRAFT = ("draft", "flops_per_token", "costs")',
+        new='INFO_OF_DRAFT = ("draft", "flops_per_token")',
+        tests=(f"{SEGMENTS}::test_the_next_draft_is_recorded_and_its_costs_are_measured_anew",),
+    ),
+    Mutant(
+        name="the-first-rows-are-half-a-shard",
+        file="data/manifest.py",
+        old="min(self.num_rows, num_shards * self.rows_per_shard)",
+        new="math.ceil(share * self.num_rows)",
+        tests=("tests/data/test_manifest.py::test_the_first_rows_are_whole_shards",),
+    ),
+)  # fmt: skip
