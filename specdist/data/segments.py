@@ -57,8 +57,8 @@ class Shards(Protocol):
     def begun_shards(self) -> list[int]:
         """Those with part logs."""
 
-    def plan(self) -> tuple[ShardPlan, int]:
-        """All of them, and completions per row."""
+    def plan(self) -> ShardPlan:
+        """All of them."""
 
 
 def next_segment(
@@ -77,7 +77,7 @@ def next_segment(
         check_continues(old, new)
         return None
     complete = shards.recorded_shards()
-    if len(complete) == shards.plan()[0].num_shards:
+    if len(complete) == shards.plan().num_shards:
         return None
     if rule == BETWEEN_SHARDS:
         former, own = segments[-1]["draft"], new.info.get("draft")

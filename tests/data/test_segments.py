@@ -36,8 +36,8 @@ class Shards:
     def begun_shards(self) -> list[int]:
         return self.begun
 
-    def plan(self) -> tuple[ShardPlan, int]:
-        return ShardPlan(80, 10), 1
+    def plan(self) -> ShardPlan:
+        return ShardPlan(80, 10)
 
 
 def asked(draft: str = "bb", rule: str = ANY_TIME, **more: Any) -> Manifest:
