@@ -70,7 +70,6 @@ DISTILL_FAULTS = (
         old="if rule == BETWEEN_SHARDS:",
         new="if False:",
         tests=(f"{SEGMENTS}::test_with_rejection_no_shard_has_rows_of_two_drafts",),
-        is_dangerous=True,
     ),
     Mutant(
         name="a-draft-changes-whatever-the-rule",
