@@ -21,7 +21,6 @@ from specdist.data.access import check_output, claims_folder
 from specdist.data.files import FileStamp
 from specdist.data.layout import layout_info
 from specdist.data.manifest import COMPLETIONS_PER_SHARD
-from specdist.data.segments import DRAFT_CHANGES
 from specdist.data.storage import storage_path
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.limits import SchedulerSettings
@@ -35,7 +34,7 @@ from specdist.job.memory_texts import MemoryTexts, read_memory
 from specdist.job.output_columns import check_column_names
 from specdist.job.processing import sampling_settings
 from specdist.job.report import check_results, frozen_costs
-from specdist.job.reproducibility import draft_changes, reproducibility
+from specdist.job.reproducibility import reproducibility_info
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
 from specdist.job.row_options import RowOptionReader
 from specdist.job.tokens import (
@@ -384,8 +383,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         # Until the loaded target has been checked.
         "exact": False,
         "flops_per_token": _flops_per_token(models),
-        "reproducibility": reproducibility(config, topology),
-        DRAFT_CHANGES: draft_changes(config),
+        **reproducibility_info(config, topology),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else config.draft if config.uses_memory else None,
         "head": models.head.description() if models.head else None,

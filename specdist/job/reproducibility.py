@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specdist.config.generate import GenerateConfig
-from specdist.data.segments import ANY_TIME, BETWEEN_SHARDS, NEVER
+from specdist.data.segments import ANY_TIME, BETWEEN_SHARDS, DRAFT_CHANGES, NEVER
 from specdist.job.topology import Topology
 
 
@@ -22,6 +22,11 @@ def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     depends_on_batch |= config.memory_rows and config.uses_draft
     depends_on_batch |= config.chooses_rounds and topology.has_draft_rank
     return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
+
+
+def reproducibility_info(config: GenerateConfig, topology: Topology) -> dict[str, str]:
+    """Both, by their names in the manifest."""
+    return {"reproducibility": reproducibility(config, topology), DRAFT_CHANGES: draft_changes(config)}
 
 
 def draft_changes(config: GenerateConfig) -> str:
