@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from specdist.models.eagle_runner import EagleRunner
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.eagle import EagleHarness, eagle_model, eagle_target, expected_probabilities
 from tests.engine.harness import Harness, requests_for
@@ -35,15 +36,18 @@ CROWDED = {"max_num_batched_tokens": 20, "num_pages": 14, "max_num_seqs": 4}
 
 
 @pytest.mark.parametrize(
-    ("family", "options"),
-    [("llama", {}), ("gemma2", CROWDED), ("gpt_neox", {})],
-    ids=["llama", "gemma2, preempted", "gpt_neox"],
+    ("family", "options", "waits"),
+    [("llama", {}, True), ("gemma2", CROWDED, True), ("gpt_neox", {}, False)],
+    ids=["llama", "gemma2, preempted", "gpt_neox, as on a device"],
 )
-def test_every_block_is_what_the_published_formulas_say(family: str, options: dict[str, Any]) -> None:
+def test_every_block_is_what_the_published_formulas_say(
+    family: str, options: dict[str, Any], waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Computed anew for every candidate, from the whole text before it: other states, states of another
     position, those of a draft that was rejected, or another vocabulary would give other probabilities."""
     target = eagle_target(VOCAB_SIZE, family)
     draft = eagle_model(target, IDS)
+    monkeypatch.setattr(EagleRunner, "is_asynchronous", not waits)
     replica = EagleHarness(target, draft, settings=SamplingSettings(), max_new_tokens=14, **options)
     replica.generate(requests_for(prompts_of_lengths(1, 17, 2, 26), num_samples=2))
     stats = replica.stats_recorder.close_shard(0)
