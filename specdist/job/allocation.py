@@ -7,6 +7,7 @@ fraction of the available memory; pages that are never written take none.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -21,6 +22,7 @@ from specdist.engine.limits import SchedulerSettings
 from specdist.job.preflight import ModelPlan
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint
+from specdist.models.eagle import NUM_STATES
 from specdist.models.memory import DeviceMemory, available_memory_bytes, device_memory
 from specdist.models.quantized import quantization_of
 from specdist.models.reserve import PassLimits, Reserve, Sampling, gib, page_overhead, reserve
@@ -41,12 +43,14 @@ class BatchLimits:
     Attributes:
         num_branch_slots, max_branch_tokens: of the draft, on the rank that holds it.
         works_ahead: the draft works while the target does.
+        num_state_numbers: of every token, that an EAGLE-3 draft reads.
     """
 
     scheduling: SchedulerSettings
     num_branch_slots: int = 0
     max_branch_tokens: int = 0
     works_ahead: bool = False
+    num_state_numbers: int = 0
 
     @property
     def pages_per_seq(self) -> int:
@@ -140,6 +144,7 @@ def target_limits(
         num_drawn=num_kept,
         decides=decides,
         has_kernel=has_kernel,
+        num_state_numbers=limits.num_state_numbers,
     )
 
 
@@ -160,6 +165,7 @@ def draft_limits(limits: BatchLimits, sampling: Sampling, *, has_kernel: bool = 
         num_drawn=batch.num_slots if is_random else 0,
         num_run_steps=LONGEST_RUN,
         has_kernel=has_kernel,
+        num_state_numbers=limits.num_state_numbers,
     )
 
 
@@ -250,6 +256,9 @@ def room_for_cache(
     given, name = config.cache_bytes(), f"memory of {topology.device}"
     if topology.device.type == "cuda":
         sampling, held = sampling_of(config), []
+        if models.draft is not None and models.draft.is_eagle:
+            hidden_size = models.target.config.get_text_config().hidden_size
+            limits = dataclasses.replace(limits, num_state_numbers=NUM_STATES * hidden_size)
         if target is not None:
             decides, has_kernel = topology.rank == RANK_ZERO, target.has_kernel(PAGE_SIZE)
             passes = target_limits(limits, sampling, decides=decides, has_kernel=has_kernel)

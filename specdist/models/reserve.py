@@ -37,6 +37,7 @@ GRAPH_NODE_BYTES = 1024
 KERNELS_PER_LAYER, OTHER_KERNELS = 16, 25
 # Of a recorded draw: most of them are the noise of gumbel, and features.
 DRAW_KERNELS = 90
+STATE_COPIES = 3
 # Of the whole GPU: memory that the allocator cannot use because of fragmentation.
 FRAGMENTED_FRACTION = 0.03
 
@@ -73,6 +74,7 @@ class PassLimits:
         decides: this rank gets logits of the whole vocabulary, others only of their part.
         num_run_steps: of the longest recorded run, of a draft.
         has_kernel: attention reads pages where they lie, without a mask.
+        num_state_numbers: that the target's pass leaves of every token for an EAGLE-3 draft.
     """
 
     num_tokens: int
@@ -84,6 +86,7 @@ class PassLimits:
     decides: bool = True
     num_run_steps: int = 0
     has_kernel: bool = True
+    num_state_numbers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +155,10 @@ def reserve(
 ) -> Reserve:
     """The reserve of one model on one GPU of ``device_bytes``. ``num_communicators``: of NCCL, on this
     rank."""
+    # As they leave the layers, side by side, and those of committed tokens.
+    states = STATE_COPIES * limits.num_tokens * limits.num_state_numbers * model.bytes_per_number
     return Reserve(
-        activations=activation_bytes(model, limits.num_tokens, tp_size),
+        activations=activation_bytes(model, limits.num_tokens, tp_size) + states,
         attention=MAX_SPLIT_BYTES if limits.has_kernel else mask_bytes(model, limits, tp_size),
         logits=logit_bytes(model, limits, sampling, tp_size),
         kept_scores=limits.num_kept * model.vocab_size * FLOAT_BYTES,

@@ -71,6 +71,7 @@ class _Work:
     works_ahead: bool = False
     num_targets: int = 1
     draft_window: DraftWindow | None = None
+    num_state_numbers: int = 0
 
     def limits(self, num_rows: int) -> BatchLimits:
         """The limits of a job with this many running sequences of every target."""
@@ -89,6 +90,7 @@ class _Work:
             num_branch_slots=num_rows * self.num_branches,
             max_branch_tokens=block_tokens if self.num_branches else 0,
             works_ahead=self.works_ahead,
+            num_state_numbers=self.num_state_numbers,
         )
 
 
@@ -109,7 +111,11 @@ def fit(
     holds those of all its targets, or ``draft_window`` tokens of each."""
     drafts = draft is not None and mode != "target only"
     window = None if draft_window is None else DraftWindow.of_tokens(draft_window, PAGE_SIZE)
-    work = _Work(row_tokens=row_tokens, num_draft_tokens=num_draft_tokens if drafts else 0)
+    work = _Work(
+        row_tokens=row_tokens,
+        num_draft_tokens=num_draft_tokens if drafts else 0,
+        num_state_numbers=draft.num_read_numbers if draft is not None and drafts else 0,
+    )
     of_target = int(tp_size > 1)
     if draft is None or mode == "target only":
         return Fit(target=_share(gpu, work, of_target, target=target, tp_size=tp_size), draft=None)
@@ -124,6 +130,7 @@ def fit(
         works_ahead=mode in ("ahead", "branches"),
         num_targets=targets_per_draft,
         draft_window=window,
+        num_state_numbers=draft.num_read_numbers,
     )
     return Fit(
         target=_share(gpu, work, of_target + 1, target=target, tp_size=tp_size),

@@ -326,11 +326,11 @@ def rank_room(
     world_size: int = 5,
     draft: ModelSize | None = None,
 ) -> CacheRoom:
-    monkeypatch.setattr(allocation, "_size", lambda checkpoint, runner: checkpoint or size)
+    monkeypatch.setattr(allocation, "_size", lambda checkpoint, runner: draft if checkpoint else size)
     topology = Topology(
         device=torch.device("cuda:0"), world_size=world_size, tp_size=4, rank=rank, uses_draft=True
     )
-    models: Any = SimpleNamespace(target=None, draft=draft)
+    models: Any = SimpleNamespace(target=None, draft=draft and SimpleNamespace(is_eagle=False))
     held: Any = None if draft is None else Runner()
     return room_for_cache(config, models, topology, rows(), target=Runner(), draft=held)  # type: ignore[arg-type]
 
@@ -397,3 +397,23 @@ def test_the_draft_of_a_block_of_one_token_is_reserved_for_too(small: ModelSize)
         scheduling=dataclasses.replace(limits.scheduling, max_num_batched_tokens=1, max_draft_tokens=1),
     )
     assert draft_limits(limits, Sampling()).num_tokens == 2
+
+
+def test_an_eagle_draft_keeps_a_state_of_every_token_and_its_target_leaves_three(middle: ModelSize) -> None:
+    """For a page: keys and values of one layer, and a state; for a pass: three copies of three states."""
+    config = LlamaConfig(
+        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=1,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128, max_position_embeddings=64,
+        architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=32_000,
+    )  # fmt: skip
+    draft = model_size("eagle", config, 2)
+    assert draft.cache_bytes_per_token(1) == 2 * (2 * 8 * 128 + 4096)
+    assert draft.num_head == 32_000 * 4096
+    limits = rows()
+    with_states = dataclasses.replace(limits, num_state_numbers=draft.num_read_numbers)
+    plain, larger = (
+        room_on_gpu([target_on(middle, 1, each)], each, TOP_P, loaded((middle, 1)))
+        for each in (limits, with_states)
+    )
+    assert plain.needs is not None and larger.needs is not None
+    assert larger.needs.total - plain.needs.total == 3 * 2048 * 3 * 4096 * 2
