@@ -55,6 +55,10 @@ class TokenMasker(Protocol):
 def allowed_tokens(masks_NW: Tensor, ids: range) -> Tensor:
     """bool [N, v]: of packed masks, the part of these token ids."""
     first, end = ids.start // MASK_BITS, -(-ids.stop // MASK_BITS)
+    if masks_NW.device.type == "cpu":
+        bytes_NB = masks_NW[:, first:end].contiguous().numpy().view(np.uint8)
+        bits_NV = torch.from_numpy(np.unpackbits(bytes_NB, axis=1, bitorder="little").view(bool))
+        return bits_NV[:, ids.start - first * MASK_BITS :][:, : len(ids)]
     shifts = torch.arange(MASK_BITS, device=masks_NW.device, dtype=torch.int32)
     bits_NV = ((masks_NW[:, first:end, None] >> shifts) & 1).flatten(1).bool()
     offset = ids.start - first * MASK_BITS
@@ -87,7 +91,7 @@ class LogitsProcessors:
                 scores_Nv = torch.where(early_N[:, None].bool(), scores_Nv + self._end_v, scores_Nv)
         if masks_NW is not None:
             masks = torch.from_numpy(masks_NW).to(self._device)
-            scores_Nv = scores_Nv.masked_fill(~allowed_tokens(masks, self._ids), -torch.inf)
+            scores_Nv = scores_Nv.where(allowed_tokens(masks, self._ids), -torch.inf)
         if self._suppressed_v is not None:
             scores_Nv = scores_Nv + self._suppressed_v
         return scores_Nv

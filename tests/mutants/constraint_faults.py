@@ -16,7 +16,7 @@ CONSTRAINT_FAULTS = (
     Mutant(
         name="draft-without-the-constraints-masks",
         file="engine/pipeline.py",
-        old="return self.process(logits_AV[:, : self._vocab_size], asked, self.masks(asked))",
+        old="return self.process(logits_AV[:, : self._vocab_size], asked, masks_AW)",
         new="return self.process(logits_AV[:, : self._vocab_size], asked, None)",
         tests=(ALWAYS,),
     ),
