@@ -87,6 +87,7 @@ def generated() -> dict[str, str]:
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
     from tests import elsewhere
+    from tests.constraints import tables as constraint_tables
     from tests.drafters import tables as drafters_tables
     from tests.engine import window_acceptance
     from tests.gpu import counts_tables
@@ -108,6 +109,7 @@ def generated() -> dict[str, str]:
         "plans-70b": before_after.markdown(),
         "draft-window": window_acceptance.markdown(),
         "elsewhere": elsewhere.markdown(),
+        "constrained": constraint_tables.markdown(),
         "quantized": quantized_formats.markdown(),
         "plan": f"```\n{plan()}\n```",
         "emulation": emulation(),
