@@ -252,6 +252,7 @@ def config_of(**options: Any) -> Any:
         "acceptance": "rejection",
         "top_p": 1.0,
         "processes_logits": False,
+        "prompt_logprobs": None,
         **options,
     }
     given["is_greedy"] = given["temperature"] == 0
