@@ -212,7 +212,11 @@ class WatchedFiles:
     def __init__(self, files: Sequence[Path], known: Sequence[FileStamp] = ()) -> None:
         """``known``: files that were read before; if they are these, unchanged, they are not read again."""
         self._files = files
-        self._stamps = [_stamp(file) for file in files]
+        self._stamps = [stamp_of(file) for file in files]
+        self.know(known)
+
+    def know(self, known: Sequence[FileStamp]) -> None:
+        """Take the digests of files that have been read, if they are these."""
         unchanged = [replace(stamp, sha256="") for stamp in known] == self._stamps
         self._digests = [stamp.sha256 for stamp in known] if unchanged and known else None
 
@@ -226,7 +230,7 @@ class WatchedFiles:
         """Of all files; they are read unless known. Raises :class:`UserError` if one has changed."""
         if self._digests is None:
             self._digests = [_digest(file) for file in self._files]
-            if [_stamp(file) for file in self._files] != self._stamps:
+            if [stamp_of(file) for file in self._files] != self._stamps:
                 raise _changed(self._files[0])
         return [replace(stamp, sha256=sha) for stamp, sha in zip(self._stamps, self._digests, strict=True)]
 
@@ -236,7 +240,7 @@ class WatchedFiles:
 
     def check(self, index: int) -> None:
         """Raises :class:`UserError` if this file is gone or its content changed."""
-        file, stamp = self._files[index], _stamp(self._files[index])
+        file, stamp = self._files[index], stamp_of(self._files[index])
         if stamp == self._stamps[index]:
             return
         if self._digests is None or _digest(file) != self._digests[index]:
@@ -244,7 +248,8 @@ class WatchedFiles:
         self._stamps[index] = stamp
 
 
-def _stamp(file: Path) -> FileStamp:
+def stamp_of(file: Path) -> FileStamp:
+    """Without a digest. Raises :class:`UserError` if the file is gone."""
     try:
         found = file.stat()
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -15,7 +15,9 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from specdist.data.batches import BODY, is_batch, read_batch
+from specdist.data.converted import converted, is_large
 from specdist.data.csv_files import read_csv
+from specdist.data.files import FileStamp
 from specdist.data.input_rows import InputRows, ParquetRows, TableRows
 from specdist.data.jsonl import PromptColumn, read_jsonl
 from specdist.data.text import check_layout
@@ -51,16 +53,21 @@ def find_files(path: Path) -> list[Path]:
 @dataclass(frozen=True)
 class Inputs:
     """All rows; ``unusable`` as in :class:`specdist.data.Prompts`. ``is_chat_batch``: whether the requests
-    of a batch have conversations; None if the rows are no requests."""
+    of a batch have conversations; None if the rows are no requests. ``stamps``: of the files, if they were
+    digested while they were read."""
 
     rows: InputRows
     unusable: Mapping[int, str] = field(default_factory=dict)
     is_chat_batch: bool | None = None
+    stamps: Sequence[FileStamp] = ()
 
 
-def read_inputs(files: list[Path], prompts: PromptColumn, *, is_known: bool = False) -> Inputs:
-    """All rows of files of one type: Arrow files are memory-mapped, of Parquet files a few row groups are in
-    memory at a time. Raises :class:`UserError` with the file.
+def read_inputs(
+    files: list[Path], prompts: PromptColumn, *, is_known: bool = False, spool: str | None = None
+) -> Inputs:
+    """All rows of files of one type: Arrow files are memory-mapped, and so are large JSONL files, converted
+    in the ``spool``; of Parquet files a few row groups are in memory at a time. Raises :class:`UserError`
+    with the file.
 
     Args:
         is_known: these files have been checked before, and have not changed since.
@@ -69,6 +76,9 @@ def read_inputs(files: list[Path], prompts: PromptColumn, *, is_known: bool = Fa
     if kind == "JSONL" and prompts.name == BODY and is_batch(files):
         batch = read_batch(files)
         return Inputs(TableRows(batch.table), unusable=batch.reasons, is_chat_batch=batch.is_chat)
+    if kind == "JSONL" and is_large(files):
+        found = converted(files, prompts, spool)
+        return Inputs(TableRows(found.table), unusable=prompts.reasons, stamps=found.stamps)
     if kind == "JSONL":
         return Inputs(TableRows(read_jsonl(files, prompts)), unusable=prompts.reasons)
     if kind == "CSV":

@@ -219,7 +219,8 @@ def open_prompts(
     column = PromptColumn(
         messages_column or prompt_column or "", is_chat=messages_column is not None, is_turns=has_turns
     )
-    found = read_inputs(files, column, is_known=watched.are_known)
+    found = read_inputs(files, column, is_known=watched.are_known, spool=spool)
+    watched.know([*found.stamps] or known)
     rows = found.rows
     if rows.num_rows == 0:
         raise UserError(f"--prompts {path} has no rows: there is nothing to generate")

@@ -153,7 +153,7 @@ def _configure_logging(topology: Topology) -> None:
         force=True,
     )
     # The last of these logs a line for every layer of every pass.
-    for noisy in ("httpx", "DeepSpeed", "torch.nn.attention.varlen"):
+    for noisy in ("aiobotocore", "botocore", "httpcore", "httpx", "DeepSpeed", "torch.nn.attention.varlen"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     # Every rank logs the CPUs that it is bound to.
     logging.getLogger("specdist.job.numa").setLevel(logging.INFO)

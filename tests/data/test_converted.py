@@ -1,0 +1,84 @@
+"""Large JSONL files, of which no rows are in memory: the same rows as of small ones, read once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from specdist.data import Prompts, RowError, converted, jsonl, open_prompts
+from specdist.utils.errors import UserError
+
+ROWS: list[dict[str, Any]] = [
+    {"prompt": "a", "n": 1},
+    {"prompt": 5, "n": 2, "late": None},
+    {"prompt": "2020-01-01", "n": 2.5, "late": "x", "list": [1]},
+    {"prompt": None, "n": None, "list": [0.5]},
+    {"prompt": "e", "n": 7, "late": None, "list": None},
+]
+
+
+def opened(path: Path, spool: Path) -> Prompts:
+    return open_prompts(str(path), prompt_column="prompt", messages_column=None, limit=None, spool=str(spool))
+
+
+def written(path: Path, lines: list[bytes]) -> Path:
+    content = b"\n".join(lines)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.fixture
+def is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converted, "LARGE_BYTES", 1)
+    monkeypatch.setattr(converted, "LARGE_COMPRESSED_BYTES", 1)
+    monkeypatch.setattr(jsonl, "CHUNK_BYTES", 1)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_rows_of_large_files_are_those_of_small_ones(
+    tmp_path: Path, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / name, [*(json.dumps(row).encode() for row in ROWS), b'{"prompt": "\xff"}'])
+    small = opened(path, tmp_path)
+    expected, fingerprint = small.table(0, len(ROWS) + 1), small.fingerprint
+    request.getfixturevalue("is_large")
+    with monkeypatch.context() as patched:
+        patched.setattr("specdist.data.files.sha256_of", None)  # read once, not twice
+        large = opened(path, tmp_path)
+        assert large.fingerprint == fingerprint
+    check(large, expected)
+    # Another start reads nothing as a whole.
+    monkeypatch.setattr("specdist.data.files.sha256_of", None)
+    monkeypatch.setattr(jsonl, "json_chunks", None)
+    again = opened(path, tmp_path)
+    assert again.fingerprint == fingerprint
+    check(again, expected)
+    assert sorted(file.suffix for file in (tmp_path / "inputs").iterdir()) == [".arrow", ".json", ".lock"]
+
+
+def check(prompts: Prompts, expected: pa.Table) -> None:
+    found = prompts.table(0, prompts.num_rows)
+    assert found.schema.equals(expected.schema) and found.schema.field("n").type == pa.float64()
+    assert found.slice(0, len(ROWS)).equals(expected.slice(0, len(ROWS)))
+    assert [prompts.prompt(row) for row in (0, 2, 4)] == ["a", "2020-01-01", "e"]
+    for row, reason in ((1, "a number (5)"), (3, "is null"), (5, "not valid UTF-8")):
+        with pytest.raises(RowError, match=reason.replace("(", r"\(").replace(")", r"\)")):
+            prompts.prompt(row)
+
+
+def test_a_changed_file_is_converted_anew_and_a_bad_line_is_told(is_large: None, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", [b'{"prompt": "a"}'])
+    first = opened(path, tmp_path).fingerprint
+    written(path, [b'{"prompt": "b"}', b'{"prompt": "c"}'])
+    changed = opened(path, tmp_path)
+    assert changed.num_rows == 2 and changed.fingerprint != first
+    written(path, [b'{"prompt": "a"}', b"{}}"])
+    with pytest.raises(UserError, match="line 2 is not valid JSON"):
+        opened(path, tmp_path)
+    assert not list((tmp_path / "inputs").glob("*.tmp"))
+    assert len(list((tmp_path / "inputs").glob("*.arrow"))) == 2
