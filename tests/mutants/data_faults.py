@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 LEDGER = "tests/engine/test_stats_recorder.py"
 STATS = "tests/stats/test_shard.py"
+CONVERTED = "tests/data/test_converted.py"
 FILES = "tests/data/test_files.py"
 PUBLISHING = "tests/data/test_publishing.py"
 PARTS = "tests/data/test_parts.py"
@@ -274,6 +275,27 @@ DATA_FAULTS = (
         old="if holding.replica is None or self._watch.is_gone(holding.replica):",
         new="if True:",
         tests=(CLAIMS,),
+    ),
+    Mutant(
+        name="converted-rows-before-types-widened-are-lost",
+        file="data/converted.py",
+        old="for batch in _batches(pieces[:-1]):",
+        new="for batch in _batches(pieces[-2:-1]):",
+        tests=(CONVERTED,),
+    ),
+    Mutant(
+        name="converted-rows-of-a-file-that-has-changed",
+        file="data/converted.py",
+        old=", [asdict(stamp) for stamp in stamps]])",
+        new=", [stamp.path for stamp in stamps]])",
+        tests=(CONVERTED,),
+    ),
+    Mutant(
+        name="converted-files-read-again-for-their-digest",
+        file="data/prompts.py",
+        old="    watched.know([*found.stamps] or known)\n",
+        new="",
+        tests=(CONVERTED,),
     ),
     Mutant(
         name="heartbeat-read-more-often-than-it-beats",

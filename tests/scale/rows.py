@@ -2,10 +2,10 @@
 
     python -m tests.scale.rows --rows 1000000 10000000
 
-For each number of rows a file is written, and opened by a new process twice: ``first`` as by the first start
-on a machine, ``again`` as by every other replica and restart; then rows at random are read. Memory is what the
-process has of its own (``RssAnon``): mapped files are the system's to drop. JSONL in memory is what small
-files are read as. The last line on stdout is a JSON document.
+For each number of rows a file is written, and opened by a new process twice: ``first`` as by the first
+start on a machine, ``again`` as by every other replica and restart; then rows at random are read. Memory is
+what the process has of its own (``RssAnon``): mapped files are the system's to drop. JSONL in memory is what
+small files are read as. The last line on stdout is a JSON document.
 """
 
 from __future__ import annotations
