@@ -104,6 +104,7 @@ def generated() -> dict[str, str]:
         "kernels": compiled_kernels(),
         "device-counts": counts_tables.markdown(),
         "scale": scale_tables.markdown(),
+        "scale_requests": scale_tables.requests_markdown(),
         "tails": tails.markdown(),
         "rounds": sweep.markdown(),
         "plans-70b": before_after.markdown(),

@@ -149,6 +149,15 @@ class ObjectStore:
         start = f"{folder.rstrip('/')}/"
         return {name.removeprefix(start): _info(entry) for name, entry in found.items() if name != folder}
 
+    def abort_uploads(self, folder: str) -> None:
+        """Remove the parts of uploads to objects below a folder that were not completed, which S3 keeps."""
+        if self.protocol not in S3:
+            return
+        bucket, _, prefix = folder.partition("/")
+        for upload in self._try(self._filesystem.list_multipart_uploads, bucket):
+            if upload["Key"].startswith(f"{prefix}/"):
+                self._try(self._filesystem.abort_mpu, bucket, upload["Key"], upload["UploadId"])
+
     def check(self, path: str, tag: str, *, is_conditional: bool = True) -> bool:
         """Create and remove an object beside ``path``; returns whether the store refuses to create it while
         it exists, which is not tried unless ``is_conditional``. Raises as :meth:`read` does."""

@@ -12,6 +12,7 @@ from functools import partial
 import psutil
 
 from specdist.config.generate import GenerateConfig
+from specdist.data.leftovers import remove_leftovers
 from specdist.data.storage import local_folder
 from specdist.engine.stats_recorder import ReplicaStart, StatsRecorder
 from specdist.engine.stopping import StopRules
@@ -298,6 +299,7 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
     is_complete = not run.pending_shards
     if is_complete:
         write_card(folder)
+        remove_leftovers(folder)
         if config.push_to_hub is not None:
             push_to_hub(folder, run.membership, config.push_to_hub)
     document = totals_document(folder, figures, num_devices=topology.num_devices, is_complete=is_complete)

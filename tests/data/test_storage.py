@@ -15,6 +15,7 @@ from specdist.data import open_prompts
 from specdist.data.access import check_output
 from specdist.data.files import publish, write_json
 from specdist.data.layout import CLAIMS, RUN_TAG
+from specdist.data.leftovers import remove_leftovers
 from specdist.data.object_store import ObjectStore, StoreError
 from specdist.data.publishing import Attempt, ShardRecord
 from specdist.data.storage import StorePath, local_copy, local_folder, spooled, storage_path
@@ -219,6 +220,21 @@ def test_rows_of_an_unfinished_shard_are_kept_here_and_on_the_store(store, tmp_p
         assert len(elsewhere.part_rows(0)) == 1
     open_(store, overwrite=True)
     assert folder.part_rows(0) == []
+
+
+def test_a_complete_run_leaves_nothing_of_replicas_that_were_killed(store, tmp_path):
+    """Part logs and data in the spool, and parts of an upload; what is another run's stays."""
+    folder, other = open_(store / "run"), store / "other"
+    folder.parts(0, 1).close()
+    Attempt(folder.paths(0), "killed")._write_table(folder.data_path(0), TABLE)
+    files = store.store._filesystem
+    for path in (folder.data_path(0), other):
+        files.call_s3("create_multipart_upload", Bucket="bucket", Key=path.key.partition("/")[2])
+    assert [path for path in store.spool.rglob("*") if path.is_file()] != []
+    remove_leftovers(folder)
+    assert [path for path in store.spool.rglob("*") if path.is_file()] == []
+    left = [upload["Key"] for upload in files.list_multipart_uploads("bucket")]
+    assert left == [other.key.partition("/")[2]]
 
 
 def test_a_log_is_copied_while_rows_finish(store):

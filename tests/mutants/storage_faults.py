@@ -41,6 +41,13 @@ STORAGE_FAULTS = (
         tests=(f"{STORAGE}::test_without_conditional_writes_a_shard_has_the_data_of_one_attempt",),
     ),
     Mutant(
+        name="store-uploads-of-other-runs-are-aborted",
+        file="data/object_store.py",
+        old='            if upload["Key"].startswith(f"{prefix}/"):\n',
+        new="            if prefix:\n",
+        tests=(f"{STORAGE}::test_a_complete_run_leaves_nothing_of_replicas_that_were_killed",),
+    ),
+    Mutant(
         name="store-silence-is-absence",
         file="data/publishing.py",
         old="""            return from_fields(ShardRecord, parse_json(path.read_bytes()))

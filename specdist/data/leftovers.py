@@ -1,0 +1,30 @@
+"""What replicas that were killed have left of a run on a store: removed once the run is complete."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+from specdist.data.files import TEMPORARY_SUFFIX
+from specdist.data.run_folder import RunFolder
+from specdist.data.storage import StorePath
+
+logger = logging.getLogger(__name__)
+
+
+def remove_leftovers(folder: RunFolder) -> None:
+    """Of a complete run: this machine's part logs and data that waited for an upload, and on S3 the parts of
+    uploads that were never completed. What cannot be removed is harmless, and stays."""
+    path = folder.path
+    if not isinstance(path, StorePath):
+        return
+    shutil.rmtree(path.spool / f"run-{folder.run_tag}", ignore_errors=True)
+    for file in (path.spool / "files").glob(f"*/*{TEMPORARY_SUFFIX}"):
+        file.unlink(missing_ok=True)
+    retry_s, path.store.retry_s = path.store.retry_s, 0.0
+    try:
+        path.store.abort_uploads(path.key)
+    except OSError as error:
+        logger.info("parts of uploads that were cut short may be left in %s: %s", path, error)
+    finally:
+        path.store.retry_s = retry_s
