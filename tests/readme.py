@@ -89,7 +89,7 @@ def generated() -> dict[str, str]:
     from tests import elsewhere
     from tests.constraints import tables as constraint_tables
     from tests.drafters import tables as drafters_tables
-    from tests.engine import window_acceptance
+    from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
     from tests.models import quantized_formats
     from tests.planning import before_after, sweep
@@ -111,6 +111,7 @@ def generated() -> dict[str, str]:
         "draft-window": window_acceptance.markdown(),
         "elsewhere": elsewhere.markdown(),
         "constrained": constraint_tables.markdown(),
+        "logprobs-cost": measure_logprobs.markdown(),
         "quantized": quantized_formats.markdown(),
         "plan": f"```\n{plan()}\n```",
         "emulation": emulation(),
