@@ -88,6 +88,7 @@ def generated() -> dict[str, str]:
     from specdist.policies.registry import markdown_table as policies
     from tests import elsewhere
     from tests.constraints import tables as constraint_tables
+    from tests.distillation import tables as distillation_tables
     from tests.drafters import tables as drafters_tables
     from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
@@ -119,6 +120,7 @@ def generated() -> dict[str, str]:
         "emulated": emulated(),
         **papers(),
         "memory-beside": drafters_tables.markdown(),
+        "distilled": distillation_tables.markdown(),
     }
 
 

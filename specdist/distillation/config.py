@@ -19,7 +19,7 @@ from specdist.utils.errors import UserError
 Teacher = Literal["target", "recorded", "tokens"]
 Loss = Literal["kl", "reverse_kl", "tvd"]
 # The rate of fine-tuning a model of this width; one of another width gets a rate in inverse proportion.
-USUAL_RATE, USUAL_WIDTH = 1e-4, 2048
+USUAL_RATE, USUAL_WIDTH = 5e-5, 2048
 
 
 @dataclass(kw_only=True)
@@ -64,13 +64,13 @@ class DistillConfig(GenerateConfig):
         "reverse_kl, or tvd = TVD++; no option with --teacher tokens, whose loss is the cross entropy",
     )
     learning_rate: float | None = option(
-        None, help="largest learning rate of AdamW (default: 1e-4 x 2048 / hidden size of the draft)"
+        None, help="largest learning rate of AdamW (default: 5e-5 x 2048 / hidden size of the draft)"
     )
     epochs: int = option(20, help="most passes over the training rows")
     patience: int = option(
-        3, help="training stops after so many evaluations without a higher predicted speed-up"
+        6, help="training stops after so many evaluations without a higher predicted speed-up"
     )
-    batch_size: int = option(16, help="sequences of a training step, over all ranks")
+    batch_size: int = option(8, help="sequences of a training step, over all ranks")
     tokens_per_pass: int = option(4096, help="most tokens of a rank's forward pass, which bounds its memory")
     max_sequences: int = option(20_000, help="most sequences to train on, spread over the finished rows")
     validation_share: float = option(0.1, help="share of the rows kept for evaluations")
