@@ -109,6 +109,7 @@ def generated() -> dict[str, str]:
         "tails": tails.markdown(),
         "rounds": sweep.markdown(),
         "plans-70b": before_after.markdown(),
+        "group-storm": group_storm(),
         "draft-window": window_acceptance.markdown(),
         "elsewhere": elsewhere.markdown(),
         "constrained": constraint_tables.markdown(),
@@ -181,6 +182,22 @@ def emulated() -> str:
         f"prompts of {given['prompt_tokens']:,} tokens) generate {rates} tokens/s with the defaults for "
         f"{sizes} sequences, {ratios} times as many as the target alone; for {listed(shares)} of that time a "
         "GPU that is needed waits for Python: [measurements](jobs/benchmarks/README.md)."
+    )
+    return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
+
+
+def group_storm() -> str:
+    """What a storm over target groups has done."""
+    found = json.loads((REPOSITORY / "jobs/benchmarks/group-storm.json").read_text(encoding="utf-8"))
+    counts: dict[str, int] = {}
+    for strike in found["strikes"]:
+        counts[strike["signal"]] = counts.get(strike["signal"], 0) + strike["number"]
+    sent = " and ".join(f"{number} times {name}" for name, number in sorted(counts.items()))
+    runs = ", ".join(f"{number} {rule}" for rule, number in found["runs"].items())
+    text = (
+        f"`{found['command']}` sent {sent} to {found['targets']} target groups and their draft, at random "
+        f"moments of {sum(found['runs'].values())} runs ({runs}); every row was that of an undisturbed run, "
+        "and under rejection every byte."
     )
     return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
 
