@@ -149,7 +149,7 @@ class RoundChooser:
             num_rows: sequences that decode.
             num_context_tokens: mean length of their contexts.
             num_targets: whose sequences these are, in equal parts.
-            num_bursts: for all the targets that share the draft, each as long as this one.
+            num_bursts: for all the targets that share the draft, each like this one.
         """
         self._num_targets, self._num_bursts = num_targets, num_bursts
         rates = self._rates(num_rows, num_context_tokens)
@@ -235,16 +235,24 @@ class RoundChooser:
         beside_ns = float(costs.target_ns(own_rows + chunk, own_rows, context)) - alone_ns
         prompt_ns = prompts * own_rows * beside_ns / chunk
         message_ns = float(costs.message.look_up(num_rows))
-        step_ns = float(costs.draft_ns(num_rows, context))
+        # Targets that share the draft meet where that makes rounds shorter: specdist.engine.meetings.
+        num_groups = round(self._num_targets * self._num_bursts)
+        bursts = [(count, -(-num_groups // count) * own_rows) for count in range(1, num_groups + 1)]
 
         full_K = acceptance**lengths_K
         in_block_K = np.cumsum(acceptance ** np.arange(lengths_K[-1] + 1))[lengths_K]
         # After a block that was accepted whole the draft runs its last token too.
-        first_ns_K = costs.draft_ns(np.rint(num_rows * (1 + full_K)).astype(int), context)
         pass_ns_K = costs.target_ns(own_rows * (lengths_K + 1), own_rows, context)
-        host_ns = float(costs.turns.look_up(num_rows))
-        burst_ns_K = first_ns_K + (lengths_K - 1) * step_ns + host_ns
-        in_turns_ns_K = np.maximum(burst_ns_K + pass_ns_K, self._num_bursts * burst_ns_K) + message_ns
+
+        def burst_ns_K(rows: int) -> np.ndarray:
+            first_ns_K = costs.draft_ns(np.rint(rows * (1 + full_K)).astype(int), context)
+            others_ns_K = (lengths_K - 1) * float(costs.draft_ns(rows, context))
+            return first_ns_K + others_ns_K + float(costs.turns.look_up(rows))
+
+        in_turns_ns_K = message_ns + np.min(
+            [np.maximum(burst_ns_K(rows) + pass_ns_K, count * burst_ns_K(rows)) for count, rows in bursts],
+            axis=0,
+        )
         in_turns_K = num_rows * in_block_K / (in_turns_ns_K + prompt_ns * in_block_K)
 
         caught_B = catching * self._caught_B
@@ -253,9 +261,13 @@ class RoundChooser:
         comes_B = acceptance + (1 - acceptance) * caught_B
         ready_KB = comes_B / (1 - stays_KB + comes_B)
         tokens_KB = 1 + ready_KB * (in_block_K[:, None] - 1)
-        wide_ns_B = costs.draft_ns(num_rows * (1 + self._counts_B), context)
-        drafting_ns_KB = step_ns + lengths_K[:, None] * wide_ns_B + float(costs.ahead.look_up(num_rows))
-        drafting_ns_KB = self._num_bursts * drafting_ns_KB
+
+        def ahead_burst_ns_KB(rows: int) -> np.ndarray:
+            wide_ns_B = costs.draft_ns(rows * (1 + self._counts_B), context)
+            step_ns, host_ns = float(costs.draft_ns(rows, context)), float(costs.ahead.look_up(rows))
+            return np.asarray(step_ns + lengths_K[:, None] * wide_ns_B + host_ns)
+
+        drafting_ns_KB = np.min([count * ahead_burst_ns_KB(rows) for count, rows in bursts], axis=0)
         sizes_KB = np.rint(own_rows * (1 + ready_KB * lengths_K[:, None])).astype(int)
         pass_ns_KB = costs.target_ns(sizes_KB, own_rows, context)
         # Only a pass with a prompt beside the rows leaves the draft more time.

@@ -167,4 +167,18 @@ GROUP_FAULTS = (
         new="totals.setdefault(sorted(run.replicas.values())[0], Stats()).add(stats)",
         tests=("tests/reporting/test_figures.py",),
     ),
+    Mutant(
+        name="choice-of-rounds-takes-the-bursts-as-they-happen-to-be",
+        file="theory/rounds.py",
+        old="bursts = [(count, -(-num_groups // count) * own_rows) for count in range(1, num_groups + 1)]",
+        new="bursts = [(self._num_bursts, num_rows)]",
+        tests=("tests/theory/test_rounds.py",),
+    ),
+    Mutant(
+        name="choice-of-rounds-forgets-the-other-targets",
+        file="theory/rounds.py",
+        old="bursts = [(count, -(-num_groups // count) * own_rows) for count in range(1, num_groups + 1)]",
+        new="bursts = [(1, num_rows)]",
+        tests=("tests/theory/test_rounds.py",),
+    ),
 )
