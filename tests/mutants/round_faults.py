@@ -60,15 +60,15 @@ ROUND_FAULTS = (
     Mutant(
         name="host-of-a-draft-that-works-ahead-is-free",
         file="theory/rounds.py",
-        old=" + float(costs.ahead.look_up(num_rows))",
-        new="",
+        old="float(costs.ahead.look_up(rows))",
+        new="0.0",
         tests=(ROUNDS,),
     ),
     Mutant(
         name="host-of-a-draft-in-turns-is-free",
         file="theory/rounds.py",
-        old="host_ns = float(costs.turns.look_up(num_rows))",
-        new="host_ns = 0.0",
+        old=" + float(costs.turns.look_up(rows))",
+        new="",
         tests=(ROUNDS,),
     ),
     Mutant(
