@@ -84,29 +84,32 @@ def _longest_match(state: NgramState, tokens: np.ndarray) -> tuple[int, int]:
 def propose_tokens(
     state: NgramState, slots_R: np.ndarray, limits_R: np.ndarray, least_chances_R: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens [C] and their chances [C], and how many each row has [R]."""
+    """Tokens [C] and their chances [C], and how many each row has [R]: of the row's own text or of the store,
+    whichever is expected to be right for longer."""
     tokens: list[np.ndarray] = [np.zeros(0, np.int64)]
     chances: list[np.ndarray] = [np.zeros(0)]
     lengths_R = np.zeros(len(slots_R), np.int64)
     for row, (slot, limit) in enumerate(zip(slots_R.tolist(), limits_R.tolist(), strict=True)):
-        place, length = int(state.match_places[slot]), int(state.match_lengths[slot])
-        rates = (state.num_right[slot] + state.prior_right) / (state.num_tried[slot] + state.prior_tried)
-        first_class, text = 0, None
-        other, its_length = int(state.store_places[slot]), int(state.store_lengths[slot])
-        if state.store is not None and other >= 0:
-            its_rate = rates[state.num_classes + state.class_of[its_length]]
-            if place < 0 or its_rate > rates[state.class_of[length]]:
-                place, length, first_class = other, its_length, state.num_classes
-                text = state.store.text_after(place, limit)
-        if place < 0:
-            continue
-        if text is None:
+        place, sources = int(state.match_places[slot]), []
+        if place >= 0:
             period = int(state.num_tokens[slot]) - 1 - place
             text = state.tokens[slot, place + 1 + np.arange(limit) % period]
-        lengths = np.minimum(length + np.arange(len(text)), state.max_match)
-        reach = rates[first_class + state.class_of[lengths]].cumprod()
-        unlikely = np.flatnonzero(reach < least_chances_R[row])
-        lengths_R[row] = num = int(unlikely[0]) if len(unlikely) else len(text)
-        tokens.append(text[:num].astype(np.int64))
-        chances.append(reach[:num])
+            sources.append((text, int(state.match_lengths[slot]), 0))
+        if state.store is not None and state.store_places[slot] >= 0:
+            text = state.store.text_after(int(state.store_places[slot]), limit)
+            sources.append((text, int(state.store_lengths[slot]), state.num_classes))
+        rates = (state.num_right[slot] + state.prior_right) / (state.num_tried[slot] + state.prior_tried)
+        best = 0.0
+        for text, length, first_class in sources:
+            lengths = np.minimum(length + np.arange(len(text)), state.max_match)
+            reach = rates[first_class + state.class_of[lengths]].cumprod()
+            unlikely = np.flatnonzero(reach < least_chances_R[row])
+            num = int(unlikely[0]) if len(unlikely) else len(text)
+            worth = float(reach[:num].cumsum()[-1]) if num else 0.0
+            if worth > best:
+                best, lengths_R[row] = worth, num
+                found = text[:num].astype(np.int64), reach[:num]
+        if lengths_R[row]:
+            tokens.append(found[0])
+            chances.append(found[1])
     return np.concatenate(tokens), np.concatenate(chances), lengths_R

@@ -212,41 +212,50 @@ static double rate_of(const Ngrams *index, int64_t slot, int is_store, int64_t l
     return (index->num_right[counted] + index->prior_right[class]) / (index->num_tried[counted] + index->prior_tried);
 }
 
+/* How many tokens a row's own text, or the store, proposes, and the sum of their chances; they are written
+ * where `proposed` is not NULL. */
+static int64_t read_on(const Ngrams *index, int64_t slot, int is_store, int64_t limit, double least_chance,
+                       int64_t *proposed, double *chances, double *worth) {
+    const Store *store = index->store;
+    int64_t place = is_store ? index->store_places[slot] : index->match_places[slot];
+    int64_t length = is_store ? index->store_lengths[slot] : index->match_lengths[slot], depth = 0;
+    *worth = 0;
+    if (place < 0) return 0;
+    const int32_t *tokens = index->tokens + slot * index->capacity;
+    int64_t period = index->num_tokens[slot] - 1 - place, next = place;
+    double chance = 1;
+    for (; depth < limit; depth++) {
+        if (is_store) {
+            next = depth || is_kept(store, place) ? next_place(store, next) : -1;
+            if (next < 0) break;
+        }
+        chance *= rate_of(index, slot, is_store, length + depth);
+        if (chance < least_chance) break;
+        *worth += chance;
+        if (proposed) {
+            proposed[depth] = is_store ? token_at(store, next) : tokens[place + 1 + depth % period];
+            chances[depth] = chance;
+        }
+    }
+    return depth;
+}
+
 /* Returns the number of tokens proposed for all rows, which lie one after the other in `proposed`. The source
- * whose next token is more likely proposes: the row's own text, or the store. */
+ * of which more tokens are expected to be right proposes: the row's own text, or the store. */
 int64_t propose_tokens(const Ngrams *index, int64_t num_rows, const int64_t *slots, const int64_t *limits,
                        const double *least_chances, int64_t *proposed, double *chances, int64_t *lengths) {
     int64_t total = 0;
     for (int64_t row = 0; row < num_rows; row++) {
-        int64_t slot = slots[row], place = index->match_places[slot], length = index->match_lengths[slot], depth = 0;
         int is_store = 0;
-        if (index->store && index->store_places[slot] >= 0) {
-            is_store = place < 0
-                       || rate_of(index, slot, 1, index->store_lengths[slot]) > rate_of(index, slot, 0, length);
-            if (is_store) {
-                place = index->store_places[slot];
-                length = index->store_lengths[slot];
-            }
+        double own = 0, other = 0;
+        if (index->store && index->store_places[slots[row]] >= 0) {
+            read_on(index, slots[row], 0, limits[row], least_chances[row], 0, 0, &own);
+            read_on(index, slots[row], 1, limits[row], least_chances[row], 0, 0, &other);
+            is_store = other > own;
         }
-        if (place >= 0) {
-            const int32_t *tokens = index->tokens + slot * index->capacity;
-            int64_t period = index->num_tokens[slot] - 1 - place;
-            double chance = 1;
-            int64_t next = place;
-            for (; depth < limits[row]; depth++) {
-                if (is_store) {
-                    next = depth || is_kept(index->store, place) ? next_place(index->store, next) : -1;
-                    if (next < 0) break;
-                }
-                chance *= rate_of(index, slot, is_store, length + depth);
-                if (chance < least_chances[row]) break;
-                proposed[total + depth] =
-                    is_store ? token_at(index->store, next) : tokens[place + 1 + depth % period];
-                chances[total + depth] = chance;
-            }
-        }
-        lengths[row] = depth;
-        total += depth;
+        lengths[row] = read_on(index, slots[row], is_store, limits[row], least_chances[row], proposed + total,
+                               chances + total, &own);
+        total += lengths[row];
     }
     return total;
 }
