@@ -254,3 +254,16 @@ def test_what_a_preempted_sequence_has_said_is_in_the_store_once(is_compiled: bo
     assert proposed(index, slot=0, limit=100) == said[6:]
     append(index, 0, [*said[-3:], 50])
     assert proposed(index, slot=0) == [51]
+
+
+@both_kinds
+def test_the_source_that_goes_on_for_longer_proposes(is_compiled: bool) -> None:
+    """Where another's text is as likely, but ends soon, a repetition of its own is worth more."""
+    index = NgramIndex(num_slots=2, max_length=600, texts=RUNNING, is_compiled=is_compiled)
+    index.begin(np.arange(2), np.array([4, 40]))
+    append(index, 0, [9, 8, 7, 6, 1, 2, 3, 4, 1, 2])
+    append(index, 1, [1, 2, 3, 4] * 10)
+    assert len(proposed(index, slot=1, limit=30)) == 30
+    # Of a text that the sequence does not have the other one alone knows more.
+    append(index, 1, [9, 8, 7, 6])
+    assert proposed(index, slot=1, limit=30)[:6] == [1, 2, 3, 4, 1, 2]

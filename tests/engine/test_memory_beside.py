@@ -10,7 +10,12 @@ import pytest
 from specdist.drafters import source_choice
 from specdist.drafters.ngram_index import NgramIndex
 from specdist.drafters.source_choice import MemorySettings
-from specdist.drafters.text_store import BLOCK, NO_TEXTS, NO_TOKEN, OVERLAP, TextSettings, TextStore
+from specdist.drafters.text_store import NO_TEXTS, NO_TOKEN, OVERLAP, TextSettings, TextStore
+from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.interfaces import Proposer
+from specdist.engine.memory_beside import MemoryBeside
+from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.timeline import Timeline
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
 from tests.engine.harness import Harness, requests_for
@@ -114,30 +119,106 @@ def test_where_the_model_pays_no_more_the_draft_is_asked_for_memory_alone(
     assert (stats.num_memory_tokens > 0.25 * stats.num_row_steps) == (least_gain == 0.0)
 
 
-@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("window", [None, 2])
 def test_tokens_depend_neither_on_the_batch_nor_on_preemptions(window: int | None) -> None:
-    """Under rejection, where every sequence learns alone: the choice of the source is its own, too."""
+    """Under rejection, where every sequence learns alone: the choice of the source is its own, too. A draft
+    with a window does not run all of a prompt, and memory has all of it."""
     common: dict[str, Any] = {"learns": False, "texts": GIVEN, "draft_window": window}
-    expected = tokens_of(replica_with(FILTERED, **common))
-    crowded = replica_with(FILTERED, **common, max_num_seqs=60, num_pages=130)
-    assert tokens_of(crowded) == expected
+    prompts = PROMPTS if window is None else [2 * prompt for prompt in PROMPTS]
+    expected = tokens_of(replica_with(FILTERED, **common), prompts)
+    crowded = replica_with(FILTERED, **common, max_num_seqs=60, num_pages=130 if window is None else 160)
+    assert tokens_of(crowded, prompts) == expected
     assert crowded.stats_recorder.close_shard(0).num_preemptions > 5
 
 
+class Repeating:
+    """Compares the block of every sequence that goes on with that before it was preempted."""
+
+    def __init__(self, inner: Proposer) -> None:
+        self._inner, self.close = inner, inner.close
+        self._blocks: dict[tuple[int, int], list[int]] = {}
+        self.num_repeated = 0
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        keys = [(sequence.stream_key, len(sequence.token_ids)) for sequence in request.sequences]
+        reply = self._inner.propose(request, clock)
+        blocks = np.split(reply.candidate_ids_C, np.cumsum(reply.num_drafted_R))[: len(keys)]
+        for key, block, is_again in zip(keys, blocks, request.num_redraft_R > 0, strict=True):
+            assert not is_again or block.tolist() == self._blocks[key]
+            self._blocks[key] = block.tolist()
+            self.num_repeated += is_again
+        return reply
+
+
+class Knowing:
+    """Compares what memory knows of every sequence with its tokens."""
+
+    def __init__(self, inner: ColocatedDraft) -> None:
+        self._inner, self.close = inner, inner.close
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        reply = self._inner.propose(request, clock)
+        memory = self._inner._draft._memory
+        assert isinstance(memory, MemoryBeside)
+        for sequence in request.sequences:
+            known = memory._index.tokens[sequence.slot, : len(sequence.token_ids)]
+            assert known.tolist() == sequence.token_ids
+        return reply
+
+
+class KnowingReplica(Harness):
+    def proposer(self) -> Proposer:
+        inner = super().proposer()
+        assert isinstance(inner, ColocatedDraft)
+        return Knowing(inner)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_memory_knows_all_of_a_text_of_which_the_draft_runs_a_part(window: int | None) -> None:
+    """What shares pages with another prompt, what a window does not see, and after preemptions."""
+    prompts = [[1, 2, 3, 4] * 5, [1, 2, 3, 4] * 5 + [5, 6], [6, 5, 4, 3, 2, 1] * 5]
+    limits = {"max_num_seqs": 20, "num_pages": 90}
+    replica = replica_with(PLAIN, draft_window=window, kind=KnowingReplica, **limits)
+    tokens_of(replica, prompts, num_samples=10)
+    assert replica.stats_recorder.close_shard(0).num_preemptions > 3
+
+
+class RepeatingReplica(Harness):
+    def proposer(self) -> Proposer:
+        self.repeating = Repeating(super().proposer())
+        return self.repeating
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": 0.0, "pair": (TARGET, None)}], ids=["beside", "alone"])
+def test_a_preempted_sequence_repeats_its_block(options: dict[str, Any]) -> None:
+    """Though memory has learned from others meanwhile: the random numbers are the same, too."""
+    memory = MemorySettings(
+        max_tokens=6, max_model_tokens=3, least_chance=0.0, learns_together=True, texts=TEXTS
+    )
+    replica = markov_replica(
+        PLAIN,
+        **{"kind": RepeatingReplica, "pair": (TARGET, DRAFT), "num_draft_tokens": 3, "beside": memory}
+        | {"max_num_seqs": 60, "num_pages": 130, **options},
+    )
+    tokens_of(replica, num_samples=25)
+    assert replica.repeating.num_repeated > 5  # type: ignore[attr-defined]
+
+
 def test_other_rows_are_remembered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often they are preempted: every token that was said is in the store, and no prompt."""
-    stores: list[TextStore] = []
-    monkeypatch.setattr(NgramIndex, "begin", _noting_stores(NgramIndex.begin, stores))
-    others = TextSettings(num_tokens=20000, adds_sequences=True)
-    crowded = replica_with(COUPLED, texts=others, max_num_seqs=60, num_pages=130)
-    num_tokens = sum(len(token_ids) for token_ids in tokens_of(crowded))
-    num_preemptions = crowded.stats_recorder.close_shard(0).num_preemptions
-    store = stores[0]
-    begins = np.arange(0, int(store.count[0]), BLOCK)
-    assert num_preemptions > 5 and int(store.count[0]) < store.capacity
-    num_stored = int((store.tokens[: int(store.count[0])] != NO_TOKEN).sum()) - OVERLAP * len(begins)
-    # A sequence's last tokens are committed without another round.
-    assert 0.5 * num_tokens < num_stored <= num_tokens
+    """However often they are preempted: no token but those that a new block repeats is stored again."""
+    counts = []
+    for limits in ({"max_num_seqs": 400}, {"max_num_seqs": 60, "num_pages": 130}):
+        stores: list[TextStore] = []
+        monkeypatch.setattr(NgramIndex, "begin", _noting_stores(NgramIndex.begin, stores))
+        others = TextSettings(num_tokens=20000, adds_sequences=True)
+        replica = replica_with(COUPLED, texts=others, **limits)
+        tokens_of(replica, num_samples=25)
+        num_places = int(stores[-1].count[0])
+        assert num_places < stores[-1].capacity
+        num_preemptions = replica.stats_recorder.close_shard(0).num_preemptions
+        counts.append(int((stores[-1].tokens[:num_places] != NO_TOKEN).sum()) - OVERLAP * num_preemptions)
+        monkeypatch.undo()
+    assert num_preemptions > 5 and 0 < counts[1] <= counts[0]
 
 
 def _noting_stores(begin: Any, stores: list[TextStore]) -> Any:
@@ -149,7 +230,7 @@ def _noting_stores(begin: Any, stores: list[TextStore]) -> Any:
     return noting
 
 
-def tokens_of(replica: Harness) -> list[list[int]]:
-    completions = replica.generate(requests_for(PROMPTS, 60))
+def tokens_of(replica: Harness, prompts: list[list[int]] = PROMPTS, num_samples: int = 60) -> list[list[int]]:
+    completions = replica.generate(requests_for(prompts, num_samples))
     assert all(completion.error is None for completion in completions)
     return [completion.token_ids for completion in completions]

@@ -85,14 +85,14 @@ BESIDE_FAULTS = (
         file="engine/opened.py",
         old="token_ids[: None if has_window else each.num_shared]",
         new="token_ids[: each.num_shared]",
-        tests=(BATCH.replace("None", "6"),),
+        tests=(f"{BESIDE}::test_memory_knows_all_of_a_text_of_which_the_draft_runs_a_part[2]",),
     ),
     Mutant(
         name="repeated-block-of-memory-is-a-new-one",
         file="drafters/source_choice.py",
         old="tokens_C = histories_RH[lines_C, NUM_BLOCK_NUMBERS + 1 + arange_segments(lengths_R)].astype(np.int64)",
         new="tokens_C = np.zeros(len(lines_C), np.int64)",
-        tests=(BATCH,),
+        tests=(f"{BESIDE}::test_a_preempted_sequence_repeats_its_block",),
     ),
     Mutant(
         name="memory-beside-lacks-shared-tokens",

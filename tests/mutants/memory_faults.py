@@ -112,6 +112,13 @@ MEMORY_FAULTS = (
         tests=(INDEX,),
     ),
     Mutant(
+        name="shorter-proposal-of-two-sources",
+        file="kernels/ngrams.c",
+        old="is_store = other > own;",
+        new="is_store = other > 0;",
+        tests=(INDEX,),
+    ),
+    Mutant(
         name="preempted-sequence-is-stored-twice",
         file="drafters/ngram_index.py",
         old="np.where(unstored_R == ALL, first_R, unstored_R)",
