@@ -122,6 +122,7 @@ def generated() -> dict[str, str]:
         **papers(),
         "memory-beside": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
+        "memory-costs": drafters_tables.costs(),
     }
 
 

@@ -1,27 +1,56 @@
-"""What ``tests.drafters.measured`` wrote, as a table."""
+"""What ``tests.drafters.measured`` and ``tests.drafters.costs`` wrote, as tables."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from tests.ranks import REPOSITORY
 
-RESULT = REPOSITORY / "jobs/benchmarks/memory-small-pair-cpu.json"
+RESULTS = REPOSITORY / "jobs/benchmarks"
+# Of a row's own text; of other rows and earlier runs.
+OWN, OTHERS, COSTS = (
+    f"memory-{name}.json" for name in ("small-pair-cpu", "others-small-pair-cpu", "costs-cpu")
+)
 SOURCES = ("draft", "memory", "both")
 
 
+def _result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return found
+
+
 def markdown() -> str:
-    found = json.loads(RESULT.read_text(encoding="utf-8"))
-    cases: dict[tuple[str, int, float], dict[str, float]] = {}
-    for run in found["runs"]:
-        case = run["prompts"], run["epoch"], run["temperature"]
-        cases.setdefault(case, {})[run["source"]] = run["tokens_per_pass"]
+    results = [_result(name) for name in (OWN, OTHERS)]
+    cases: dict[tuple[str, float], dict[str, float]] = {}
+    for run in (run for found in results for run in found["runs"]):
+        name = run["prompts"]
+        if run["num_samples"] > 1:
+            name += f", {run['num_samples']} samples, `--memory_rows`"
+        if run["epoch"] > 1:
+            name += ", after a run over the same prompts"
+        cases.setdefault((name, run["temperature"]), {})[run["source"]] = run["tokens_per_pass"]
     lines = [
         "| prompts | temperature | draft | memory | both | both / draft |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for (prompts, epoch, temperature), tokens in cases.items():
-        name = prompts if epoch == 1 else f"{prompts}, after a run over the same prompts"
+    for (name, temperature), tokens in cases.items():
         cells = [name, f"{temperature:g}", *(f"{tokens[source]:.2f}" for source in SOURCES)]
         lines.append(f"| {' | '.join(cells)} | {tokens['both'] / tokens['draft']:.3f} |")
+    for found in results:
+        lines += ["", f"`{found['command']}`"]
+    return "\n".join(lines)
+
+
+def costs() -> str:
+    found = _result(COSTS)
+    lines = [
+        "| sequences | other texts, tokens | update, µs | look-up, µs | lengths, µs | of a pass of 8B | of 70B |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for run in found["runs"]:
+        times = [f"{run[name]:.0f}" for name in ("update_us", "look_up_us", "choice_us")]
+        shares = [f"{100 * run[f'share_of_{shape}']:.1f}%" for shape in ("8b", "70b")]
+        cells = [str(run["batch_size"]), f"{run['store_tokens']:,}", *times, *shares]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"`{found['command']}`"])
