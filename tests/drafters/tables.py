@@ -45,7 +45,7 @@ def markdown() -> str:
 def costs() -> str:
     found = _result(COSTS)
     lines = [
-        "| sequences | other texts, tokens | update, µs | look-up, µs | lengths, µs | of a pass of 8B | of 70B |",
+        "| sequences | other texts | update, µs | look-up, µs | lengths, µs | of a pass of 8B | of 70B |",
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for run in found["runs"]:
