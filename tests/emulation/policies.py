@@ -33,8 +33,7 @@ GOODPUT = "goodput"
 OTHERS = (
     *(f"fixed:num_draft_tokens={length}" for length in (1, 3, 5, 8)),
     "hf_heuristic:num_draft_tokens=5", "gammatune:num_draft_tokens=5", "gammatune_plus:num_draft_tokens=5",
-    "svip", "svip:stop_root_entropy=0.6", "adaedl", "adaedl:stop_bound=0.6", "confidence",
-    "confidence:stop_probability=0.6", "draft_verify",
+    "svip:stop_root_entropy=0.6", "adaedl", "confidence", "confidence:stop_probability=0.6",
 )  # fmt: skip
 SPREAD_POLICIES = ("fixed", "gammatune")
 
@@ -42,7 +41,7 @@ SPREAD_POLICIES = ("fixed", "gammatune")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="JSON file for the result")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     options = parser.parse_args()
     command = "python " + " ".join(["-m", "tests.emulation.policies", *sys.argv[1:]])
