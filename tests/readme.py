@@ -90,6 +90,7 @@ def generated() -> dict[str, str]:
     from tests.constraints import tables as constraint_tables
     from tests.distillation import tables as distillation_tables
     from tests.drafters import tables as drafters_tables
+    from tests.emulation import policies as emulated_policies
     from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
     from tests.models import quantized_formats
@@ -119,6 +120,9 @@ def generated() -> dict[str, str]:
         "emulation": emulation(),
         "host-times": host_times(),
         "emulated": emulated(),
+        "policies-emulated": emulated_policies.markdown(
+            REPOSITORY / "jobs/benchmarks/policies-emulated.json"
+        ),
         **papers(),
         "memory-beside": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),

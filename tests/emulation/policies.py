@@ -43,28 +43,50 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON file for the result")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
+    parser.add_argument("--acceptances", type=float, nargs="+", default=ACCEPTANCES)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--no_spreads", action="store_true", help="leave out what first lengths matter")
     options = parser.parse_args()
     command = "python " + " ".join(["-m", "tests.emulation.policies", *sys.argv[1:]])
-    result: dict[str, Any] = {"command": command, "date": now_utc(), "rounds": options.rounds}
-    result |= {"settings": [], "spreads": []}
-    for temperature, mode, acceptance in itertools.product(options.temperatures, MODES, ACCEPTANCES):
+    kept = json.loads(options.output.read_text(encoding="utf-8")) if options.output.is_file() else {}
+    settings = {_key(one): one for one in kept.get("settings", [])}
+    spreads = {(*_key(one), one["policy"]): one for one in kept.get("spreads", [])}
+
+    def keep() -> None:
+        """What earlier commands have found for other settings stays."""
+        result = {
+            "command": command,
+            "date": now_utc(),
+            "settings": [settings[key] for key in sorted(settings)],
+            "spreads": [spreads[key] for key in sorted(spreads)],
+        }
+        write_json(options.output, result)
+
+    for temperature, mode, acceptance in itertools.product(
+        options.temperatures, options.modes, options.acceptances
+    ):
         setting: dict[str, Any] = {"temperature": temperature, "mode": mode, "acceptance": acceptance}
         found = {
             choice.label: round(_rate(setting, choice, options.rounds), 1)
             for choice in [PolicyChoice(), *policy_choices([*OTHERS, GOODPUT], None, None)]
         }
-        result["settings"].append({**setting, "tokens_per_s": found})
-        sys.stderr.write(f"{setting} {found}\n")
-        write_json(options.output, result)
-    for temperature, mode, name in itertools.product(options.temperatures, MODES[:1], SPREAD_POLICIES):
-        setting = {"temperature": temperature, "mode": mode, "acceptance": ACCEPTANCES[1]}
+        settings[_key(setting)] = {**setting, "rounds": options.rounds, "tokens_per_s": found}
+        sys.stderr.write(f"{settings[_key(setting)]}\n")
+        keep()
+    for temperature, name in itertools.product(options.temperatures, SPREAD_POLICIES):
+        if options.no_spreads:
+            break
+        setting = {"temperature": temperature, "mode": MODES[0], "acceptance": ACCEPTANCES[1]}
         rates = [
             round(_rate(setting, choice, options.rounds), 1)
             for choice in policy_choices([name], list(INITIAL_LENGTHS), INITIAL_LENGTHS[-1])
         ]
-        result["spreads"].append({**setting, "policy": name, "tokens_per_s": rates})
-        write_json(options.output, result)
-    sys.stdout.write(table(result) + "\n")
+        spreads[(*_key(setting), name)] = {**setting, "policy": name, "tokens_per_s": rates}
+        keep()
+
+
+def _key(setting: dict[str, Any]) -> tuple[float, int, float]:
+    return setting["temperature"], MODES.index(setting["mode"]), setting["acceptance"]
 
 
 def _rate(setting: dict[str, Any], choice: PolicyChoice, rounds: int) -> float:
@@ -99,11 +121,12 @@ def table(result: dict[str, Any]) -> str:
                 "K = 5 over it": f"{rates['K = 5'] / alone:.2f}",
             }
         )
-    parts = [
-        Table.of(rows, num_names=3).markdown(),
-        f"First lengths of {', '.join(map(str, INITIAL_LENGTHS))}, {MODES[0]}, acceptance "
-        f"{ACCEPTANCES[1]:g}: standard deviation of the rates over their mean.",
-    ]
+    parts = [Table.of(rows, num_names=3).markdown()]
+    if result["spreads"]:
+        parts += [
+            f"First lengths of {', '.join(map(str, INITIAL_LENGTHS))}, {MODES[0]}, acceptance "
+            f"{ACCEPTANCES[1]:g}: standard deviation of the rates over their mean."
+        ]
     spreads: list[dict[str, str | int | None]] = [
         {
             "temperature": f"{one['temperature']:g}",
@@ -114,7 +137,8 @@ def table(result: dict[str, Any]) -> str:
         }
         for one in result["spreads"]
     ]
-    parts += [Table.of(spreads, num_names=2).markdown(), f"{result['date']}: `{result['command']}`"]
+    parts += [Table.of(spreads, num_names=2).markdown()] if spreads else []
+    parts += [f"{result['date']}: `{result['command']}`"]
     return "\n\n".join(parts)
 
 
