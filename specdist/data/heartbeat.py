@@ -24,6 +24,9 @@ from specdist.data.storage import StorePath
 from specdist.utils.json_values import from_fields, parse_object
 
 BEATS_PER_SILENCE = 12
+# Far apart looks at an unchanged file after which its writer counts as silent: where every look takes long,
+# as on a slow store, none would ever be.
+MAX_FAR_LOOKS = 4
 BEAT_SUFFIX = ".beat"
 # A fixed length: the file is overwritten in place, since NFS may not show a new file under an old name.
 BEAT_BYTES = 1024
@@ -193,9 +196,16 @@ class Heartbeat:
 
 @dataclass
 class _Sighting:
+    """``since``: when looks began that were never far apart; ``num_far``: looks so long after the one before
+    that by themselves they tell nothing."""
+
     content: bytes
     since: float
     seen_at: float
+    num_far: int = 0
+
+    def is_silent(self, silent_after_s: float) -> bool:
+        return self.seen_at - self.since >= silent_after_s or self.num_far >= MAX_FAR_LOOKS
 
 
 class Watch:
@@ -233,7 +243,7 @@ class Watch:
         is_silent = (
             self._is_silent(path, content, silent_after_s)
             if last is None or is_read
-            else last.seen_at - last.since >= silent_after_s
+            else last.is_silent(silent_after_s)
         )
         if is_alive is False or is_silent:
             return False
@@ -246,12 +256,14 @@ class Watch:
     def _is_silent(self, path: Path, content: bytes, silent_after_s: float) -> bool:
         now = self._clock()
         last = self._sightings.get(path)
-        # After a long time without a look nothing is known: a file server's pause stops writer and reader.
-        if last is None or last.content != content or now - last.seen_at > silent_after_s / 2:
+        if last is None or last.content != content:
             self._sightings[path] = _Sighting(content, now, now)
             return False
+        # After a long time without a look little is known: a file server's pause stops writer and reader.
+        if now - last.seen_at > silent_after_s / 2:
+            last.since, last.num_far = now, last.num_far + 1
         last.seen_at = now
-        return now - last.since >= silent_after_s
+        return last.is_silent(silent_after_s)
 
 
 def _content(path: Path) -> bytes:

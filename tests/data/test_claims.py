@@ -118,6 +118,16 @@ def test_an_observer_that_was_paused_observes_again_before_it_takes_over(first, 
     assert watch_for(second, 2, NAME) == Claim(NAME, 2)
 
 
+@pytest.mark.parametrize("step_s", [0.4 * SILENT_AFTER_S, 0.6 * SILENT_AFTER_S, 3 * SILENT_AFTER_S])
+def test_a_claim_is_taken_over_however_long_a_look_takes(first, second, step_s):
+    """On a slow store looks may lie further apart than half the silence, and yet nobody may wait for ever for
+    a replica that has vanished. One that beats between the looks keeps its claim."""
+    first.take(NAME)
+    assert watch_for(second, 50 * step_s, NAME, beating=first, step_s=step_s) is None
+    assert watch_for(second, 2 * step_s, NAME, step_s=step_s) is None
+    assert watch_for(second, 4 * step_s, NAME, step_s=step_s) == Claim(NAME, 2)
+
+
 def test_the_claim_of_an_ended_process_is_taken_over_at_once(tmp_path, first, second):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     assert Process.current().is_alive() is True

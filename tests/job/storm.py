@@ -44,7 +44,7 @@ from tests.job.launching import (
     shard_stats,
 )
 from tests.job.pair import build_pair
-from tests.job.telling import fork_telling
+from tests.job.telling import SHOW_STACK, fork_telling
 
 NUM_ROWS = 24
 NUM_SHARDS = 8
@@ -128,8 +128,13 @@ def replicas(num: int, **options: Any) -> Iterator[list[BaseProcess]]:
 
 
 def join_all(processes: list[BaseProcess]) -> list[int | None]:
+    """Exit codes, None of a replica that does not end: where it stands is then among its words."""
     for process in processes:
         process.join(TIMEOUT_S)
+    for process in processes:
+        if process.exitcode is None:
+            os.kill(process.pid or 0, SHOW_STACK)
+            time.sleep(1)
     return [process.exitcode for process in processes]
 
 
@@ -249,6 +254,8 @@ def main() -> None:
     parser.add_argument("--life", type=float, default=MAX_LIFE_S, help="longest time between two kills, in s")
     parser.add_argument("--machines", action="store_true", help="replicas on machines that vanish, too")
     parser.add_argument("--store", action="store_true", help="runs in a bucket of an S3 server that fails")
+    parser.add_argument("--delay", type=float, default=0.0, help="of the S3 server's answers, in s")
+    parser.add_argument("--claim_timeout", type=float, help="in s; by default 1, on a store 12")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file to which the last line is added")
     chosen = parser.parse_args()
@@ -269,12 +276,15 @@ def main() -> None:
             server = stack.enter_context(s3_server())
             os.environ.update(server.environment)
             faults = random.Random(chosen.seed)
+            delay = Failure(200, seconds=chosen.delay) if chosen.delay else None
             server.fault = lambda method, path: (
                 Failure(faults.choice([500, 503]), after_work=faults.random() < 0.5)
-                if faults.random() < FAULT_SHARE else None
+                if faults.random() < FAULT_SHARE else delay
             )  # fmt: skip
             outputs = storage_path(f"s3://{BUCKET}/storm", spool=str(folder / "spool"))
             options |= {"spool": folder / "machines", "claim_timeout": STORE_TIMEOUT_S}
+        if chosen.claim_timeout is not None:
+            options |= {"claim_timeout": chosen.claim_timeout}
         totals = storms(
             folder, options, num_kills=chosen.kills, outputs=outputs, num_replicas=chosen.replicas, rng=rng,
             machine_share=MACHINE_SHARE if chosen.machines else 0.0, life_s=chosen.life,

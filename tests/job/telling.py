@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
+import signal
 import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,6 +17,8 @@ from tests.job.launching import job_arguments
 
 # A damaged length must not use up the machine's memory.
 MAX_ADDRESS_BYTES = 32 * 2**30
+# A job that gets this tells where its threads stand, and goes on.
+SHOW_STACK = signal.SIGRTMIN
 
 
 def fork_telling(told: Path, *, machine: str = "", **options: object) -> BaseProcess:
@@ -43,4 +47,5 @@ def _run(words: list[str], told: Path, environment: dict[str, str], machine: str
     with told.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    faulthandler.register(SHOW_STACK, file=2)
     sys.exit(main(words))

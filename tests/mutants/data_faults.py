@@ -263,6 +263,20 @@ DATA_FAULTS = (
     ),
     # Claims.
     Mutant(
+        name="slow-looks-never-tell-silence",
+        file="data/heartbeat.py",
+        old="last.num_far = now, last.num_far + 1",
+        new="last.num_far = now, 0",
+        tests=(CLAIMS,),
+    ),
+    Mutant(
+        name="one-pause-is-silence",
+        file="data/heartbeat.py",
+        old="MAX_FAR_LOOKS = 4",
+        new="MAX_FAR_LOOKS = 1",
+        tests=(CLAIMS,),
+    ),
+    Mutant(
         name="old-look-at-claims-wins-claim",
         file="data/claims.py",
         old="        if not self.is_held(claim) or (latest",
