@@ -111,6 +111,7 @@ def generated() -> dict[str, str]:
         "rounds": sweep.markdown(),
         "plans-70b": before_after.markdown(),
         "group-storm": group_storm(),
+        "storms": storms(),
         "draft-window": window_acceptance.markdown(),
         "elsewhere": elsewhere.markdown(),
         "constrained": constraint_tables.markdown(),
@@ -189,6 +190,25 @@ def emulated() -> str:
         "GPU that is needed waits for Python: [measurements](jobs/benchmarks/README.md)."
     )
     return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
+
+
+def storms() -> str:
+    """What storms over replicas have done, as a table."""
+    from specdist.utils.table import Table
+
+    rows = []
+    for entry in json.loads((REPOSITORY / "jobs/benchmarks/storms.json").read_text(encoding="utf-8"))[
+        "storms"
+    ]:
+        done, _, found = entry["last_line"].partition(": ")
+        assert found == "all rows there, once, every byte the same"
+        killed, vanished, paused, splits, runs = map(int, re.findall(r"\d+", done))
+        options = entry["command"].partition(" tests.job.storm ")[2].partition(" --output")[0]
+        rows.append(
+            {"options": f"`{options}`", "runs": runs, "killed": killed, "of them vanished": vanished,
+             "paused": paused, "splits at work": splits, "minutes": round(entry["seconds"] / 60)}
+        )  # fmt: skip
+    return Table.of(rows, num_names=1).markdown()
 
 
 def group_storm() -> str:

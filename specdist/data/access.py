@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specdist.data.files import unique_tag
+from specdist.data.layout import PROBE
 from specdist.data.object_store import CONDITIONAL, FIRST_RETRY_S, told
 from specdist.data.storage import StorePath, storage_path
 from specdist.utils.errors import UserError
@@ -19,7 +20,6 @@ CREDENTIALS = {
     "hf": "set HF_TOKEN, or run hf auth login",
 }
 ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
-PROBE = "specdist-probe"
 
 
 def claims_folder(path: Path, claims: str | None) -> Path | None:

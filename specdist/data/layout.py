@@ -27,6 +27,8 @@ TOTAL_FILE = re.compile(r"total-(\d{5,})\.json")
 # In the manifest's ``info``, if the shards lie in numbered folders.
 SHARDS_PER_FOLDER = "shards_per_folder"
 RUN_TAG = "run_tag"
+# Begins the names of objects with which a replica tries out a store; one that is killed leaves its own.
+PROBE = "specdist-probe"
 # The folder of claims and heartbeats, if it is not in the run's own (``--claims``); and in it, by the run's
 # tag, which data was chosen for each shard.
 CLAIMS, CLAIMS_FOLDER, DECISIONS = "claims", "claims", "chosen"

@@ -24,7 +24,7 @@ from specdist.data.files import (
     write_atomically,
     writing,
 )
-from specdist.data.layout import CLAIMS_FOLDER, SHARD_FOLDERS, RunLayout
+from specdist.data.layout import CLAIMS_FOLDER, PROBE, SHARD_FOLDERS, RunLayout
 from specdist.data.manifest import COMPLETIONS_PER_SHARD, Manifest, ShardPlan
 from specdist.data.membership import is_membership_file
 from specdist.data.parts import PartLog, read_rows, read_stats
@@ -303,7 +303,7 @@ class RunFolder(RunLayout):
         fsync_folder(self.path)
 
     def _check_empty(self) -> None:
-        """Allow logs, which a launcher may write, and the temporary manifest of a crash."""
+        """Allow logs, which a launcher may write, a crash's temporary manifest, and probes of a store."""
         others = sorted(entry.name for entry in self.path.iterdir() if not self._is_harmless(entry))
         if others:
             shown = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
@@ -316,7 +316,7 @@ class RunFolder(RunLayout):
         if entry.name == CLAIMS_FOLDER and entry.is_dir():
             return all(is_membership_file(file.name) for file in entry.iterdir())
         is_torn = entry.suffix == TEMPORARY_SUFFIX and entry.name.startswith(self.manifest_path.name)
-        return entry.name == self.logs_path.name or is_torn
+        return entry.name == self.logs_path.name or is_torn or entry.name.startswith(f"{PROBE}.")
 
     def _files_of(self, group: str) -> list[tuple[Path, int]]:
         """All files of a group's shards, temporary ones too, with the shard's number; records come first."""

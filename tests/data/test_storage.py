@@ -222,6 +222,17 @@ def test_rows_of_an_unfinished_shard_are_kept_here_and_on_the_store(store, tmp_p
     assert folder.part_rows(0) == []
 
 
+def test_replicas_that_try_out_a_new_folder_are_not_in_each_other_s_way(store, monkeypatch):
+    """The object with which one does so is there when another opens the run, for ever if one was killed."""
+    monkeypatch.setattr(store.store, "remove", lambda key: None)
+    check_output(store / "run")
+    assert list(store.store.listing((store / "run").key)) != []
+    assert not open_(store / "run").is_complete(0)
+    (store / "other" / "specdist-probes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"is not empty .* it contains specdist-probes\.txt"):
+        open_(store / "other")
+
+
 def test_a_complete_run_leaves_nothing_of_replicas_that_were_killed(store, tmp_path):
     """Part logs and data in the spool, and parts of an upload; what is another run's stays."""
     folder, other = open_(store / "run"), store / "other"

@@ -41,6 +41,13 @@ STORAGE_FAULTS = (
         tests=(f"{STORAGE}::test_without_conditional_writes_a_shard_has_the_data_of_one_attempt",),
     ),
     Mutant(
+        name="store-probes-make-folder-another-s",
+        file="data/run_folder.py",
+        old=' or entry.name.startswith(f"{PROBE}.")',
+        new="",
+        tests=(f"{STORAGE}::test_replicas_that_try_out_a_new_folder_are_not_in_each_other_s_way",),
+    ),
+    Mutant(
         name="store-uploads-of-other-runs-are-aborted",
         file="data/object_store.py",
         old='            if upload["Key"].startswith(f"{prefix}/"):\n',
