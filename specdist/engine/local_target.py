@@ -6,6 +6,7 @@ token is to be sampled, V vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -115,15 +116,20 @@ class LocalTarget:
         if self._pipeline is not None:
             asked = self._pipeline.asked_of(verify_input)
             processed = self._pipeline.process(logits_NV, asked, self._pipeline.masks(asked))
-        settings, scores = self._settings, None
-        if settings.num_logprobs is not None or len(prompt_logits_PV):
-            ids_P = verify_input.prompts.token_ids_P
-            scores = WholeLogits(
-                logits_NV, processed.scores_Nv, settings, processed.filters, prompt_logits_PV, ids_P
-            )
-        return FullDistributions.of(
-            processed.scores_Nv, settings, verify_input, processed.filters, scores=scores
+        settings, filters = self._settings, processed.filters
+        found = FullDistributions.of(processed.scores_Nv, settings, verify_input, filters)
+        if settings.num_logprobs is None and not len(prompt_logits_PV):
+            return found
+        scores = WholeLogits(
+            logits_NV,
+            processed.scores_Nv,
+            found.distributions_N,
+            settings,
+            filters,
+            prompt_logits_PV,
+            verify_input.prompts.token_ids_P,
         )
+        return dataclasses.replace(found, scores=scores)
 
     def close(self) -> None:
         """Nothing to do: no other rank waits."""

@@ -21,7 +21,7 @@ from specdist.engine.blocks import NO_PROMPT_TOKENS, PromptTokens
 from specdist.engine.request import Completion, PromptLogprobs, TokenLogprobs
 from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
-from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.distributions import Dense, Distributions, SamplingSettings
 from specdist.sampling.logprobs import (
     Logprobs,
     merged_logprobs,
@@ -47,10 +47,12 @@ class ScoresTokens(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class WholeLogits:
-    """The logits of the whole vocabulary in this process; ``scores``: after processing."""
+    """The logits of the whole vocabulary in this process; ``scores`` are those after processing, from which the
+    ``distributions`` of the pass were made."""
 
     logits_NV: Tensor
     scores_NV: Tensor
+    distributions_N: Distributions
     settings: SamplingSettings
     filters: RowFilters | None
     prompt_logits_PV: Tensor
@@ -64,12 +66,18 @@ class WholeLogits:
 
     def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
         places_M, ids_M = upload(self.logits_NV.device, index_M, token_ids_M)
-        raw_MV, scores_MV = self.logits_NV[places_M], self.scores_NV[places_M]
-        filters = None if self.filters is None else self.filters.select(places_M)
-        processed_MV = processed_logprobs(scores_MV, self.settings, filters)
-        num_top = self.settings.num_logprobs or 0
+        raw_MV, num_top = self.logits_NV[places_M], self.settings.num_logprobs or 0
         packed_MC = partial_scores(raw_MV, raw_MV, range(raw_MV.shape[1]), ids_M, num_top)
-        return merged_logprobs(packed_MC[None], num_top, processed_MV.gather(1, ids_M[:, None])[:, 0])
+        return merged_logprobs(packed_MC[None], num_top, self._processed(places_M, ids_M))
+
+    def _processed(self, places_M: Tensor, ids_M: Tensor) -> Tensor:
+        """[M]: log-probabilities after processing; those of a sampled pass are known."""
+        given, filters = self.distributions_N, self.filters
+        if isinstance(given, Dense) and not (filters is not None and filters.has_greedy):
+            return given.probabilities_at(places_M, ids_M).log()
+        chosen = None if filters is None else filters.select(places_M)
+        processed_MV = processed_logprobs(self.scores_NV[places_M], self.settings, chosen)
+        return processed_MV.gather(1, ids_M[:, None])[:, 0]
 
 
 class _PromptScores:

@@ -81,17 +81,19 @@ def partial_prompt_scores(logits_Pv: Tensor, ids: range, token_ids_P: Tensor, nu
 def merged_logprobs(packed_SMC: Tensor, num_top: int, processed_M: Tensor | None = None) -> Logprobs:
     """Of all slices. ``processed``: log-probabilities that are known already."""
     own_4SM = packed_SMC[:, :, :NUM_OWN].permute(2, 0, 1)
-    normalisers_M, normalisers_processed_M = own_4SM[0].logsumexp(dim=0), own_4SM[2].logsumexp(dim=0)
+    normalisers_M = own_4SM[0].logsumexp(dim=0)
     raw_M = own_4SM[1].amax(dim=0) - normalisers_M
     if processed_M is None:
-        processed_M = own_4SM[3].amax(dim=0) - normalisers_processed_M
+        processed_M = own_4SM[3].amax(dim=0) - own_4SM[2].logsumexp(dim=0)
     values_MK, ids_MK = (
         part.transpose(0, 1).flatten(1)
         for part in packed_SMC[:, :, NUM_OWN:].split([num_top, num_top], dim=2)
     )
-    best_MK = values_MK.topk(num_top, dim=1)
-    columns = [raw_M[:, None], processed_M.double()[:, None], best_MK.values - normalisers_M[:, None]]
-    numbers = torch.cat([*columns, ids_MK.gather(1, best_MK.indices)], dim=1).cpu().numpy()
+    if len(packed_SMC) > 1:
+        values_MK, best_MK = values_MK.topk(num_top, dim=1)
+        ids_MK = ids_MK.gather(1, best_MK)
+    columns = [raw_M[:, None], processed_M.double()[:, None], values_MK - normalisers_M[:, None], ids_MK]
+    numbers = torch.cat(columns, dim=1).cpu().numpy()
     return Logprobs(
         raw_M=numbers[:, 0].astype(np.float32),
         processed_M=numbers[:, 1].astype(np.float32),

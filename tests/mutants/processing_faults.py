@@ -98,7 +98,7 @@ PROCESSING_FAULTS = (
         name="log-probabilities-of-processed-distribution",
         file="engine/logprobs.py",
         old="partial_scores(raw_MV, raw_MV,",
-        new="partial_scores(scores_MV, scores_MV,",
+        new="partial_scores(self.scores_NV[places_M], self.scores_NV[places_M],",
         tests=(LOGPROBS + "[penalties-whole]",),
     ),
     Mutant(
