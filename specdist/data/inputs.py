@@ -53,7 +53,7 @@ def find_files(path: Path) -> list[Path]:
 @dataclass(frozen=True)
 class Inputs:
     """All rows; ``unusable`` as in :class:`specdist.data.Prompts`. ``is_chat_batch``: whether the requests
-    of a batch have conversations; None if the rows are no requests. ``stamps``: of the files, if they were
+    of a batch have conversations; None if the rows are not requests. ``stamps``: of the files, if they were
     digested while they were read."""
 
     rows: InputRows

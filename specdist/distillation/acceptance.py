@@ -106,7 +106,7 @@ def prospect(acceptances_N: Sequence[np.ndarray], cost_ratio: float) -> Prospect
 
 
 def _begins(acceptances_N: Sequence[np.ndarray]) -> list[tuple[np.ndarray, int]]:
-    """Every completion with its place in one array, with room for a block behind each."""
+    """Every completion with its place in one array, each followed by room for a block."""
     found, begin = [], 0
     for each in acceptances_N:
         found.append((each, begin))

@@ -123,7 +123,7 @@ class DistillConfig(GenerateConfig):
             return
         if self.draft is None or self.draft == MEMORY or self.draft.startswith(SELF):
             raise UserError(
-                f"--draft {self.draft or 'none'} is no model that can be trained: name the folder of one, or "
+                f"--draft {self.draft or 'none'} cannot be trained: name the folder of a draft model, or "
                 "use --layers N to start from the target's first layers"
             )
 

@@ -56,7 +56,7 @@ class Batch:
     """Sequences of one pass, filled up at their ends; what comes after a token does not change its logits.
 
     Attributes:
-        token_ids_BL: int64; all of a sequence but what lies behind its last token.
+        token_ids_BL: int64; what follows a sequence's last token has no effect.
         rows_M, columns_M: the place of the token before each of the completions' tokens.
         places: of the completions' tokens.
         lengths: tokens of every completion.

@@ -40,7 +40,7 @@ NO_TEXTS = TextSettings()
 
 
 class TextStore:
-    """Texts, each after a ``NO_TOKEN``; position p lies at p % capacity. ``earlier`` of a ``NO_TOKEN`` behind
+    """Texts, each after a ``NO_TOKEN``; position p lies at p % capacity. ``earlier`` of a ``NO_TOKEN`` after
     a full block is where the text goes on."""
 
     def __init__(self, num_tokens: int, library: ctypes.CDLL | None) -> None:

@@ -1,8 +1,7 @@
 """Hidden states of the target, on their way to a draft that reads them (EAGLE-3).
 
 With a request travel the states of all tokens that the last pass has run and that are committed: of each
-block the next token and the accepted candidates, and all of the contexts. Who sends the request sends them
-behind it.
+block the next token and the accepted candidates, and all of the contexts. They are sent after the request.
 
 R sequences that decode, M stretches of tokens, T tokens of the last pass, C of them that are committed, S
 numbers of a token's states.
@@ -39,7 +38,7 @@ class StatefulRequest(ProposalRequest):
     Attributes:
         state_slots_M, state_begins_M, state_lengths_M: stretches of consecutive positions.
         state_width, state_dtype: S, and the index of their type in ``DTYPES``.
-        states_CS: sent behind the request.
+        states_CS: sent after the request.
     """
 
     state_slots_M: np.ndarray
@@ -59,7 +58,7 @@ class StatefulRequest(ProposalRequest):
             transfer(self.states_CS.contiguous().view(torch.uint8))
 
     def with_received(self, transfer: Callable[[Tensor], object], device: torch.device) -> StatefulRequest:
-        """With the states that were sent behind it."""
+        """With the states that were sent after it."""
         num_tokens = int(self.state_lengths_M.sum())
         if not num_tokens:
             return self

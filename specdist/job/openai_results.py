@@ -203,7 +203,7 @@ class _Results:
             if not text.endswith(UNFINISHED):
                 length += len(text) - begin
                 if len(own) > 1 and UNFINISHED not in (whole := self._token_text(token_id)):
-                    # After bytes that are no character.
+                    # After bytes that are not a character.
                     found[-1] = length - len(whole)
                 before, own = own, []
                 begin = len(str(decode(before)))

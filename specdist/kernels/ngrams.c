@@ -7,7 +7,7 @@
 
 /* Tokens of other texts, each text after a NO_TOKEN, in a ring: position p lies at p % capacity, and the first
  * of `count` - capacity tokens are overwritten. Positions that end in the same STORE_GRAM tokens are chained.
- * A sequence that runs adds its tokens to blocks of its own; `earlier` of the NO_TOKEN behind a full one is
+ * A sequence that runs adds its tokens to blocks of its own; `earlier` of the NO_TOKEN after a full one is
  * where the text goes on. */
 #define STORE_GRAM 4
 #define STORE_BLOCK 64

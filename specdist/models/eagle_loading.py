@@ -65,7 +65,7 @@ def load_eagle(
     with torch.device("meta"):
         model = LlamaForCausalLMEagle3(copy.deepcopy(draft.config))
     model = model.to(dtype=dtype).to_empty(device=device)
-    # Its frequencies are no weights, and need float32.
+    # Its frequencies are not weights, and need float32.
     model.rotary_emb = LlamaRotaryEmbedding(model.config).to(device)
     model.know(torch.arange(len(model.d2t)))
     wanted = _expected(model)

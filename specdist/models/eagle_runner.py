@@ -1,4 +1,4 @@
-"""An EAGLE-3 draft with its cache, behind the same function as every model.
+"""An EAGLE-3 draft with its cache, run by the same function as every model.
 
 A token is run at its own position with the fused state of the token before it. Fused states lie in pages as
 keys and values do, so that shared prefixes, preemptions and rejections need no bookkeeping of their own: the

@@ -153,8 +153,8 @@ def test_one_command_generates_distils_and_goes_on_with_the_tokens_of_one_draft(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"draft": "memory"}, "--draft memory is no model that can be trained"),
-        ({"draft": None}, "--draft none is no model that can be trained"),
+        ({"draft": "memory"}, "--draft memory cannot be trained"),
+        ({"draft": None}, "--draft none cannot be trained"),
         ({"teacher": "tokens", "loss": "tvd"}, "--loss tvd has no effect with --teacher tokens"),
         ({"teacher": "recorded"}, "--teacher recorded needs a run with"),
         ({"epochs": 0}, "--epochs 0 must be at least 1"),

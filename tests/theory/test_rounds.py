@@ -138,7 +138,7 @@ def test_it_follows_an_abrupt_change() -> None:
 
 
 def test_the_rest_of_a_round_keeps_to_what_the_reply_has_said() -> None:
-    """A target that goes on alone gets nothing to verify, and one that shall listen has to verify first."""
+    """A target that goes on alone gets nothing to verify, and one that is to listen must verify first."""
     found = taught(chooser(), 0.95)
     found.choose(4, 100.0)
     ahead = found.shape(4, 100.0, is_pending=True)
