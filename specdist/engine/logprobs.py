@@ -47,8 +47,8 @@ class ScoresTokens(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class WholeLogits:
-    """The logits of the whole vocabulary in this process; ``scores`` are those after processing, from which the
-    ``distributions`` of the pass were made."""
+    """The logits of the whole vocabulary in this process; from ``scores``, which are processed, the pass's
+    ``distributions`` were made."""
 
     logits_NV: Tensor
     scores_NV: Tensor
