@@ -30,7 +30,7 @@ CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, DistillConfig, EmulationCo
                       GenerateConfig, PairConfig, PlanConfig, SyntheticConfig, TrainConfig,
                       TuneConfig]  # fmt: skip
 # Not paths themselves, though their help speaks of files.
-NOT_PATHS = {"emulate", "lm_eval_export"}
+NOT_PATHS = {"emulate", "lm_eval_export", "memory_column"}
 RUN = ["--prompts", "p.jsonl", "--output", "out", "--target", "model"]
 
 

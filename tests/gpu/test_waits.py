@@ -11,7 +11,7 @@ pytestmark = needs_pretended_device
 
 
 @pytest.mark.parametrize("policy", check_waits.ALL_POLICIES)
-def test_the_host_waits_at_most_twice_for_a_draft_and_once_for_a_pass(policy: str) -> None:
+def test_the_host_waits_twice_or_less_for_a_draft_and_once_for_a_pass(policy: str) -> None:
     on_device(check_waits.check_waits, policy)
 
 

@@ -25,6 +25,10 @@ class RoundWaits:
     target: list[Waits] = field(default_factory=list)
 
     @property
+    def mean_of_draft(self) -> float:
+        return sum(waits.total() for waits in self.draft) / len(self.draft)
+
+    @property
     def most_of_draft(self) -> int:
         return max(waits.total() for waits in self.draft)
 

@@ -42,12 +42,13 @@ def test_the_output_is_that_of_the_target_alone(
     assert run_here(**(repetitive | settings | {"draft": None}), output=alone).code == 0
     found = [
         run_here(**(repetitive | settings | MEMORY), trace=True, output=memory),
-        # By the measured costs of the target's passes.
+        # By the measured costs of the target's passes, by which nothing may be worth a try.
         fork_ranks(2, **(repetitive | settings | MEMORY | {"policy": None}), tp_size=2, output=ranks),
     ]
     assert "costs" in Manifest.read(ranks / "manifest.json").info
+    assert found[0].totals["draft_acceptance_rate"] > 0.02
     for ended, output in zip(found, (memory, ranks), strict=True):
-        assert ended.totals["exact"] and ended.totals["draft_acceptance_rate"] > 0.02
+        assert ended.totals["exact"]
         assert ended.totals["draft_placement"] is None
         assert read_output(output)["completion_ids"] == read_output(alone)["completion_ids"]
     options, output = repetitive | settings | BESIDE, tmp_path / "beside"
