@@ -140,3 +140,19 @@ def test_results_are_fetched_when_they_are_asked_for() -> None:
     assert len(device.waits) == 1
     output.next_distributions(np.array([2]))
     assert len(device.waits) == 1
+
+
+def test_a_request_that_follows_from_the_last_completion_is_still_served(replica: Harness) -> None:
+    """As the next turn of a conversation does, when no other sequence runs."""
+    asked = [REQUESTS[0]]
+
+    def next_request() -> Request | None:
+        return asked.pop() if asked else None
+
+    engine = engine_of(replica, [])
+    engine.scheduler._requests = iter(next_request, 0)  # type: ignore[arg-type]
+    rows = []
+    for completion in engine.run():
+        rows.append(completion.request.row_id)
+        asked += [REQUESTS[1]] * (len(rows) == 1)
+    assert rows == [0, 1]

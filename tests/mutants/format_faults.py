@@ -9,6 +9,9 @@ BATCH_INPUT = "tests/job/test_batch_input.py"
 THINKING = "tests/constraints/test_thinking.py"
 RULES = "tests/job/test_constraints.py::"
 TURNS = "tests/job/test_turns.py::"
+FOLLOWING = (
+    "tests/engine/test_meanwhile.py::test_a_request_that_follows_from_the_last_completion_is_still_served"
+)
 
 FORMAT_FAULTS = (
     Mutant(
@@ -163,7 +166,7 @@ FORMAT_FAULTS = (
         file="engine/engine.py",
         old="if not (self.scheduler.running or self.scheduler.waiting):",
         new="if False:",
-        tests=(TURNS + "test_every_turn_is_the_answer_to_the_conversation_before_it",),
+        tests=(FOLLOWING,),
     ),
     Mutant(
         name="turns-share-their-random-numbers",

@@ -34,8 +34,8 @@ PROCESSING_FAULTS = (
     Mutant(
         name="target-is-not-processed",
         file="engine/local_target.py",
-        old="            processed.scores_Nv, settings, verify_input, processed.filters, scores=scores",
-        new="            logits_NV, settings, verify_input, processed.filters, scores=scores",
+        old="FullDistributions.of(processed.scores_Nv, settings, verify_input, filters)",
+        new="FullDistributions.of(logits_NV, settings, verify_input, filters)",
         tests=(PENALTIES,),
     ),
     Mutant(
