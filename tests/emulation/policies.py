@@ -79,7 +79,7 @@ def main() -> None:
         setting = {"temperature": temperature, "mode": MODES[0], "acceptance": ACCEPTANCES[1]}
         rates = [
             round(_rate(setting, choice, options.rounds), 1)
-            for choice in policy_choices([name], list(INITIAL_LENGTHS), INITIAL_LENGTHS[-1])
+            for choice in policy_choices([name], list(INITIAL_LENGTHS), None)
         ]
         spreads[(*_key(setting), name)] = {**setting, "policy": name, "tokens_per_s": rates}
         keep()
