@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
 from specdist.models.eagle import LlamaForCausalLMEagle3, check_eagle_config
+from specdist.models.loading import refuse_missing
 from specdist.models.quantized_loading import PLAIN_KINDS
 from specdist.models.weight_files import open_weights
 from specdist.utils.errors import UserError
@@ -30,7 +31,7 @@ def check_eagle(draft: Checkpoint, target: Checkpoint) -> None:
     what = f"{draft.option} {draft.name}"
     check_eagle_config(what, draft.config, target.config)
     with reading(f"{what}: config.json"), torch.device("meta"):
-        expected = _expected(LlamaForCausalLMEagle3(copy.deepcopy(draft.config)))
+        expected = LlamaForCausalLMEagle3(copy.deepcopy(draft.config)).state_dict()
     found: set[str] = set()
     with reading(f"{what}: its weight files"):
         for path in draft.weight_files:
@@ -53,7 +54,7 @@ def check_eagle(draft: Checkpoint, target: Checkpoint) -> None:
                             "read in plain numbers only: choose one that is not quantised"
                         )
                     found.add(name)
-    _refuse_missing(draft, set(expected) - found - _spared(expected))
+    refuse_missing(draft, set(expected) - found - _spared(expected))
     if EMBEDDING not in found:
         _embedding_place(target)
 
@@ -68,7 +69,7 @@ def load_eagle(
     # Its frequencies are not weights, and need float32.
     model.rotary_emb = LlamaRotaryEmbedding(model.config).to(device)
     model.know(torch.arange(len(model.d2t)))
-    wanted = _expected(model)
+    wanted = model.state_dict()
     missing = set(wanted)
     with torch.no_grad(), reading(f"{draft.option} {draft.name}: its weight files"):
         for path in draft.weight_files:
@@ -80,7 +81,7 @@ def load_eagle(
         if EMBEDDING in missing:
             wanted[EMBEDDING].copy_(target_embedding(target))
             missing.discard(EMBEDDING)
-    _refuse_missing(draft, missing - _spared(wanted))
+    refuse_missing(draft, missing - _spared(wanted))
     _check_map(draft, model)
     return model.eval()
 
@@ -105,10 +106,6 @@ def _embedding_place(target: Checkpoint) -> tuple[str, str]:
     )
 
 
-def _expected(model: LlamaForCausalLMEagle3) -> dict[str, Tensor]:
-    return dict(model.state_dict())
-
-
 def _spared(expected: Mapping[str, Tensor]) -> set[str]:
     """What files need not hold: embeddings, and the maps of a draft that knows all ids."""
     is_whole = len(expected["d2t"]) == len(expected["t2d"])
@@ -121,11 +118,4 @@ def _check_map(draft: Checkpoint, model: LlamaForCausalLMEagle3) -> None:
         raise UserError(
             f"{draft.option} {draft.name}: d2t does not give every id of the draft one of the target's "
             f"{model.config.vocab_size}: fetch it again"
-        )
-
-
-def _refuse_missing(draft: Checkpoint, missing: set[str]) -> None:
-    if missing:
-        raise UserError(
-            f"{draft.option} {draft.name}: its files hold no {', '.join(sorted(missing))}: fetch it again"
         )

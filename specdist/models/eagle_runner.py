@@ -95,14 +95,15 @@ class EagleRunner(ModelRunner):
             asking = FlatBatch(asked_N, batch.slots_T[asked_N], batch.positions_T[asked_N])
             plan = plan_attention(asking, pages_SP, self._cache.page_size, self.device)
             groups = [_WithoutFirst.of(group) for group in plan.groups]
+        index_N = torch.from_numpy(asked_N).to(self.device)
         logits_NV = self._run(
             torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self.device),
             torch.from_numpy(before_T).to(self.device),
-            torch.from_numpy(asked_N).to(self.device),
+            index_N,
             _DraftAttention(self._cache, AttentionPlan(places_T, groups)),
         )
         assert self._outgoing_NE is not None
-        self._states[places_T[torch.from_numpy(asked_N).to(self.device)]] = self._outgoing_NE
+        self._states[places_T[index_N]] = self._outgoing_NE
         return logits_NV
 
     def _logits(

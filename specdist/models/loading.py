@@ -52,7 +52,7 @@ def load_whole(
             "install it, or choose another model"
         ) from error
     # transformers fills them with random numbers.
-    _refuse_missing(checkpoint, report["missing_keys"])
+    refuse_missing(checkpoint, report["missing_keys"])
     _merge_adapter(model, checkpoint)
     use_paged_attention(model)
     return model.eval()
@@ -226,7 +226,7 @@ def _read_weights(
             missing.discard(name)
         if reading is not None and reading.on_tensor is not None:
             reading.on_tensor()
-    _refuse_missing(checkpoint, missing)
+    refuse_missing(checkpoint, missing)
     if not num_cut and group is not None:
         raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
 
@@ -277,7 +277,8 @@ def _vanished(checkpoint: Checkpoint, error: Exception) -> UserError:
     )
 
 
-def _refuse_missing(checkpoint: Checkpoint, missing: Collection[str]) -> None:
+def refuse_missing(checkpoint: Checkpoint, missing: Collection[str]) -> None:
+    """Raises :class:`UserError` if any of the model's tensors are in none of its files."""
     if missing:
         raise UserError(
             f"{checkpoint.option} {checkpoint.name}: its files hold no {', '.join(sorted(missing))}: "
