@@ -89,8 +89,10 @@ def prospect(acceptances_N: Sequence[np.ndarray], cost_ratio: float) -> Prospect
     greedily and with ``gumbel``, and for ``rejection`` an estimate along the target's own text, averaged over
     all tokens. The time of a round is that of taking turns (Leviathan et al. 2023, Theorem 3.8).
     """
-    run = np.concatenate([np.concatenate([each, np.zeros(MAX_DRAFT_TOKENS)]) for each in acceptances_N])
-    starts = np.concatenate([np.arange(len(each)) + begin for each, begin in _begins(acceptances_N)])
+    # Completions one after the other, each followed by room for a block.
+    run = np.concatenate([np.pad(each, (0, MAX_DRAFT_TOKENS)) for each in acceptances_N])
+    is_start = [np.arange(len(each) + MAX_DRAFT_TOKENS) < len(each) for each in acceptances_N]
+    starts = np.flatnonzero(np.concatenate(is_start))
     tokens, alive = [1.0], np.ones(len(starts))
     for depth in range(MAX_DRAFT_TOKENS):
         alive = alive * run[starts + depth]
@@ -103,12 +105,3 @@ def prospect(acceptances_N: Sequence[np.ndarray], cost_ratio: float) -> Prospect
         tokens_per_pass=tokens[best],
         speed_up=factors[best],
     )
-
-
-def _begins(acceptances_N: Sequence[np.ndarray]) -> list[tuple[np.ndarray, int]]:
-    """Every completion with its place in one array, each followed by room for a block."""
-    found, begin = [], 0
-    for each in acceptances_N:
-        found.append((each, begin))
-        begin += len(each) + MAX_DRAFT_TOKENS
-    return found

@@ -76,6 +76,10 @@ class Batch:
         return values_BLX[self.rows_M, self.columns_M]
 
 
+def num_completion_tokens(examples: Sequence[Example]) -> int:
+    return sum(len(example.completion_ids) for example in examples)
+
+
 @dataclass(frozen=True)
 class Examples:
     """For training, and for evaluations: no row is in both."""

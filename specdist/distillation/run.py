@@ -20,7 +20,7 @@ from specdist.data import RunFolder
 from specdist.data.files import write_json
 from specdist.data.storage import storage_path
 from specdist.distillation.config import DistillConfig
-from specdist.distillation.data import Examples, read_examples, split_examples
+from specdist.distillation.data import Examples, num_completion_tokens, read_examples, split_examples
 from specdist.distillation.eagle_draft import EagleStudent, new_state_layers
 from specdist.distillation.model_draft import ModelStudent
 from specdist.distillation.picture import draw_training
@@ -96,15 +96,13 @@ def _run(
         if code:
             return code
         _free_memory()
-    document = None
     if is_done:
         logger.info("%s is complete: nothing to train", folder)
         document = on_rank0(topology, lambda: parse_object((folder / RECORD_NAME).read_bytes()))
     else:
-        distilled = distil(config, topology, stop, activity, given)
-        if distilled is None:
+        document = distil(config, topology, stop, activity, given)
+        if document is None:
             return EXIT_STOPPED
-        document = distilled
     if config.go_on:
         _free_memory()
         changed = config.run_config(draft=str(folder), draft_quantization=None)
@@ -195,8 +193,7 @@ def _open_start(config: DistillConfig, models: ModelPlan) -> Checkpoint:
 
 
 def _read(config: DistillConfig, run_config: GenerateConfig, models: ModelPlan) -> Examples:
-    output = storage_path(run_config.output, option="--output ", spool=run_config.spool)
-    folder = RunFolder(output)
+    folder = _run_folder(run_config)
     _check_run(folder, models)
     found = read_examples(
         folder,
@@ -206,6 +203,11 @@ def _read(config: DistillConfig, run_config: GenerateConfig, models: ModelPlan) 
         reads_logprobs=config.resolved_teacher == "recorded",
     )
     return split_examples(found, config.validation_share, config.seed)
+
+
+def _run_folder(config: GenerateConfig) -> RunFolder:
+    """Of the run whose completions are learned from."""
+    return RunFolder(storage_path(config.output, option="--output ", spool=config.spool))
 
 
 def _check_run(folder: RunFolder, models: ModelPlan) -> None:
@@ -232,11 +234,10 @@ def _log_beginning(
             "acceptance is measured with the run's temperature, top-k and top-p alone, without penalties, "
             "min-p, constraints and options of rows"
         )
-    num_tokens = sum(len(example.completion_ids) for example in examples.training)
     logger.info(
         "%d completions (%d tokens) to train on, %d to evaluate with; teacher %s, loss %s",
         len(examples.training),
-        num_tokens,
+        num_completion_tokens(examples.training),
         len(examples.held_out),
         config.resolved_teacher,
         config.resolved_loss,
@@ -247,7 +248,7 @@ def _cost_ratio(config: DistillConfig, models: ModelPlan, student: Student) -> f
     """Time of a draft step over that of a target pass of one token per sequence."""
     if config.cost_ratio is not None:
         return config.cost_ratio
-    costs = frozen_costs(RunFolder(storage_path(config.output, option="--output ", spool=config.spool)))
+    costs = frozen_costs(_run_folder(config))
     if costs is not None and models.draft is not None:
         num_rows = config.max_num_seqs
         found = float(costs.draft.look_up(num_rows)) / float(costs.target.look_up(num_rows))
@@ -273,9 +274,9 @@ def _finish(config: DistillConfig, task: Task, student: Student, history: Histor
         "run": config.output,
         "options": config.training_options(),
         "num_training_sequences": len(task.examples.training),
-        "num_training_tokens": sum(len(example.completion_ids) for example in task.examples.training),
+        "num_training_tokens": num_completion_tokens(task.examples.training),
         "num_held_out_sequences": len(task.examples.held_out),
-        "num_held_out_tokens": sum(len(example.completion_ids) for example in task.examples.held_out),
+        "num_held_out_tokens": num_completion_tokens(task.examples.held_out),
         "cost_ratio": task.cost_ratio,
         "before": dataclasses.asdict(before),
         "after": dataclasses.asdict(after),
@@ -291,7 +292,7 @@ def _finish(config: DistillConfig, task: Task, student: Student, history: Histor
 
 def _rest(config: DistillConfig, before: float, after: float) -> dict[str, Any]:
     """What the new draft saves on the rows that are left: predicted, from the time of those that are done."""
-    folder = RunFolder(storage_path(config.output, option="--output ", spool=config.spool))
+    folder = _run_folder(config)
     plan = folder.plan()
     total = total_stats(folder)
     num_left = plan.num_completions - total.num_completions

@@ -24,7 +24,7 @@ import tqdm
 from specdist.data.files import write_atomically
 from specdist.distillation.acceptance import Prospect, prospect
 from specdist.distillation.config import DistillConfig
-from specdist.distillation.data import Example, Examples, batches
+from specdist.distillation.data import Example, Examples, batches, num_completion_tokens
 from specdist.distillation.students import Student
 from specdist.job.topology import Topology, broadcast_from_rank0, gathered
 from specdist.utils.errors import UserError
@@ -132,7 +132,7 @@ class _Trainer:
         """The loss of a step's tokens, in nats per token."""
         config, topology = self._task.config, self._task.topology
         chosen = self._chosen()
-        num_tokens = sum(len(example.completion_ids) for example in chosen)
+        num_tokens = num_completion_tokens(chosen)
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate * self._scale()
         self._student.module.train()

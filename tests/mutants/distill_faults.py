@@ -18,8 +18,8 @@ DISTILL_FAULTS = (
     Mutant(
         name="blocks-reach-into-the-next-completion",
         file="distillation/acceptance.py",
-        old="np.concatenate([each, np.zeros(MAX_DRAFT_TOKENS)])",
-        new="np.concatenate([each, np.ones(MAX_DRAFT_TOKENS)])",
+        old="np.pad(each, (0, MAX_DRAFT_TOKENS))",
+        new="np.pad(each, (0, MAX_DRAFT_TOKENS), constant_values=1)",
         tests=(f"{ACCEPTANCE}::test_accepted_tokens_in_a_row_promise_more_than_scattered_ones",),
     ),
     Mutant(
