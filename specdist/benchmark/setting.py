@@ -155,7 +155,7 @@ def _name(name: str, quantization: str | None) -> str:
 
 
 def _num_parameters(checkpoint: Checkpoint) -> int:
-    """Also of quantised layers, whose numbers are no parameters of the loaded model."""
+    """Also of quantised layers, whose weights are not parameters of the loaded model."""
     return model_size("it", checkpoint.config, 1, trusts_code=checkpoint.trusts_code).num_parameters
 
 

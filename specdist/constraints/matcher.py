@@ -150,7 +150,7 @@ def grammars_of(tokenizer: object, *, vocab_size: int, stop_token_ids: Collectio
     """Over a fast tokenizer's vocabulary. Raises ValueError for another tokenizer.
 
     Args:
-        vocab_size: ids that can be drawn; those that are no tokens are never allowed.
+        vocab_size: ids that can be drawn; ids without a token are never allowed.
         stop_token_ids: allowed where a completion may end, and nowhere else.
     """
     from llguidance.hf import from_tokenizer

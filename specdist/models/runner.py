@@ -1,4 +1,4 @@
-"""One model with its cache, behind one function: a forward over a flat batch.
+"""One model with its cache, and one function: a forward over a flat batch.
 
 A pass runs in one of two ways. Short segments run as a static pass where that is faster, on CUDA; all others,
 and everything on a CPU, as the ragged batch that they are. Both give the same logits.

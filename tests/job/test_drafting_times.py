@@ -54,7 +54,7 @@ def test_the_steps_of_both_kinds_of_round_are_not_counted(
 
 
 def test_a_draft_measures_its_host_beside_its_passes(served: tuple[DraftServer, EmulatedOrder]) -> None:
-    """The times of the emulated passes are no part of it: they are twenty times as long here."""
+    """Without the times of the emulated passes, which are twenty times as long here."""
     server, order = served
     pace = server._runner.pace
     known_ns = pace._known_ns
