@@ -22,7 +22,7 @@ from specdist.policies.costs import BRANCH_COUNTS, CostModel, Curve
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory.formulas import caught_share, tokens_per_pass_ahead
+from specdist.theory.rounds import RoundChooser
 
 NUM_WARMUPS = 1
 NUM_PASSES = 9
@@ -43,37 +43,16 @@ def plan_ahead(
     num_groups: int = 1,
 ) -> DraftAhead:
     """The same work ahead in every round, with the most expected tokens per second when ``num_rows``
-    sequences run and tokens are accepted with this probability.
+    sequences run and tokens are accepted with this probability; one token and the fewest branches where
+    decoding alone is faster.
 
-    A round takes the time of the target's pass or of the draft's steps meanwhile, whichever is longer. The
-    first token ahead stands for a next token, the others are candidates. Branches take part in all steps but
-    the first. ``num_branches`` None chooses their number by the costs. ``num_groups`` targets share the
-    draft, each with so many sequences: it serves all in one burst or, if that is shorter, in several.
+    The first token ahead stands for a next token, the others are candidates. ``num_branches`` None chooses
+    their number by the costs. ``num_groups`` targets share the draft, each with so many sequences.
     """
     counts = BRANCH_COUNTS if num_branches is None else (num_branches,)
-    plans = [
-        DraftAhead(num_tokens=num_tokens, num_branches=count)
-        for num_tokens in range(1, max_draft_tokens + 2)
-        for count in counts
-    ]
-    target_ns = float(costs.target(num_rows * (max_draft_tokens + 1)))
-
-    def tokens_per_ns(plan: DraftAhead) -> float:
-        drafting_ns = min(
-            count * _burst_ns(costs, plan, -(-num_groups // count) * num_rows)
-            for count in range(1, num_groups + 1)
-        )
-        caught = caught_share(plan.num_branches)
-        num_tokens = tokens_per_pass_ahead(acceptance, plan.num_tokens - 1, caught)
-        return num_tokens / max(1.0, target_ns, drafting_ns)
-
-    return max(plans, key=tokens_per_ns)
-
-
-def _burst_ns(costs: CostModel, plan: DraftAhead, num_rows: int) -> float:
-    """Of drafting ahead of so many sequences."""
-    wide_ns = float(costs.draft(num_rows * (1 + plan.num_branches)))
-    return float(costs.draft(num_rows)) + (plan.num_tokens - 1) * wide_ns
+    chooser = RoundChooser(costs, max_draft_tokens=max_draft_tokens, branch_counts=counts)
+    shape = chooser.always_ahead(num_rows, acceptance=acceptance, num_groups=num_groups)
+    return DraftAhead(num_tokens=shape.num_ahead, num_branches=shape.num_branches)
 
 
 def typical_context(lengths: Iterable[tuple[int, int]]) -> int:

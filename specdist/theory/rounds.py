@@ -163,6 +163,15 @@ class RoundChooser:
         elif rate > WORTH_CHANGING * last:
             self._last = best
 
+    def always_ahead(self, num_rows: int, *, acceptance: float, num_groups: int) -> RoundShape:
+        """Of rounds that are all the same, and ahead, where so many targets with so many sequences each share
+        the draft. Nothing is learned of the acceptance; contexts are those at which costs were measured."""
+        self._num_targets, self._num_bursts = 1, float(num_groups)
+        rates = self._work_out(num_rows, self._costs.context.num_tokens, acceptance, 1.0, 0.0)
+        if rates.ahead_KB.max() <= rates.alone:
+            return RoundShape(num_ahead=1, num_branches=int(self._counts_B[0]))
+        return self._best_ahead(rates)
+
     def shape(self, num_rows: int, num_context_tokens: float, *, is_pending: bool) -> RoundShape:
         """Of the round that begins; ``is_pending``: tokens are drafted already that the target has still to
         verify."""
@@ -182,13 +191,14 @@ class RoundChooser:
         return ALONE if self._last is LISTEN and is_pending else self._last
 
     def _best(self, rates: _Rates) -> tuple[RoundShape, float]:
+        ahead = float(rates.ahead_KB.max())
+        return (IN_TURNS, rates.in_turns) if rates.in_turns >= ahead else (self._best_ahead(rates), ahead)
+
+    def _best_ahead(self, rates: _Rates) -> RoundShape:
         length, count = np.unravel_index(int(rates.ahead_KB.argmax()), rates.ahead_KB.shape)
-        if rates.in_turns >= rates.ahead_KB[length, count]:
-            return IN_TURNS, rates.in_turns
-        shape = RoundShape(
+        return RoundShape(
             num_ahead=int(self._lengths_K[length]) + 1, num_branches=int(self._counts_B[count])
         )
-        return shape, float(rates.ahead_KB[length, count])
 
     def _rate_of(self, shape: RoundShape, rates: _Rates) -> float:
         if shape.drafts_now:

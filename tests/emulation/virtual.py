@@ -31,7 +31,6 @@ from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Timeline
 from specdist.models.runner import ModelRunner
-from specdist.planning.simulate import OWN_GPU
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import Curve
 from specdist.sampling.distributions import Dense
@@ -80,12 +79,10 @@ class VirtualEvent:
 
 
 class VirtualRank:
-    """A draft on a rank of its own."""
+    """A draft on a rank of its own. Its host takes time where it drafts: before its reply, or ahead."""
 
-    def __init__(
-        self, worker: DraftWorker, own: VirtualDevice, target: VirtualDevice, is_ahead: bool
-    ) -> None:
-        self._worker, self._own, self._target, self._is_ahead = worker, own, target, is_ahead
+    def __init__(self, worker: DraftWorker, own: VirtualDevice, target: VirtualDevice) -> None:
+        self._worker, self._own, self._target = worker, own, target
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         if request.next_distributions_W is not None:
@@ -94,14 +91,20 @@ class VirtualRank:
             rows_WV = request.next_distributions_W.probabilities_NV.as_subclass(Tensor)
             request = dataclasses.replace(request, next_distributions_W=Dense(rows_WV))
         self._own.wait_until(self._target.now_ns + MESSAGE_NS // 2)
+        num_passes = len(self._own.passes)
         reply = self._worker.respond(request)
-        if not self._is_ahead:
+        if len(self._own.passes) > num_passes:
             self._own.now_ns += TURNS_NS
         self._target.wait_until(self._own.now_ns + MESSAGE_NS // 2)
-        if self._is_ahead:
-            self._own.now_ns += AHEAD_NS
+        num_passes = len(self._own.passes) + (len(request.context) > 0)
         self._worker.prefill_and_draft_ahead(request)
+        if len(self._own.passes) > num_passes:
+            self._own.now_ns += AHEAD_NS
         return reply
+
+    def tell(self, request: ProposalRequest) -> None:
+        self._own.wait_until(self._target.now_ns + MESSAGE_NS // 2)
+        self._worker.follow(request)
 
     def close(self) -> None: ...
 
@@ -127,7 +130,7 @@ def tokens_per_s(config: EmulationConfig, mode: str, choice: PolicyChoice) -> fl
     )  # fmt: skip
     order = emulation.order(case, costs)
     target_device = VirtualDevice()
-    draft_device = VirtualDevice() if case.mode in OWN_GPU else target_device
+    draft_device = VirtualDevice() if case.has_own_gpu else target_device
     pair = markov_pair(emulation.pair)
     target_runner = EmulatedRunner(pair.target, Pace(emulation.target), target_device)
     draft_runner = EmulatedRunner(pair.draft, Pace(emulation.draft), draft_device)
@@ -152,7 +155,7 @@ def _run(
         worker = new_draft(order, draft_runner, timeline("idle", draft_device))
         proposer = ColocatedDraft(worker)
         if draft_device is not target_device:
-            proposer = VirtualRank(worker, draft_device, target_device, assembly.ahead.num_tokens > 0)
+            proposer = assembly.asked_when_it_pays(VirtualRank(worker, draft_device, target_device))
     window = Window(target_runner, assembly.scheduling, config.rounds)
     engine = assembly.engine(
         iter(_requests(config, order)),
