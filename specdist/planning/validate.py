@@ -1,8 +1,9 @@
 """Validation of the planner: predicted tokens per second beside those of the engine on this machine.
 
 Pass times are measured as a job measures them at its start. What the engine adds to them (drawing,
-scheduling, committing) is calibrated by runs of 1 and of 4 draft tokens per round, which are not predicted.
-The acceptance rate is that of the predicted run: it is a property of the pair, not of the machine.
+scheduling, committing) is calibrated by runs of prompts of their own, which are not predicted: of the target
+alone, and with 1 and with 4 draft tokens per round. The acceptance rate and the lengths of the completions
+are those of the predicted run: they are properties of the pair, not of the machine.
 """
 
 from __future__ import annotations
@@ -85,17 +86,19 @@ def _compare_batch(
     config: PlanConfig, paged: PagedPair, num_rows: int, lengths: list[int]
 ) -> list[Validation]:
     device, generator = paged.pair.device, np.random.default_rng(num_rows)
-    rows = [
-        Row(
-            generator.integers(paged.pair.vocab_size, size=config.prompt_tokens).tolist(),
-            config.output_tokens,
-        )
-        for _ in range(ROWS_PER_SLOT * num_rows)
-    ]
-    work = [RowLengths(config.prompt_tokens, config.output_tokens)] * len(rows)
+    known, rows = (
+        [
+            Row(
+                generator.integers(paged.pair.vocab_size, size=config.prompt_tokens).tolist(),
+                config.output_tokens,
+            )
+            for _ in range(ROWS_PER_SLOT * num_rows)
+        ]
+        for _ in range(2)
+    )
     methods = {
         length: Specdist(paged, DraftOrder(num_slots=num_rows, choice=fixed_length(length)))
-        for length in (*CALIBRATION_LENGTHS, *lengths)
+        for length in sorted({0, *CALIBRATION_LENGTHS, *lengths})
     }
     warmup = [Row(row.prompt_ids, WARMUP_TOKENS) for row in rows[:num_rows]]
     for method in methods.values():
@@ -107,14 +110,16 @@ def _compare_batch(
     # Passes before and after the runs: a slow minute of the machine affects both.
     for repeat in range(config.repeats):
         begin = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
-        runs = {length: timed(device, partial(method.generate, rows)) for length, method in methods.items()}
+        plain, *drafting = (methods[length].generate(known).own_stats for length in (0, *CALIBRATION_LENGTHS))
+        runs = {length: timed(device, partial(methods[length].generate, rows)) for length in lengths}
         end = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
-        stats = {length: found.own_stats for length, (_, found) in runs.items()}
-        costs = calibrated(mean_costs(begin, end), [stats[length] for length in CALIBRATION_LENGTHS])
-        last = stats
+        costs = calibrated(mean_costs(begin, end), plain, drafting)
+        last = stats = {length: found.own_stats for length, (_, found) in runs.items()}
         for length in lengths:
             seconds, found = runs[length]
             measured[length].append(found.num_tokens / seconds)
+            # Like the acceptance, where texts end is a property of the pair.
+            work = [RowLengths(config.prompt_tokens, len(completion)) for completion in found.completions]
             settings = _settings(num_rows, length, stats[length])
             outcomes = [run_job(costs, settings, work, seed=seed) for seed in range(NUM_SEEDS)]
             predicted[length].append(statistics.mean(outcome.tokens_per_s for outcome in outcomes))
@@ -173,32 +178,35 @@ def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) 
     )
 
 
-def calibrated(costs: ReplicaCosts, runs: Sequence[Stats]) -> ReplicaCosts:
-    """The costs with the engine's overhead, from two runs of different draft lengths.
+def calibrated(costs: ReplicaCosts, plain: Stats, drafting: Sequence[Stats]) -> ReplicaCosts:
+    """The costs with the engine's overhead: that of every round from a run of the target alone, and what a
+    proposal adds to it from two runs of different draft lengths: a part per round, and a part per step.
 
-    A round's overhead outside the draft is the mean of both runs. The draft's is solved for: a part per
-    round, and a part per step.
+    A proposal's part is also the target's: it accepts candidates and records what became of them.
     """
     passes = costs.passes
-    rounds_ns, proposals_ns, steps = [], [], []
-    for stats in runs:
-        mean_rows = stats.num_row_steps / stats.num_target_passes
-        mean_tokens = (stats.num_row_steps + stats.num_draft_tokens) / stats.num_target_passes
-        verifying_ns = stats.num_target_passes * float(passes.target(mean_tokens))
-        drafting_ns = stats.num_draft_passes * float(passes.draft(mean_rows))
-        target = stats.target_ns
-        asking_ns = target.idle + target.transfer - stats.draft_ns.prefill
-        rounds_ns.append((target.verify + target.host - verifying_ns) / stats.num_rounds)
-        proposals_ns.append((asking_ns - drafting_ns) / stats.num_rounds)
-        steps.append(stats.num_draft_passes / stats.num_rounds)
+    round_ns = max(0.0, _beside_passes_ns(passes, plain))
+    proposals_ns = [_beside_passes_ns(passes, stats) - round_ns for stats in drafting]
+    steps = [stats.num_draft_passes / stats.num_rounds for stats in drafting]
     step_ns = max(0.0, (proposals_ns[1] - proposals_ns[0]) / (steps[1] - steps[0]))
     draft = Curve(passes.draft.sizes, [round(time_ns + step_ns) for time_ns in passes.draft.ns])
     return ReplicaCosts(
         passes=CostModel(passes.target, draft),
         draft_prefill=costs.draft_prefill,
-        round_s=max(0.0, statistics.mean(rounds_ns)) / NS_PER_S,
-        proposal_s=max(0.0, proposals_ns[0] - steps[0] * step_ns) / NS_PER_S,
+        round_s=round_ns / NS_PER_S,
+        proposal_s=max(0.0, statistics.mean(proposals_ns) - statistics.mean(steps) * step_ns) / NS_PER_S,
     )
+
+
+def _beside_passes_ns(passes: CostModel, stats: Stats) -> float:
+    """Nanoseconds of a round beside its passes; prompts are left out."""
+    mean_rows = stats.num_row_steps / stats.num_target_passes
+    mean_tokens = (stats.num_row_steps + stats.num_draft_tokens) / stats.num_target_passes
+    passes_ns = stats.num_target_passes * float(passes.target(mean_tokens))
+    passes_ns += stats.num_draft_passes * float(passes.draft(mean_rows))
+    target = stats.target_ns
+    spent_ns = target.verify + target.host + target.idle + target.transfer - stats.draft_ns.prefill
+    return (spent_ns - passes_ns) / stats.num_rounds
 
 
 def acceptance_rate(stats: Stats) -> float:

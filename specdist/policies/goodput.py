@@ -161,9 +161,10 @@ class Goodput(RegisteredPolicy):
         step_ns = (self._drafting_ns - self._first_ns) / max(1, self._num_steps)
         steps = np.arange(len(lines_C) + 1) / max(1, len(lengths_R))
         drafting_ns = round.num_bursts * (self._first_ns + steps * step_ns)
-        rates = num_tokens / np.maximum(1.0, np.maximum(pass_ns, drafting_ns))
-        best = int(np.argmax(rates))
-        self._goodput = float(rates[best])
+        # Prompts cost the same in any case: the rate is that of a round without them.
+        bare_ns = self._target_ns(len(lengths_R) + np.arange(len(lines_C) + 1), round)
+        self._goodput = float((num_tokens / np.maximum(1.0, np.maximum(bare_ns, drafting_ns))).max())
+        best = int(np.argmax(num_tokens - self._goodput * np.maximum(pass_ns, drafting_ns)))
         return np.bincount(lines_C[order_C[:best]], minlength=len(lengths_R))
 
     def observe_tokens(self, tokens: VerifiedTokens) -> None:
