@@ -196,9 +196,7 @@ class RoundChooser:
 
     def _best_ahead(self, rates: _Rates) -> RoundShape:
         length, count = np.unravel_index(int(rates.ahead_KB.argmax()), rates.ahead_KB.shape)
-        return RoundShape(
-            num_ahead=int(self._lengths_K[length]) + 1, num_branches=int(self._counts_B[count])
-        )
+        return RoundShape(num_ahead=int(self._lengths_K[length]) + 1, num_branches=int(self._counts_B[count]))
 
     def _rate_of(self, shape: RoundShape, rates: _Rates) -> float:
         if shape.drafts_now:

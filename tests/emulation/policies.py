@@ -26,7 +26,7 @@ from tests.emulation.virtual import tokens_per_s
 
 PAIR: dict[str, Any] = {"emulate": "h100-sxm", "target": "70b", "draft": "1b", "tp_size": 4}
 BATCH_SIZE, VARIATION = 32, 0.5
-MODES = ("colocated", "in_turns", "ahead", "branches")
+MODES = ("colocated", "in_turns", "ahead", "branches", "auto")
 TEMPERATURES, ACCEPTANCES = (0.0, 1.0), (0.5, 0.7, 0.85)
 GOODPUT = "goodput"
 # Fixed lengths and the policies of papers, those with a threshold with two.

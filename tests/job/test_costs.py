@@ -1,5 +1,6 @@
 """How far to draft ahead, and with how many branches, as measured times suggest."""
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,15 @@ def test_a_draft_as_slow_as_the_target_goes_one_token_ahead() -> None:
 def test_a_number_of_branches_that_was_asked_for_is_kept() -> None:
     assert plan(100, [10, 200, 400, 800, 1600], num_branches=3)[1] == 3
     assert plan(100, [10, 20, 30, 50, 90], num_branches=0) == (6, 0)
+
+
+def test_the_pass_is_that_of_the_candidates_that_are_ready_and_the_host_takes_its_part() -> None:
+    """A pass of 21 tokens leaves time for as many steps; those with the few that are ready do not."""
+    costs = CostModel(Curve([1, 21], [100, 500]), Curve([1], [20]))
+    sizes: dict[str, Any] = {"num_rows": 1, "max_draft_tokens": 20, "num_branches": 0, "acceptance": 0.8}
+    found = plan_ahead(costs, **sizes)
+    busy = plan_ahead(dataclasses.replace(costs, ahead=Curve([1], [60])), **sizes)
+    assert 2 < busy.num_tokens < found.num_tokens < 10
 
 
 def test_more_branches_catch_more() -> None:

@@ -51,6 +51,27 @@ ROUND_FAULTS = (
         tests=(ROUNDS,),
     ),
     Mutant(
+        name="work-ahead-is-planned-without-the-drafts-host",
+        file="theory/rounds.py",
+        old="step_ns, host_ns = float(costs.draft_ns(rows, context)), float(costs.ahead.look_up(rows))",
+        new="step_ns, host_ns = float(costs.draft_ns(rows, context)), 0.0",
+        tests=("tests/job/test_costs.py",),
+    ),
+    Mutant(
+        name="work-ahead-is-planned-for-passes-of-whole-blocks",
+        file="theory/rounds.py",
+        old="sizes_KB = np.rint(own_rows * (1 + ready_KB * lengths_K[:, None])).astype(int)",
+        new="sizes_KB = np.rint(own_rows * (1 + 0 * ready_KB + lengths_K[-1])).astype(int)",
+        tests=("tests/job/test_costs.py",),
+    ),
+    Mutant(
+        name="a-prompt-in-the-pass-lowers-what-a-ready-token-must-bring",
+        file="policies/goodput.py",
+        old="bare_ns = self._target_ns(len(lengths_R) + np.arange(len(lines_C) + 1), round)",
+        new="bare_ns = pass_ns",
+        tests=("tests/policies/test_goodput.py",),
+    ),
+    Mutant(
         name="first-prompts-stand-beside-rounds",
         file="theory/rounds.py",
         old="        if not num_new_tokens:\n            return\n",

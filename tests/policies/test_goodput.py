@@ -214,6 +214,15 @@ def test_a_prompt_in_the_pass_makes_time_no_cheaper() -> None:
     assert beside == [False, False]
 
 
+def test_a_prompt_in_the_pass_makes_no_ready_token_worth_more() -> None:
+    """A token whose time brings more elsewhere is held back from a long pass, too."""
+    policy = goodput(CostModel(Curve([1, 1001], [100, 20100]), Curve([1], [1])))
+    ready, lengths_R = features_of([0.95, 0.6, 0.4, 0.2]), np.array([4])
+    beside = [dataclasses.replace(a_pass(1), num_pass_tokens=1 + each) for each in (0, 900)]
+    kept = [policy.num_to_verify(ready, lengths_R, round).tolist() for round in beside]
+    assert kept == [[3], [3]]
+
+
 def test_the_forecast_of_a_row_depends_on_its_own_past_too() -> None:
     """After 0 of 40 and 40 of 40 accepted tokens, when the average is what was assumed."""
     policy = goodput(flat_costs(target=100, draft=10, per_token=32))
