@@ -9,19 +9,20 @@ https://platform.openai.com/docs/guides/batch; ``top_k``, ``min_p``, ``repetitio
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from specdist.config.processing import RULES, WHOLE_NUMBERS
+from specdist.config.processing import RULES, STRUCT, WHOLE_NUMBERS
 from specdist.data.jsonl import json_chunks
 from specdist.utils.errors import UserError
 
 REQUEST_KEYS = ("custom_id", "method", "url", "body")
 BODY, CONSTRAINT = "body", "constraint"
+SCHEMA = pa.schema([(name, pa.string()) for name in (*REQUEST_KEYS, STRUCT, CONSTRAINT)])
 CHAT_URL, TEXT_URL = "/v1/chat/completions", "/v1/completions"
 # No number of a request is as large.
 MOST = 2**63
@@ -58,21 +59,29 @@ class _Unusable(Exception):
     """A row's error."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
-    """
+    """What a batch asks for.
+
     Attributes:
-        table: the rows, with the columns ``options`` and ``constraint`` if any row has some.
+        url: that of all requests.
         reasons: why rows cannot be used, by row number.
+        options: names of the options that any row has.
+        has_constraints: whether any row has one.
         num_logprobs, num_prompt_logprobs: likeliest tokens to write, the most of any row; None if no row asks
             for any.
     """
 
-    table: pa.Table
-    is_chat: bool
-    reasons: Mapping[int, str]
-    num_logprobs: int | None
+    url: str = ""
+    reasons: dict[int, str] = field(default_factory=dict)
+    options: list[str] = field(default_factory=list)
+    has_constraints: bool = False
+    num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        return self.url == CHAT_URL
 
 
 def is_batch(files: Sequence[Path]) -> bool:
@@ -87,53 +96,74 @@ def _is_request(row: Mapping[str, Any]) -> bool:
     return all(name in row for name in REQUEST_KEYS) and isinstance(row[BODY], dict)
 
 
-def read_batch(files: Sequence[Path]) -> Batch:
-    """All requests. Raises :class:`UserError`, with the file and the line, for a line that is not one, for a
-    ``custom_id`` that occurs twice, and and for a url that differs from those before."""
-    columns: dict[str, list[Any]] = {name: [] for name in REQUEST_KEYS}
-    options: list[dict[str, Any] | None] = []
-    constraints: list[str | None] = []
-    reasons: dict[int, str] = {}
-    common: tuple[str, str] = ("", "")
-    known: set[str] = set()
-    num_logprobs: int | None = None
-    num_prompt_logprobs: int | None = None
-    for path in files:
-        for chunk in json_chunks(path):
-            for line, row in zip(chunk.lines, chunk.rows, strict=True):
-                place = f"--prompts {path}, line {line}"
-                _check_request(place, row, known)
-                body = row[BODY]
-                common = common if common[1] else (row["url"], place)
-                first, where = common
-                if row["url"] != first:
-                    raise UserError(
-                        f"{place} has url {row['url']!r}, but {where} has {first!r}: it must be the same in "
-                        "all rows; split the file"
-                    )
-                own: dict[str, Any] | None = None
-                constraint = text = None
-                try:
-                    text = _body_text(body)
-                    own, constraint, asked = _asked(row)
-                    prompt_of_body(body, is_chat=row["url"] == CHAT_URL)
-                    num_logprobs = _most(num_logprobs, asked)
-                    of_prompt = num_prompt_logprobs_of(body, is_chat=row["url"] == CHAT_URL)
-                    num_prompt_logprobs = _most(num_prompt_logprobs, of_prompt)
-                except _Unusable as error:
-                    reasons[len(options)] = str(error)
-                for name, value in {**row, BODY: text}.items():
-                    if name in columns:
-                        columns[name].append(value)
-                options.append(own or None)
-                constraints.append(constraint)
-    return Batch(
-        table=_table(columns, options, constraints),
-        is_chat=common[0] == CHAT_URL,
-        reasons=reasons,
-        num_logprobs=num_logprobs,
-        num_prompt_logprobs=num_prompt_logprobs,
-    )
+class BatchRows:
+    """The requests of files, with the columns ``options`` and ``constraint`` if any has some; ``batch``: what
+    they ask for, once all have been read."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files, self._known, self._place = files, set[str](), ""
+        self.batch = Batch()
+        self.options: list[Any] = ["requests"]
+
+    def tables(self, digests: Sequence[Any] = ()) -> Iterator[tuple[pa.Table, pa.Schema]]:
+        """With options as JSON: see :class:`specdist.data.converted.Source`. Raises :class:`UserError` for a
+        line that is not a request, for a ``custom_id`` that occurs twice, and for a url that differs from
+        those before."""
+        num_rows = 0
+        for index, path in enumerate(self._files):
+            for chunk in json_chunks(path, digest=digests[index] if digests else None):
+                columns: dict[str, list[str | None]] = {name: [] for name in SCHEMA.names}
+                for line, row in zip(chunk.lines, chunk.rows, strict=True):
+                    self._read(f"--prompts {path}, line {line}", num_rows, row, columns)
+                    num_rows += 1
+                yield pa.table(columns, SCHEMA), SCHEMA
+
+    def finished(self, table: pa.Table) -> pa.Table:
+        names = sorted(self.batch.options)
+        place = SCHEMA.get_field_index(STRUCT)
+        kinds = {"stop": pa.list_(pa.string()), **dict.fromkeys(WHOLE_NUMBERS, pa.int64())}
+        options = [None if text is None else json.loads(text) for text in table[STRUCT].to_pylist()]
+        found = table.remove_column(place)
+        if names:
+            kind = pa.struct([(name, kinds.get(name, pa.float64())) for name in names])
+            found = found.add_column(place, STRUCT, pa.array(options, kind))
+        return found if self.batch.has_constraints else found.drop_columns(CONSTRAINT)
+
+    def told(self) -> dict[str, Any]:
+        return asdict(self.batch) | {"reasons": [*self.batch.reasons.items()]}
+
+    def tell(self, told: dict[str, Any]) -> None:
+        self.batch = Batch(**told | {"reasons": dict(told["reasons"])})
+
+    def _read(
+        self, place: str, number: int, row: dict[str, Any], columns: dict[str, list[str | None]]
+    ) -> None:
+        """Add the request of a line to the columns."""
+        _check_request(place, row, self._known)
+        batch, body = self.batch, row[BODY]
+        if not self._place:
+            batch.url, self._place = row["url"], place
+        if row["url"] != batch.url:
+            raise UserError(
+                f"{place} has url {row['url']!r}, but {self._place} has {batch.url!r}: it must be the same "
+                "in all rows; split the file"
+            )
+        own: dict[str, Any] = {}
+        constraint = text = None
+        try:
+            text = _body_text(body)
+            own, constraint, asked = _asked(row)
+            prompt_of_body(body, is_chat=batch.is_chat)
+            batch.num_logprobs = _most(batch.num_logprobs, asked)
+            of_prompt = num_prompt_logprobs_of(body, is_chat=batch.is_chat)
+            batch.num_prompt_logprobs = _most(batch.num_prompt_logprobs, of_prompt)
+        except _Unusable as error:
+            batch.reasons[number] = str(error)
+        batch.options += own.keys() - set(batch.options)
+        batch.has_constraints |= constraint is not None
+        values = {**row, BODY: text, STRUCT: json.dumps(own) if own else None, CONSTRAINT: constraint}
+        for name, column in columns.items():
+            column.append(values[name])
 
 
 def _most(first: int | None, second: int | None) -> int | None:
@@ -168,21 +198,6 @@ def _body_text(body: Mapping[str, Any]) -> str:
     except UnicodeEncodeError as error:
         raise _Unusable(f"body is not valid UTF-8: {error.reason}") from error
     return text
-
-
-def _table(
-    columns: Mapping[str, list[Any]], options: list[dict[str, Any] | None], constraints: list[str | None]
-) -> pa.Table:
-    found: dict[str, pa.Array] = {name: pa.array(values, pa.string()) for name, values in columns.items()}
-    names = sorted({name for own in options for name in own or {}})
-    if names:
-        kinds = {"stop": pa.list_(pa.string()), **dict.fromkeys(WHOLE_NUMBERS, pa.int64())}
-        found["options"] = pa.array(
-            options, pa.struct([(name, kinds.get(name, pa.float64())) for name in names])
-        )
-    if any(constraints):
-        found[CONSTRAINT] = pa.array(constraints, pa.string())
-    return pa.table(found)
 
 
 def _asked(row: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, int | None]:
@@ -264,7 +279,7 @@ def num_prompt_logprobs_of(body: Mapping[str, Any], *, is_chat: bool) -> int | N
 
 
 def prompt_of_body(body: Mapping[str, Any], *, is_chat: bool) -> str | Chat:
-    """A request's prompt, of one that :func:`read_batch` has no reason against."""
+    """A request's prompt, of one that a :class:`Batch` has no reason against."""
     if not is_chat:
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1:

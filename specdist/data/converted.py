@@ -1,8 +1,9 @@
-"""Large JSONL files as one Arrow file on this machine's disk, so that their rows need no memory.
+"""Large text files (JSONL, CSV, OpenAI batches) as one Arrow file on this machine's disk, so that their rows
+need no memory.
 
 Made once, by the first process of a machine that opens them, a few megabytes at a time, while the files'
 digests are computed; every later start maps it. Its name tells the files as they are (path, size, time), so
-changed files are converted anew. The rows are those of :func:`specdist.data.jsonl.read_jsonl`.
+changed files are converted anew. The rows are those of a small file, read into memory.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.files import FileStamp, stamp_of, unique_tag, write_json
-from specdist.data.jsonl import PromptColumn, json_tables
 from specdist.data.storage import spool_folder
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields, parse_object
@@ -29,6 +30,25 @@ LARGE_BYTES, LARGE_COMPRESSED_BYTES = 2**26, 2**23
 ROWS_PER_BATCH = 4096
 
 logger = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """The rows of some files, in pieces. ``options``: those on which the rows depend, as JSON."""
+
+    options: list[Any]
+
+    def tables(self, digests: Sequence[Any] = ()) -> Iterator[tuple[pa.Table, pa.Schema]]:
+        """A few megabytes at a time, with the types known so far. ``digests``: of every file, hash objects
+        that get its bytes. Raises :class:`UserError` with the file and the line."""
+
+    def finished(self, table: pa.Table) -> pa.Table:
+        """Some of these rows as they are to be, once all have been read."""
+
+    def told(self) -> dict[str, Any]:
+        """What else was found in the files, as JSON."""
+
+    def tell(self, told: dict[str, Any]) -> None:
+        """What :meth:`told` said when the files were read."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +64,10 @@ def is_large(files: Sequence[Path]) -> bool:
     return sum(file.stat().st_size / _limit(file) for file in files) >= 1
 
 
-def converted(files: list[Path], prompts: PromptColumn, spool: str | None) -> Converted:
-    """The rows of the files, memory-mapped; what is wrong with prompts is in ``prompts``. Raises
-    :class:`UserError` with the file and the line."""
+def converted(files: Sequence[Path], source: Source, spool: str | None) -> Converted:
+    """The rows of the files, memory-mapped. Raises :class:`UserError` with the file and the line."""
     stamps = [stamp_of(file) for file in files]
-    what = json.dumps([prompts.name, prompts.is_chat, prompts.is_turns, [asdict(stamp) for stamp in stamps]])
+    what = json.dumps([*source.options, [asdict(stamp) for stamp in stamps]])
     folder = spool_folder(spool) / "inputs"
     path = folder / f"rows-{hashlib.sha256(what.encode()).hexdigest()[:16]}.arrow"
     about = path.with_suffix(".json")
@@ -58,26 +77,23 @@ def converted(files: list[Path], prompts: PromptColumn, spool: str | None) -> Co
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not about.exists():
                 logger.info("converting %s once, into %s", files[0].parent, path)
-                digests = _convert(files, prompts, path)
+                digests = _convert(files, source, path)
                 if [stamp_of(file) for file in files] != stamps:
                     raise UserError(f"--prompts {files[0].parent}: files changed while they were read")
                 known = [replace(stamp, sha256=sha) for stamp, sha in zip(stamps, digests, strict=True)]
-                write_json(about, {
-                    "stamps": [asdict(stamp) for stamp in known], "num_usable": prompts.num_usable,
-                    "reasons": [[row, reason] for row, reason in prompts.reasons.items()],
-                })  # fmt: skip
-        told = parse_object(about.read_bytes())
-        prompts.num_usable, prompts.reasons = told["num_usable"], dict(told["reasons"])
+                write_json(about, {"stamps": [asdict(stamp) for stamp in known], "told": source.told()})
+        found = parse_object(about.read_bytes())
+        source.tell(found["told"])
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (OSError, pa.ArrowException) as error:
         raise UserError(
             f"--prompts {files[0]} cannot be converted in {folder} ({error}): name a folder on a disk that "
             "has room for its rows with --spool"
         ) from error
-    return Converted(table, [from_fields(FileStamp, stamp) for stamp in told["stamps"]])
+    return Converted(table, [from_fields(FileStamp, stamp) for stamp in found["stamps"]])
 
 
-def _convert(files: list[Path], prompts: PromptColumn, path: Path) -> list[str]:
+def _convert(files: Sequence[Path], source: Source, path: Path) -> list[str]:
     """Returns the digests of the files. While types widen (integers to floats, say), rows go to one file
     after the other; at the end these become one."""
     pieces: list[Path] = []
@@ -85,7 +101,7 @@ def _convert(files: list[Path], prompts: PromptColumn, path: Path) -> list[str]:
     writer: pa.RecordBatchFileWriter | None = None
     digests = [hashlib.sha256() for _ in files]
     try:
-        for table, known in json_tables(files, prompts, digests):
+        for table, known in source.tables(digests):
             if writer is None or not known.equals(schema):
                 if writer is not None:
                     writer.close()
@@ -97,9 +113,9 @@ def _convert(files: list[Path], prompts: PromptColumn, path: Path) -> list[str]:
             writer.close()
         whole = path.with_name(f"{path.name}.{unique_tag()}.tmp")
         pieces.append(whole)
-        with pa.ipc.new_file(str(whole), schema) as last:
+        with pa.ipc.new_file(str(whole), source.finished(schema.empty_table()).schema) as last:
             for batch in _batches(pieces[:-1]):
-                last.write_table(_as(pa.Table.from_batches([batch]), schema))
+                last.write_table(source.finished(_as(pa.Table.from_batches([batch]), schema)))
         whole.replace(path)
     finally:
         for piece in pieces:

@@ -8,13 +8,17 @@ each of its fields is that value's usual form.
 from __future__ import annotations
 
 import re
+import zlib
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 
+from specdist.data.streams import READ_BYTES, open_input
 from specdist.data.text import bytes_as_text, text_as_bytes
 from specdist.utils.errors import UserError
 
@@ -26,37 +30,76 @@ TYPES = (
     (r"^-?(0|[1-9][0-9]{0,14})(\.[0-9]+)?([eE][+-]?[0-9]+)?$", pa.float64()),
     (r"^(true|false|True|False|TRUE|FALSE)$", pa.bool_()),
 )
-CSV_ERRORS = (pa.ArrowException, OSError, EOFError, UnicodeDecodeError)
+CSV_ERRORS = (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, zlib.error)
 
 
-def read_csv(files: list[Path], prompt_column: str) -> pa.Table:
+class CsvRows:
     """The rows of files with the same header: fields with commas, quotes or line breaks in double quotes.
 
     An empty field is null, and ``""`` is empty text. ``prompt_column`` is text, whatever it looks like.
-    Raises :class:`UserError` with the file, and the row, counted from 0 after the header.
     """
-    tables = [_read(file) for file in files]
-    for file, table in zip(files, tables, strict=True):
-        if table.column_names != tables[0].column_names:
-            raise UserError(
-                f"--prompts: {file} has the columns {', '.join(table.column_names)}, but {files[0]} has "
-                f"{', '.join(tables[0].column_names)}; all files must have the same columns, in this order"
-            )
-    found = pa.concat_tables(tables)
-    columns = [
-        column if name == prompt_column else _typed(column)
-        for name, column in zip(found.column_names, found.columns, strict=True)
-    ]
-    return pa.Table.from_arrays(columns, names=found.column_names)
+
+    def __init__(self, files: Sequence[Path], prompt_column: str) -> None:
+        self._files, self._prompt_column = files, prompt_column
+        self.options = ["csv", prompt_column]
+        # Of every column with a value, the types that all values so far have.
+        self._types: dict[str, list[int]] = {}
+
+    def tables(self, digests: Sequence[Any] = ()) -> Iterator[tuple[pa.Table, pa.Schema]]:
+        """All fields as text: see :class:`specdist.data.converted.Source`. Errors name the row, counted from
+        0 after the header."""
+        first: pa.Schema | None = None
+        for index, path in enumerate(self._files):
+            for table in _text_tables(path, digests[index] if digests else None):
+                first = first or table.schema
+                if table.column_names != first.names:
+                    raise UserError(
+                        f"--prompts: {path} has the columns {', '.join(table.column_names)}, but "
+                        f"{self._files[0]} has {', '.join(first.names)}; all files must have the same "
+                        "columns, in this order"
+                    )
+                for name, column in zip(table.column_names, table.columns, strict=True):
+                    self._see(name, column)
+                yield table, table.schema
+
+    def finished(self, table: pa.Table) -> pa.Table:
+        """With types that hold exactly what all fields say; else as text."""
+        columns = [
+            _cast(column, TYPES[self._types[name][0]][1]) if self._types.get(name) else column
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, names=table.column_names)
+
+    def told(self) -> dict[str, Any]:
+        return {}
+
+    def tell(self, told: dict[str, Any]) -> None:
+        pass
+
+    def _see(self, name: str, column: pa.ChunkedArray) -> None:
+        if name == self._prompt_column or column.null_count == len(column):
+            return
+        fields = _as_bytes(column)
+        self._types[name] = [
+            kind for kind in self._types.get(name, range(len(TYPES)))
+            if pa.compute.all(pa.compute.match_substring_regex(fields, TYPES[kind][0])).as_py()
+        ]  # fmt: skip
 
 
-def _read(path: Path) -> pa.Table:
+def read_csv(files: Sequence[Path], prompt_column: str) -> pa.Table:
+    """All rows: see :class:`CsvRows`. Raises :class:`UserError` with the file and the row."""
+    rows = CsvRows(files, prompt_column)
+    return rows.finished(pa.concat_tables([table for table, _ in rows.tables()]))
+
+
+def _text_tables(path: Path, digest: Any) -> Iterator[pa.Table]:
+    """At least one, which may be empty."""
     reading = pa.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
     parsing = pa.csv.ParseOptions(newlines_in_values=True)
     try:
         num_quotes = 0
-        with pa.input_stream(str(path)) as file:
-            while block := file.read(2**20):
+        with open_input(path, digest) as file:
+            while block := file.read(READ_BYTES):
                 num_quotes += block.count(b'"')
         if num_quotes % 2:
             raise pa.ArrowInvalid("a double quote is not closed; inside a quoted field it is written twice")
@@ -72,7 +115,10 @@ def _read(path: Path) -> pa.Table:
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
-        return pa.csv.read_csv(pa.input_stream(str(path)), reading, parsing, converting)
+        with pa.csv.open_csv(pa.input_stream(str(path)), reading, parsing, converting) as reader:
+            yield reader.schema.empty_table()
+            for batch in reader:
+                yield pa.Table.from_batches([batch])
     except CSV_ERRORS as error:
         raise UserError(
             f"--prompts {path} is not a complete CSV file (damaged or truncated?): {_told(error)}"
@@ -85,13 +131,10 @@ def _told(error: Exception) -> str:
     return str(error) if found is None else f"row {int(found[1]) - 2}: {found[2]}"
 
 
-def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """As a type that holds exactly what the fields say; else as text."""
-    if column.null_count == len(column):
-        return column
-    as_bytes = pa.chunked_array([text_as_bytes(chunk) for chunk in column.chunks], pa.binary())
-    for pattern, kind in TYPES:
-        if pa.compute.all(pa.compute.match_substring_regex(as_bytes, pattern)).as_py():
-            text = pa.chunked_array([bytes_as_text(chunk) for chunk in as_bytes.chunks], pa.string())
-            return text.cast(kind)
-    return column
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    text = [bytes_as_text(chunk) for chunk in _as_bytes(column).chunks]
+    return pa.chunked_array(text, pa.string()).cast(kind)
+
+
+def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([text_as_bytes(chunk) for chunk in column.chunks], pa.binary())

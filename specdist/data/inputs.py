@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from specdist.data.batches import BODY, is_batch, read_batch
-from specdist.data.converted import converted, is_large
-from specdist.data.csv_files import read_csv
+from specdist.data.batches import BODY, Batch, BatchRows, is_batch
+from specdist.data.converted import Source, converted, is_large
+from specdist.data.csv_files import CsvRows, read_csv
 from specdist.data.files import FileStamp
 from specdist.data.input_rows import InputRows, ParquetRows, TableRows
-from specdist.data.jsonl import PromptColumn, read_jsonl
+from specdist.data.jsonl import JsonRows, PromptColumn, read_jsonl
 from specdist.data.text import check_layout
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
@@ -65,19 +65,20 @@ class Inputs:
 def read_inputs(
     files: list[Path], prompts: PromptColumn, *, is_known: bool = False, spool: str | None = None
 ) -> Inputs:
-    """All rows of files of one type: Arrow files are memory-mapped, and so are large JSONL files, converted
-    in the ``spool``; of Parquet files a few row groups are in memory at a time. Raises :class:`UserError`
-    with the file.
+    """All rows of files of one type: Arrow files are memory-mapped, and so are large text files, converted in
+    the ``spool``; of Parquet files a few row groups are in memory at a time. Raises :class:`UserError` with
+    the file.
 
     Args:
         is_known: these files have been checked before, and have not changed since.
     """
     kind = _kind(files[0])
     if kind == "JSONL" and prompts.name == BODY and is_batch(files):
-        batch = read_batch(files)
-        return Inputs(TableRows(batch.table), unusable=batch.reasons, is_chat_batch=batch.is_chat)
-    if kind == "JSONL" and is_large(files):
-        found = converted(files, prompts, spool)
+        batch, rows, stamps = read_batch(files, spool)
+        return Inputs(rows, unusable=batch.reasons, is_chat_batch=batch.is_chat, stamps=stamps)
+    if kind in ("JSONL", "CSV") and is_large(files):
+        source: Source = JsonRows(files, prompts) if kind == "JSONL" else CsvRows(files, prompts.name)
+        found = converted(files, source, spool)
         return Inputs(TableRows(found.table), unusable=prompts.reasons, stamps=found.stamps)
     if kind == "JSONL":
         return Inputs(TableRows(read_jsonl(files, prompts)), unusable=prompts.reasons)
@@ -88,6 +89,17 @@ def read_inputs(
     tables = [_read_arrow(file) for file in files]
     _check_same_columns(files, [table.schema for table in tables])
     return Inputs(TableRows(pa.concat_tables(tables), tuple(accumulate(table.num_rows for table in tables))))
+
+
+def read_batch(files: Sequence[Path], spool: str | None) -> tuple[Batch, InputRows, Sequence[FileStamp]]:
+    """Requests, which are rows; and the files, if they were digested while they were read. Raises
+    :class:`UserError` with the file and the line."""
+    source = BatchRows(files)
+    if is_large(files):
+        found = converted(files, source, spool)
+        return source.batch, TableRows(found.table), found.stamps
+    tables = [table for table, _ in source.tables()]
+    return source.batch, TableRows(source.finished(pa.concat_tables(tables))), ()
 
 
 def _check_same_columns(files: list[Path], schemas: list[pa.Schema]) -> None:

@@ -7,18 +7,17 @@ wrong.
 from __future__ import annotations
 
 import codecs
-import gzip
-import io
 import json
 import reprlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import pyarrow as pa
 
+from specdist.data.streams import open_input
 from specdist.data.text import bytes_as_text
 from specdist.utils.errors import UserError
 
@@ -30,7 +29,7 @@ JSON_TYPES = {
     list: "a list",
     dict: "an object",
 }
-CHUNK_BYTES, READ_BYTES = 2**24, 2**20
+CHUNK_BYTES = 2**24
 # OverflowError: an integer beyond 64 bits.
 CONVERSION_ERRORS = (ValueError, TypeError, OverflowError, pa.ArrowException)
 
@@ -124,40 +123,56 @@ class Chunk:
     lines: list[int] = field(default_factory=list)
 
 
-def read_jsonl(files: list[Path], prompts: PromptColumn) -> pa.Table:
-    """The rows of the files, which must have the same keys and compatible types.
+class JsonRows:
+    """The rows of files, which must have the same keys and compatible types.
 
     Integers become floats if other rows have floats, and a missing key is null. Text without valid UTF-8 is
     kept as invalid bytes, for its row to be refused later. A prompt of the wrong type becomes null, with the
-    reason in ``prompts``. Raises :class:`UserError` with the file and the line.
+    reason in ``prompts``.
     """
-    tables = [table for table, _ in json_tables(files, prompts)]
+
+    def __init__(self, files: Sequence[Path], prompts: PromptColumn) -> None:
+        self._files, self._prompts = files, prompts
+        self.options = ["jsonl", prompts.name, prompts.is_chat, prompts.is_turns]
+
+    def tables(self, digests: Sequence[Any] = ()) -> Iterator[tuple[pa.Table, pa.Schema]]:
+        """See :class:`specdist.data.converted.Source`."""
+        known = pa.schema([])
+        num_rows = 0
+        names_of_file: dict[Path, set[str]] = {}
+        for index, path in enumerate(self._files):
+            for chunk in json_chunks(path, digest=digests[index] if digests else None):
+                for values in chunk.rows:
+                    self._prompts.clean(num_rows, values)
+                    num_rows += 1
+                try:
+                    table, known = _convert(chunk.rows, known)
+                except CONVERSION_ERRORS as error:
+                    raise _bad_line(path, chunk, known, error) from error
+                names_of_file.setdefault(path, set()).update(table.column_names)
+                yield table, known
+        _check_same_names(names_of_file)
+
+    def finished(self, table: pa.Table) -> pa.Table:
+        return table
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "num_usable": self._prompts.num_usable,
+            "reasons": [[row, reason] for row, reason in self._prompts.reasons.items()],
+        }
+
+    def tell(self, told: dict[str, Any]) -> None:
+        self._prompts.num_usable, self._prompts.reasons = told["num_usable"], dict(told["reasons"])
+
+
+def read_jsonl(files: list[Path], prompts: PromptColumn) -> pa.Table:
+    """All rows: see :class:`JsonRows`. Raises :class:`UserError` with the file and the line."""
+    tables = [table for table, _ in JsonRows(files, prompts).tables()]
     try:
         return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
     except pa.ArrowException as error:
         raise UserError(f"--prompts {files[0]}: rows have incompatible types: {error}") from error
-
-
-def json_tables(
-    files: Sequence[Path], prompts: PromptColumn, digests: Sequence[Any] = ()
-) -> Iterator[tuple[pa.Table, pa.Schema]]:
-    """The rows as :func:`read_jsonl` has them, a few megabytes at a time, each with the types known so far.
-    ``digests``: of every file, hash objects that get its bytes."""
-    known = pa.schema([])
-    num_rows = 0
-    names_of_file: dict[Path, set[str]] = {}
-    for index, path in enumerate(files):
-        for chunk in json_chunks(path, digest=digests[index] if digests else None):
-            for values in chunk.rows:
-                prompts.clean(num_rows, values)
-                num_rows += 1
-            try:
-                table, known = _convert(chunk.rows, known)
-            except CONVERSION_ERRORS as error:
-                raise _bad_line(path, chunk, known, error) from error
-            names_of_file.setdefault(path, set()).update(table.column_names)
-            yield table, known
-    _check_same_names(names_of_file)
 
 
 def _check_same_names(names_of_file: dict[Path, set[str]]) -> None:
@@ -170,39 +185,12 @@ def _check_same_names(names_of_file: dict[Path, set[str]]) -> None:
             )
 
 
-class _Digesting(io.RawIOBase):
-    """A file whose bytes go into a hash object as they are read."""
-
-    def __init__(self, file: BinaryIO, digest: Any) -> None:
-        self._file, self._digest = file, digest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        content = self._file.read(len(buffer))
-        self._digest.update(content)
-        buffer[: len(content)] = content
-        return len(content)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def _open(path: Path, digest: Any = None) -> BinaryIO:
-    file: Any = path.open("rb")
-    if digest is not None:
-        file = io.BufferedReader(_Digesting(file, digest), READ_BYTES)
-    return cast(BinaryIO, gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file)
-
-
 def json_chunks(path: Path, num_bytes_each: int | None = None, digest: Any = None) -> Iterator[Chunk]:
     """The objects of a file, a few megabytes at a time. Raises :class:`UserError` with the line. ``digest``:
     a hash object that gets the file's bytes."""
     chunk, num_bytes, number = Chunk(), 0, 0
     try:
-        with _open(path, digest) as file:
+        with open_input(path, digest) as file:
             for number, line in enumerate(file, start=1):
                 if line.isspace():
                     continue

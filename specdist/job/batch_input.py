@@ -6,9 +6,9 @@ from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import STRUCT
-from specdist.data.batches import BODY, CONSTRAINT, is_batch, read_batch
+from specdist.data.batches import BODY, CONSTRAINT, is_batch
 from specdist.data.fetching import fetched
-from specdist.data.inputs import find_files
+from specdist.data.inputs import find_files, read_batch
 from specdist.utils.errors import UserError
 
 
@@ -26,11 +26,11 @@ def batch_options(config: GenerateConfig) -> dict[str, Any]:
     except (OSError, UserError):
         # Told where the prompts are opened.
         return {}
-    batch = read_batch(files)
+    batch, _, _ = read_batch(files, config.spool)
     found: dict[str, Any] = {"prompt_column": BODY}
-    if STRUCT in batch.table.column_names:
+    if batch.options:
         found["row_options"] = [*(config.row_options or []), STRUCT]
-    if CONSTRAINT in batch.table.column_names:
+    if batch.has_constraints:
         if config.constraint_column not in (None, CONSTRAINT):
             raise UserError(
                 f"--constraint_column {config.constraint_column} is not a column of requests, whose "

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from specdist.data import RowError, open_prompts
-from specdist.data.batches import BODY, Chat, is_batch, read_batch
+from specdist.data.batches import BODY, Chat, is_batch
+from specdist.data.inputs import read_batch
 from specdist.utils.errors import UserError
 
 USER = {"role": "user", "content": "of rivers"}
@@ -41,10 +42,10 @@ def test_options_and_constraints_become_columns(tmp_path: Path) -> None:
         chat(response_format={"type": "text"}, logprobs=True, prompt_logprobs=2),
     ]
     path = write(tmp_path / "a.jsonl", bodies)
-    batch = read_batch([path])
+    batch, table, _ = read_batch([path], None)
     assert is_batch([path]) and batch.is_chat and not batch.reasons
     assert (batch.num_logprobs, batch.num_prompt_logprobs) == (3, 2)
-    rows = batch.table.to_pylist()
+    rows = table.read(0, table.num_rows).to_pylist()
     assert [row["custom_id"] for row in rows] == ["r0", "r1", "r2", "r3", "r4"]
     assert [json.loads(row["body"]) for row in rows] == bodies
     own = [{k: v for k, v in (row["options"] or {}).items() if v is not None} for row in rows]
@@ -121,7 +122,7 @@ def test_completions_have_plain_prompts(tmp_path: Path) -> None:
         tmp_path / "a.jsonl", [{"prompt": "x", "logprobs": 2}, {"prompt": ["y"]}, {"prompt": [1, 2]}],
         url="/v1/completions",
     )  # fmt: skip
-    assert read_batch([path]).num_logprobs == 2
+    assert read_batch([path], None)[0].num_logprobs == 2
     prompts = open_prompts(str(path), prompt_column=BODY, messages_column=None, limit=None)
     assert [prompts.prompt(0), prompts.prompt(1), prompts.is_chat] == ["x", "y", False]
     assert "body.prompt must be one text" in prompts.unusable[2]
@@ -137,14 +138,14 @@ def test_what_holds_for_the_file_is_told_with_the_line(tmp_path: Path) -> None:
     ):
         write(path, [chat(), chat()], **changes)
         with pytest.raises(UserError, match=told):
-            read_batch([path])
+            read_batch([path], None)
     requests = [json.loads(line) for line in write(path, [chat(), chat()]).read_text().splitlines()]
     requests[1]["url"] = "/v1/completions"
     path.write_text("\n".join(map(json.dumps, requests)))
     with pytest.raises(UserError, match=r"line 2 has url '/v1/completions', but .* line 1 has '/v1/chat"):
-        read_batch([path])
+        read_batch([path], None)
     with pytest.raises(UserError, match=r"b\.jsonl, line 1 is not a request of a batch, as the first line"):
-        read_batch([write(path, [chat(), chat()]), _plain(tmp_path / "b.jsonl")])
+        read_batch([write(path, [chat(), chat()]), _plain(tmp_path / "b.jsonl")], None)
     assert not is_batch([tmp_path / "b.jsonl"])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from specdist.data import Prompts, RowError, converted, jsonl, open_prompts
+from specdist.data import Prompts, RowError, converted, csv_files, jsonl, open_prompts
 from specdist.utils.errors import UserError
 
 ROWS: list[dict[str, Any]] = [
@@ -82,3 +82,65 @@ def test_a_changed_file_is_converted_anew_and_a_bad_line_is_told(is_large: None,
         opened(path, tmp_path)
     assert not list((tmp_path / "inputs").glob("*.tmp"))
     assert len(list((tmp_path / "inputs").glob("*.arrow"))) == 2
+
+
+CSV = b"""prompt,n,share,id,code,none,flag
+"a
+b",1,1,007,1,,true
+,2,2,8,2,,false
+2020-01-01,,2.5,9,3.5,,
+"",4,1e3,10,x,,TRUE
+\xff,5,,11,5,,true
+"""
+REQUESTS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": "a"}]},
+    {"messages": [{"role": "user", "content": "b"}], "temperature": 0.5, "stop": ["x"], "logprobs": True},
+    {"messages": [], "seed": 3},
+    {"messages": [{"role": "user", "content": "d"}], "seed": 4, "response_format": {"type": "json_object"}},
+]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "requests.jsonl"])
+def test_large_csv_files_and_batches_are_mapped_with_the_rows_of_small_ones(
+    tmp_path: Path, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column's type, the options of all rows and why rows cannot be used are known at the end alone."""
+    content = CSV
+    if name == "requests.jsonl":
+        about = {"method": "POST", "url": "/v1/chat/completions"}
+        lines = [{"custom_id": str(index), **about, "body": body} for index, body in enumerate(REQUESTS)]
+        content = "\n".join(map(json.dumps, lines)).encode()
+    path = written(tmp_path / name, [content])
+    column = "body" if name == "requests.jsonl" else "prompt"
+
+    def seen() -> tuple[Any, ...]:
+        prompts = open_prompts(
+            str(path), prompt_column=column, messages_column=None, limit=None, spool=str(tmp_path)
+        )
+        table = prompts.table(0, prompts.num_rows)
+        told = [_prompt(prompts, row) for row in range(prompts.num_rows)]
+        return table.schema, told, dict(prompts.unusable), prompts.is_chat, prompts.fingerprint, table
+
+    small = seen()
+    request.getfixturevalue("is_large")
+    monkeypatch.setattr("specdist.data.csv_files.BLOCK_BYTES", 96)
+    monkeypatch.setattr("specdist.data.files.sha256_of", None)  # not read once more
+    large = seen()
+    monkeypatch.setattr(csv_files, "open_input", None)
+    again = seen()
+    assert large[:5] == again[:5] == small[:5]
+    assert large[5].equals(small[5]) and again[5].equals(small[5])
+    kinds = {field.name: str(field.type) for field in small[0]}
+    if name == "requests.jsonl":
+        assert list(small[2]) == [2] and "options" in kinds and "constraint" in kinds
+    else:
+        assert [kinds[name] for name in ("n", "share", "id", "code", "none", "flag")] == [
+            "int64", "double", "string", "string", "string", "bool",
+        ]  # fmt: skip
+
+
+def _prompt(prompts: Prompts, row: int) -> object:
+    try:
+        return prompts.prompt(row)
+    except RowError as error:
+        return error.reason

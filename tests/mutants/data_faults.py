@@ -298,10 +298,31 @@ DATA_FAULTS = (
         tests=(CONVERTED,),
     ),
     Mutant(
+        name="types-of-a-converted-csv-column-by-its-last-piece",
+        file="data/csv_files.py",
+        old="            kind for kind in self._types.get(name, range(len(TYPES)))\n",
+        new="            kind for kind in range(len(TYPES))\n",
+        tests=(CONVERTED,),
+    ),
+    Mutant(
+        name="options-of-converted-requests-by-the-last-one",
+        file="data/batches.py",
+        old="batch.options += own.keys() - set(batch.options)",
+        new="batch.options = [*own] or batch.options",
+        tests=(CONVERTED,),
+    ),
+    Mutant(
+        name="what-converted-requests-ask-for-is-forgotten",
+        file="data/batches.py",
+        old='        self.batch = Batch(**told | {"reasons": dict(told["reasons"])})',
+        new="        self.batch = Batch()",
+        tests=(CONVERTED,),
+    ),
+    Mutant(
         name="converted-rows-of-a-file-that-has-changed",
         file="data/converted.py",
-        old=", [asdict(stamp) for stamp in stamps]])",
-        new=", [stamp.path for stamp in stamps]])",
+        old="*source.options, [asdict(stamp) for stamp in stamps]])",
+        new="*source.options, [stamp.path for stamp in stamps]])",
         tests=(CONVERTED,),
     ),
     Mutant(

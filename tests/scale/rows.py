@@ -5,7 +5,7 @@
 For each number of rows a file is written, and opened by a new process twice: ``first`` as by the first
 start on a machine, ``again`` as by every other replica and restart; then rows at random are read. Memory is
 what the process has of its own (``RssAnon``): mapped files are the system's to drop. JSONL in memory is what
-small files are read as. The last line on stdout is a JSON document.
+small files are read as; requests are an OpenAI batch. The last line on stdout is a JSON document.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ from tests.ranks import REPOSITORY
 RESULTS = REPOSITORY / "jobs/benchmarks/rows.json"
 TEXT = "Summarise the following report in one sentence, and name the two figures that matter most"
 NUM_READ, NUM_AT_A_TIME = 2000, 100_000
-SUFFIXES = {"Parquet": ".parquet", "JSONL": ".jsonl", "JSONL, in memory": ".jsonl"}
+SUFFIXES = {
+    "Parquet": ".parquet", "JSONL": ".jsonl", "CSV": ".csv", "requests": ".jsonl",
+    "JSONL, in memory": ".jsonl",
+}  # fmt: skip
+ABOUT = '"method": "POST", "url": "/v1/completions"'
 # More rows are not read into memory for comparison.
 MOST_IN_MEMORY = 10**6
 
@@ -40,15 +44,16 @@ MOST_IN_MEMORY = 10**6
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[10**6])
+    parser.add_argument("--kinds", nargs="+", choices=list(SUFFIXES), default=list(SUFFIXES))
     parser.add_argument("--output", type=Path, help="JSON file for the result")
     options = parser.parse_args()
     results = []
     for num_rows in options.rows:
-        for kind, suffix in SUFFIXES.items():
+        for kind in options.kinds:
             if kind.endswith("memory") and num_rows > MOST_IN_MEMORY:
                 continue
             with tempfile.TemporaryDirectory() as name:
-                path = write(Path(name, f"prompts{suffix}"), num_rows)
+                path = write(Path(name, f"prompts{SUFFIXES[kind]}"), kind, num_rows)
                 results.append({"kind": kind, "rows": num_rows, "file_mb": round(path.stat().st_size / 1e6)})
                 for start in ("first", "again"):
                     results[-1][start] = in_a_process(path, kind)
@@ -60,7 +65,7 @@ def main() -> None:
     print(json.dumps(document))
 
 
-def write(path: Path, num_rows: int) -> Path:
+def write(path: Path, kind: str, num_rows: int) -> Path:
     if path.suffix == ".parquet":
         schema = pa.schema([("prompt", pa.string()), ("id", pa.int64())])
         with pyarrow.parquet.ParquetWriter(path, schema) as writer:
@@ -71,8 +76,16 @@ def write(path: Path, num_rows: int) -> Path:
                 )
         return path
     with path.open("w") as file:
+        if kind == "CSV":
+            file.write("prompt,id\n")
         for row in range(num_rows):
-            file.write(f'{{"prompt": "{TEXT} ({row})", "id": {row}}}\n')
+            if kind == "CSV":
+                file.write(f'"{TEXT} ({row})",{row}\n')
+            elif kind == "requests":
+                body = f'{{"prompt": "{TEXT} ({row})", "max_tokens": {1 + row % 100}}}'
+                file.write(f'{{"custom_id": "{row}", {ABOUT}, "body": {body}}}\n')
+            else:
+                file.write(f'{{"prompt": "{TEXT} ({row})", "id": {row}}}\n')
     return path
 
 
@@ -97,7 +110,7 @@ def measure(path: Path, kind: str, pipe: Any) -> None:
     )
     prompts = open_prompts(
         str(path),
-        prompt_column="prompt",
+        prompt_column="body" if kind == "requests" else "prompt",
         messages_column=None,
         limit=None,
         spool=str(path.parent),
