@@ -66,14 +66,14 @@ FORMAT_FAULTS = (
     Mutant(
         name="batch-takes-chats-and-texts-together",
         file="data/batches.py",
-        old='if row["url"] != first:',
+        old='if row["url"] != batch.url:',
         new="if False:",
         tests=(BATCHES,),
     ),
     Mutant(
         name="batch-options-do-not-reach-rows",
         file="job/batch_input.py",
-        old="if STRUCT in batch.table.column_names:",
+        old="if batch.options:",
         new="if False:",
         tests=(BATCH_INPUT,),
     ),

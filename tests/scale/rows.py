@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[10**6])
     parser.add_argument("--kinds", nargs="+", choices=list(SUFFIXES), default=list(SUFFIXES))
-    parser.add_argument("--output", type=Path, help="JSON file for the result")
+    parser.add_argument("--output", type=Path, help="JSON file to which the results are added")
     options = parser.parse_args()
     results = []
     for num_rows in options.rows:
@@ -59,7 +59,11 @@ def main() -> None:
                     results[-1][start] = in_a_process(path, kind)
             print(json.dumps(results[-1]), flush=True)
     command = shlex.join(["python", "-m", "tests.scale.rows", *sys.argv[1:]])
-    document = {"command": command, "results": results}
+    document: dict[str, Any] = {"commands": [], "results": []}
+    if options.output is not None and options.output.exists():
+        document = json.loads(options.output.read_text())
+    document["commands"].append(command)
+    document["results"] += results
     if options.output is not None:
         options.output.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))

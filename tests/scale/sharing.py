@@ -25,7 +25,7 @@ from tests.scale.tail import PASS_S, ROW_S, STEP_S, TailReplica, TailScenario, T
 
 STALE_S = 0.25
 # A look is due no more often than on a file system, and statistics are written more seldom than that.
-SNAPSHOT_S = 5.0
+SNAPSHOT_S = 60.0
 MAX_OPEN_FILES = 2**16
 
 
