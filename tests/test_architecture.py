@@ -24,7 +24,7 @@ LAYERS = [
     {"config", "theory"},
     {"data", "sampling", "cache", "drafters"},
     {"models", "constraints"},
-    {"heads", "synthetic"},
+    {"heads", "synthetic", "learning"},
     {"engine"},
     {"replay"},
     {"job"},

@@ -139,6 +139,7 @@ class GenerateConfig(
         self.check_constraints(self.stop)
         self.check_prompts()
         self._resolve_policy()
+        self.check_adaptation()
         self.check_logprobs(is_exact=self.is_exact)
         if self.max_num_batched_tokens < self.block_tokens:
             longest = "max_draft_tokens" if self.policy != "fixed" else "num_draft_tokens"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from specdist.config.adaptation import AdaptationOptions
 from specdist.config.arguments import option
 from specdist.policies.registry import AUTO, TARGET_ONLY, PolicyName
 from specdist.utils.errors import UserError
@@ -20,7 +21,7 @@ SMALLEST_MEMORY = 1024
 
 
 @dataclass(kw_only=True)
-class SpeculationOptions:
+class SpeculationOptions(AdaptationOptions):
     """What the draft does, and how it is verified."""
 
     _argument_group_name = "Speculation"

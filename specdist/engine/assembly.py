@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 
 from specdist.cache.pages import PageTable
 from specdist.drafters.source_choice import MemorySettings
+from specdist.engine.adapting import AdaptingDraftWorker, Learner
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import DraftWorker
@@ -54,6 +55,7 @@ class Assembly:
             round does, the most that it may do.
         memory: of candidates from memory, alone or beside a draft model's, if there are to be any.
         trusts_draft: lossy, see :class:`specdist.engine.engine.Engine`.
+        adapts: the draft learns from finished rows, whose texts it is told.
         masker: makes what says which tokens are allowed, for each side one of its own.
     """
 
@@ -70,6 +72,7 @@ class Assembly:
     trusts_draft: bool = False
     masker: Callable[[], TokenMasker] | None = None
     memory: MemorySettings | None = None
+    adapts: bool = False
 
     def allocate(self, runner: ModelRunner) -> None:
         """Allocate the target's cache, once."""
@@ -152,10 +155,16 @@ class Assembly:
         *,
         ahead: DraftAhead | None = None,
         num_groups: int = 1,
+        learner: Learner | None = None,
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
-        ``num_groups``: target groups that share it, each with the assembly's slots."""
-        new_worker = EagleDraftWorker if isinstance(runner, EagleRunner) else DraftWorker
+        ``num_groups``: target groups that share it, each with the assembly's slots. ``learner``: learns
+        while the draft waits."""
+        new_worker: Callable[..., DraftWorker] = DraftWorker
+        if isinstance(runner, EagleRunner):
+            new_worker = EagleDraftWorker
+        elif learner is not None:
+            new_worker = partial(AdaptingDraftWorker, learner=learner)
         return new_worker(
             runner,
             policy,
@@ -239,7 +248,7 @@ class Assembly:
             clock=clock,
             processing=self.settings.processing,
             book=LogprobBook(self.settings) if self.settings.wants_logprobs else None,
-            tells_texts=self.memory is not None,
+            tells_texts=self.memory is not None or self.adapts,
             on_resize=on_resize,
             on_lone_row=on_lone_row,
         )

@@ -24,6 +24,13 @@ class RoleTimes:
     transfer: int = 0
     idle: int = 0
     peak_memory_bytes: int = 0
+    # Of a draft that learns while it is idle: see specdist.learning.adaptation.Learned.
+    adapt_ns: int = 0
+    num_adapt_steps: int = 0
+    num_adapt_switches: int = 0
+    num_adapt_judged: int = 0
+    num_adapt_by_draft: int = 0
+    num_adapt_by_copy: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from specdist.engine.reports import Traffic
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.engine.timeline import PhaseTime
-from specdist.stats.shard import Stats, TargetTimes, split_proportionally
+from specdist.stats.shard import ADAPT_COUNTS, Stats, TargetTimes, split_proportionally
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,8 @@ class StatsRecorder:
         first.num_state_bytes += reply.traffic.num_state_bytes
         first.num_target_messages += target_traffic.num_messages
         first.num_target_message_bytes += target_traffic.num_bytes
+        for name in ADAPT_COUNTS:
+            setattr(first, name, getattr(first, name) + getattr(reply.times, name))
         first.num_preemptions += len(plan.suspended_slots)
         self._now = _Progress(
             self._now.decoding_ns + target.verify + reply.times.draft,

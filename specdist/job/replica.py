@@ -26,6 +26,7 @@ from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
+from specdist.job.adaptation import Keeper, keeper_of
 from specdist.job.allocation import BatchLimits, refusal, room_for_cache
 from specdist.job.costs import ASSUMED_ACCEPTANCE, plan_ahead
 from specdist.job.logs import quiet_libraries
@@ -92,6 +93,7 @@ class Replica:
         self._limits: SchedulerSettings | None = None
         self._target: ModelRunner | None = None
         self._draft: ModelRunner | None = None
+        self.keeper: Keeper | None = None
         self._loading_check: LoadingCheck | None = None
         self._reading = Reading(on_tensor=self._activity.step)
         with quiet_libraries(self._activity.step):
@@ -234,6 +236,7 @@ class Replica:
             trusts_draft=not self._config.is_exact,
             memory=memory_settings(self._config, self._topology, vars(self).get("costs"), self._models),
             masker=self._models.constraints.new_masker(self._models.vocab_size),
+            adapts=self._config.adapt_draft,
         )
 
     def draft_engine(self, requests: Requests, stop_rules: StopRules) -> Engine:
@@ -289,6 +292,7 @@ class Replica:
                 self._draft = load_draft_runner(
                     self._config, self._models, files, topology.device, self._reading, self._activity.step
                 )
+            self.keeper = keeper_of(self._config, self._models, self._draft, self.settings)
 
     def _check_loading(self) -> None:
         """Compare the target with its files. The draft needs no check: the target verifies its tokens."""
@@ -392,4 +396,5 @@ class Replica:
         return with_states(self.assembly().asked_when_it_pays(draft), self._target)
 
     def _draft_worker(self, clock: Timeline | None = None) -> DraftWorker:
-        return self.assembly().draft_worker(self.draft_runner, self._policy, clock)
+        learner = self.keeper.learner if self.keeper else None
+        return self.assembly().draft_worker(self.draft_runner, self._policy, clock, learner=learner)

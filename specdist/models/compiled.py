@@ -12,7 +12,7 @@ T flat tokens, N tokens whose logits are wanted, E hidden size, D head width, V 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -44,6 +44,7 @@ class CompiledPass:
         self._dtype = model.dtype
         self._vocab_size = model.get_output_embeddings().out_features
         self._kept: list[Tensor] = []  # what addresses point at
+        self._fills: list[Callable[[], object]] = []  # what puts the model's weights there
         self._shapes: tuple[int, int, int] | None = None
         decoder = model.get_decoder()
         layers: Any = part(decoder, "layers")
@@ -162,17 +163,21 @@ class CompiledPass:
         if any(type(layer) is not nn.Linear for layer in layers):
             raise UnknownStructureError("a layer that is not plainly linear")
         linears = cast("tuple[nn.Linear, ...]", layers)
-        weight = torch.cat([layer.weight.detach() for layer in linears])
         biases: list[Tensor] = [layer.bias.detach() for layer in linears if layer.bias is not None]
-        num_outputs, num_inputs = weight.shape
+        num_outputs, num_inputs = sum(len(layer.weight) for layer in linears), linears[0].weight.shape[1]
         if num_inputs % INPUT_MULTIPLE or (biases and len(biases) < len(layers)):
             raise UnknownStructureError("an odd number of inputs, or biases in some layers of the same input")
         panel = self._library.panel_width()
         packed = torch.empty(-(-num_outputs // panel) * panel * num_inputs, dtype=self._dtype)
         is_half = self._dtype == torch.bfloat16
-        self._library.pack_weight(weight.data_ptr(), num_outputs, num_inputs, is_half, packed.data_ptr())
+
+        def fill() -> None:
+            weight = torch.cat([layer.weight.detach() for layer in linears])
+            self._library.pack_weight(weight.data_ptr(), num_outputs, num_inputs, is_half, packed.data_ptr())
+
+        self._filled(fill)
         self._kept.append(packed)
-        bias = self._numbers(torch.cat(biases)) if biases else None
+        bias = self._numbers(*biases) if biases else None
         return cpu_library.Product(packed.data_ptr(), bias, num_inputs, num_outputs)
 
     def _norm(self, norm: nn.Module) -> int:
@@ -180,9 +185,20 @@ class CompiledPass:
             raise UnknownStructureError(f"{type(norm).__name__} is not a norm of Llama's kind")
         return self._numbers(part_weight(norm))
 
-    def _numbers(self, values: Tensor) -> int:
-        """The address of a float32 copy."""
-        return self._address(values.detach().float().clone())
+    def _numbers(self, *parts: Tensor) -> int:
+        """The address of a float32 copy of these, one after the other."""
+        copied = torch.empty(sum(len(each) for each in parts))
+        self._filled(lambda: copied.copy_(torch.cat([each.detach().float() for each in parts])))
+        return self._address(copied)
+
+    def _filled(self, fill: Callable[[], object]) -> None:
+        self._fills.append(fill)
+        fill()
+
+    def refresh(self) -> None:
+        """The model's weights have changed in place: put them into what was made of them."""
+        for fill in self._fills:
+            fill()
 
     def _address(self, values: Tensor) -> int:
         self._kept.append(values.detach().contiguous())

@@ -116,7 +116,7 @@ class ModelRunner:
         self._linears = OneDnnLinears(model) if device.type == "cpu" else None
         self._fused = FusedLayers(model, device, self.dtype) if self._acceleration.is_fused else None
         self._shapes = LayerShapes()
-        self._pass: LlamaPass | CompiledPass | None = None
+        self.own_pass: LlamaPass | CompiledPass | None = None
         # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         self._run(zero, zero, zero, self._shapes)
@@ -133,8 +133,8 @@ class ModelRunner:
         is_best = device.type == "cpu" and self._fused is None
         if model_impl == "specdist" or (model_impl == "auto" and is_best):
             may_compile, is_wanted = self._acceleration.is_compiled, model_impl == "specdist"
-            self._pass = choose_pass(model, self._shapes, self._run, may_compile, is_wanted)
-        self._compiled = self._pass if isinstance(self._pass, CompiledPass) else None
+            self.own_pass = choose_pass(model, self._shapes, self._run, may_compile, is_wanted)
+        self._compiled = self.own_pass if isinstance(self.own_pass, CompiledPass) else None
         self._cache: KeyValueCache | None = None
         self._table: BranchPageTable | None = None
         self._kernel: PagedKernel | None = None
@@ -387,8 +387,8 @@ class ModelRunner:
     def _logits(
         self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
     ) -> Tensor:
-        if isinstance(self._pass, LlamaPass):
-            return self._pass(token_ids_T, positions_T, logits_index_N, attention)
+        if isinstance(self.own_pass, LlamaPass):
+            return self.own_pass(token_ids_T, positions_T, logits_index_N, attention)
         output = self.model(
             input_ids=token_ids_T[None],
             position_ids=positions_T[None],

@@ -19,6 +19,11 @@ SUMMARY_COUNTS = (
     "num_rows", "num_completions", "num_error_rows", "num_cut_completions", "num_out_of_memory",
     "num_completion_tokens",
 )  # fmt: skip
+# Of a draft that learns on the way.
+ADAPT_COUNTS = (
+    "adapt_ns", "num_adapt_steps", "num_adapt_switches", "num_adapt_judged", "num_adapt_by_draft",
+    "num_adapt_by_copy",
+)  # fmt: skip
 
 
 @dataclass
@@ -159,6 +164,12 @@ class Stats:
     num_messages: int = 0
     num_message_bytes: int = 0
     num_state_bytes: int = 0
+    adapt_ns: int = 0
+    num_adapt_steps: int = 0
+    num_adapt_switches: int = 0
+    num_adapt_judged: int = 0
+    num_adapt_by_draft: int = 0
+    num_adapt_by_copy: int = 0
     num_target_messages: int = 0
     num_target_message_bytes: int = 0
     num_ahead_chains: int = 0
@@ -318,6 +329,11 @@ class Stats:
             "messages_per_round": _ratio(self.num_messages, self.num_rounds),
             "message_bytes_per_round": _ratio(self.num_message_bytes, self.num_rounds),
             "state_bytes_per_round": _ratio(self.num_state_bytes, self.num_rounds),
+            "adapt_s": self.adapt_ns / NS_PER_S,
+            "num_adapt_steps": self.num_adapt_steps,
+            "num_adapt_switches": self.num_adapt_switches,
+            "adapt_agreement_of_draft": _ratio(self.num_adapt_by_draft, self.num_adapt_judged),
+            "adapt_agreement_of_copy": _ratio(self.num_adapt_by_copy, self.num_adapt_judged),
             "target_message_bytes_per_pass": _ratio(self.num_target_message_bytes, self.num_target_passes),
             "miss_catch_rate": _ratio(sum(self.num_branch_hits_per_rank), self.num_misses),
             "ready_rate": _ratio(self.num_drafts, self.num_row_steps),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.distillation.acceptance import Places, acceptances, prospect
+from specdist.learning.acceptance import Places, acceptances, prospect
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.formulas import wall_time_factor
 

@@ -10,28 +10,28 @@ RANKS = "tests/distillation/test_ranks.py"
 DISTILL_FAULTS = (
     Mutant(
         name="acceptance-of-the-draft-s-own-mass-alone",
-        file="distillation/acceptance.py",
+        file="learning/acceptance.py",
         old="torch.minimum(draft.probabilities_NV, target.probabilities_NV).sum(1)",
         new="torch.maximum(draft.probabilities_NV, target.probabilities_NV).sum(1)",
         tests=(f"{ACCEPTANCE}::test_with_rejection_the_targets_tokens_alone_give_the_common_mass",),
     ),
     Mutant(
         name="blocks-reach-into-the-next-completion",
-        file="distillation/acceptance.py",
+        file="learning/acceptance.py",
         old="np.pad(each, (0, MAX_DRAFT_TOKENS))",
         new="np.pad(each, (0, MAX_DRAFT_TOKENS), constant_values=1)",
         tests=(f"{ACCEPTANCE}::test_accepted_tokens_in_a_row_promise_more_than_scattered_ones",),
     ),
     Mutant(
         name="tvd-rewards-what-the-draft-has-too-much-of",
-        file="distillation/losses.py",
+        file="learning/losses.py",
         old="(target_logs_MV > logs_MV)",
         new="(target_logs_MV < logs_MV)",
         tests=(f"{LOSSES}::test_the_target_itself_is_where_a_loss_is_smallest[tvd]",),
     ),
     Mutant(
         name="what-is-not-recorded-is-forgotten",
-        file="distillation/losses.py",
+        file="learning/losses.py",
         old="return torch.cat([logs_MK, rest_M1.log()], 1)",
         new="return logs_MK.log_softmax(1)",
         tests=(f"{LOSSES}::test_mass_on_what_is_not_recorded_costs",),
