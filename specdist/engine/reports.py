@@ -5,7 +5,7 @@ R sequences that decode, C candidates of all of them, one after the other.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Annotated
 
 import numpy as np
@@ -31,6 +31,9 @@ class RoleTimes:
     num_adapt_judged: int = 0
     num_adapt_by_draft: int = 0
     num_adapt_by_copy: int = 0
+
+
+ADAPT_COUNTS = tuple(field.name for field in fields(RoleTimes) if "adapt" in field.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from specdist.engine.blocks import Block
 from specdist.engine.proposals import ProposalReply
-from specdist.engine.reports import Traffic
+from specdist.engine.reports import ADAPT_COUNTS, Traffic
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.engine.timeline import PhaseTime
-from specdist.stats.shard import ADAPT_COUNTS, Stats, TargetTimes, split_proportionally
+from specdist.stats.shard import Stats, TargetTimes, split_proportionally
 
 
 @dataclass(frozen=True)

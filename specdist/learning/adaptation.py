@@ -1,6 +1,6 @@
 """A draft that learns while a run goes on: a copy is trained in pieces, and replaces it where it is better.
 
-The copy is float32, with AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) on the target's own tokens.
+The copy is float32, with AdamW on the target's own tokens.
 After some steps copy and draft are compared on the latest rows, which neither was trained on, by the engine's
 rule: how many of the target's tokens each would have drafted. Input embeddings learn only where they are the
 output head, too.
@@ -16,25 +16,25 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 from transformers import PreTrainedModel
 
 from specdist.learning.acceptance import Places, acceptances
 from specdist.learning.losses import token_loss
-from specdist.learning.pieces import Pieces, PiecewiseModel, UnknownStructureError, largest_difference
+from specdist.learning.optimizer import RangedAdamW
+from specdist.learning.pieces import Pieces, PiecewiseModel, largest_difference
 from specdist.learning.rows import FinishedRow, RowBuffer
 from specdist.sampling.distributions import SamplingSettings, distributions_from_logits
 from specdist.utils.errors import UserError
 
 # As in jobs/distill.py.
-BETAS, WEIGHT_DECAY, EPSILON, MAX_NORM = (0.9, 0.95), 0.01, 1e-8, 1.0
+MAX_NORM = 1.0
 WARM_UP_STEPS = 10
 # Tokens of a chunk, and weights of a piece of the optimizer's step, to begin with; and how far they go.
 CHUNK, LEAST_CHUNK, MOST_CHUNK = 32, 8, 256
@@ -126,33 +126,6 @@ class Keeper(Protocol):
     def on_switch(self, switch: Switch) -> None: ...
 
 
-@dataclass
-class _Optimizer:
-    """AdamW over ranges of all weights side by side."""
-
-    weights_F: Tensor
-    gradients_F: Tensor
-    num_steps: Tensor = field(default_factory=lambda: torch.zeros(()))
-
-    def __post_init__(self) -> None:
-        self.means_F, self.squares_F = torch.zeros_like(self.weights_F), torch.zeros_like(self.weights_F)
-
-    def begin(self) -> None:
-        """A step of all ranges."""
-        self._before = self.num_steps.clone()
-
-    def step(self, begin: int, end: int, rate: float) -> None:
-        part, count = slice(begin, end), self._before.clone()
-        gradients = self.gradients_F[part]
-        adamw(
-            [self.weights_F[part]], [gradients], [self.means_F[part]], [self.squares_F[part]], [], [count],
-            amsgrad=False, beta1=BETAS[0], beta2=BETAS[1], lr=rate, weight_decay=WEIGHT_DECAY, eps=EPSILON,
-            maximize=False,
-        )  # fmt: skip
-        gradients.zero_()
-        self.num_steps = count
-
-
 class Adaptation:
     """Learns by its :meth:`pieces`, from the rows that are put into ``rows``."""
 
@@ -189,7 +162,7 @@ class Adaptation:
     def _check(self, model: PreTrainedModel, vocab_size: int) -> None:
         try:
             difference = largest_difference(model, vocab_size)
-        except (UnknownStructureError, AttributeError, TypeError, KeyError) as error:
+        except Exception as error:  # structures differ in more ways than can be foreseen
             raise UserError(_unknown(model, str(error))) from error
         if not difference <= TOLERANCE:
             raise UserError(_unknown(model, f"its logits differ by {difference:.2g} of the largest"))
@@ -338,11 +311,11 @@ class Adaptation:
         """The draft's own weights, and half the rate: what was learned has made it worse."""
         for name, weight in self._trained.items():
             weight.copy_(self._served.weights[name])
-        self._optimizer = _Optimizer(self._optimizer.weights_F, self._optimizer.gradients_F.zero_())
+        self._optimizer = RangedAdamW(self._optimizer.weights_F, self._optimizer.gradients_F.zero_())
         self._rate, self._num_worse = self._rate / 2, 0
         logger.info("what the draft has learned has made it worse: back to the draft, learning rate halved")
 
-    def _side_by_side(self) -> _Optimizer:
+    def _side_by_side(self) -> RangedAdamW:
         """Let the trained weights, and their gradients, be parts of one piece of memory each."""
         num_weights = sum(each.numel() for each in self._trained.values())
         weights_F = torch.empty(num_weights, device=self._device)
@@ -354,14 +327,15 @@ class Adaptation:
             weight.data = weights_F[begin:end].view_as(weight)
             weight.grad = gradients_F[begin:end].view_as(weight)
             begin = end
-        return _Optimizer(weights_F, gradients_F)
+        return RangedAdamW(weights_F, gradients_F)
 
 
 def copy_of(model: PreTrainedModel, weights: Mapping[str, Tensor], device: torch.device) -> PreTrainedModel:
     """A float32 model with these weights that runs as transformers does, for training."""
     config = copy.deepcopy(model.config)
     config.dtype = torch.float32
-    found = type(model)._from_config(config, attn_implementation="sdpa", dtype=torch.float32).to(device)
+    attention = "sdpa" if model._supports_sdpa else "eager"
+    found = type(model)._from_config(config, attn_implementation=attention, dtype=torch.float32).to(device)
     with torch.no_grad():
         for name, weight in found.named_parameters():
             weight.copy_(weights[name])

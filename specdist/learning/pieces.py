@@ -22,7 +22,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 # Before it begins, a piece says what kind it is; the result comes with the last one.
 Pieces = Generator[str, None, Any]
-NORMS = ("norm", "final_layer_norm", "ln_f")
+NORMS = ("norm", "final_layer_norm", "final_layernorm", "ln_f")
 LAYERS = ("layers", "h")
 
 

@@ -19,11 +19,6 @@ SUMMARY_COUNTS = (
     "num_rows", "num_completions", "num_error_rows", "num_cut_completions", "num_out_of_memory",
     "num_completion_tokens",
 )  # fmt: skip
-# Of a draft that learns on the way.
-ADAPT_COUNTS = (
-    "adapt_ns", "num_adapt_steps", "num_adapt_switches", "num_adapt_judged", "num_adapt_by_draft",
-    "num_adapt_by_copy",
-)  # fmt: skip
 
 
 @dataclass
