@@ -127,6 +127,7 @@ def generated() -> dict[str, str]:
         **papers(),
         "memory-beside": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
+        "memory-oracle": drafters_tables.oracle(),
         "memory-costs": drafters_tables.costs(),
     }
 

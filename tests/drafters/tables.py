@@ -9,8 +9,9 @@ from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs/benchmarks"
 # Of a row's own text; of other rows and earlier runs.
-OWN, OTHERS, COSTS = (
-    f"memory-{name}.json" for name in ("small-pair-cpu", "others-small-pair-cpu", "costs-cpu")
+OWN, OTHERS, COSTS, ORACLE = (
+    f"memory-{name}.json"
+    for name in ("small-pair-cpu", "others-small-pair-cpu", "costs-cpu", "oracle-small-pair-cpu")
 )
 SOURCES = ("draft", "memory", "both")
 
@@ -53,4 +54,26 @@ def costs() -> str:
         shares = [f"{100 * run[f'share_of_{shape}']:.1f}%" for shape in ("8b", "70b")]
         cells = [str(run["batch_size"]), f"{run['store_tokens']:,}", *times, *shares]
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"`{found['command']}`"])
+
+
+def oracle() -> str:
+    """What the best choice at every place would give, beside what the run's own choice gave."""
+    found, own = _result(ORACLE), _result(OWN)
+    both = {
+        run["prompts"]: run["tokens_per_pass"]
+        for run in own["runs"]
+        if run["source"] == "both" and not run["temperature"]
+    }
+    lines = [
+        "| prompts | draft | memory | both, as run | draft or memory | draft or any earlier place | best / draft |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for run in found["runs"]:
+        tokens = run["tokens_per_pass"]
+        numbers = [tokens["draft"], tokens["memory"], both.get(run["prompts"])]
+        numbers += [tokens["draft or memory"], tokens["draft or any place"]]
+        cells = ["-" if number is None else f"{number:.2f}" for number in numbers]
+        cells.append(f"{tokens['draft or any place'] / tokens['draft']:.2f}")
+        lines.append(f"| {' | '.join([run['prompts'], *cells])} |")
     return "\n".join([*lines, "", f"`{found['command']}`"])
