@@ -20,6 +20,9 @@ Teacher = Literal["target", "recorded", "tokens"]
 Loss = Literal["kl", "reverse_kl", "tvd"]
 # The rate of fine-tuning a model of this width; one of another width gets a rate in inverse proportion.
 USUAL_RATE, USUAL_WIDTH = 5e-5, 2048
+# Of --prompt_rows; and the sequences that a training sees by default, in so many epochs.
+USUAL_PROMPTS = 2000
+USUAL_SEQUENCES, FEWEST_EPOCHS, MOST_EPOCHS = 8000, 2, 20
 
 
 @dataclass(kw_only=True)
@@ -66,7 +69,17 @@ class DistillConfig(GenerateConfig):
     learning_rate: float | None = option(
         None, help="largest learning rate of AdamW (default: 5e-5 x 2048 / hidden size of the draft)"
     )
-    epochs: int = option(20, help="most passes over the training rows")
+    prompt_rows: int | None = option(
+        None,
+        help="with the target as the teacher, learn too what it says at every place of so many rows' "
+        "prompts, spread over the run, for which nothing needs to be generated; 0 = completions alone "
+        f"(default: {USUAL_PROMPTS:,}, and 0 with another teacher or --kind eagle3)",
+    )
+    epochs: int | None = option(
+        None,
+        help="most passes over the training rows (default: as many as see about "
+        f"{USUAL_SEQUENCES:,} sequences, {FEWEST_EPOCHS} to {MOST_EPOCHS})",
+    )
     patience: int = option(
         6, help="training stops after so many evaluations without a higher predicted speed-up"
     )
@@ -91,12 +104,19 @@ class DistillConfig(GenerateConfig):
         self._check_kind()
         for name in ("epochs", "patience", "batch_size", "tokens_per_pass", "max_sequences",
                      "unrolled_steps"):  # fmt: skip
-            self._require(name, getattr(self, name) >= 1, "must be at least 1")
+            value = getattr(self, name)
+            self._require(name, value is None or value >= 1, "must be at least 1")
         for name in ("learning_rate", "cost_ratio", "layers", "draft_vocab_size"):
             value = getattr(self, name)
             self._require(name, value is None or value > 0, "must be positive")
         self._require("validation_share", 0 < self.validation_share < 1, "must be between 0 and 1")
         self._require("first", self.first is None or 0 < self.first < 1, "must be between 0 and 1")
+        self._require("prompt_rows", (self.prompt_rows or 0) >= 0, "must be 0 or more")
+        if self.prompt_rows and not self._can_learn_prompts:
+            raise UserError(
+                f"--prompt_rows {self.prompt_rows} needs --kind model and --teacher target, which knows what "
+                "comes after every token of a prompt: add them, or leave it out"
+            )
         if self.teacher == "tokens" and self.loss is not None:
             raise UserError(
                 f"--loss {self.loss} has no effect with --teacher tokens, whose loss is the cross entropy: "
@@ -158,6 +178,21 @@ class DistillConfig(GenerateConfig):
     def resolved_loss(self) -> Loss | Literal["cross_entropy"]:
         return "cross_entropy" if self.resolved_teacher == "tokens" else self.loss or "kl"
 
+    @property
+    def _can_learn_prompts(self) -> bool:
+        return self.kind == "model" and self.resolved_teacher == "target"
+
+    @property
+    def num_prompt_rows(self) -> int:
+        """Most rows whose prompts are learned from."""
+        usual = USUAL_PROMPTS if self._can_learn_prompts else 0
+        return usual if self.prompt_rows is None else self.prompt_rows
+
+    def num_epochs(self, num_sequences: int) -> int:
+        """Most passes over so many sequences."""
+        usual = round(USUAL_SEQUENCES / num_sequences)
+        return self.epochs or min(MOST_EPOCHS, max(FEWEST_EPOCHS, usual))
+
     def rate(self, hidden_size: int) -> float:
         """The learning rate for a draft of this hidden size."""
         return self.learning_rate or USUAL_RATE * USUAL_WIDTH / hidden_size
@@ -171,6 +206,6 @@ class DistillConfig(GenerateConfig):
         """The options that decide the weights, besides the data and the models."""
         names = ["kind", "draft_vocab_size", "unrolled_steps", "layers", "learning_rate", "epochs",
                  "patience", "batch_size", "tokens_per_pass",
-                 "max_sequences", "validation_share", "precision", "seed"]  # fmt: skip
+                 "max_sequences", "prompt_rows", "validation_share", "precision", "seed"]  # fmt: skip
         found = {name: getattr(self, name) for name in names}
         return found | {"teacher": self.resolved_teacher, "loss": self.resolved_loss}

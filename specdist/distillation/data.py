@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from specdist.utils.errors import UserError
 COLUMNS = ("row_id", "sample_index", "finish_reason", "completion_ids")
 LOGPROB_COLUMNS = ("processed_logprobs", "top_logprob_ids", "top_logprobs")
 LEAST_ROWS = 2
+# Of the completions among the sequences of an epoch.
+LEAST_SHARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +84,23 @@ def num_completion_tokens(examples: Sequence[Example]) -> int:
 
 @dataclass(frozen=True)
 class Examples:
-    """For training, and for evaluations: no row is in both."""
+    """For training, and for evaluations: no row is in both. ``prompts``: texts that are learned from at
+    every place but the first, beside the completions."""
 
     training: list[Example]
     held_out: list[Example]
+    prompts: list[Example] = field(default_factory=list)
+
+    @property
+    def learned(self) -> list[Example]:
+        """What an epoch goes through: completions several times where prompts are many more."""
+        times = max(1, round(len(self.prompts) * LEAST_SHARE / (1 - LEAST_SHARE) / len(self.training)))
+        return self.training * times + self.prompts
 
     def digest(self) -> str:
         """SHA-256 of all tokens."""
         found = hashlib.sha256()
-        for part in (self.training, self.held_out):
+        for part in (self.training, self.held_out, *([self.prompts] if self.prompts else [])):
             for example in part:
                 found.update(f"{example.row_id} {example.sample_index} {len(example.prompt_ids)} ".encode())
                 found.update(example.prompt_ids.tobytes() + example.completion_ids.tobytes())
@@ -115,12 +125,36 @@ def read_examples(
     chosen = [found[int(index * step)] for index in range(min(len(found), max_sequences))]
     examples = []
     for row in chosen:
-        try:
-            prompt_ids = encoder.prompt_ids(prompts.prompt(row["row_id"]))
-        except RowError:
-            continue
-        examples.append(_example(row, prompt_ids, reads_logprobs))
+        prompt_ids = _prompt_ids(prompts, encoder, row["row_id"])
+        if prompt_ids is not None:
+            examples.append(_example(row, prompt_ids, reads_logprobs))
     return examples
+
+
+def read_prompts(
+    prompts: Prompts, encoder: PromptEncoder, held_out: Sequence[Example], *, num_rows: int, max_tokens: int
+) -> list[Example]:
+    """So many rows' prompts, spread over all but those that are held out, as texts to learn from after their
+    first token; the first ``max_tokens`` tokens of each."""
+    not_learned = {example.row_id for example in held_out}
+    row_ids = [row_id for row_id in range(prompts.num_rows) if row_id not in not_learned]
+    step = max(1.0, len(row_ids) / max(1, num_rows))
+    texts = []
+    for index in range(min(len(row_ids), num_rows)):
+        row_id = row_ids[int(index * step)]
+        ids = np.array(_prompt_ids(prompts, encoder, row_id) or [], np.int32)[:max_tokens]
+        if len(ids) > 1:
+            text = Example(row_id=row_id, sample_index=0, prompt_ids=ids[:1], completion_ids=ids[1:])
+            texts.append(text)
+    return texts
+
+
+def _prompt_ids(prompts: Prompts, encoder: PromptEncoder, row_id: int) -> Sequence[int] | None:
+    """None of a row that cannot be used."""
+    try:
+        return encoder.prompt_ids(prompts.prompt(row_id))
+    except RowError:
+        return None
 
 
 def split_examples(examples: Sequence[Example], validation_share: float, seed: int) -> Examples:

@@ -20,7 +20,13 @@ from specdist.data import RunFolder
 from specdist.data.files import write_json
 from specdist.data.storage import storage_path
 from specdist.distillation.config import DistillConfig
-from specdist.distillation.data import Examples, num_completion_tokens, read_examples, split_examples
+from specdist.distillation.data import (
+    Examples,
+    num_completion_tokens,
+    read_examples,
+    read_prompts,
+    split_examples,
+)
 from specdist.distillation.eagle_draft import EagleStudent, new_state_layers
 from specdist.distillation.model_draft import ModelStudent
 from specdist.distillation.picture import draw_training
@@ -195,14 +201,23 @@ def _open_start(config: DistillConfig, models: ModelPlan) -> Checkpoint:
 def _read(config: DistillConfig, run_config: GenerateConfig, models: ModelPlan) -> Examples:
     folder = _run_folder(run_config)
     _check_run(folder, models)
+    prompts, encoder = open_run_prompts(run_config), prompt_encoder(run_config, models)
     found = read_examples(
         folder,
-        open_run_prompts(run_config),
-        prompt_encoder(run_config, models),
+        prompts,
+        encoder,
         max_sequences=config.max_sequences,
         reads_logprobs=config.resolved_teacher == "recorded",
     )
-    return split_examples(found, config.validation_share, config.seed)
+    examples = split_examples(found, config.validation_share, config.seed)
+    texts = read_prompts(
+        prompts,
+        encoder,
+        examples.held_out,
+        num_rows=config.num_prompt_rows,
+        max_tokens=config.tokens_per_pass,
+    )
+    return dataclasses.replace(examples, prompts=texts)
 
 
 def _run_folder(config: GenerateConfig) -> RunFolder:
@@ -235,9 +250,12 @@ def _log_beginning(
             "min-p, constraints and options of rows"
         )
     logger.info(
-        "%d completions (%d tokens) to train on, %d to evaluate with; teacher %s, loss %s",
+        "%d completions (%d tokens) and %d prompts (%d tokens) to train on, %d completions to evaluate with; "
+        "teacher %s, loss %s",
         len(examples.training),
         num_completion_tokens(examples.training),
+        len(examples.prompts),
+        num_completion_tokens(examples.prompts),
         len(examples.held_out),
         config.resolved_teacher,
         config.resolved_loss,
@@ -275,6 +293,8 @@ def _finish(config: DistillConfig, task: Task, student: Student, history: Histor
         "options": config.training_options(),
         "num_training_sequences": len(task.examples.training),
         "num_training_tokens": num_completion_tokens(task.examples.training),
+        "num_prompts": len(task.examples.prompts),
+        "num_prompt_tokens": num_completion_tokens(task.examples.prompts),
         "num_held_out_sequences": len(task.examples.held_out),
         "num_held_out_tokens": num_completion_tokens(task.examples.held_out),
         "cost_ratio": task.cost_ratio,

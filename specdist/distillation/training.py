@@ -96,9 +96,11 @@ class _Trainer:
         self._optimizer = torch.optim.AdamW(
             self._weights, lr=self._rate, betas=BETAS, weight_decay=WEIGHT_DECAY
         )
-        self._steps_per_epoch = -(-len(task.examples.training) // config.batch_size)
-        self._num_steps = config.epochs * self._steps_per_epoch
-        self._evaluated = _evaluated_steps(self._steps_per_epoch, config.epochs)
+        self._learned = task.examples.learned
+        self._steps_per_epoch = -(-len(self._learned) // config.batch_size)
+        num_epochs = config.num_epochs(len(self._learned))
+        self._num_steps = num_epochs * self._steps_per_epoch
+        self._evaluated = _evaluated_steps(self._steps_per_epoch, num_epochs)
         self._history = History()
         self._best: dict[str, torch.Tensor] = {}
         self._step = 0
@@ -151,10 +153,10 @@ class _Trainer:
 
     def _chosen(self) -> list[Example]:
         """The sequences of this step: those of every epoch in an order of its own."""
-        training, size = self._task.examples.training, self._task.config.batch_size
+        learned, size = self._learned, self._task.config.batch_size
         epoch, place = divmod(self._step, self._steps_per_epoch)
-        order = np.random.default_rng([self._task.config.seed, epoch]).permutation(len(training))
-        return [training[index] for index in order[place * size : (place + 1) * size]]
+        order = np.random.default_rng([self._task.config.seed, epoch]).permutation(len(learned))
+        return [learned[index] for index in order[place * size : (place + 1) * size]]
 
     def _scale(self) -> float:
         """Linear warm-up, then cosine decay over all epochs."""

@@ -23,8 +23,8 @@ from typing import Any
 from specdist.cli.generate import main as generate
 
 TEMPERATURES = (0.0, 0.6, 1.0)
-RECORDED = ("kind", "options", "num_training_sequences", "num_training_tokens", "before", "after", "steps",
-            "seconds")  # fmt: skip
+RECORDED = ("kind", "start", "options", "num_training_sequences", "num_training_tokens", "num_prompts",
+            "num_prompt_tokens", "before", "after", "steps", "seconds")  # fmt: skip
 COUNTS = (
     "num_completions", "num_completion_tokens", "num_row_steps", "num_rounds", "num_draft_tokens",
     "num_accepted_tokens", "num_state_bytes",
@@ -57,7 +57,7 @@ def record(draft: Path) -> dict[str, Any] | None:
     """Of the training, without its history."""
     path = draft / "distillation.json"
     found = json.loads(path.read_text()) if path.is_file() else None
-    return found and {name: found[name] for name in RECORDED}
+    return found and {name: found.get(name) for name in RECORDED}
 
 
 def measured(options: argparse.Namespace, prompts: str, temperature: float, draft: str) -> dict[str, Any]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdist.cli.distill import main
+from specdist.data import open_prompts
 from specdist.distillation import training
+from specdist.distillation.data import Example, Examples, read_prompts
+from specdist.job.tokens import PromptEncoder
 from tests.job.launching import read_output, run_here
 from tests.job.pair import Pair, noisy_copy
 
@@ -54,6 +59,31 @@ def test_a_distilled_draft_is_accepted_more_often(trained: tuple[Path, dict[str,
     assert record["num_training_sequences"] + record["num_held_out_sequences"] == 96
     assert (folder / "distillation.png").read_bytes().startswith(b"\x89PNG")
     assert not (folder / training.CHECKPOINT_NAME).exists()
+
+
+def test_prompts_of_all_rows_but_those_held_out_are_learned_from(
+    trained: tuple[Path, dict[str, Any]], options: dict[str, Any], pair: Pair
+) -> None:
+    """At every place but the first; and completions stay a quarter of the sequences."""
+    assert trained[1]["num_prompts"] == 24 - 2
+    prompts = open_prompts(str(pair.prompts), prompt_column="prompt", messages_column=None, limit=None)
+    encoder = PromptEncoder(AutoTokenizer.from_pretrained(pair.target), max_prompt_tokens=64)
+
+    def example(row_id: int) -> Example:
+        ids = np.array(encoder.prompt_ids(prompts.prompt(row_id)), np.int32)
+        return Example(row_id=row_id, sample_index=0, prompt_ids=ids, completion_ids=ids[:3])
+
+    held_out = [example(1), example(4)]
+    texts = read_prompts(prompts, encoder, held_out, num_rows=11, max_tokens=5)
+    row_ids = [text.row_id for text in texts]
+    assert len(row_ids) == 11 and not {1, 4} & set(row_ids) and max(row_ids) > 18
+    for text in texts:
+        whole = np.r_[text.prompt_ids, text.completion_ids]
+        assert np.array_equal(whole, example(text.row_id).prompt_ids[:5])
+        assert len(text.prompt_ids) == 1
+    examples = Examples([example(0)], held_out, texts)
+    counts = Counter(len(each.prompt_ids) > 1 for each in examples.learned)
+    assert counts[False] == 11 and counts[True] == 4
 
 
 def test_the_folder_is_a_draft_and_promises_what_a_run_finds(
@@ -158,6 +188,8 @@ def test_one_command_generates_distils_and_goes_on_with_the_tokens_of_one_draft(
         ({"teacher": "tokens", "loss": "tvd"}, "--loss tvd has no effect with --teacher tokens"),
         ({"teacher": "recorded"}, "--teacher recorded needs a run with"),
         ({"epochs": 0}, "--epochs 0 must be at least 1"),
+        ({"prompt_rows": -1}, "--prompt_rows -1 must be 0 or more"),
+        ({"prompt_rows": 5, "teacher": "tokens"}, "--prompt_rows 5 needs --kind model and --teacher target"),
         ({"first": 1.5}, "--first 1.5 must be between 0 and 1"),
         ({"output": "nothing"}, "holds no run: generate one"),
         ({"num_targets": 2}, "--num_targets and --num_drafts are of the run alone"),

@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 ACCEPTANCE, LOSSES = "tests/distillation/test_acceptance.py", "tests/learning/test_losses.py"
 JOB, SEGMENTS = "tests/distillation/test_distill.py", "tests/data/test_segments.py"
 RESUMED = f"{JOB}::test_an_interrupted_training_ends_with_the_same_weights"
+PROMPTS = f"{JOB}::test_prompts_of_all_rows_but_those_held_out_are_learned_from"
 RANKS = "tests/distillation/test_ranks.py"
 
 DISTILL_FAULTS = (
@@ -35,6 +36,20 @@ DISTILL_FAULTS = (
         old="return torch.cat([logs_MK, rest_M1.log()], 1)",
         new="return logs_MK.log_softmax(1)",
         tests=(f"{LOSSES}::test_mass_on_what_is_not_recorded_costs",),
+    ),
+    Mutant(
+        name="prompts-of-held-out-rows-are-learned-from",
+        file="distillation/data.py",
+        old="if row_id not in not_learned]",
+        new="if row_id >= 0]",
+        tests=(PROMPTS,),
+    ),
+    Mutant(
+        name="completions-drown-in-prompts",
+        file="distillation/data.py",
+        old="return self.training * times + self.prompts",
+        new="return self.training + self.prompts",
+        tests=(PROMPTS,),
     ),
     Mutant(
         name="distillation-resumes-without-the-optimizer",
