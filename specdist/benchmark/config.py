@@ -130,8 +130,8 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
     )
     peers: list[str] | None = option(
         None,
-        help="other engines to measure in the same run: vllm, which needs an environment that `bash "
-        "jobs/benchmarks/peers.sh` makes (greedy tokens are compared, too)",
+        help="other engines to measure in the same run instead of transformers: vllm, which needs an "
+        "environment that `bash jobs/benchmarks/peers.sh` makes (greedy tokens are compared, too)",
         action="extend",
         choices=("vllm",),
     )

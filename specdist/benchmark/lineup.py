@@ -58,16 +58,18 @@ def line_up(
     """The methods of the options, in the order in which they take turns.
 
     Args:
-        peers: engines of vLLM by number of draft tokens. With them ``goodput`` runs, too.
+        peers: engines of vLLM by number of draft tokens, instead of transformers. With them ``goodput`` runs,
+            too.
     """
     assert config.batch_sizes
     lineup = Lineup()
     paged, pair, settings, seed = setting.paged, setting.pair, setting.paged.settings, config.seed
-    if config.policies is None:
+    with_transformers = config.policies is None and not peers
+    if with_transformers:
         assisted = TransformersAssisted(pair, settings, num_draft_tokens=config.num_draft_tokens, seed=seed)
         lineup.methods.append(assisted)
     for batch_size in config.batch_sizes:
-        if config.policies is None:
+        if with_transformers:
             lineup.methods.append(TransformersGenerate(pair, settings, batch_size=batch_size, seed=seed))
         choices = config.choices or [fixed_length(config.num_draft_tokens)]
         if peers:

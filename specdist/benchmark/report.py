@@ -33,7 +33,8 @@ TRANSFORMERS_REMARK = (
 )
 PEERS_REMARK = (
     "x vLLM: tokens/s over those of the better of vLLM's two methods at the same batch. It runs in a "
-    "process of its own, with as many threads, and waits while others are measured."
+    "process of its own, with as many threads, and waits while others are measured. x target alone: over "
+    "those of specdist without a draft; accepted: of the draft's tokens."
 )
 POLICIES_REMARK = (
     "x target alone: tokens/s over those of specdist without a draft, with all threads; x decoding: the "
@@ -155,10 +156,12 @@ def _conditions(result: BenchmarkResult) -> str:
 
 
 def _remarks(result: BenchmarkResult) -> list[str]:
-    reference = "the target alone" if result.is_of_policies else "transformers' generate"
+    has_transformers = any(method.ratio_to_generate is not None for method in result.methods)
+    reference = "transformers' generate" if has_transformers else "the target alone"
     differs = bool(result.most_rows_differing) and result.models.dtype == "float32"
     remarks = (
-        (POLICIES_REMARK if result.is_of_policies else TRANSFORMERS_REMARK, True),
+        (POLICIES_REMARK, result.is_of_policies),
+        (TRANSFORMERS_REMARK, has_transformers),
         (PEERS_REMARK, bool(result.peer_versions)),
         (SPREADS_REMARK, bool(result.spreads)),
         (OVERHEAD_REMARK, bool(result.policy_overhead)),

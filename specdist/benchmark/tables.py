@@ -15,15 +15,15 @@ from specdist.utils.table import NOTHING, Table, decimals
 def methods_table(result: BenchmarkResult) -> Table:
     """One row per method and batch size."""
     has_peers = any(method.ratio_to_peer is not None for method in result.methods)
+    has_transformers = any(method.ratio_to_generate is not None for method in result.methods)
     return Table.of(
         [
             {
                 "method": method.name,
                 "batch": method.batch_size,
                 "tokens/s": f"{method.tokens_per_s:.1f}",
-                "x assisted": decimals(method.ratio_to_assisted),
-                "x generate": decimals(method.ratio_to_generate),
-                **({"x vLLM": decimals(method.ratio_to_peer)} if has_peers else {}),
+                **(_beside_transformers(method) if has_transformers else {}),
+                **(_beside_peers(method) if has_peers else {}),
                 "accepted": decimals(_statistic(method, "draft_acceptance_rate")),
                 "tokens/pass": decimals(_statistic(method, "mean_acceptance_length")),
                 "rows differing": method.num_rows_differing,
@@ -31,6 +31,20 @@ def methods_table(result: BenchmarkResult) -> Table:
             for method in sorted(result.methods, key=lambda method: method.batch_size)
         ]
     )
+
+
+def _beside_transformers(method: MethodResult) -> dict[str, str | None]:
+    return {
+        "x assisted": decimals(method.ratio_to_assisted),
+        "x generate": decimals(method.ratio_to_generate),
+    }
+
+
+def _beside_peers(method: MethodResult) -> dict[str, str | None]:
+    return {
+        "x vLLM": decimals(method.ratio_to_peer),
+        "x target alone": decimals(method.ratio_to_target_only),
+    }
 
 
 def policies_table(result: BenchmarkResult) -> Table:

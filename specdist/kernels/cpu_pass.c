@@ -26,7 +26,8 @@
 #define TOKENS 6
 #endif
 #define PANEL (2 * WIDTH)
-#define AHEAD 32 /* inputs whose weights are fetched before their turn */
+#define STEPS 256 /* of inputs whose weights stay in the nearest cache until all tokens have met them */
+#define GROUPS 16 /* of tokens that share a look at the weights: their sums stay near, too */
 #define MOST_SUMS 24 /* vectors */
 #define KEYS 16 /* whose scores are held at a time */
 #define QUERIES 8 /* tokens of a sequence that read its keys together */
@@ -188,21 +189,22 @@ INLINE void add_products(Vector *sums, const float *input, const float *weights,
 #endif
 }
 
-/* The sums of `num_panels` panels for a group of tokens. Several panels only hide latency. */
-INLINE void panels_of(const float *inputs, const float *weights, int64_t steps, int num_tokens, int num_panels,
-                      float *sums_out, int is_half) {
+/* Adds the products of so many steps to the sums of `num_panels` panels, for a group of tokens. Several panels
+   only hide latency. A panel alone fetches weights `ahead` meanwhile, `stride` bytes further at each step. */
+INLINE void panels_of(const float *inputs, const float *weights, int64_t steps, int64_t panel_size, int num_tokens,
+                      int num_panels, const char *ahead, int64_t stride, float *sums_out, int is_half) {
     Vector sums[MOST_SUMS];
     for (int index = 0; index < num_tokens * num_panels * 2; index++)
-        sums[index] = (Vector){0};
+        sums[index] = ((const Vector *)sums_out)[index];
     for (int64_t step = 0; step < steps; step++) {
         for (int half = 0; half < 2 && num_panels == 1; half++)
-            __builtin_prefetch(weights + (step + AHEAD) * PANEL + half * WIDTH);
+            __builtin_prefetch(ahead + step * stride + half * WIDTH * 4);
 #pragma GCC unroll 16
         for (int panel = 0; panel < num_panels; panel++)
 #pragma GCC unroll 16
             for (int token = 0; token < num_tokens; token++)
                 add_products(sums + 2 * (panel * num_tokens + token), inputs + step * num_tokens + token,
-                             weights + (panel * steps + step) * PANEL, is_half);
+                             weights + panel * panel_size + step * PANEL, is_half);
     }
     for (int index = 0; index < num_tokens * num_panels * 2; index++)
         ((Vector *)sums_out)[index] = sums[index];
@@ -213,67 +215,91 @@ INLINE int panels_at_once(int64_t num_tokens) { return num_tokens == 1 ? 4 : num
 
 #define SIZE(count)                                                                                          \
     case count:                                                                                              \
-        if (is_single)                                                                                       \
-            panels_of(inputs, weights, steps, count, 1, sums, is_half);                                      \
-        else                                                                                                 \
-            panels_of(inputs, weights, steps, count, panels_at_once(count), sums, is_half);                  \
+        panels_of(inputs, weights, steps, panel_size, count, is_single ? 1 : panels_at_once(count), ahead,   \
+                  stride, sums, is_half);                                                                    \
         break;
+#define ARGUMENTS                                                                                            \
+    const float *inputs, const float *weights, int64_t steps, int64_t panel_size, int num_tokens,            \
+        const char *ahead, int64_t stride, float *sums
 /* The number of tokens is a constant in each case, so that the sums are registers. */
-INLINE void panels_of_any(const float *inputs, const float *weights, int64_t steps, int num_tokens, int is_single,
-                          float *sums, int is_half) {
+INLINE void panels_of_any(ARGUMENTS, int is_single, int is_half) {
     switch (num_tokens) {
         SIZE(1) SIZE(2) SIZE(3) SIZE(4) SIZE(5) SIZE(6) SIZE(7) SIZE(8) SIZE(9) SIZE(10) SIZE(11) SIZE(12)
     }
 }
 
-static void panels_float(const float *inputs, const float *weights, int64_t steps, int num_tokens, int is_single,
-                         float *sums) {
-    panels_of_any(inputs, weights, steps, num_tokens, is_single, sums, 0);
-}
-
-static void panels_half(const float *inputs, const float *weights, int64_t steps, int num_tokens, int is_single,
-                        float *sums) {
-    panels_of_any(inputs, weights, steps, num_tokens, is_single, sums, 1);
-}
+typedef void Kernel(ARGUMENTS);
+#define KERNEL(name, is_single, is_half)                                                                     \
+    static void name(ARGUMENTS) {                                                                            \
+        panels_of_any(inputs, weights, steps, panel_size, num_tokens, ahead, stride, sums, is_single, is_half); \
+    }
+KERNEL(panels_float, 0, 0)
+KERNEL(panels_half, 0, 1)
+KERNEL(panel_float, 1, 0)
+KERNEL(panel_half, 1, 1)
 
 typedef enum { WRITE, ADD, WRITE_RESULT } Use;
 
-/* outputs [T, num_outputs] of inputs that are packed already; this thread's share of the panels. */
+/* What becomes of the sums of panels from this one on, for a group of tokens. */
+INLINE void use_sums(const Product *product, float *sums, int64_t panel, int num_panels, int64_t first, int size,
+                     void *outputs, Use use, int is_half) {
+    for (int each = 0; each < num_panels; each++) {
+        int64_t column = (panel + each) * PANEL;
+        int64_t width = product->num_outputs - column < PANEL ? product->num_outputs - column : PANEL;
+        for (int token = 0; token < size; token++) {
+            float *found = sums + (each * size + token) * PANEL;
+            int64_t place = (first + token) * product->num_outputs + column;
+            if (product->bias)
+                for (int64_t index = 0; index < width; index++)
+                    found[index] += product->bias[column + index];
+            if (use == ADD)
+                for (int64_t index = 0; index < width; index++)
+                    ((float *)outputs)[place + index] += found[index];
+            else if (use == WRITE || !is_half)
+                memcpy((float *)outputs + place, found, (size_t)width * 4);
+            else
+                for (int64_t index = 0; index < width; index++)
+                    put(outputs, place + index, found[index], 1);
+        }
+    }
+}
+
+/* outputs [T, num_outputs] of inputs that are packed already; this thread's share of the panels. All tokens
+   meet a few weights after one another, and fetch those that come next. */
 static void multiply(const Product *product, const float *packed, int64_t num_tokens, void *outputs, Use use,
                      int is_half, int64_t thread, int64_t num_threads) {
     int64_t steps = is_half ? product->num_inputs / 2 : product->num_inputs;
-    int64_t num_panels = (product->num_outputs + PANEL - 1) / PANEL;
+    int64_t num_panels = (product->num_outputs + PANEL - 1) / PANEL, all_groups = num_groups(num_tokens);
     int64_t end = num_panels * (thread + 1) / num_threads;
     int at_once = panels_at_once(num_tokens);
-    float sums[MOST_SUMS * WIDTH] __attribute__((aligned(64)));
-    for (int64_t panel = num_panels * thread / num_threads; panel < end;) {
-        int count = end - panel >= at_once ? at_once : 1;
-        const float *weights = (const float *)product->weight + panel * steps * PANEL;
-        for (int64_t group = 0; group < num_groups(num_tokens); group++) {
-            int64_t first = first_of_group(group, num_tokens);
-            int size = (int)(first_of_group(group + 1, num_tokens) - first);
-            (is_half ? panels_half : panels_float)(packed + first * steps, weights, steps, size, count == 1, sums);
-            for (int each = 0; each < count; each++) {
-                int64_t column = (panel + each) * PANEL;
-                int64_t width = product->num_outputs - column < PANEL ? product->num_outputs - column : PANEL;
-                for (int token = 0; token < size; token++) {
-                    float *found = sums + (each * size + token) * PANEL;
-                    int64_t place = (first + token) * product->num_outputs + column;
-                    if (product->bias)
-                        for (int64_t index = 0; index < width; index++)
-                            found[index] += product->bias[column + index];
-                    if (use == ADD)
-                        for (int64_t index = 0; index < width; index++)
-                            ((float *)outputs)[place + index] += found[index];
-                    else if (use == WRITE || !is_half)
-                        memcpy((float *)outputs + place, found, (size_t)width * 4);
-                    else
-                        for (int64_t index = 0; index < width; index++)
-                            put(outputs, place + index, found[index], 1);
+    float sums[GROUPS * MOST_SUMS * WIDTH] __attribute__((aligned(64)));
+    for (int64_t first_group = 0; first_group < all_groups; first_group += GROUPS) {
+        int64_t groups = all_groups - first_group < GROUPS ? all_groups - first_group : GROUPS;
+        int64_t most_steps = groups == 1 ? steps : STEPS, stride = (PANEL * 4 + groups - 1) / groups;
+        for (int64_t panel = num_panels * thread / num_threads; panel < end;) {
+            int count = end - panel >= at_once ? at_once : 1;
+            Kernel *kernel = is_half ? (count == 1 ? panel_half : panels_half)
+                                     : (count == 1 ? panel_float : panels_float);
+            const float *weights = (const float *)product->weight + panel * steps * PANEL;
+            memset(sums, 0, (size_t)(groups * MOST_SUMS * WIDTH * 4));
+            for (int64_t step = 0, now; step < steps; step += now) {
+                now = steps - step < most_steps ? steps - step : most_steps;
+                const float *block = weights + step * PANEL;
+                for (int64_t group = 0; group < groups; group++) {
+                    int64_t first = first_of_group(first_group + group, num_tokens);
+                    int size = (int)(first_of_group(first_group + group + 1, num_tokens) - first);
+                    kernel(packed + first * steps + step * size, block, now, steps * PANEL, size,
+                           (const char *)(block + STEPS * PANEL) + group * now * stride, stride,
+                           sums + group * MOST_SUMS * WIDTH);
                 }
             }
+            for (int64_t group = 0; group < groups; group++) {
+                int64_t first = first_of_group(first_group + group, num_tokens);
+                int size = (int)(first_of_group(first_group + group + 1, num_tokens) - first);
+                use_sums(product, sums + group * MOST_SUMS * WIDTH, panel, count, first, size, outputs, use, is_half);
+            }
+            panel += count;
         }
-        panel += count;
     }
 }
 

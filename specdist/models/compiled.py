@@ -11,7 +11,9 @@ T flat tokens, N tokens whose logits are wanted, E hidden size, D head width, V 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -31,6 +33,8 @@ ROTATIONS = ("default", "linear", "llama3", "yarn")
 DTYPES = (torch.float32, torch.bfloat16)
 # The code reads so many numbers of a head at once, and pairs of a product's inputs.
 HEAD_MULTIPLE, INPUT_MULTIPLE = 8, 2
+# Where large pages of memory begin.
+HUGE_PAGE = 2**21
 
 
 class CompiledPass:
@@ -168,7 +172,7 @@ class CompiledPass:
         if num_inputs % INPUT_MULTIPLE or (biases and len(biases) < len(layers)):
             raise UnknownStructureError("an odd number of inputs, or biases in some layers of the same input")
         panel = self._library.panel_width()
-        packed = torch.empty(-(-num_outputs // panel) * panel * num_inputs, dtype=self._dtype)
+        packed = _huge(-(-num_outputs // panel) * panel * num_inputs, self._dtype)
         is_half = self._dtype == torch.bfloat16
 
         def fill() -> None:
@@ -203,6 +207,20 @@ class CompiledPass:
     def _address(self, values: Tensor) -> int:
         self._kept.append(values.detach().contiguous())
         return self._kept[-1].data_ptr()
+
+
+def _huge(num_numbers: int, dtype: torch.dtype) -> Tensor:
+    """Memory in large pages where the system has them: a pass reads all weights, one after the other, and has
+    to look up the address of every page."""
+    num_bytes = num_numbers * dtype.itemsize
+    if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(num_numbers, dtype=dtype)
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    begin = -whole.data_ptr() % HUGE_PAGE
+    return whole[begin : begin + num_bytes].view(dtype)
 
 
 def part_weight(module: nn.Module) -> Tensor:

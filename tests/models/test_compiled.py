@@ -1,6 +1,7 @@
 """Compiled passes: transformers' numbers, the same bits in every batch, and no need of a compiler."""
 
 import copy
+import itertools
 import logging
 import shutil
 
@@ -22,6 +23,8 @@ COMPILED = ("llama", "qwen2", "qwen3", "mistral")
 TOLERANCE = 5e-5
 # More than fit into the registers or are attended to at once, and over the ends of pages, blocks and windows.
 LENGTHS, PAGE_SIZE = (75, 38), 4
+# See STEPS and GROUPS of the code: pairs of inputs in bfloat16, and twelve tokens to a group.
+MOST_STEPS, MANY_TOKENS = 256, 16 * 12 + 20
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, cpu_library.COMPILERS)), reason="this machine has no C compiler"
@@ -107,6 +110,30 @@ def test_logits_are_the_same_bits_in_any_batch(dtype: torch.dtype, num_threads: 
         torch.set_num_threads(before)
     assert torch.equal(at_once, alone)
     assert torch.equal(blocks, alone)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_more_inputs_and_tokens_than_a_cache_keeps(dtype: torch.dtype) -> None:
+    """Products whose inputs are taken in several parts, the last one shorter, and more tokens than share a
+    look at the weights: transformers' numbers, and the bits of single tokens. The check at the start has
+    neither."""
+    plain = tiny_model("llama", intermediate_size=2 * MOST_STEPS + 38, max_position_embeddings=256).to(dtype)
+    [row] = np.random.default_rng(0).integers(2, VOCAB_SIZE, size=(1, MANY_TOKENS))
+    expected = copy.deepcopy(plain).float()(torch.from_numpy(row)[None]).logits[0]
+    runner = runner_of(plain)
+    runner.allocate(num_pages=-(-MANY_TOKENS // 16), page_size=16, num_slots=1, max_seq_len=MANY_TOKENS)
+    runner.pages.pages[:] = np.arange(runner.pages.pages.size)
+    found = []
+    for bounds in ([0, MANY_TOKENS], [0, MANY_TOKENS - 3, MANY_TOKENS - 2, MANY_TOKENS]):
+        for begin, end in itertools.pairwise(bounds):
+            positions = np.arange(begin, end)
+            batch = FlatBatch(row[begin:end], 0 * positions, positions)
+            logits = runner.forward(batch, np.arange(end - begin))
+        found.append(logits[-2:])
+    assert torch.equal(found[0], found[1])
+    tolerance = TOLERANCE if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(found[0].float(), expected[-2:], atol=tolerance, rtol=tolerance)
 
 
 def test_without_a_compiler_torch_runs_the_layers(

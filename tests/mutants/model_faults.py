@@ -43,6 +43,20 @@ MODEL_FAULTS = (
         tests=(COMPILED + "test_logits_are_the_same_bits_in_any_batch[float32-1]",),
     ),
     Mutant(
+        name="compiled-products-that-begin-anew-with-every-part-of-the-inputs",
+        file="kernels/cpu_pass.c",
+        old="kernel(packed + first * steps + step * size, block, now,",
+        new="kernel(packed + first * steps, block, now,",
+        tests=(COMPILED + "test_more_inputs_and_tokens_than_a_cache_keeps[float32]",),
+    ),
+    Mutant(
+        name="compiled-tokens-beyond-the-first-that-share-a-look-at-the-weights",
+        file="kernels/cpu_pass.c",
+        old="int64_t first = first_of_group(first_group + group, num_tokens);\n                    int size",
+        new="int64_t first = first_of_group(group, num_tokens);\n                    int size",
+        tests=(COMPILED + "test_more_inputs_and_tokens_than_a_cache_keeps[float32]",),
+    ),
+    Mutant(
         name="compiled-attention-one-key-short-of-the-window",
         file="kernels/cpu_pass.c",
         old="own - layer->window + 1 : 0;",
