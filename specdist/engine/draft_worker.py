@@ -261,6 +261,7 @@ class DraftWorker:
             state.num_computed[context.slots_T] = context.positions_T + 1
             state.num_committed[context.slots_T] = context.positions_T + 1
             self._keep(context.slots_T)
+        self._memory.read_prompts(request)
 
     def _keep(self, slots: np.ndarray) -> None:
         """What tokens of these slots may still see; the last of a context may be run once more."""

@@ -62,6 +62,8 @@ class NoMemory:
 
     def open(self, request: ProposalRequest) -> None: ...
 
+    def read_prompts(self, request: ProposalRequest) -> None: ...
+
     def begin_group(self, group: int) -> None: ...
 
     def recover(self, *, has_replied: bool) -> None: ...
@@ -185,6 +187,12 @@ class MemoryBeside(NoMemory):
         shared = places_from(opened.slots, np.zeros_like(opened.slots), opened.prefix_lengths)
         state.put_undrafted(shared, opened.prefix_ids)
         self._catch_up(request.slots_R)
+
+    def read_prompts(self, request: ProposalRequest) -> None:
+        """While the target is at work on them: enter prompts into the index, each as a whole."""
+        slots = np.unique(request.context.slots_T)
+        are_whole = self._state.num_committed[slots] == self._num_prompt_tokens[slots]
+        self._remember(slots[are_whole & self._is_new[slots] & ~self._is_resumed[slots]])
 
     def _catch_up(self, slots_R: np.ndarray) -> None:
         """While the target is at work: run what the draft's cache lacks, where that is much."""

@@ -12,6 +12,7 @@ from specdist.drafters.ngram_index import NgramIndex
 from specdist.drafters.source_choice import MemorySettings
 from specdist.drafters.text_store import NO_TEXTS, NO_TOKEN, OVERLAP, TextSettings, TextStore
 from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.interfaces import Proposer
 from specdist.engine.memory_beside import MemoryBeside
 from specdist.engine.proposals import ProposalReply, ProposalRequest
@@ -181,6 +182,34 @@ def test_memory_knows_all_of_a_text_of_which_the_draft_runs_a_part(window: int |
     replica = replica_with(PLAIN, draft_window=window, kind=KnowingReplica, **limits)
     tokens_of(replica, prompts, num_samples=10)
     assert replica.stats_recorder.close_shard(0).num_preemptions > 3
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_num_batched_tokens": 24}], ids=["whole", "in_parts"])
+def test_prompts_are_looked_through_while_the_target_is_at_work(
+    limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target waits for a reply: no prompt is read before one."""
+    read: dict[bool, list[int]] = {True: [], False: []}
+    is_waited_for = False
+    respond, append = DraftWorker.respond, NgramIndex.append
+
+    def responding(worker: DraftWorker, request: ProposalRequest) -> ProposalReply:
+        nonlocal is_waited_for
+        is_waited_for = True
+        reply = respond(worker, request)
+        is_waited_for = False
+        return reply
+
+    def noting(index: NgramIndex, slots_R: np.ndarray, counts_R: np.ndarray, tokens_C: np.ndarray) -> None:
+        read[is_waited_for] += counts_R.tolist()
+        append(index, slots_R, counts_R, tokens_C)
+
+    monkeypatch.setattr(DraftWorker, "respond", responding)
+    monkeypatch.setattr(NgramIndex, "append", noting)
+    prompts = [[1, 2, 3, 4] * 5, [6, 5, 4, 3, 2, 1] * 5, [2, 4] * 9]
+    tokens_of(replica_with(PLAIN, **limits), prompts, num_samples=2)
+    assert sorted(read[False]) == [18, 18, 20, 20, 30, 30]
+    assert max(read[True]) <= 7
 
 
 class RepeatingReplica(Harness):

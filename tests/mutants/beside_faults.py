@@ -11,6 +11,13 @@ ASKED = f"{BESIDE}::test_where_the_model_pays_no_more_the_draft_is_asked_for_mem
 
 BESIDE_FAULTS = (
     Mutant(
+        name="parts-of-prompts-enter-the-index",
+        file="engine/memory_beside.py",
+        old="slots[are_whole & self._is_new[slots] & ~self._is_resumed[slots]]",
+        new="slots[self._is_new[slots] & ~self._is_resumed[slots]]",
+        tests=(f"{BESIDE}::test_prompts_are_looked_through_while_the_target_is_at_work[in_parts]",),
+    ),
+    Mutant(
         name="memory-beside-judged-with-the-model-s-probability",
         file="engine/draft_state.py",
         old="        self.probabilities[places] = 1\n",
