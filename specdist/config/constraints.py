@@ -10,6 +10,8 @@ from specdist.utils.errors import UserError
 
 # The options that constrain every row.
 OF_ALL_ROWS = ("json_schema", "regex", "grammar", "choices")
+# Forced tokens of a block at most: runs of JSON schemas are seldom longer.
+FORCED_TOKENS = 16
 
 
 @dataclass(kw_only=True)
@@ -63,6 +65,13 @@ class ConstraintOptions:
     def is_constrained(self) -> bool:
         """Whether any row may have a constraint, or a budget for its thinking."""
         return self.has_grammars or self.max_thinking_tokens is not None
+
+    def forced_room(self, num_drawn: int, num_tokens_per_row: int) -> int:
+        """Most tokens of a block that a grammar may force on top of those that a draft model draws, where a
+        pass has so many tokens for each row: no row waits for them."""
+        if not (self.is_constrained and num_drawn):
+            return 0
+        return max(0, min(FORCED_TOKENS, num_tokens_per_row - num_drawn - 1))
 
     @property
     def has_grammars(self) -> bool:

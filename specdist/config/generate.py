@@ -293,7 +293,9 @@ class GenerateConfig(
     @property
     def block_tokens(self) -> int:
         """Most tokens of one sequence in a target pass after its prompt: the candidates and one more."""
-        return max(most_draft_tokens(self.policy_options), self.memory_tokens) + 1
+        drawn, room = most_draft_tokens(self.policy_options), self.max_num_batched_tokens // self.max_num_seqs
+        forced = self.forced_room(drawn, room) if self.uses_draft_model else 0
+        return max(drawn + forced, self.memory_tokens) + 1
 
     @property
     def num_world_ranks(self) -> int:
@@ -309,9 +311,7 @@ class GenerateConfig(
 
     def cache_bytes(self) -> int | None:
         """``--cache_memory`` in bytes; None where the device decides."""
-        if self.cache_memory is None:
-            return None
-        return bytes_of("cache_memory", self.cache_memory)
+        return None if self.cache_memory is None else bytes_of("cache_memory", self.cache_memory)
 
     def warnings(self) -> list[str]:
         """Options that were set and have no effect in this run, one sentence each."""

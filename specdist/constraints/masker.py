@@ -75,7 +75,7 @@ class RowMasker:
     def masks(self, asked: AskedPositions) -> np.ndarray | None:
         """int32 [N, words]; None if no position has a rule."""
         lines, slots = asked.lines_N.tolist(), asked.slots_N.tolist()
-        places: list[tuple[Matcher, int, list[int]]] = []
+        places: list[tuple[Matcher, int, list[int], int]] = []
         masks: np.ndarray | None = None
         end = 0
         while end < len(lines):
@@ -96,16 +96,42 @@ class RowMasker:
                 self._limit_thinking(masks, begin + index, rule, token_ids[: num_before + index])
             first = begin + num_thinking
             if rule.grammar and first < end:
-                matcher, known = self._matcher(line, rule), max(num_before, answer)
-                if matcher.follow(token_ids[answer:known]):
-                    places.append((matcher, first, token_ids[known:]))
-                else:
-                    # Only after logits that are not finite, or beyond llguidance's limits: an error.
-                    masks[first:end] = 0
+                known = max(num_before, answer)
+                places.append((self._matcher(line, rule), first, token_ids[answer:], known - answer))
         if places:
             assert masks is not None and self._grammars is not None
             self._grammars.fill(masks, places)
         return masks
+
+    def forced(self, asked: AskedPositions, most_N: list[int]) -> list[list[int]]:
+        """See :class:`specdist.sampling.processors.TokenMasker`."""
+        found: list[list[int]] = []
+        for index, (line, slot) in enumerate(
+            zip(asked.lines_N.tolist(), asked.slots_N.tolist(), strict=True)
+        ):
+            run: list[int] = []
+            rule = self._rules.get(slot)
+            if rule is not None and most_N[index] > 0:
+                token_ids = asked.new_tokens_before(index).tolist()
+                while len(run) < most_N[index] and (
+                    added := self._forced_next(asked, index, rule, line, token_ids + run)
+                ):
+                    run += added
+                    if added[-1] in self._stop_token_ids:
+                        break
+            found.append(run[: most_N[index]])
+        return found
+
+    def _forced_next(
+        self, asked: AskedPositions, index: int, rule: RowRule, line: int, token_ids: list[int]
+    ) -> list[int]:
+        """Tokens that follow these of the completion for certain; none where that is not known."""
+        answer = self._answer_begin(asked, index, token_ids)
+        if answer > len(token_ids):
+            is_over = rule.max_thinking_tokens is not None and len(token_ids) >= rule.max_thinking_tokens
+            assert self._markers is not None
+            return [self._markers.next_of_end(token_ids)] if is_over else []
+        return self._matcher(line, rule).forced_after(token_ids[answer:]) if rule.grammar else []
 
     def _answer_begin(self, asked: AskedPositions, index: int, token_ids: list[int]) -> int:
         """How many tokens of the completion are before its answer; one more than there are if it is still
@@ -133,7 +159,10 @@ class RowMasker:
 
     def _matcher(self, line: int, rule: RowRule) -> Matcher:
         known = self._matchers.get(line)
-        if known is None or known[0] is not rule:
+        if known is None or known[0].grammar != rule.grammar:
             assert self._grammars is not None
-            known = self._matchers[line] = rule, self._grammars.matcher(rule.grammar)
+            known = rule, self._grammars.matcher(rule.grammar)
+        elif known[0] is not rule:
+            known[1].begin()
+        self._matchers[line] = rule, known[1]
         return known[1]

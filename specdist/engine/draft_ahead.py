@@ -272,10 +272,7 @@ class AheadDrafter:
             ranks_R[found.index_B] = branches.ranks(slots_B, draft_slots_B)
             sources = places_from(draft_slots_B, positions_B + 1, lengths_B)
             targets = places_from(slots_B, positions_B + 1, lengths_B)
-            state.token_ids[targets] = state.token_ids[sources]
-            state.probabilities[targets] = state.probabilities[sources]
-            state.features.copy(sources, targets)
-            state.scores.copy(sources, targets)
+            state.copy_drafted(sources, targets)
             # The cache has the branch's first token, which is the next token, and all others but the last.
             self._runner.adopt_branches(draft_slots_B, slots_B, positions_B, lengths_B)
             # Forced tokens are in no cache before the next pass.

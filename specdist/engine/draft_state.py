@@ -20,12 +20,14 @@ from specdist.utils.ranges import places_from
 
 
 class OwnTokens(NamedTuple):
-    """Of blocks, the candidates that the model has drawn, and whether nothing but these stand before the
-    first token that was not accepted."""
+    """Of blocks, the candidates that the model has drawn or that were forced, and whether nothing but these
+    stand before the first token that was not accepted; and without those that were forced."""
 
     num_drafted_R: np.ndarray
     num_accepted_R: np.ndarray
     are_next_R: np.ndarray
+    num_free_R: np.ndarray
+    num_free_accepted_R: np.ndarray
 
 
 class DraftState:
@@ -51,6 +53,8 @@ class DraftState:
         # with which the draft drew them. Memory that is never written costs nothing.
         self.token_ids = np.zeros((num_draft_slots, max_length), np.int64)
         self.probabilities = np.zeros((num_draft_slots, max_length))
+        # Of drafted tokens: whether no other was allowed; and whether any ever was.
+        self.is_forced, self.has_forced = np.zeros((num_draft_slots, max_length), bool), False
         self.features = TokenFeatures(num_draft_slots, max_length)
         self.scores = StepScores(groups, max_length, vocab_size, device)
 
@@ -73,17 +77,35 @@ class DraftState:
         for slot, draft_slot, end in zip(slots_B, draft_slots_B, ends_B, strict=True):
             self.token_ids[draft_slot, :end] = self.token_ids[slot, :end]
 
+    def copy_drafted(
+        self, sources: tuple[np.ndarray, np.ndarray], targets: tuple[np.ndarray, np.ndarray]
+    ) -> None:
+        """Let the targets have what was drafted at the sources."""
+        for numbers in (self.token_ids, self.probabilities, self.is_forced):
+            numbers[targets] = numbers[sources]
+        self.features.copy(sources, targets)
+        self.scores.copy(sources, targets)
+
+    def num_free(self, slots_R: np.ndarray, num_tokens_R: np.ndarray) -> np.ndarray:
+        """[R]: of the first tokens after each sequence's committed ones, those that were not forced."""
+        if not self.has_forced:
+            return num_tokens_R
+        places = places_from(slots_R, self.num_committed[slots_R], num_tokens_R)
+        lines_C = np.repeat(np.arange(len(slots_R)), num_tokens_R)
+        return num_tokens_R - np.bincount(lines_C, self.is_forced[places], len(slots_R)).astype(np.int64)
+
     def own_tokens(self, slots_R: np.ndarray, num_accepted_R: np.ndarray) -> OwnTokens:
         """Of the last blocks, of which so many candidates were accepted: all that there is to learn of the
         model from them."""
         num_own_R = self.num_candidates[slots_R] - self.num_from_memory[slots_R]
         are_next_R = (self.num_from_memory[slots_R] == 0) | (num_accepted_R < num_own_R)
-        return OwnTokens(num_own_R, np.minimum(num_accepted_R, num_own_R), are_next_R)
+        own_R = num_own_R, np.minimum(num_accepted_R, num_own_R)
+        return OwnTokens(*own_R, are_next_R, *(self.num_free(slots_R, num_R) for num_R in own_R))
 
     def put_certain(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
         """Candidates that were not drawn."""
         self.put_undrafted(places, token_ids_T)
-        self.probabilities[places] = 1
+        self.probabilities[places], self.is_forced[places] = 1, False
         self.scores.keep_certain(places, token_ids_T)
 
     def catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:

@@ -1,60 +1,100 @@
-"""The draft loop of a run with masks: a token that is the only one allowed is a candidate without a pass.
+"""The draft loop of a run with masks: tokens that are the only ones allowed are candidates without a pass.
 
-Its distribution is known without logits: all mass is on it. The target verifies it like any other candidate.
-The draft's cache takes it in with the line's next pass, so several forced tokens cost no pass at all.
+The distribution of a forced token is known without logits: all mass is on it. The target verifies it like any
+other candidate. The draft's cache takes it in with the line's next pass.
 
-R lines (draft slots) to draft for, A of them that are still drafting, F of them whose next token is free, V
-vocabulary.
+A policy decides about drawn tokens: those that are forced before and after them come on top, up to what the
+request has room for.
+
+R lines (draft slots) to draft for, A of them that are still drafting, T forced tokens of several lines.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from torch import Tensor
+import itertools
 
-from specdist.constraints.matcher import only_tokens
+import numpy as np
+
+from specdist.engine.draft_features import UNKNOWN
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
-from specdist.engine.draft_steps import Step
+from specdist.engine.draft_steps import DrawnTokens
+from specdist.sampling.uploads import upload
+from specdist.utils.ranges import arange_segments
+
+# Of a token that is certain: entropy, and the probabilities of it and of the likeliest one.
+CERTAIN_FEATURES = np.array([[0.0], [1.0], [1.0]])
 
 
 class ForcingDraftLoop(DraftLoop):
-    """Extends sequences like a :class:`DraftLoop`, by the same tokens. With a trained head it runs forced
-    tokens too: their passes give its estimates."""
-
-    # By line: the tokens that the cache has, while a batch is being drafted.
-    _num_computed: np.ndarray
+    """Extends sequences like a :class:`DraftLoop`, by the same tokens, and by those that are forced. With a
+    trained head it runs forced tokens too: their passes give its estimates."""
 
     def extend(self, draft_batch: DraftBatch) -> np.ndarray:
-        state, lines_R = self._draft_state, draft_batch.draft_slots_R
-        self._num_computed = state.num_computed.copy()
-        num_drafted_R = super().extend(draft_batch)
-        if self._head is None:
-            ends_R = draft_batch.tails_R + num_drafted_R
-            state.num_computed[lines_R] = np.minimum(self._num_computed[lines_R], ends_R)
+        if self._head is not None:
+            return super().extend(draft_batch)
+        assert self._pipeline is not None
+        state, lines_R, tails_R = self._draft_state, draft_batch.draft_slots_R, draft_batch.tails_R
+        wanted_R, num_drafted_R = self._num_wanted(draft_batch), np.zeros(len(lines_R), np.int64)
+        uniforms_DR = self._uniforms(lines_R, tails_R, int(wanted_R.max(initial=0)))
+        drawn: list[DrawnTokens] = []
+        active_A, last = np.arange(len(lines_R)), None
+        for num_drawn in itertools.count():
+            active_A = active_A[num_drafted_R[active_A] < wanted_R[active_A]]
+            self._add_forced(draft_batch, active_A, wanted_R, num_drafted_R, drawn)
+            keep_A = num_drafted_R[active_A] < wanted_R[active_A]
+            active_A = active_A[keep_A]
+            if last is not None:
+                last = last.select(np.isin(last.active_A, active_A, assume_unique=True))
+            if draft_batch.uses_policy and len(active_A):
+                keep_A = self._wants_more(draft_batch, active_A, num_drawn, last)
+                active_A, last = active_A[keep_A], last and last.select(keep_A)
+            if not len(active_A):
+                break
+            depths_A = num_drafted_R[active_A]
+            places = lines_R[active_A], tails_R[active_A] + depths_A
+            logits_AV, _ = self._forward(*places, None)
+            state.num_computed[places[0]] = places[1]
+            uniforms_A = None
+            if uniforms_DR is not None:
+                uniforms_A = uniforms_DR[upload(uniforms_DR.device, depths_A, active_A)]
+            last = self._draw(logits_AV, active_A, places, uniforms_A)
+            state.is_forced[places] = False
+            drawn.append(last.tokens(0)._replace(depths_T=depths_A))
+            num_drafted_R[active_A] += 1
+            is_end_A = self.is_stop_V[last.drawn_A.numpy()] | ~(last.probabilities_A.numpy() > 0)
+            wanted_R[active_A[is_end_A]] = 0
+        if drawn:
+            self._write(lines_R, tails_R, num_drafted_R, drawn)
+            state.num_computed[lines_R] = np.minimum(state.num_computed[lines_R], tails_R + num_drafted_R)
+        self.pass_counts.count_drafted(num_drafted_R)
         return num_drafted_R
 
-    def _forward(
-        self, draft_slots_A: np.ndarray, positions_A: np.ndarray, last: Step | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """As of :class:`DraftLoop`; of a forced token any logits, since its mask leaves one of them."""
-        if self._head is not None:
-            return super()._forward(draft_slots_A, positions_A, last)
+    def _add_forced(
+        self,
+        draft_batch: DraftBatch,
+        active_A: np.ndarray,
+        wanted_R: np.ndarray,
+        num_drafted_R: np.ndarray,
+        drawn: list[DrawnTokens],
+    ) -> None:
+        """Put the forced tokens after what has been drafted, and nothing after a stop token."""
         assert self._pipeline is not None
-        masks_AW = self._pipeline.masks_of_lines(draft_slots_A, positions_A)
-        is_free_A = np.ones(len(positions_A), bool) if masks_AW is None else only_tokens(masks_AW) < 0
-        free = np.flatnonzero(is_free_A)
-        self.pass_counts.count_forced(len(positions_A) - len(free))
-        device, num_ids = self._runner.device, len(self.is_stop_V)
-        if not len(free):
-            return torch.zeros(len(positions_A), num_ids, device=device), None
-        lines_F, positions_F = draft_slots_A[free], positions_A[free]
-        self._draft_state.num_computed[lines_F] = self._num_computed[lines_F]
-        batch, index_F = self._catch_up(lines_F, positions_F)
-        self._num_computed[lines_F] = positions_F
-        self.pass_counts.count(len(batch), len(index_F))
-        logits_FV = self._runner.forward(batch, index_F)[:, :num_ids]
-        if len(free) == len(positions_A):
-            return logits_FV, None
-        logits_AV = logits_FV.new_zeros(len(positions_A), num_ids)
-        return logits_AV.index_copy(0, torch.from_numpy(free).to(device), logits_FV), None
+        state, depths_A = self._draft_state, num_drafted_R[active_A]
+        lines_A, begins_A = draft_batch.draft_slots_R[active_A], draft_batch.tails_R[active_A] + depths_A
+        runs = self._pipeline.forced(lines_A, begins_A, wanted_R[active_A] - depths_A)
+        counts_A = np.array([len(run) for run in runs], np.int64)
+        if not counts_A.any():
+            return
+        index_T, offsets_T = np.repeat(active_A, counts_A), arange_segments(counts_A)
+        ids_T = np.array([token_id for run in runs for token_id in run], np.int64)
+        places_T = np.repeat(lines_A, counts_A), np.repeat(begins_A, counts_A) + offsets_T
+        state.put_certain(places_T, ids_T)
+        state.is_forced[places_T] = state.has_forced = True
+        features_3T = np.repeat(CERTAIN_FEATURES, len(ids_T), axis=1) if self._draws.keeps_features else None
+        if features_3T is not None:
+            state.features.keep_estimates(places_T, UNKNOWN)
+        depths_T = np.repeat(depths_A, counts_A) + offsets_T
+        drawn.append(DrawnTokens(index_T, depths_T, ids_T, np.ones(len(ids_T)), features_3T))
+        num_drafted_R[active_A] += counts_A
+        wanted_R[index_T[self.is_stop_V[ids_T]]] = 0
+        self.pass_counts.count_forced(len(ids_T))

@@ -57,7 +57,7 @@ class Lessons:
             return
         slots_R, begins_R, positions_R, own, first, is_rejected_R = verified
         features, is_hit_R = self._draft_state.features, first.is_hit_R
-        self._histories.observe(slots_R, own.num_drafted_R, own.num_accepted_R)
+        self._histories.observe(slots_R, own.num_free_R, own.num_free_accepted_R)
         self._ahead.observe(
             own.num_accepted_R + is_hit_R, is_rejected_R & (own.are_next_R | first.is_verified_R)
         )

@@ -54,8 +54,6 @@ class LogitsPipeline:
         self._vocab_size = vocab_size
         self._device = device
         self._masker = masker
-        # What :meth:`masks_of_lines` has just made, for the draws at these places.
-        self._made: tuple[tuple[np.ndarray, np.ndarray], np.ndarray | None] | None = None
         # Lines after those of the slots are branches', equally many of each.
         num_branches = len(token_ids) // num_slots - 1
         self._slot_of = np.r_[np.arange(num_slots), np.repeat(np.arange(num_slots), num_branches)]
@@ -86,19 +84,16 @@ class LogitsPipeline:
     def process_drafted(self, logits_AV: Tensor, places: tuple[np.ndarray, np.ndarray]) -> Processed:
         """Of the draft's step, at these draft slots and positions."""
         asked = self.asked(self._slot_of[places[0]], *places)
-        made, self._made = self._made, None
-        if made is not None and all(map(np.array_equal, made[0], places)):
-            masks_AW = made[1]
-        else:
-            masks_AW = self.masks(asked)
-        return self.process(logits_AV[:, : self._vocab_size], asked, masks_AW)
+        return self.process(logits_AV[:, : self._vocab_size], asked, self.masks(asked))
 
     def masks_of_lines(self, lines_A: np.ndarray, positions_A: np.ndarray) -> np.ndarray | None:
-        """As :meth:`masks`, of one position of each of these draft slots, for which nothing is drawn before
-        the next :meth:`process_drafted`."""
-        masks_AW = self.masks(self.asked(self._slot_of[lines_A], lines_A, positions_A))
-        self._made = (lines_A, positions_A), masks_AW
-        return masks_AW
+        """As :meth:`masks`, of one position of each of these draft slots."""
+        return self.masks(self.asked(self._slot_of[lines_A], lines_A, positions_A))
+
+    def forced(self, lines_A: np.ndarray, positions_A: np.ndarray, most_A: np.ndarray) -> list[list[int]]:
+        """The tokens from each position on that are the only ones allowed: see :class:`TokenMasker`."""
+        assert self._masker is not None
+        return self._masker.forced(self.asked(self._slot_of[lines_A], lines_A, positions_A), most_A.tolist())
 
     def masks(self, asked: AskedPositions) -> np.ndarray | None:
         """int32 [N, W]; None if there are none."""

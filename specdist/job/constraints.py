@@ -10,7 +10,7 @@ from typing import Any
 from specdist.config.generate import GenerateConfig
 from specdist.constraints.constraint import Constraint, ConstraintError, check_installed
 from specdist.constraints.masker import RowMasker, RowRule
-from specdist.constraints.matcher import Grammars, grammars_of
+from specdist.constraints.matcher import grammars_of
 from specdist.constraints.thinking import ThinkingMarkers
 from specdist.data import Prompts, RowError
 from specdist.job.tokens import load_tokenizer
@@ -32,7 +32,7 @@ class RunConstraints:
         self._of_all_rows = config.constraint_of_all_rows
         self._target = target
         self._is_constrained, self._has_grammars = config.is_constrained, config.has_grammars
-        self._grammars: Grammars | None = None
+        self._masker: RowMasker | None = None
         self.grammar = ""
         self._max_thinking_tokens = config.max_thinking_tokens
         self._markers: ThinkingMarkers | None = None
@@ -111,22 +111,20 @@ class RunConstraints:
         return {"constraint": RowRule(grammar, self._max_thinking_tokens).text}
 
     def new_masker(self, vocab_size: int) -> Callable[[], RowMasker] | None:
-        """Makes a masker for each side; None in a run without constraints."""
-        return partial(self._masker, vocab_size) if self._is_constrained else None
+        """Gives the masker of this process, which both sides share if both are here: the target finds masks
+        that the draft has asked for. None in a run without constraints."""
+        return partial(self._masker_of_process, vocab_size) if self._is_constrained else None
 
-    def _masker(self, vocab_size: int) -> RowMasker:
-        if self._grammars is None and self._has_grammars:
-            self._grammars = grammars_of(
-                load_tokenizer(self._target),
-                vocab_size=vocab_size,
-                stop_token_ids=self._target.stop_token_ids(),
-            )
-        return RowMasker(
-            self._grammars,
-            vocab_size=vocab_size,
-            stop_token_ids=self._target.stop_token_ids(),
-            markers=self._markers,
-        )
+    def _masker_of_process(self, vocab_size: int) -> RowMasker:
+        if self._masker is not None:
+            return self._masker
+        numbers: dict[str, Any] = {
+            "vocab_size": vocab_size,
+            "stop_token_ids": self._target.stop_token_ids(),
+        }
+        grammars = grammars_of(load_tokenizer(self._target), **numbers) if self._has_grammars else None
+        self._masker = RowMasker(grammars, markers=self._markers, **numbers)
+        return self._masker
 
 
 def thinking_markers(target: Checkpoint, end_of_thinking: str | None, option: str) -> ThinkingMarkers:

@@ -51,6 +51,11 @@ class TokenMasker(Protocol):
         token that can be drawn must be allowed at each."""
         ...
 
+    def forced(self, asked: AskedPositions, most_N: list[int]) -> list[list[int]]:
+        """Of positions each on a line of its own: the tokens from there on that are the only ones allowed,
+        as far as they are known without masks, and at most so many. After a stop token there are none."""
+        ...
+
 
 def allowed_tokens(masks_NW: Tensor, ids: range) -> Tensor:
     """bool [N, v]: of packed masks, the part of these token ids."""

@@ -13,14 +13,16 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 
-from specdist.api.llm import GeneratedText, SpeculativeLLM
+from specdist.api.llm import SpeculativeLLM
 from specdist.config.groups import CompletionOptions
-from specdist.engine.request import Request
+from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.stats.shard import Stats
@@ -52,25 +54,33 @@ def main() -> None:
     for path in SCHEMAS:
         schema = json.loads(path.read_text(encoding="utf-8"))
         bound = SpeculativeLLM(given.target, given.draft, json_schema=str(path), **common)
+        rule = bound._models.constraints.of_all_rows
         table: dict[str, Any] = {"num_completions": 0, "num_stopped": 0, "num_valid": 0}
         ratios, rounds = [], []
         for repeat in range(max(1, given.repeats)):
             sampling = CompletionOptions(
                 max_new_tokens=given.max_new_tokens, num_samples=given.num_samples, seed=repeat
             )
-            began = time.perf_counter()
-            found = bound.generate(prompts, sampling, use_tqdm=False)
-            time_s = time.perf_counter() - began
+            ids = [bound._tokenizer(prompt)["input_ids"] for prompt in prompts]
+            requests = [
+                Request(row_id=row, sample_index=sample, prompt_ids=prompt_ids, **rule)
+                for row, prompt_ids in enumerate(ids)
+                for sample in range(given.num_samples)
+            ]
+            found, time_s, stats = timed(bound, requests, sampling, bound._models.target.stop_token_ids())
             stopped = [each for each in found if each.finish_reason == "stop"]
             table["num_completions"] += len(found)
             table["num_stopped"] += len(stopped)
             table["num_valid"] += sum(is_instance(each.text, schema) for each in stopped)
-            stats = bound._stats
             table["forced_share"] = round(stats.num_forced_draft_tokens / stats.num_draft_tokens, 3)
             table["acceptance"] = round(stats.num_accepted_tokens / stats.num_draft_tokens, 3)
             if given.repeats:
                 # As long as these, so that the batch drains alike.
-                free_s, stats = generate_free(free, found, prompts, sampling)
+                like = [
+                    replace(each.request, constraint="", max_new_tokens=len(each.token_ids)) for each in found
+                ]
+                same, free_s, stats = timed(free, like, sampling, frozenset())
+                assert sum(len(each.token_ids) for each in same) == sum(len(each.token_ids) for each in found)
                 ratios.append(free_s / time_s)
                 rounds.append(stats.num_accepted_tokens / stats.num_draft_tokens)
         if ratios:
@@ -98,26 +108,17 @@ def main() -> None:
     Path(given.output).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def generate_free(
-    llm: SpeculativeLLM, like: list[GeneratedText], prompts: list[str], sampling: CompletionOptions
-) -> tuple[float, Stats]:
-    """Seconds for as many tokens of each completion without a constraint or an end, and the statistics."""
+def timed(
+    llm: SpeculativeLLM, requests: list[Request], sampling: CompletionOptions, stop_token_ids: frozenset[int]
+) -> tuple[list[Completion], float, Stats]:
+    """Completions with their texts, the seconds of the engine, and the statistics."""
     llm._replica.resample(llm._config(sampling))
-    requests = [
-        Request(
-            row_id=each.prompt_index,
-            sample_index=each.sample_index,
-            prompt_ids=llm._tokenizer(prompts[each.prompt_index])["input_ids"],
-            max_new_tokens=len(each.token_ids),
-        )
-        for each in like
-    ]
-    recorder = StatsRecorder()
+    decode = partial(llm._tokenizer.decode, skip_special_tokens=True)
+    rules, recorder = StopRules(decode, stop_token_ids), StatsRecorder()
+    engine = llm._replica.engine(iter(requests), rules, recorder)
     began = time.perf_counter()
-    found = list(llm._replica.engine(iter(requests), StopRules(str), recorder).run())
-    time_s = time.perf_counter() - began
-    assert sum(len(each.token_ids) for each in found) == sum(len(each.token_ids) for each in like)
-    return time_s, recorder.close_shard(0)
+    found = list(engine.run())
+    return found, time.perf_counter() - began, recorder.close_shard(0)
 
 
 def is_instance(text: str, schema: dict[str, Any]) -> bool:

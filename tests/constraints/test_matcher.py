@@ -16,7 +16,13 @@ import numpy as np
 import pytest
 
 from specdist.constraints.constraint import Constraint
-from specdist.constraints.matcher import Grammars, Matcher, masks_of_everything, only_tokens
+from specdist.constraints.matcher import (
+    MIN_PARALLEL,
+    Grammars,
+    Matcher,
+    masks_of_everything,
+    only_tokens,
+)
 from tests.constraints.letters import END, TOKENS, letters_grammars, letters_tokenizer, text_of
 from tests.constraints.sentences import BYTES_END, byte_grammars, byte_tokenizer
 
@@ -26,9 +32,9 @@ SCHEMAS = {
 }
 
 
-def allowed(grammars: Grammars, matcher: Matcher, vocab_size: int) -> list[int]:
+def allowed(grammars: Grammars, matcher: Matcher, vocab_size: int, token_ids: list[int]) -> list[int]:
     mask = masks_of_everything(1, vocab_size)
-    grammars.fill(mask, [(matcher, 0, [])])
+    grammars.fill(mask, [(matcher, 0, token_ids, len(token_ids))])
     return token_ids_of(mask[0])
 
 
@@ -62,8 +68,14 @@ def test_masks_are_a_function_of_the_tokens_alone(pattern: str) -> None:
     for _ in range(150):
         token_ids = rng.choice(visited)
         assert matcher.follow(token_ids)
-        found = allowed(grammars, matcher, len(TOKENS))
+        found = allowed(grammars, matcher, len(TOKENS), token_ids)
         assert found == allowed_by_llguidance(grammar, token_ids)
+        forced = matcher.forced_after(token_ids)
+        assert bool(forced) == (len(found) == 1)
+        for index, token_id in enumerate(forced):
+            before = [*token_ids, *forced[:index]]
+            assert allowed(grammars, matcher, len(TOKENS), before) == [token_id]
+            assert allowed_by_llguidance(grammar, before) == [token_id]
         goes_on = [token_id for token_id in found if token_id != END]
         if goes_on:
             visited.append([*token_ids, rng.choice(goes_on)])
@@ -72,6 +84,28 @@ def test_masks_are_a_function_of_the_tokens_alone(pattern: str) -> None:
         wrong = [token_id for token_id in range(1, len(TOKENS)) if token_id not in found]
         if wrong and rng.random() < 0.5:
             assert not matcher.follow([*token_ids, rng.choice(wrong), 1, 2])
+        if rng.random() < 0.5:
+            matcher.begin()
+
+
+def test_masks_of_many_sequences_are_those_of_each() -> None:
+    """By several threads; some of them known already, and some with candidates."""
+    grammars = letters_grammars()
+    grammar = Constraint("regex", "(ab|d)c?(ddd[abc]|ab)d?").grammar
+    block = [5, 3, 4, 4, 4, 1, END]
+    matchers = [grammars.matcher(grammar) for _ in range(2 * MIN_PARALLEL)]
+    masks = masks_of_everything(8 * len(matchers), len(TOKENS))
+    places = []
+    for index, matcher in enumerate(matchers):
+        begin, end = index % 3, index % 7
+        if index % 2:
+            allowed(grammars, matcher, len(TOKENS), block[: max(begin, end - 1)])
+        places.append((matcher, 8 * index, block[: max(begin, end)], begin))
+    grammars.fill(masks, places)
+    for _, row, token_ids, begin in places:
+        for index in range(len(token_ids) - begin + 1):
+            found = token_ids_of(masks[row + index])
+            assert found == allowed_by_llguidance(grammar, token_ids[: begin + index])
 
 
 def test_a_block_s_masks_are_those_of_its_positions_one_by_one() -> None:
@@ -81,17 +115,15 @@ def test_a_block_s_masks_are_those_of_its_positions_one_by_one() -> None:
     matcher, other = grammars.matcher(grammar), grammars.matcher(grammar)
     block = [5, 3, 4, 4, 4, 1, END]
     for begin in range(3):
-        masks = masks_of_everything(len(block), len(TOKENS))
-        matcher.follow(block[:begin])
-        grammars.fill(masks, [(matcher, 0, block[begin:])])
+        masks = masks_of_everything(len(block) + 1, len(TOKENS))
+        grammars.fill(masks, [(matcher, 0, block, begin)])
         for index in range(len(block) - begin):
-            other.follow(block[: begin + index])
-            assert token_ids_of(masks[index]) == allowed(grammars, other, len(TOKENS))
+            own = allowed(grammars, other, len(TOKENS), block[: begin + index])
+            assert token_ids_of(masks[index]) == own
     masks = masks_of_everything(4, len(TOKENS))
-    matcher.follow([5])
-    grammars.fill(masks, [(matcher, 0, [4, 2, 3])])  # ab, d, b
+    grammars.fill(masks, [(matcher, 0, [5, 4, 2, 3], 1)])  # after ab: d, b, c
     assert token_ids_of(masks[1]) == [4] and (masks[2:] == -1).all()
-    assert allowed(grammars, matcher, len(TOKENS)) == allowed_by_llguidance(grammar, [5])
+    assert allowed(grammars, matcher, len(TOKENS), [5]) == allowed_by_llguidance(grammar, [5])
 
 
 def test_a_single_allowed_token_is_found_in_any_word() -> None:
@@ -112,8 +144,7 @@ def test_whatever_the_masks_of_a_schema_allow_is_an_instance_of_it(name: str) ->
     for _ in range(2):
         token_ids: list[int] = []
         while True:
-            assert matcher.follow(token_ids)
-            token_id = rng.choice(allowed(grammars, matcher, len(tokenizer)))
+            token_id = rng.choice(allowed(grammars, matcher, len(tokenizer), token_ids))
             if token_id == BYTES_END:
                 break
             token_ids.append(token_id)
@@ -145,7 +176,8 @@ def test_choices_are_taken_literally() -> None:
     grammars, tokenizer = byte_grammars(), byte_tokenizer()
     matcher = grammars.matcher(Constraint("choices", choices).grammar)
     for text in [*choices, "axb", "say no"]:
-        is_whole = matcher.follow(tokenizer.encode(text)) and BYTES_END in allowed(
-            grammars, matcher, len(tokenizer)
+        token_ids = tokenizer.encode(text)
+        is_whole = matcher.follow(token_ids) and BYTES_END in allowed(
+            grammars, matcher, len(tokenizer), token_ids
         )
         assert is_whole == (text in choices), text

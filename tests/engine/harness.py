@@ -96,6 +96,7 @@ class Harness:
         draft_window: int | None = None,
         beside: MemorySettings | None = None,
         masker: Callable[[], TokenMasker] | None = None,
+        forced_room: int = 0,
     ) -> None:
         self.memory, self.beside, self.masker = memory, beside, masker
         self.settings = settings or SamplingSettings(temperature=0.0)
@@ -106,7 +107,7 @@ class Harness:
             max_num_batched_tokens=max_num_batched_tokens,
             max_draft_tokens=0
             if draft is None and memory is None
-            else max(self.policy.max_draft_tokens, beside.max_tokens if beside else 0),
+            else max(self.policy.max_draft_tokens + forced_room, beside.max_tokens if beside else 0),
             num_ahead_tokens=num_ahead_tokens if draft is not None else 0,
             max_new_tokens=max_new_tokens,
             max_seq_len=max_seq_len,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from specdist.constraints.masker import RowRule
 from specdist.constraints.thinking import ThinkingMarkers
 from specdist.drafters.source_choice import MemorySettings
 from specdist.engine.request import Completion, Request
+from specdist.policies import FixedLength, VerifiedBlocks
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.options import Processing, TokenOptions
 from tests.constraints.letters import END, letters_masker
@@ -39,15 +41,18 @@ PROMPT = [1, 2, 3, 1, 6]
 NUM_SAMPLES = 1200
 GREEDY = SamplingSettings(temperature=0.0)
 AHEAD, BRANCHES = {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}
+# Both sides share one, as in one process.
+SHARED = letters_masker()
 MEMORY = MemorySettings(max_tokens=6, max_model_tokens=4, least_chance=0.1, learns_together=True)
 ALONE: dict[str, Any] = {"memory": 0.1, "pair": (TARGET, None)}
 MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
     "in turns": (PLAIN, {}),
-    "in turns, filtered": (FILTERED, {}),
+    "in turns, filtered": (FILTERED, {"forced_room": 8, "is_traced": True}),
+    "in turns, runs": (PLAIN, {"forced_room": 8, "num_draft_tokens": 2, "masker": lambda: SHARED}),
     "ahead": (PLAIN, AHEAD),
     "branches": (PLAIN, BRANCHES),
-    "coupled": (COUPLED, {}),
-    "coupled, branches": (COUPLED, BRANCHES),
+    "coupled": (COUPLED, {"forced_room": 8}),
+    "coupled, branches": (COUPLED, {"masker": lambda: SHARED, **BRANCHES}),
     "memory": (PLAIN, ALONE),
     "memory beside": (PLAIN, {"beside": MEMORY}),
     "memory beside, ahead": (PLAIN, {"beside": MEMORY, **BRANCHES}),
@@ -84,6 +89,18 @@ def p_value(completions: list[Completion], expected: dict[tuple[int, ...], float
     )
 
 
+class CountingPolicy(FixedLength):
+    """Remembers what it is told of blocks: drafted and accepted tokens of each."""
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        super().__init__(num_draft_tokens)
+        object.__setattr__(self, "counted", [])
+
+    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
+        self.counted.append(np.stack([blocks.num_drafted_R, blocks.num_accepted_R], axis=1))
+        return super().next_histories(blocks)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_completions_follow_the_masked_target_s_distribution(mode: str) -> None:
     settings, options = MODES[mode]
@@ -114,7 +131,8 @@ def test_a_preempted_completion_goes_on_under_its_constraint(options: dict[str, 
 
 @pytest.mark.parametrize("options", [{}, AHEAD, BRANCHES], ids=["in turns", "ahead", "branches"])
 def test_greedy_completions_are_those_of_the_constrained_target_alone(options: dict[str, Any]) -> None:
-    """Whatever is forced is verified as well."""
+    """Whatever is forced is verified as well, as long as a run of it is."""
+    options = {"forced_room": 8} | options
     ((expected, _),) = completions_of(TARGET, PROMPT, GRAMMAR, GREEDY).items()
     (completion,) = generate(constrained(GREEDY, **options), 1)
     assert tuple(completion.token_ids) == expected
@@ -146,12 +164,25 @@ def test_a_completion_that_is_cut_ends_with_length() -> None:
 
 def test_forced_tokens_cost_no_draft_pass() -> None:
     """All of a block is forced: the draft is never run but for the prompt."""
-    harness = constrained(num_draft_tokens=8)
+    harness = constrained(num_draft_tokens=2, forced_room=6)
     grammar = Constraint("regex", "dddddddd").grammar
     (completion,) = generate(harness, 1, RowRule(grammar))
     assert completion.token_ids == [4] * 8 + [END]
     stats = harness.stats_recorder.close_shard(0)
     assert stats.num_draft_passes == 0 and stats.num_forced_draft_tokens == stats.num_accepted_tokens == 8
+    # All in one block, though the policy drafts two tokens.
+    assert stats.num_drafts == 1
+
+
+def test_policies_count_the_tokens_that_were_drawn() -> None:
+    """Two of them in each block, whatever is forced before, between and after them."""
+    policy = CountingPolicy(2)
+    rule = RowRule(Constraint("regex", "(dddd[abc]|a[bd]ccc){8}").grammar)
+    completions = generate(constrained(policy=policy, forced_room=16, max_new_tokens=60), 40, rule)
+    assert {each.finish_reason for each in completions} == {"stop"}
+    counted = np.concatenate(policy.counted)
+    assert counted[:, 0].max() == 2 and (counted[:, 1] <= counted[:, 0]).all()
+    assert 0.2 < (counted[:, 1] == 0).mean() < 0.8
 
 
 @pytest.mark.parametrize("options", [ALONE, {"beside": MEMORY}], ids=["alone", "beside"])

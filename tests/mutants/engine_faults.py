@@ -164,9 +164,9 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="adopted-branch-probabilities-of-lost-chain",
-        file="engine/draft_ahead.py",
-        old="            state.probabilities[targets] = state.probabilities[sources]\n",
-        new="",
+        file="engine/draft_state.py",
+        old="for numbers in (self.token_ids, self.probabilities, self.is_forced):",
+        new="for numbers in (self.token_ids, self.is_forced):",
         tests=(BRANCHES,),
         is_dangerous=True,
     ),
