@@ -172,8 +172,8 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="adopted-branch-scores-of-lost-chain",
-        file="engine/draft_ahead.py",
-        old="            state.scores.copy(sources, targets)\n",
+        file="engine/draft_state.py",
+        old="        self.scores.copy(sources, targets)\n",
         new="",
         tests=(BRANCHES,),
     ),
