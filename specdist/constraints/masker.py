@@ -39,6 +39,10 @@ class RowRule:
             return ""
         return json.dumps([self.grammar, self.max_thinking_tokens])
 
+    def ends_thinking(self, num_tokens: int) -> bool:
+        """Whether the end is forced after so many tokens of thinking."""
+        return self.max_thinking_tokens is not None and num_tokens >= self.max_thinking_tokens
+
 
 class RowMasker:
     """Of one side; the two sides share nothing.
@@ -128,9 +132,8 @@ class RowMasker:
         """Tokens that follow these of the completion for certain; none where that is not known."""
         answer = self._answer_begin(asked, index, token_ids)
         if answer > len(token_ids):
-            is_over = rule.max_thinking_tokens is not None and len(token_ids) >= rule.max_thinking_tokens
             assert self._markers is not None
-            return [self._markers.next_of_end(token_ids)] if is_over else []
+            return [self._markers.next_of_end(token_ids)] if rule.ends_thinking(len(token_ids)) else []
         return self._matcher(line, rule).forced_after(token_ids[answer:]) if rule.grammar else []
 
     def _answer_begin(self, asked: AskedPositions, index: int, token_ids: list[int]) -> int:
@@ -150,7 +153,7 @@ class RowMasker:
     def _limit_thinking(self, masks: np.ndarray, row: int, rule: RowRule, token_ids: list[int]) -> None:
         """Of a position in the thinking, after these tokens."""
         assert self._markers is not None
-        if rule.max_thinking_tokens is not None and len(token_ids) >= rule.max_thinking_tokens:
+        if rule.ends_thinking(len(token_ids)):
             set_only(masks[row], self._markers.next_of_end(token_ids))
         elif rule.grammar:
             # A completion does not end before its answer.

@@ -20,8 +20,8 @@ BESIDE_FAULTS = (
     Mutant(
         name="memory-beside-judged-with-the-model-s-probability",
         file="engine/draft_state.py",
-        old="        self.probabilities[places] = 1\n",
-        new="        self.probabilities[places] = 0.5\n",
+        old="self.probabilities[places], self.is_forced[places] = 1, False",
+        new="self.probabilities[places], self.is_forced[places] = 0.5, False",
         tests=(IN_TURNS, AHEAD),
     ),
     Mutant(

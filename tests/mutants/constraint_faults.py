@@ -16,7 +16,7 @@ CONSTRAINT_FAULTS = (
     Mutant(
         name="draft-without-the-constraints-masks",
         file="engine/pipeline.py",
-        old="return self.process(logits_AV[:, : self._vocab_size], asked, masks_AW)",
+        old="return self.process(logits_AV[:, : self._vocab_size], asked, self.masks(asked))",
         new="return self.process(logits_AV[:, : self._vocab_size], asked, None)",
         tests=(ALWAYS,),
     ),
@@ -135,8 +135,8 @@ CONSTRAINT_FAULTS = (
     Mutant(
         name="thinking-ends-a-token-late",
         file="constraints/masker.py",
-        old="len(token_ids) >= rule.max_thinking_tokens",
-        new="len(token_ids) > rule.max_thinking_tokens",
+        old="num_tokens >= self.max_thinking_tokens",
+        new="num_tokens > self.max_thinking_tokens",
         tests=(THINKING,),
     ),
     Mutant(
