@@ -24,7 +24,7 @@ from specdist.data.files import (
     write_atomically,
     writing,
 )
-from specdist.data.layout import CLAIMS_FOLDER, PROBE, SHARD_FOLDERS, RunLayout
+from specdist.data.layout import ADAPTED_FILES, CLAIMS_FOLDER, PROBE, SHARD_FOLDERS, RunLayout
 from specdist.data.manifest import COMPLETIONS_PER_SHARD, Manifest, ShardPlan
 from specdist.data.membership import is_membership_file
 from specdist.data.parts import PartLog, read_rows, read_stats
@@ -330,7 +330,7 @@ class RunFolder(RunLayout):
         groups = self.groups()
         paths = [self.total_path(group) for group in self.totalled_groups()]
         paths += [path for group in groups for path, _ in self._files_of(group)]
-        for path in [*paths, *(path for path, _ in self._claim_files())]:
+        for path in [*paths, *self.path.glob(ADAPTED_FILES), *(path for path, _ in self._claim_files())]:
             path.unlink(missing_ok=True)
         if self.card_path.is_file() and CARD_MARK.encode() in self.card_path.read_bytes():
             self.card_path.unlink()

@@ -23,6 +23,7 @@ from torch import Tensor
 from specdist.config.generate import GenerateConfig
 from specdist.data import RunFolder
 from specdist.data.files import write_atomically
+from specdist.data.layout import ADAPTED
 from specdist.data.segments import SEGMENTS, draft_fields, segments_of
 from specdist.data.storage import storage_path
 from specdist.job.preflight import ModelPlan
@@ -36,7 +37,7 @@ from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 
-FOLDER, WEIGHTS_NAME, ABOUT = "draft_adapted", "model.safetensors", "adapted"
+WEIGHTS_NAME, ABOUT = "model.safetensors", "adapted"
 # As of jobs/distill.py, for weights that are this wide.
 USUAL_RATE, USUAL_WIDTH = 5e-5, 2048
 
@@ -180,7 +181,7 @@ class Keeper:
     def _keep(self) -> None:
         try:
             self.switches[-1]["complete_shards"] = len(RunFolder(self._output).recorded_shards())
-            folder, path = self._output / FOLDER, self._output / FOLDER / WEIGHTS_NAME
+            folder, path = self._output / ADAPTED, self._output / ADAPTED / WEIGHTS_NAME
             if not path.is_file():
                 self._write_small_files(folder)
             own = self._runner.model.named_parameters()
@@ -201,7 +202,7 @@ class Keeper:
 
     def _go_on(self) -> None:
         """With the weights that were kept, if they were made of this draft."""
-        path = self._output / FOLDER / WEIGHTS_NAME
+        path = self._output / ADAPTED / WEIGHTS_NAME
         if not path.is_file():
             return
         try:
@@ -250,7 +251,7 @@ def note_segments(folder: RunFolder, switches: list[dict[str, Any]]) -> None:
     known = [segment.get("learned") for segment in segments]
     found = [
         {
-            "draft": FOLDER,
+            "draft": ADAPTED,
             "fingerprint": draft_fields(folder.manifest),
             "complete_shards": switch.get("complete_shards", 0),
             "learned": switch,

@@ -1,5 +1,6 @@
 """All faults that are planted."""
 
+from tests.mutants.adapt_faults import ADAPT_FAULTS
 from tests.mutants.adapter_faults import ADAPTER_FAULTS
 from tests.mutants.beside_faults import BESIDE_FAULTS
 from tests.mutants.constraint_faults import CONSTRAINT_FAULTS
@@ -27,6 +28,7 @@ from tests.mutants.window_faults import WINDOW_FAULTS
 MUTANTS: tuple[Mutant, ...] = (
     *SAMPLING_FAULTS,
     *ENGINE_FAULTS,
+    *ADAPT_FAULTS,
     *ADAPTER_FAULTS,
     *CONSTRAINT_FAULTS,
     *DATA_FAULTS,
