@@ -93,6 +93,7 @@ def generated() -> dict[str, str]:
     from tests.emulation import policies as emulated_policies
     from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
+    from tests.job import real_groups
     from tests.models import quantized_formats
     from tests.planning import before_after, sweep
     from tests.scale import tables as scale_tables
@@ -111,6 +112,7 @@ def generated() -> dict[str, str]:
         "rounds": sweep.markdown(),
         "plans-70b": before_after.markdown(),
         "group-storm": group_storm(),
+        "groups-real": real_groups.markdown(),
         "storms": storms(),
         "draft-window": window_acceptance.markdown(),
         "elsewhere": elsewhere.markdown(),

@@ -226,11 +226,16 @@ class ObservedDraft:
         self.recover, self.follow, self.begin_group = draft.recover, draft.follow, draft.begin_group
         self._is_done_at = time.monotonic_ns()
 
+    @property
+    def replies_first(self) -> bool:
+        return self._draft.replies_first
+
     def respond(self, request: ProposalRequest) -> ProposalReply:
         begin = self._recording.mark()
         self._recording.message_waits.append((self._is_done_at, begin))
         reply = self._draft.respond(request)
-        self._recording.spans.append((begin, time.monotonic_ns()))
+        self._is_done_at = time.monotonic_ns()
+        self._recording.spans.append((begin, self._is_done_at))
         return reply
 
     def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:

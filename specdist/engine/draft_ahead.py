@@ -15,23 +15,20 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from specdist.engine.branches import NO_BRANCHES, Branches, BranchTable
-from specdist.engine.draft_features import Places, TokenFeatures
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.draft_state import DraftState
+from specdist.engine.first_ahead import FirstAhead, verify_first
 from specdist.engine.grouping import BurstCount
-from specdist.engine.proposals import DRAW, ProposalRequest
-from specdist.engine.reports import AheadReport, TracedDrafts
+from specdist.engine.proposals import ProposalRequest
+from specdist.engine.reports import AheadReport
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.policies import BatchPolicy, DraftFeatures, LengthPolicy, RoundContext
+from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
 from specdist.sampling.branch_estimates import estimate_branches
-from specdist.sampling.distributions import Dense, SamplingSettings
-from specdist.sampling.rejection_sampler import acceptance_probabilities, verify_candidates
-from specdist.sampling.uploads import upload
+from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.rounds import ALONE, RoundChooser, RoundShape
 from specdist.utils.ranges import places_from
 
@@ -47,39 +44,6 @@ class DraftAhead:
 
     num_tokens: int = 0
     num_branches: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstAhead:
-    """The sequences' ``a_1``, in the places of their next tokens.
-
-    Attributes:
-        num_ahead_R: tokens drafted ahead, ``a_1`` among them.
-        is_verified_R, is_hit_R: whether there was one and all candidates before it were accepted; whether it
-            was accepted too.
-        token_ids_R, acceptance_R: the token, and the probability with which it is accepted.
-        features: of these tokens, if the run is traced.
-    """
-
-    num_ahead_R: np.ndarray
-    is_verified_R: np.ndarray
-    is_hit_R: np.ndarray
-    token_ids_R: np.ndarray
-    acceptance_R: np.ndarray
-    features: DraftFeatures | None
-
-    def traced(self, features: TokenFeatures, candidates: Places) -> TracedDrafts | None:
-        """For the trace, if there is one. ``features``: of all tokens."""
-        if self.features is None:
-            return None
-        return TracedDrafts(
-            features_4C=features.at(candidates).stacked(),
-            is_verified_R=self.is_verified_R,
-            is_hit_R=self.is_hit_R,
-            token_ids_R=self.token_ids_R,
-            features_4R=self.features.stacked(),
-            acceptance_R=self.acceptance_R,
-        )
 
 
 class AheadDrafter:
@@ -111,14 +75,21 @@ class AheadDrafter:
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._settings = settings
         self._is_traced = is_traced
-        # Of the last round: branches, misses, and those caught. Rounds for memory alone, with this one.
-        self._misses, self._num_quiet = (0, 0, 0), 0
+        # Rounds for memory alone, with this one.
+        self._num_quiet = 0
         self._burst_count, self._num_bursts = BurstCount(), 1.0
         self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
 
+    @property
+    def replies_first(self) -> bool:
+        """Whether what the next reply says is drafted already, but for resumed sequences."""
+        is_chosen = self._chooser is None or (self._chooser.works_ahead and not self._num_quiet)
+        return self.is_on and is_chosen
+
     def begin_round(self, request: ProposalRequest) -> None:
         """What to do before the reply, as was chosen after the last one, which must be resolved."""
-        self._num_bursts = self._burst_count.add(request.groups)
+        if not self.replies_first:
+            self._num_bursts = self._burst_count.add(request.groups)
         self._num_quiet = max(0, self._num_quiet - 1)
         if self._chooser is not None:
             slots_R = request.slots_R
@@ -129,10 +100,11 @@ class AheadDrafter:
     def choose(self, request: ProposalRequest) -> None:
         """What to draft ahead now, and to do before the next reply. To be called when the reply has been
         sent and all that there is to learn of the last round is learned."""
+        if self.replies_first:
+            self._num_bursts = self._burst_count.add(request.groups)
         if self._chooser is None:
             return
         slots_R = request.slots_R
-        self._chooser.observe_misses(*self._misses)
         self._chooser.observe_pass(
             request.num_prefill_tokens, len(slots_R) + int(request.num_accepted_R.sum())
         )
@@ -219,36 +191,9 @@ class AheadDrafter:
             state.num_computed[slots_R] = ends_R
 
     def verify_first(self, request: ProposalRequest, positions_R: np.ndarray) -> FirstAhead:
-        """Verify each sequence's ``a_1``, if it has one and all candidates before it were accepted.
-
-        Args:
-            positions_R: of the next tokens.
-        """
-        state, slots_R = self._draft_state, request.slots_R
-        num_ahead_R = state.num_ahead[slots_R]
-        token_ids_R = state.token_ids[slots_R, positions_R]
-        is_verified_R = (request.num_accepted_R == state.num_candidates[slots_R]) & (num_ahead_R > 0)
-        is_hit_R = is_verified_R & (request.next_token_ids_R == token_ids_R)
-        acceptance_R = is_hit_R.astype(np.float64)
-        drawn = np.flatnonzero(request.next_token_ids_R == DRAW)
-        if self.is_on and len(drawn):
-            target_W = request.next_distributions_W
-            assert isinstance(target_W, Dense)
-            slots_W, positions_W = slots_R[drawn], positions_R[drawn]
-            drafted_W = upload(target_W.device, token_ids_R[drawn])
-            target_probabilities_W = target_W.probabilities_of(*drafted_W).cpu()
-            draft_probabilities_W = torch.from_numpy(state.probabilities[slots_W, positions_W])
-            keys_W = state.random_keys(slots_W, positions_W)
-            accepted_W = verify_candidates(target_probabilities_W, draft_probabilities_W, keys_W).numpy()
-            is_hit_R[drawn] = is_verified_R[drawn] & accepted_W
-            acceptance_R[drawn] = acceptance_probabilities(target_probabilities_W, draft_probabilities_W)
-        return FirstAhead(
-            num_ahead_R=num_ahead_R,
-            is_verified_R=is_verified_R,
-            is_hit_R=is_hit_R,
-            token_ids_R=token_ids_R,
-            acceptance_R=acceptance_R,
-            features=state.features.at((slots_R, positions_R)) if self._is_traced else None,
+        """See :func:`specdist.engine.first_ahead.verify_first`."""
+        return verify_first(
+            self._draft_state, request, positions_R, is_on=self.is_on, is_traced=self._is_traced
         )
 
     def drop_branches(self, slots: np.ndarray) -> None:
@@ -282,7 +227,7 @@ class AheadDrafter:
         branches.drop(slots_R)
         if self._chooser is not None:
             num_missed = int((~first.is_hit_R & (num_branches_R > 0)).sum())
-            self._misses = self.shape.num_branches, num_missed, len(found.index_B)
+            self._chooser.observe_misses(self.shape.num_branches, num_missed, len(found.index_B))
         return AheadReport(
             num_tokens_R=first.num_ahead_R,
             is_hit_R=first.is_hit_R,

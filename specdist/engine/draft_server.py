@@ -1,8 +1,9 @@
 """One draft for several target groups: requests that wait are answered by one burst of passes.
 
 A target group that sends a request while the draft is at work waits until that burst is over, and is then
-served together with all others that wait. Where that makes all rounds shorter, the draft waits for a group
-that is expected (:mod:`specdist.engine.meetings`): no group waits for another for longer than one burst.
+served together with all others that wait. A draft that has worked ahead replies at once, and then does the
+next work ahead for several groups together. Where that makes all rounds shorter, it waits for a group that is
+expected (:mod:`specdist.engine.meetings`): no group waits for another for longer than one burst.
 
 Slots and pages of the groups stand side by side (:mod:`specdist.engine.grouping`).
 
@@ -56,6 +57,11 @@ class Peer:
     def is_asking(self) -> bool:
         """Its next message is a request."""
         return bool(self.requests) and self.requests[0].kind is Kind.REQUEST
+
+    @property
+    def replies_first(self) -> bool:
+        """What its next reply says is drafted already."""
+        return self.worker is not None and self.worker.replies_first
 
     @property
     def has_outgoing(self) -> bool:
@@ -124,6 +130,8 @@ class DraftServer:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ, listener)
         self._peers: list[Peer] = []
+        # Those that have their replies, and for which the work ahead is still to do.
+        self._owed: list[tuple[Peer, ProposalRequest]] = []
         self._num_bursts = 0
         self._meetings = Meetings()
 
@@ -137,7 +145,8 @@ class DraftServer:
             self._drop(peer, None)
 
     def step(self) -> None:
-        """Wait for messages, then serve all that wait, unless it pays to wait for one more group."""
+        """Wait for messages, then serve all that wait; unless it pays to wait for one more group, also do the
+        work ahead."""
         with self._clock.phase("idle"):
             events = self._selector.select(self._timeout_s())
         for key, mask in events:
@@ -145,15 +154,24 @@ class DraftServer:
                 self._accept(key.data)
             else:
                 self._exchange(key.data, mask)
-        held = self._meetings.hold_until(time.monotonic()) > time.monotonic()
-        self._serve([peer for peer in self._peers if peer.requests and not (held and peer.is_asking)])
+        is_held = self._hold_s() > 0
+        owed = [peer for peer, _ in self._owed]
+        waiting = [peer for peer in self._peers if peer.requests and peer not in owed]
+        self._serve([peer for peer in waiting if not (is_held and peer.is_asking and not peer.replies_first)])
+        # A group that asks again gets what it is owed first.
+        if self._owed and (any(peer.requests for peer, _ in self._owed) or not self._hold_s()):
+            self._work_ahead(time.monotonic())
 
     def _timeout_s(self) -> float:
         waiting = [peer for peer in self._peers if peer.requests]
-        if not waiting:
+        if not waiting and not self._owed:
             return self._poll_s
-        if not all(peer.is_asking for peer in waiting):
+        if any(peer.replies_first or not peer.is_asking for peer in waiting):
             return 0.0
+        return self._hold_s()
+
+    def _hold_s(self) -> float:
+        """For how long it pays to wait for one more group."""
         now = time.monotonic()
         return max(0.0, self._meetings.hold_until(now) - now)
 
@@ -195,6 +213,7 @@ class DraftServer:
         if error is not None and peer.worker is not None:
             logger.info("target group %d has left: %s", peer.group, error)
         self._peers.remove(peer)
+        self._owed = [owed for owed in self._owed if owed[0] is not peer]
         self._selector.unregister(peer.socket)
         peer.socket.close()
         self._meetings.left(peer.group)
@@ -239,7 +258,7 @@ class DraftServer:
                 self._say_error(peer)
         for worker in {id(peer.worker): peer.worker for peer, _ in ready}.values():
             assert worker is not None
-            self._burst(worker, [(peer, request) for peer, request in ready if peer.worker is worker])
+            self._answer(worker, [(peer, request) for peer, request in ready if peer.worker is worker])
 
     def _greet(self, peer: Peer, message: Message) -> None:
         values = message.values
@@ -275,37 +294,47 @@ class DraftServer:
         except (RuntimeError, MemoryError) as error:
             self._fail(peer.worker, error, has_replied=True)
 
-    def _burst(self, worker: DraftWorker, asking: list[tuple[Peer, ProposalRequest]]) -> None:
-        """Answer these requests together; then the work ahead of all of them."""
+    def _answer(self, worker: DraftWorker, asking: list[tuple[Peer, ProposalRequest]]) -> None:
+        """Answer these requests together. The work ahead for them follows now, or with that for others."""
         # The first gets the passes' statistics: another one in the next burst.
         self._num_bursts += 1
         turn = self._num_bursts % len(asking)
         asking = asking[turn:] + asking[:turn]
-        request = merged([request for _, request in asking])
-        has_replied, begin = False, time.monotonic()
-        replied = begin
+        replies_first, begin = worker.replies_first, time.monotonic()
         try:
-            replies = split(worker.respond(request), [len(own.slots_R) for _, own in asking])
-            for (peer, _), reply in zip(asking, replies, strict=True):
-                self._say(peer, _packed(reply))
-            has_replied, replied = True, time.monotonic()
-            worker.prefill_and_draft_ahead(request)
+            reply = worker.respond(merged([request for _, request in asking]))
         except (RuntimeError, MemoryError) as error:
-            self._fail(worker, error, has_replied=has_replied)
-            if not has_replied:
-                for peer, _ in asking:
-                    self._say_error(peer)
-        self._meetings.served([peer.group for peer, _ in asking], begin, replied, time.monotonic())
-        # Some may have left meanwhile: what was drafted for them is not needed.
-        for peer, _ in asking:
-            if peer not in self._peers:
-                worker.begin_group(peer.group)
+            self._fail(worker, error, has_replied=False)
+            for peer, _ in asking:
+                self._say_error(peer)
+            return
+        self._owed += asking
+        replies = split(reply, [len(request.slots_R) for _, request in asking])
+        for (peer, _), own in zip(asking, replies, strict=True):
+            self._say(peer, _packed(own))
+            self._meetings.replied(peer.group, time.monotonic())
+        if not replies_first:
+            self._work_ahead(begin)
+
+    def _work_ahead(self, begin: float) -> None:
+        """Of all groups that it is owed to, as the rest of a burst that has begun at this moment."""
+        owed, self._owed = self._owed, []
+        replied = time.monotonic()
+        for worker in {id(peer.worker): peer.worker for peer, _ in owed}.values():
+            assert worker is not None
+            own = [(peer, request) for peer, request in owed if peer.worker is worker]
+            try:
+                worker.prefill_and_draft_ahead(merged([request for _, request in own]))
+            except (RuntimeError, MemoryError) as error:
+                self._fail(worker, error, has_replied=True)
+        self._meetings.served([peer.group for peer, _ in owed], begin, replied, time.monotonic())
 
     def _fail(self, worker: DraftWorker, error: Exception, *, has_replied: bool) -> None:
         """Memory has run out: what was drafted for any group is lost. Raises other errors."""
         if not is_out_of_memory(error):
             raise error
         worker.recover(has_replied=has_replied)
+        self._owed = [owed for owed in self._owed if owed[0].worker is not worker]
         for peer in self._peers:
             if peer.worker is worker:
                 peer.error = f"draft: {first_line(error)}"

@@ -20,11 +20,12 @@ import numpy as np
 
 from specdist.drafters.source_choice import MemorySettings
 from specdist.engine.device_clock import clock_of
-from specdist.engine.draft_ahead import AheadDrafter, DraftAhead, FirstAhead
+from specdist.engine.draft_ahead import AheadDrafter, DraftAhead
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.engine.draft_runs import DraftRuns
 from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.draft_state import DraftState
+from specdist.engine.first_ahead import FirstAhead
 from specdist.engine.forced_tokens import ForcingDraftLoop
 from specdist.engine.histories import Histories
 from specdist.engine.lessons import Lessons
@@ -124,6 +125,12 @@ class DraftWorker:
             memory, runner, self._draft_state, num_groups, max_seq_len, stop_token_ids, self._pipeline
         )
         self._undo = DraftUndo(self._draft_state, self._histories, runner.device)
+
+    @property
+    def replies_first(self) -> bool:
+        """Whether nothing has to be drafted for the next reply, but for resumed sequences: other requests may
+        then have their replies before the work ahead for this one."""
+        return self._ahead.replies_first
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
         """Resolve the last round; the next candidates are those drafted ahead, and those drafted now."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from specdist.engine.draft_ahead import FirstAhead
 from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.first_ahead import FirstAhead
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target_states import StatefulRequest
 from specdist.models.eagle_runner import EagleRunner

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdist.engine.draft_ahead import AheadDrafter, FirstAhead
+from specdist.engine.draft_ahead import AheadDrafter
 from specdist.engine.draft_state import DraftState, OwnTokens
+from specdist.engine.first_ahead import FirstAhead
 from specdist.engine.histories import Histories
 from specdist.policies import BatchPolicy, LengthPolicy
 
@@ -28,14 +29,15 @@ class _Verified(NamedTuple):
 
 
 class Lessons:
-    """Keeps what the last round has shown until there is time to learn from it."""
+    """Keeps what the last rounds have shown until there is time to learn from it."""
 
     def __init__(
         self, draft_state: DraftState, histories: Histories, ahead: AheadDrafter, policy: LengthPolicy
     ) -> None:
         self._draft_state, self._histories, self._ahead = draft_state, histories, ahead
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
-        self._verified: _Verified | None = None
+        # More than one where target groups have had their replies one after the other.
+        self._verified: list[_Verified] = []
 
     def keep(
         self, slots_R: np.ndarray, num_accepted_R: np.ndarray, first: FirstAhead, is_rejected_R: np.ndarray
@@ -44,17 +46,21 @@ class Lessons:
         first that was not accepted is known."""
         state = self._draft_state
         begins_R, own = state.num_committed[slots_R], state.own_tokens(slots_R, num_accepted_R)
-        self._verified = _Verified(slots_R, begins_R, begins_R + num_accepted_R, own, first, is_rejected_R)
+        self._verified.append(
+            _Verified(slots_R, begins_R, begins_R + num_accepted_R, own, first, is_rejected_R)
+        )
 
     def drop(self) -> None:
         """The request has failed: every sequence will be opened again."""
-        self._verified = None
+        self._verified = []
 
     def learn(self) -> None:
         """Once; to be called before anything is drafted."""
-        verified, self._verified = self._verified, None
-        if verified is None:
-            return
+        verified, self._verified = self._verified, []
+        for blocks in verified:
+            self._learn(blocks)
+
+    def _learn(self, verified: _Verified) -> None:
         slots_R, begins_R, positions_R, own, first, is_rejected_R = verified
         features, is_hit_R = self._draft_state.features, first.is_hit_R
         self._histories.observe(slots_R, own.num_free_R, own.num_free_accepted_R)

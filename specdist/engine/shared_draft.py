@@ -5,7 +5,10 @@ was drafted, opens its sequences again, and decodes alone until a draft answers.
 tokens by the draft's blocks (class ``tokens`` under rejection) it begins its sequences again instead, and
 waits.
 
-In both cases the tokens follow the target's distribution. With the draft its distributions Q are lost, and so
+Another draft than the group's own may serve it meanwhile. When its own one answers again, the group turns to
+it, as if its link had broken: so a draft that is started again has its share of the groups again.
+
+In all cases the tokens follow the target's distribution. With the draft its distributions Q are lost, and so
 is the residual after a rejection. So the last block counts for no sequence, whatever its outcome was, also
 not for one that it has ended: to keep these and to draw the others again would prefer completions that end
 early.
@@ -84,10 +87,14 @@ def _packed(kind: Kind, request: ProposalRequest) -> Message:
 class Dialer:
     """Looks for a draft in a thread of its own, so that one that does not answer holds up nobody."""
 
-    def __init__(self, dial: Callable[[], Link], *, retry_s: float = RETRY_S) -> None:
-        """``dial``: returns a link whose greeting was accepted, or raises LinkError or OSError."""
+    def __init__(
+        self, dial: Callable[[], Link], *, retry_s: float = RETRY_S, says: str = "no draft yet"
+    ) -> None:
+        """``dial``: returns a link whose greeting was accepted, or raises LinkError or OSError. ``says``: in
+        the log, before the reason."""
         self._dial = dial
         self._retry_s = retry_s
+        self._says = says
         self._found: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._is_closed = threading.Event()
         self._refusal = ""
@@ -115,7 +122,7 @@ class Dialer:
             except (LinkError, OSError) as error:
                 if str(error) != self._refusal:
                     self._refusal = str(error)
-                    logger.warning("no draft yet: %s", error)
+                    logger.warning("%s: %s", self._says, error)
                 self._is_closed.wait(self._retry_s)
                 continue
             if self._is_closed.is_set():
@@ -138,6 +145,8 @@ class SharedDraft:
         first_wait_s: float,
         longest_wait_s: float,
         on_loss: Callable[[], None] = lambda: None,
+        own_draft: int = 0,
+        new_own_dialer: Callable[[], Dialer] | None = None,
     ) -> None:
         """
         Args:
@@ -147,6 +156,8 @@ class SharedDraft:
             repeats_blocks: whether a preempted sequence's tokens depend on the draft repeating its block.
             first_wait_s: how long a group that may go on alone waits for its draft at the beginning.
             longest_wait_s: how long one that may not waits, before it fails.
+            own_draft: the number of the group's own draft; ``new_own_dialer``: looks for that one, while
+                another serves the group.
         """
         self._dialer = dialer
         self._new_draft = new_draft
@@ -155,6 +166,9 @@ class SharedDraft:
         self._longest_wait_s = longest_wait_s
         self._on_loss = on_loss
         self._wait_s = first_wait_s if decodes_alone else longest_wait_s
+        self._own_draft = own_draft
+        self._new_own_dialer = new_own_dialer
+        self._own_dialer: Dialer | None = None
         self._draft: Proposer | None = None
         # Whether sequences run that the next draft knows nothing of.
         self._is_alone = False
@@ -164,10 +178,15 @@ class SharedDraft:
         must_wait = self._repeats_blocks and bool(request.num_redraft_R.any())
         wait_s = self._longest_wait_s if must_wait else self._wait_s
         if self._draft is None and (link := self._dialer.take(wait_s)) is not None:
-            self._draft = self._new_draft(link)
+            self._begin(link)
             if self._is_alone:
                 self._is_alone = False
                 raise DraftChanged("a draft answers: speculating again", starts_over=False)
+        if self._own_dialer is not None and (link := self._own_dialer.take()) is not None:
+            assert self._draft is not None
+            self._draft.close()
+            self._begin(link)
+            raise DraftChanged("the group's own draft answers again", starts_over=not self._decodes_alone)
         if self._draft is None and (must_wait or not self._decodes_alone):
             raise RuntimeError(
                 f"no draft has answered for {wait_s:.0f} s (--rank_timeout), and the tokens of this run "
@@ -181,6 +200,7 @@ class SharedDraft:
         except LinkError as error:
             self._draft.close()
             self._draft = None
+            self._stop_looking()
             self._on_loss()
             self._dialer.start()
             self._wait_s = 0.0 if self._decodes_alone else self._wait_s
@@ -190,7 +210,22 @@ class SharedDraft:
                 starts_over=not self._decodes_alone,
             ) from error
 
+    def _begin(self, link: Link) -> None:
+        """With a draft that knows nothing of the group's sequences."""
+        self._stop_looking()
+        self._draft = self._new_draft(link)
+        if link.draft != self._own_draft and self._new_own_dialer is not None:
+            self._own_dialer = self._new_own_dialer()
+            self._own_dialer.start()
+
+    def _stop_looking(self) -> None:
+        """For the group's own draft."""
+        if self._own_dialer is not None:
+            self._own_dialer.close()
+            self._own_dialer = None
+
     def close(self) -> None:
         self._dialer.close()
+        self._stop_looking()
         if self._draft is not None:
             self._draft.close()

@@ -131,6 +131,8 @@ class Link:
         self._inbox = Inbox()
         self.num_messages = 0
         self.num_bytes = 0
+        # Number of the draft at the other end, where there are several.
+        self.draft = 0
 
     def send(self, message: Message) -> None:
         """Raises LinkError."""

@@ -128,8 +128,7 @@ class DraftDirectory:
         self._group = topology.part.index
         self._num_drafts = topology.num_drafts
         self._timeout_s = timeout_s
-        # Number of the draft that was dialled last.
-        self.reached: int | None = None
+        self.own_draft = self._group % self._num_drafts
         self._machine = Process.current().machine
         self._store = launch_store()
 
@@ -143,14 +142,15 @@ class DraftDirectory:
                 return None
             time.sleep(POLL_S)
 
-    def dial(self, greeting: Mapping[str, Any]) -> tuple[Link, dict[str, Any]]:
-        """A link to the first draft that welcomes the group, its own one first, and the welcome. Raises
-        LinkError."""
+    def dial(self, greeting: Mapping[str, Any], *, own_alone: bool = False) -> tuple[Link, dict[str, Any]]:
+        """A link to the first draft that welcomes the group, its own one first or ``own_alone``, and the
+        welcome. Raises LinkError."""
         reason = "no draft has told its address"
         for address in self._addresses():
+            if own_alone and address["draft"] != self.own_draft:
+                continue
             found, reason = self._try(address, greeting)
             if found is not None:
-                self.reached = int(address["draft"])
                 return found
         raise LinkError(reason)
 
@@ -176,6 +176,7 @@ class DraftDirectory:
             else:
                 raise LinkError("the draft is on another machine, and listens on its own only")
             link = Link(connection, timeout_s=self._timeout_s)
+            link.draft = int(address["draft"])
             values = dict(greeting) | {"group": self._group, "token": address["token"]}
             link.send(Message.of_values(Kind.GREETING, values))
             answer = link.receive()

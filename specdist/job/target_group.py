@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from specdist.config.generate import GenerateConfig
@@ -20,6 +21,8 @@ from specdist.job.topology import LONGEST_TIMEOUT_S, Topology, broadcast_from_ra
 from specdist.policies.costs import CostModel, Curve
 
 FOLDER_KEY = "folder"
+# Between two looks for the group's own draft, while another serves it.
+OWN_RETRY_S = 2.0
 
 Planned = TypeVar("Planned")
 
@@ -131,11 +134,11 @@ class TargetGroup(Replica):
         assert self._drafts is not None
         drafts, greeting = self._drafts, self._greeting("work")
 
-        def dial() -> Link:
-            return drafts.dial(greeting)[0]
+        def dial(own_alone: bool = False) -> Link:
+            return drafts.dial(greeting, own_alone=own_alone)[0]
 
         def begin(link: Link) -> Proposer:
-            self._tell_draft(drafts.reached)
+            self._tell_draft(link.draft)
             return self.assembly().asked_when_it_pays(LinkedDraft(link))
 
         return SharedDraft(
@@ -146,4 +149,10 @@ class TargetGroup(Replica):
             first_wait_s=self._config.draft_timeout,
             longest_wait_s=self._config.rank_timeout,
             on_loss=lambda: self._tell_draft(None),
+            own_draft=drafts.own_draft,
+            new_own_dialer=lambda: Dialer(
+                partial(dial, own_alone=True),
+                retry_s=OWN_RETRY_S,
+                says="its own draft is not back yet",
+            ),
         )

@@ -110,6 +110,11 @@ class RoundChooser:
         """The estimate of the probability that a drafted token is accepted."""
         return float(self._acceptance[0] / self._acceptance[1])
 
+    @property
+    def works_ahead(self) -> bool:
+        """Whether the rounds that follow draft blocks ahead."""
+        return self._last.num_ahead > 1
+
     def observe(self, num_accepted: int, num_rejected: int) -> None:
         """The target has verified so many tokens."""
         num_verified = num_accepted + num_rejected

@@ -16,7 +16,7 @@ from specdist.engine.interfaces import Proposer
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.timeline import Timeline
-from specdist.policies import DraftSequences, GammaTune, Goodput, RoundContext
+from specdist.policies import DraftSequences, GammaTune, Goodput, RoundContext, VerifiedBlocks
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.rounds import RoundShape
@@ -52,15 +52,35 @@ class Listening(Goodput):
         return super().wants_more(rows)
 
 
+class CountingBlocks(GammaTune):
+    num_blocks = 0
+
+    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
+        self.num_blocks += len(blocks.num_drafted_R)
+        return super().next_histories(blocks)
+
+
 class ThreeGroups(SharedReplicas):
     num_groups = 3
+
+
+class ThreeGroupsApart(ThreeGroups):
+    replies_apart = True
 
 
 class BreakingLinks(SharedReplicas):
     broken_share, unanswered_share = 0.2, 0.7
 
 
-class BreakingLinksThatAreWaitedFor(BreakingLinks):
+class BreakingLinksApart(BreakingLinks):
+    replies_apart = True
+
+
+class BreakingLinksOfTwoDrafts(BreakingLinks):
+    num_drafts = 2
+
+
+class BreakingLinksThatAreWaitedFor(BreakingLinksOfTwoDrafts):
     broken_share, unanswered_share = 0.05, 0.5
     decodes_alone = False
 
@@ -96,17 +116,22 @@ def tokens(replica: Harness) -> list[list[int]]:
 def test_tokens_do_not_depend_on_who_else_is_served(
     ahead: dict[str, int], settings: SamplingSettings
 ) -> None:
-    policy = GammaTune(max_draft_tokens=6)
+    policy = CountingBlocks(max_draft_tokens=6)
     expected = tokens(markov_replica(settings, policy=policy, **SMALL, **ahead))
-    replica = markov_replica(settings, kind=ThreeGroups, policy=policy, **SMALL, **ahead)
-    assert isinstance(replica, SharedReplicas)
-    assert tokens(replica) == expected
-    assert replica.server.bursts[3] > 10
+    # All groups are served together; or each has its reply before the work ahead of all.
+    for kind in (ThreeGroups, ThreeGroupsApart) if ahead.get("num_branches") else (ThreeGroups,):
+        policy.num_blocks = 0
+        replica = markov_replica(settings, kind=kind, policy=policy, **SMALL, **ahead)
+        assert isinstance(replica, SharedReplicas)
+        assert tokens(replica) == expected
+        assert replica.server.bursts[3] > 10
+        assert set(replica.server.replies) == {1} or kind is ThreeGroups
+        assert not ahead or policy.num_blocks == replica.total.num_drafts
     # A draft that works ahead is given room before.
     assert ahead or replica.total.num_preemptions > 0
 
 
-@pytest.mark.parametrize("kind", [SharedReplicas, BreakingLinks])
+@pytest.mark.parametrize("kind", [SharedReplicas, BreakingLinks, BreakingLinksApart])
 @both_modes
 def test_a_draft_that_is_the_target_is_accepted_always(
     ahead: dict[str, int], kind: type[SharedReplicas]
@@ -144,7 +169,9 @@ def test_a_group_that_is_late_keeps_the_scores_of_its_candidates() -> None:
 def test_greedy_and_coupled_tokens_are_the_same_where_links_break(ahead: dict[str, int]) -> None:
     for settings in (GREEDY, COUPLED):
         expected = tokens(markov_replica(settings, **ENDING, **ahead))
-        assert tokens(markov_replica(settings, kind=BreakingLinks, **ENDING, **ahead)) == expected
+        replica = markov_replica(settings, kind=BreakingLinksOfTwoDrafts, **ENDING, **ahead)
+        assert tokens(replica) == expected
+        assert isinstance(replica, SharedReplicas) and replica.lost and replica.returned
 
 
 @both_modes
@@ -154,7 +181,7 @@ def test_sampled_tokens_are_the_same_where_a_group_waits_for_its_draft(ahead: di
     expected = tokens(markov_replica(PLAIN, **options))
     replica = markov_replica(PLAIN, kind=BreakingLinksThatAreWaitedFor, **options)
     assert tokens(replica) == expected
-    assert isinstance(replica, SharedReplicas) and replica.lost
+    assert isinstance(replica, SharedReplicas) and replica.lost and replica.returned
 
 
 def test_links_that_break_do_not_bias_the_output() -> None:

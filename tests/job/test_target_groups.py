@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
+from specdist.engine.sockets import LinkError
 from specdist.job.parts import Part, place_of
-from specdist.job.shared_drafts import check_greeting
+from specdist.job.shared_drafts import DraftDirectory, check_greeting
 from specdist.job.status import StatusReader
 from specdist.job.target_group import common_pages
 from specdist.utils.errors import UserError
@@ -146,6 +147,26 @@ def test_a_greeting_that_does_not_fit_is_refused_by_what_differs() -> None:
     for greeting in ({"terms": terms}, {"token": "u", "terms": terms}):
         with pytest.raises(ValueError, match="its token is not that of this launch"):
             check_greeting(greeting, "t", terms)
+
+
+def test_a_group_finds_its_own_draft_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Group 1 of two drafts, of which its own is being started again."""
+    directory = DraftDirectory.__new__(DraftDirectory)
+    directory.own_draft, greeted = 1, []
+
+    def greet(self: DraftDirectory, address: dict[str, Any], greeting: Any) -> tuple[Any, dict[str, Any]]:
+        greeted.append(address["draft"])
+        return None, {"draft": address["draft"]}
+
+    monkeypatch.setattr(DraftDirectory, "_greet", greet)
+    known = [{"draft": 0}]
+    monkeypatch.setattr(DraftDirectory, "_addresses", lambda self: known)
+    assert directory.dial({})[1] == {"draft": 0}
+    with pytest.raises(LinkError, match="has told its address"):
+        directory.dial({}, own_alone=True)
+    known.append({"draft": 1})
+    assert directory.dial({}, own_alone=True)[1] == {"draft": 1}
+    assert greeted == [0, 1]
 
 
 def test_a_rank_is_started_before_anything_touches_a_device(

@@ -76,7 +76,7 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="token-drafted-ahead-judged-by-neighbours-probability",
-        file="engine/draft_ahead.py",
+        file="engine/first_ahead.py",
         old="torch.from_numpy(state.probabilities[slots_W, positions_W])",
         new="torch.from_numpy(state.probabilities[slots_W, positions_W + 1])",
         tests=(AHEAD,),

@@ -103,6 +103,41 @@ GROUP_FAULTS = (
         tests=(MEETINGS + "test_groups_meet_where_that_makes_rounds_shorter",),
     ),
     Mutant(
+        name="work-ahead-waits-for-nobody",
+        file="engine/meetings.py",
+        old="        if not num_joining:\n            return now",
+        new="        if True:\n            return now",
+        tests=(MEETINGS + "test_a_burst_ahead_begins_in_time_for_those_that_are_away",),
+    ),
+    Mutant(
+        name="only-the-last-of-several-replies-is-learned-from",
+        file="engine/lessons.py",
+        old="        self._verified.append(\n",
+        new="        self._verified[:] = []\n        self._verified.append(\n",
+        tests=(WHO_ELSE,),
+    ),
+    Mutant(
+        name="group-stays-with-another-draft-though-its-own-is-back",
+        file="engine/shared_draft.py",
+        old="if link.draft != self._own_draft and",
+        new="if False and",
+        tests=(WAITED_FOR,),
+    ),
+    Mutant(
+        name="group-that-turns-to-its-own-draft-goes-on-where-it-may-not",
+        file="engine/shared_draft.py",
+        old='answers again", starts_over=not self._decodes_alone)',
+        new='answers again", starts_over=False)',
+        tests=(WAITED_FOR,),
+    ),
+    Mutant(
+        name="any-draft-counts-as-the-group-s-own",
+        file="job/shared_drafts.py",
+        old='if own_alone and address["draft"] != self.own_draft:',
+        new="if False:",
+        tests=("tests/job/test_target_groups.py::test_a_group_finds_its_own_draft_among_others",),
+    ),
+    Mutant(
         name="status-tells-groups-by-number-alone",
         file="job/status.py",
         old="int(match[1]) % num_drafts",
@@ -154,7 +189,7 @@ GROUP_FAULTS = (
     Mutant(
         name="status-is-not-told-of-a-draft-that-answers",
         file="job/target_group.py",
-        old="            self._tell_draft(drafts.reached)\n",
+        old="            self._tell_draft(link.draft)\n",
         new="",
         tests=(
             "tests/job/test_target_groups.py::test_a_draft_that_dies_for_good_hands_its_groups_to_the_other",

@@ -63,14 +63,14 @@ SAMPLING_FAULTS = (
     ),
     Mutant(
         name="token-drafted-ahead-verified-without-drafts-probability",
-        file="engine/draft_ahead.py",
+        file="engine/first_ahead.py",
         old="verify_candidates(target_probabilities_W, draft_probabilities_W, keys_W)",
         new="verify_candidates(target_probabilities_W, draft_probabilities_W * 0 + 1, keys_W)",
         tests=(AHEAD,),
     ),
     Mutant(
         name="tokens-drafted-ahead-all-verified-with-one-number",
-        file="engine/draft_ahead.py",
+        file="engine/first_ahead.py",
         old="keys_W = state.random_keys(slots_W, positions_W)",
         new="keys_W = state.random_keys(slots_W, positions_W * 0)",
         tests=(ONE_AHEAD,),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 
-from specdist.engine.meetings import Meetings
 from specdist.planning.events import RowLengths, run_job
 from specdist.planning.simulate import MODES, Mode, Prediction, ReplicaCosts, Settings, predict
 from specdist.policies.costs import CostModel, Curve
+from tests.engine.meeting_rounds import simulated
 
 MS = 1_000_000
 # A target's pass of 20 ms up to 64 tokens and in proportion beyond; draft steps of 1 ms and more.
@@ -23,7 +24,7 @@ COSTS = ReplicaCosts(
     proposal_s=0.2e-3,
 )
 ROWS = 8
-NUM_ROUNDS = 3000
+NUM_ROUNDS = 1000
 
 
 def settings(mode: Mode, *, num_rows: int = ROWS, length: int = 5, caught: float = 0.5) -> Settings:
@@ -82,34 +83,20 @@ def test_targets_that_share_a_draft_wait_as_long_as_the_formula_says(
     alone = decoding(mode, length=length)
     away_s = COSTS.round_s + COSTS.proposal_s + alone.target_share * alone.round_s
 
+    @functools.cache
     def burst_s(count: int) -> float:
         together = decoding(mode, num_rows=count * ROWS, length=length)
         return together.draft_share * together.round_s
 
     coins = np.random.default_rng(0)
-    asks_at = coins.random(num_targets) * away_s
-    is_free_at, num_rounds, begin = 0.0, 0, 0.0
-    meetings, has_asked = Meetings(), np.zeros(num_targets, bool)
-    while num_rounds < NUM_ROUNDS:
-        begin = max(begin, is_free_at, asks_at.min())
-        served = asks_at <= begin
-        for group in np.flatnonzero(served & ~has_asked):
-            meetings.asked(int(group), begin)
-        has_asked |= served
-        if (until := meetings.hold_until(begin)) > begin:
-            begin = min([until, *asks_at[~served]])
-            continue
-        is_free_at = begin + burst_s(int(served.sum()))
-        # Ahead it answers before it drafts.
-        answered = begin if mode == "ahead" else is_free_at
-        meetings.served(np.flatnonzero(served).tolist(), begin, answered, is_free_at)
-        asks_at[served] = answered + away_s * (0.95 + 0.1 * coins.random(int(served.sum())))
-        for group in np.flatnonzero(served):
-            # The next request says so; it is worked out when that is served.
-            meetings.was_away(int(group), asks_at[group] - answered)
-        has_asked[served] = False
-        num_rounds += int(served.sum())
-    assert found.round_s == pytest.approx(is_free_at * num_targets / num_rounds, rel=0.05)
+    rounds = simulated(
+        lambda group: away_s * (0.95 + 0.1 * coins.random()),
+        burst_s,
+        num_groups=num_targets,
+        num_rounds=NUM_ROUNDS,
+        replies_first=mode == "ahead",
+    )
+    assert found.round_s == pytest.approx(rounds.seconds, rel=0.05)
 
 
 def test_branches_that_catch_nothing_are_drafting_ahead() -> None:
