@@ -84,10 +84,19 @@ class FlakyLink(Link):
 
 
 class WaitedForDialer(Dialer):
-    """Whoever asks for a link waits until there is one."""
+    """Whoever asks for a link has none for some rounds, and then waits until there is one."""
+
+    num_rounds = 5
 
     def take(self, timeout_s: float = 0.0) -> Link | None:
-        return super().take(timeout_s if self._is_closed.is_set() else TIMEOUT_S)
+        self.num_rounds -= 1
+        is_due = self.num_rounds < 0 and not self._is_closed.is_set()
+        return super().take(TIMEOUT_S) if is_due else None
+
+    def close(self) -> None:
+        self._is_closed.set()
+        if (link := super().take()) is not None:
+            link.close()
 
 
 class SharedReplicas(Harness):
@@ -100,7 +109,7 @@ class SharedReplicas(Harness):
     broken_share = unanswered_share = 0.0
     decodes_alone = True
     replies_apart = False
-    # With two, a group that looks for a draft has the other one first, and in the next round its own.
+    # With two, a group that looks for a draft has the other one first, and some rounds later its own.
     num_drafts = 1
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
