@@ -26,7 +26,8 @@ from tests.emulation.virtual import tokens_per_s
 
 PAIR: dict[str, Any] = {"emulate": "h100-sxm", "target": "70b", "draft": "1b", "tp_size": 4}
 BATCH_SIZE, VARIATION = 32, 0.5
-MODES = ("colocated", "in_turns", "ahead", "branches", "auto")
+CHOSEN = "auto"
+MODES = ("colocated", "in_turns", "ahead", "branches", CHOSEN)
 TEMPERATURES, ACCEPTANCES = (0.0, 1.0), (0.5, 0.7, 0.85)
 GOODPUT = "goodput"
 # Fixed lengths and the policies of papers, those with a threshold with two.
@@ -41,7 +42,11 @@ SPREAD_POLICIES = ("fixed", "gammatune")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="JSON file for the result")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument(
+        "--rounds", type=int, default=100, help="of each run; in 30 chance has a part of several percent"
+    )
+    parser.add_argument("--batch_sizes", type=int, nargs="+", default=[BATCH_SIZE])
+    parser.add_argument("--policies", nargs="+", default=[*OTHERS, GOODPUT])
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--acceptances", type=float, nargs="+", default=ACCEPTANCES)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
@@ -62,13 +67,15 @@ def main() -> None:
         }
         write_json(options.output, result)
 
-    for temperature, mode, acceptance in itertools.product(
-        options.temperatures, options.modes, options.acceptances
+    for batch_size, temperature, mode, acceptance in itertools.product(
+        options.batch_sizes, options.temperatures, options.modes, options.acceptances
     ):
-        setting: dict[str, Any] = {"temperature": temperature, "mode": mode, "acceptance": acceptance}
+        setting: dict[str, Any] = {
+            "batch_size": batch_size, "temperature": temperature, "mode": mode, "acceptance": acceptance
+        }  # fmt: skip
         found = {
             choice.label: round(_rate(setting, choice, options.rounds), 1)
-            for choice in [PolicyChoice(), *policy_choices([*OTHERS, GOODPUT], None, None)]
+            for choice in [PolicyChoice(), *policy_choices(options.policies, None, None)]
         }
         settings[_key(setting)] = {**setting, "rounds": options.rounds, "tokens_per_s": found}
         sys.stderr.write(f"{settings[_key(setting)]}\n")
@@ -76,7 +83,10 @@ def main() -> None:
     for temperature, name in itertools.product(options.temperatures, SPREAD_POLICIES):
         if options.no_spreads:
             break
-        setting = {"temperature": temperature, "mode": MODES[0], "acceptance": ACCEPTANCES[1]}
+        setting = {
+            "batch_size": BATCH_SIZE, "temperature": temperature, "mode": MODES[0],
+            "acceptance": ACCEPTANCES[1],
+        }  # fmt: skip
         rates = [
             round(_rate(setting, choice, options.rounds), 1)
             for choice in policy_choices([name], list(INITIAL_LENGTHS), None)
@@ -85,14 +95,15 @@ def main() -> None:
         keep()
 
 
-def _key(setting: dict[str, Any]) -> tuple[float, int, float]:
-    return setting["temperature"], MODES.index(setting["mode"]), setting["acceptance"]
+def _key(setting: dict[str, Any]) -> tuple[int, float, int, float]:
+    mode = MODES.index(setting["mode"])
+    return setting["batch_size"], setting["temperature"], mode, setting["acceptance"]
 
 
 def _rate(setting: dict[str, Any], choice: PolicyChoice, rounds: int) -> float:
     config = EmulationConfig(
         **PAIR,
-        batch_sizes=[BATCH_SIZE],
+        batch_sizes=[setting["batch_size"]],
         rounds=rounds,
         variation=VARIATION,
         acceptance=setting["acceptance"],
@@ -102,9 +113,11 @@ def _rate(setting: dict[str, Any], choice: PolicyChoice, rounds: int) -> float:
 
 
 def table(result: dict[str, Any]) -> str:
-    """A row per setting, and what the first length matters."""
+    """A row per setting, then one for all modes of a setting, and what the first length matters."""
     rows: list[dict[str, str | int | None]] = []
     for one in result["settings"]:
+        if one["batch_size"] != BATCH_SIZE:
+            continue
         rates = dict(one["tokens_per_s"])
         alone, goodput = rates.pop("target only"), rates.pop(GOODPUT)
         best = max(rates, key=lambda name: rates[name])
@@ -121,7 +134,11 @@ def table(result: dict[str, Any]) -> str:
                 "K = 5 over it": f"{rates['K = 5'] / alone:.2f}",
             }
         )
-    parts = [Table.of(rows, num_names=3).markdown()]
+    parts = [
+        Table.of(rows, num_names=3).markdown(),
+        "Every round chosen (`--overlap auto`) by goodput, beside the best of all others in all modes:",
+        Table.of(_chosen_rows(result["settings"]), num_names=3).markdown(),
+    ]
     if result["spreads"]:
         parts += [
             f"First lengths of {', '.join(map(str, INITIAL_LENGTHS))}, {MODES[0]}, acceptance "
@@ -140,6 +157,33 @@ def table(result: dict[str, Any]) -> str:
     parts += [Table.of(spreads, num_names=2).markdown()] if spreads else []
     parts += [f"{result['date']}: `{result['command']}`"]
     return "\n\n".join(parts)
+
+
+def _chosen_rows(settings: list[dict[str, Any]]) -> list[dict[str, str | int | None]]:
+    rows: list[dict[str, str | int | None]] = []
+    for chosen in (one for one in settings if one["mode"] == CHOSEN):
+        names = ("batch_size", "temperature", "acceptance")
+        others = {
+            (one["mode"].replace("_", " "), name): rate
+            for one in settings
+            if one["mode"] != CHOSEN and all(one[name] == chosen[name] for name in names)
+            for name, rate in one["tokens_per_s"].items()
+        }
+        best = max(others, key=lambda other: others[other])
+        rate = chosen["tokens_per_s"][GOODPUT]
+        rows.append(
+            {
+                "sequences": str(chosen["batch_size"]),
+                "temperature": f"{chosen['temperature']:g}",
+                "acceptance": f"{chosen['acceptance']:g}",
+                "auto": f"{rate:,.0f}",
+                "best other": ", ".join(best),
+                "its tokens/s": f"{others[best]:,.0f}",
+                "auto over it": f"{rate / others[best]:.3f}",
+                "over the target alone": f"{rate / chosen['tokens_per_s']['target only']:.2f}",
+            }
+        )
+    return rows
 
 
 def markdown(path: Path) -> str:

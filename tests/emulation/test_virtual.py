@@ -7,7 +7,7 @@ import pytest
 from specdist.emulation.config import EmulationConfig
 from specdist.emulation.run import Emulation
 from specdist.policies.choice import PolicyChoice
-from tests.emulation.virtual import AHEAD_NS, MESSAGE_NS, ROUND_NS, TURNS_NS, tokens_per_s
+from tests.emulation.virtual import AHEAD_NS, MESSAGE_NS, ROUND_NS, TURNS_NS, draining, tokens_per_s
 
 LENGTH, OUTPUT = 2, 120
 
@@ -37,3 +37,29 @@ def test_a_round_takes_what_its_parts_take(mode: str) -> None:
         hosts_ns = ROUND_NS + (MESSAGE_NS + TURNS_NS if mode == "in_turns" else 0)
         expected_s = target_s + drafting_s + hosts_ns / 1e9
     assert found == pytest.approx((LENGTH + 1) / expected_s, rel=0.01)
+
+
+@pytest.mark.parametrize("mode", ["colocated", "auto"])
+def test_a_draining_batch_gets_longer_blocks_and_more_branches(mode: str) -> None:
+    """The fewer sequences run, the less of a pass is bound by arithmetic."""
+    config = EmulationConfig(
+        emulate="h100-sxm", target="70b", draft="1b", tp_size=4, acceptance=0.8, batch_sizes=[96],
+        prompt_tokens=32, output_tokens=160,
+    )  # fmt: skip
+    rounds = draining(config, mode, PolicyChoice.of("goodput"), num_last=4)
+    full, last = (rounds[rounds[:, 0] == count].sum(axis=0) for count in (96, 4))
+    # Of a sequence: candidates, and branches.
+    assert last[1] / last[0] > 1.5 * full[1] / full[0]
+    assert mode == "colocated" or last[2] / last[0] > 1.5 * full[2] / full[0]
+
+
+def test_a_draft_that_is_never_right_costs_an_auto_run_nothing() -> None:
+    """At most a fiftieth of the target's own rate: it is listened to, now and then."""
+    config = EmulationConfig(
+        emulate="h100-sxm", target="8b", draft="0.5b", acceptance=0.0, batch_sizes=[4], rounds=80,
+        prompt_tokens=64, output_tokens=300,
+    )  # fmt: skip
+    alone, chosen = (
+        tokens_per_s(config, "auto", choice) for choice in (PolicyChoice(), PolicyChoice.of("goodput"))
+    )
+    assert chosen >= 0.98 * alone

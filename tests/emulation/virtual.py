@@ -8,6 +8,7 @@ from one host to the other. With a draft on the target's GPUs there is one of ea
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from specdist.emulation.session import Window
 from specdist.emulation.sides import EmulatedOrder, ObservedTarget, Recording, new_draft, timeline
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.proposals import ProposalReply, ProposalRequest
@@ -115,62 +117,97 @@ class _PacedTarget(ObservedTarget):
         return super().forward(updates, verify_input)
 
 
+@dataclass
+class _Noting:
+    """Notes what each reply brings: see :func:`draining`."""
+
+    proposer: Proposer
+    rounds: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        reply = self.proposer.propose(request, clock)
+        num_branches = int(reply.ahead.num_branches_R.sum())
+        self.rounds.append((len(reply.num_drafted_R), int(reply.num_drafted_R.sum()), num_branches))
+        return reply
+
+    def close(self) -> None:
+        self.proposer.close()
+
+
+class VirtualRun:
+    """One engine with a batch of ``config``'s first size."""
+
+    def __init__(self, config: EmulationConfig, mode: str, choice: PolicyChoice) -> None:
+        emulation = Emulation(config)
+        assert config.batch_sizes is not None
+        case = Case(
+            batch_size=config.batch_sizes[0],
+            mode=MODE_OPTIONS[mode] if choice.max_draft_tokens else TARGET_ONLY,
+            choice=choice,
+        )
+        costs = dataclasses.replace(
+            emulation.costs(case).passes,
+            message=Curve([1], [MESSAGE_NS]), turns=Curve([1], [TURNS_NS]), ahead=Curve([1], [AHEAD_NS]),
+        )  # fmt: skip
+        self.config, self.order = config, emulation.order(case, costs)
+        self.device = VirtualDevice()
+        draft_device = VirtualDevice() if case.has_own_gpu else self.device
+        pair = markov_pair(emulation.pair)
+        self.runner = EmulatedRunner(pair.target, Pace(emulation.target), self.device)
+        self._assembly = dataclasses.replace(self.order.assembly, stop_rules=StopRules(str))
+        self._assembly.allocate(cast(ModelRunner, self.runner))
+        self.runner.fill(self.order.num_full, self.order.prompt_tokens)
+        recording = Recording(self.device)
+        local_target = self._assembly.local_target(cast(ModelRunner, self.runner))
+        self.target = _PacedTarget(local_target, recording, self.device)
+        self.proposer: Proposer = NoDraft()
+        if choice.max_draft_tokens:
+            runner = EmulatedRunner(pair.draft, Pace(emulation.draft), draft_device)
+            worker = new_draft(self.order, runner, timeline("idle", draft_device))
+            self.proposer = ColocatedDraft(worker)
+            if case.has_own_gpu:
+                rank = VirtualRank(worker, draft_device, self.device)
+                self.proposer = self._assembly.asked_when_it_pays(rank)
+
+    def engine(self, requests: Iterable[Request], proposer: Proposer) -> Engine:
+        return self._assembly.engine(
+            iter(requests),
+            target=self.target,
+            proposer=proposer,
+            stats_recorder=StatsRecorder(),
+            clock=timeline("host", self.device),
+        )
+
+
 def tokens_per_s(config: EmulationConfig, mode: str, choice: PolicyChoice) -> float:
     """Of the steady rounds of a batch of ``config``'s first size."""
-    emulation = Emulation(config)
-    assert config.batch_sizes is not None
-    case = Case(
-        batch_size=config.batch_sizes[0],
-        mode=MODE_OPTIONS[mode] if choice.max_draft_tokens else TARGET_ONLY,
-        choice=choice,
-    )
-    costs = dataclasses.replace(
-        emulation.costs(case).passes,
-        message=Curve([1], [MESSAGE_NS]), turns=Curve([1], [TURNS_NS]), ahead=Curve([1], [AHEAD_NS]),
-    )  # fmt: skip
-    order = emulation.order(case, costs)
-    target_device = VirtualDevice()
-    draft_device = VirtualDevice() if case.has_own_gpu else target_device
-    pair = markov_pair(emulation.pair)
-    target_runner = EmulatedRunner(pair.target, Pace(emulation.target), target_device)
-    draft_runner = EmulatedRunner(pair.draft, Pace(emulation.draft), draft_device)
-    return _run(config, order, target_runner, draft_runner, target_device, draft_device)
-
-
-def _run(
-    config: EmulationConfig,
-    order: EmulatedOrder,
-    target_runner: EmulatedRunner,
-    draft_runner: EmulatedRunner,
-    target_device: VirtualDevice,
-    draft_device: VirtualDevice,
-) -> float:
-    assembly = dataclasses.replace(order.assembly, stop_rules=StopRules(str))
-    assembly.allocate(cast(ModelRunner, target_runner))
-    target_runner.fill(order.num_full, order.prompt_tokens)
-    recording = Recording(target_device)
-    target = _PacedTarget(assembly.local_target(cast(ModelRunner, target_runner)), recording, target_device)
-    proposer: Proposer = NoDraft()
-    if order.choice.max_draft_tokens:
-        worker = new_draft(order, draft_runner, timeline("idle", draft_device))
-        proposer = ColocatedDraft(worker)
-        if draft_device is not target_device:
-            proposer = assembly.asked_when_it_pays(VirtualRank(worker, draft_device, target_device))
-    window = Window(target_runner, assembly.scheduling, config.rounds)
-    engine = assembly.engine(
-        iter(_requests(config, order)),
-        target=target,
-        proposer=proposer,
-        stats_recorder=StatsRecorder(),
-        clock=timeline("host", target_device),
-    )
+    run = VirtualRun(config, mode, choice)
+    target, window = run.target, Window(run.runner, run.order.assembly.scheduling, config.rounds)
+    engine = run.engine(_requests(config, run.order), run.proposer)
     for _ in engine.run(lambda: window.should_stop(engine, len(target.pass_numbers))):
         pass
     numbers = target.pass_numbers[window.first_pass : window.first_pass + config.rounds + 1]
     if len(numbers) <= config.rounds:
         raise RuntimeError("the requests ended before all rounds were measured")
-    begins = np.array(target_device.passes)[numbers, 0]
+    begins = np.array(run.device.passes)[numbers, 0]
     return window.num_tokens / float(begins[-1] - begins[0]) * 1e9
+
+
+def draining(config: EmulationConfig, mode: str, choice: PolicyChoice, *, num_last: int) -> np.ndarray:
+    """int [rounds, 3] of a batch that no request follows: sequences that decode, their candidates, and their
+    branches of the round before. All but ``num_last`` sequences have a fifth of the others' tokens."""
+    run = VirtualRun(config, mode, choice)
+    noting, requests = _Noting(run.proposer), _requests(config, run.order)[: run.order.num_full]
+    lengths = [config.output_tokens // (1 if row < num_last else 5) for row in range(len(requests))]
+    requests = [
+        dataclasses.replace(
+            request, prompt_ids=request.prompt_ids[: config.prompt_tokens], max_new_tokens=length
+        )
+        for request, length in zip(requests, lengths, strict=True)
+    ]
+    for _ in run.engine(requests, noting).run():
+        pass
+    return np.array(noting.rounds)
 
 
 def _requests(config: EmulationConfig, order: EmulatedOrder) -> list[Request]:

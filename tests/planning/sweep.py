@@ -62,6 +62,8 @@ PAIR = ("target", "draft", "gpu", "tp_size")
 BATCH_SIZES = (1, 8, 32, 64, 128, 256)
 CONTEXTS = (100, 2_000, 8_000, 32_000)
 ACCEPTANCES = ((0.3, 0.3), (0.8, 0.8), (0.95, 0.95), (0.3, 0.9), (0.9, 0.3))
+# A seed and the next one stand for the lengths of rows, too.
+SEED_STEP = 2
 # Branches catch less than was assumed.
 CATCHING = 0.7
 
@@ -447,18 +449,26 @@ class Found:
     shapes: dict[str, int]
 
 
-def compare(machine: Machine, setting: Setting) -> Found:
-    simulation = automatic(machine, setting)
-    found = simulation.run()
-    fixed = {name: other.run() for name, other in fixed_choices(machine, setting)}
-    best = max(fixed, key=lambda name: fixed[name])
+def compare(machine: Machine, setting: Setting, num_seeds: int) -> Found:
+    """The means over so many seeds, the same ones for every choice."""
+    sums: dict[str, float] = {}
+    shapes: dict[str, int] = {}
+    for seed in range(num_seeds):
+        seeded = dataclasses.replace(setting, seed=SEED_STEP * seed)
+        chosen = automatic(machine, seeded)
+        for name, simulation in (("auto", chosen), *fixed_choices(machine, seeded)):
+            sums[name] = sums.get(name, 0.0) + simulation.run() / num_seeds
+        for shape, count in chosen.shapes.items():
+            shapes[shape] = shapes.get(shape, 0) + count
+    found = sums.pop("auto")
+    best = max(sums, key=lambda name: sums[name])
     return Found(
         setting=setting,
         automatic=found,
-        target_only=fixed["target only"],
-        best=fixed[best],
+        target_only=sums["target only"],
+        best=sums[best],
         best_name=best,
-        shapes=dict(sorted(simulation.shapes.items(), key=lambda item: -item[1])[:4]),
+        shapes=dict(sorted(shapes.items(), key=lambda item: -item[1])[:4]),
     )
 
 
@@ -518,6 +528,7 @@ def main() -> None:
     parser.add_argument("--tp_size", type=int, default=4)
     parser.add_argument("--output", type=Path, default=REPOSITORY / RESULTS)
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=BATCH_SIZES)
+    parser.add_argument("--seeds", type=int, default=2, help="runs of every choice, of which the mean counts")
     options = parser.parse_args()
     pair = {name: getattr(options, name) for name in PAIR}
     machine = Machine.of(**pair)
@@ -525,10 +536,11 @@ def main() -> None:
     for setting in settings():
         if setting.num_slots not in options.batch_sizes:
             continue
-        found = compare(machine, setting)
+        found = compare(machine, setting, options.seeds)
         one = {
             **pair,
             **dataclasses.asdict(setting),
+            "num_seeds": options.seeds,
             **{name: round(getattr(found, name), 1) for name in ("automatic", "target_only", "best")},
             "best_name": found.best_name,
             "shapes": found.shapes,
