@@ -95,7 +95,7 @@ def generated() -> dict[str, str]:
     from tests.gpu import counts_tables
     from tests.job import real_groups
     from tests.models import quantized_formats
-    from tests.planning import before_after, sweep
+    from tests.planning import before_after, sweep, validated
     from tests.scale import tables as scale_tables
     from tests.scale import tails
 
@@ -110,6 +110,7 @@ def generated() -> dict[str, str]:
         "scale_requests": scale_tables.requests_markdown(),
         "tails": tails.markdown(),
         "rounds": sweep.markdown(),
+        "plan-validated": validated.markdown(),
         "plans-70b": before_after.markdown(),
         "group-storm": group_storm(),
         "groups-real": real_groups.markdown(),

@@ -13,12 +13,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import torch
 
 from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.methods import Row, Specdist
+from specdist.benchmark.methods import Generated, Row, Specdist
 from specdist.benchmark.pair import PagedPair, Pair
 from specdist.config.groups import TrustOptions, values_of
 from specdist.engine.device_clock import timed
@@ -40,24 +41,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """One setting: tokens per second of every repeat; ``acceptance`` is the engine's, or None."""
+    """One setting: tokens per second of every repeat, and as predicted; ``acceptance`` is the engine's, or
+    None."""
 
     num_rows: int
     num_draft_tokens: int
     acceptance: float | None
     measured_tokens_per_s: list[float]
-    predicted_tokens_per_s: list[float]
+    predicted_tokens_per_s: float
 
     @property
     def errors(self) -> list[float]:
-        """Relative error of the prediction in each repeat."""
-        pairs = zip(self.predicted_tokens_per_s, self.measured_tokens_per_s, strict=True)
-        return [predicted / measured - 1 for predicted, measured in pairs]
+        """Relative error of the prediction against each repeat."""
+        return [self.predicted_tokens_per_s / measured - 1 for measured in self.measured_tokens_per_s]
 
     @property
     def error(self) -> float:
-        """The median of :attr:`errors`."""
-        return statistics.median(self.errors)
+        """Against the fastest repeat, which other programs have disturbed least."""
+        return self.predicted_tokens_per_s / max(self.measured_tokens_per_s) - 1
 
 
 def validate(config: PlanConfig, device: torch.device) -> list[Validation]:
@@ -104,53 +105,54 @@ def _compare_batch(
     for method in methods.values():
         method.prepare()
         method.generate(warmup)
-    measured: dict[int, list[float]] = {length: [] for length in lengths}
-    predicted: dict[int, list[float]] = {length: [] for length in lengths}
-    last: dict[int, Stats] = {}
-    # Passes before and after the runs: a slow minute of the machine affects both.
+    # Of all that is measured the fastest repeat counts, which other programs have disturbed least.
+    curves: list[ReplicaCosts] = []
+    calibrating: dict[int, list[tuple[float, Generated]]]
+    calibrating = {length: [] for length in (0, *CALIBRATION_LENGTHS)}
+    runs: dict[int, list[tuple[float, Generated]]] = {length: [] for length in lengths}
     for repeat in range(config.repeats):
-        begin = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
-        plain, *drafting = (methods[length].generate(known).own_stats for length in (0, *CALIBRATION_LENGTHS))
-        runs = {length: timed(device, partial(methods[length].generate, rows)) for length in lengths}
-        end = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
-        costs = calibrated(mean_costs(begin, end), plain, drafting)
-        last = stats = {length: found.own_stats for length, (_, found) in runs.items()}
-        for length in lengths:
-            seconds, found = runs[length]
-            measured[length].append(found.num_tokens / seconds)
-            # Like the acceptance, where texts end is a property of the pair.
-            work = [RowLengths(config.prompt_tokens, len(completion)) for completion in found.completions]
-            settings = _settings(num_rows, length, stats[length])
-            outcomes = [run_job(costs, settings, work, seed=seed) for seed in range(NUM_SEEDS)]
-            predicted[length].append(statistics.mean(outcome.tokens_per_s for outcome in outcomes))
+        curves.append(_measure(paged, num_rows, lengths[-1], config.prompt_tokens))
+        for prompts, kept in ((known, calibrating), (rows, runs)):
+            for length, times in kept.items():
+                times.append(timed(device, partial(methods[length].generate, prompts)))
         logger.info("batch %d: repeat %d of %d", num_rows, repeat + 1, config.repeats)
-    return [
-        Validation(
-            num_rows=num_rows,
-            num_draft_tokens=length,
-            acceptance=acceptance_rate(last[length]) if length else None,
-            measured_tokens_per_s=measured[length],
-            predicted_tokens_per_s=predicted[length],
-        )
-        for length in lengths
-    ]
+    plain, *drafting = (min(times, key=itemgetter(0))[1].own_stats for times in calibrating.values())
+    costs = calibrated(fastest_costs(curves), plain, drafting)
+    return [_validation(costs, num_rows, length, config.prompt_tokens, runs[length]) for length in lengths]
 
 
-def mean_costs(first: ReplicaCosts, second: ReplicaCosts) -> ReplicaCosts:
-    """The mean of two measurements at the same sizes."""
-    return ReplicaCosts(
-        passes=CostModel(
-            _mean_curve(first.passes.target, second.passes.target),
-            _mean_curve(first.passes.draft, second.passes.draft),
-        ),
-        draft_prefill=_mean_curve(first.draft_prefill, second.draft_prefill),
-        round_s=first.round_s,
-        proposal_s=first.proposal_s,
+def _validation(
+    costs: ReplicaCosts, num_rows: int, length: int, prompt_tokens: int, runs: list[tuple[float, Generated]]
+) -> Validation:
+    found = runs[-1][1]
+    # Like the acceptance, where texts end is a property of the pair.
+    work = [RowLengths(prompt_tokens, len(completion)) for completion in found.completions]
+    settings = _settings(num_rows, length, found.own_stats)
+    outcomes = [run_job(costs, settings, work, seed=seed) for seed in range(NUM_SEEDS)]
+    return Validation(
+        num_rows=num_rows,
+        num_draft_tokens=length,
+        acceptance=settings.acceptance if length else None,
+        measured_tokens_per_s=[generated.num_tokens / seconds for seconds, generated in runs],
+        predicted_tokens_per_s=statistics.mean(outcome.tokens_per_s for outcome in outcomes),
     )
 
 
-def _mean_curve(first: Curve, second: Curve) -> Curve:
-    return Curve(first.sizes, [(one + other) // 2 for one, other in zip(first.ns, second.ns, strict=True)])
+def fastest_costs(found: Sequence[ReplicaCosts]) -> ReplicaCosts:
+    """Of several measurements at the same sizes, the fastest at each size."""
+    return ReplicaCosts(
+        passes=CostModel(
+            _fastest_curve([costs.passes.target for costs in found]),
+            _fastest_curve([costs.passes.draft for costs in found]),
+        ),
+        draft_prefill=_fastest_curve([costs.draft_prefill for costs in found]),
+        round_s=0.0,
+        proposal_s=0.0,
+    )
+
+
+def _fastest_curve(curves: Sequence[Curve]) -> Curve:
+    return Curve(curves[0].sizes, [min(times) for times in zip(*(curve.ns for curve in curves), strict=True)])
 
 
 def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) -> ReplicaCosts:

@@ -72,6 +72,20 @@ ROUND_FAULTS = (
         tests=("tests/policies/test_goodput.py",),
     ),
     Mutant(
+        name="what-a-proposal-adds-is-counted-without-the-round",
+        file="planning/validate.py",
+        old="proposals_ns = [_beside_passes_ns(passes, stats) - round_ns for stats in drafting]",
+        new="proposals_ns = [_beside_passes_ns(passes, stats) for stats in drafting]",
+        tests=("tests/planning/test_validate.py",),
+    ),
+    Mutant(
+        name="all-repeats-count-alike",
+        file="planning/validate.py",
+        old="[min(times) for times in zip(*(curve.ns for curve in curves), strict=True)]",
+        new="[max(times) for times in zip(*(curve.ns for curve in curves), strict=True)]",
+        tests=("tests/planning/test_validate.py",),
+    ),
+    Mutant(
         name="first-prompts-stand-beside-rounds",
         file="theory/rounds.py",
         old="        if not num_new_tokens:\n            return\n",
