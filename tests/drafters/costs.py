@@ -2,8 +2,9 @@
 
     python -m tests.drafters.costs --tokenizer FOLDER --texts FILE --output FILE.json
 
-Real texts, one thread, and the compiled index; the times of passes are the planner's. All of it is done
-between two passes, so its share of a pass is what it adds to a round where nothing else hides it.
+Real texts, one thread's CPU time, and the compiled index; the times of passes are the planner's. All of it
+but the prompts is done between two passes, so its share of a pass is what it adds to a round where nothing else
+hides it.
 """
 
 from __future__ import annotations
@@ -90,22 +91,22 @@ def measured(token_ids: np.ndarray, store_tokens: int, batch_size: int) -> dict[
         )
     )
     index.begin(rows, np.full(batch_size, CONTEXT))
-    begin = time.perf_counter()
+    begin = time.thread_time()
     index.append(rows, np.full(batch_size, CONTEXT), own[:, :CONTEXT].ravel())
-    prompt_ns = 1e9 * (time.perf_counter() - begin) / (batch_size * CONTEXT)
+    prompt_ns = 1e9 * (time.thread_time() - begin) / (batch_size * CONTEXT)
     times: list[tuple[float, float, float]] = []
     for first in range(CONTEXT, length, NEW_TOKENS):
         new = own[:, first : first + NEW_TOKENS].ravel()
-        marks = [time.perf_counter()]
+        marks = [time.thread_time()]
         index.append(rows, np.full(batch_size, NEW_TOKENS), new)
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
         found = index.propose(rows, np.full(batch_size, MOST), least_chance=0.1)
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
         choice.lengths(
             found.chances_C, found.lengths_R, num_pass_tokens=batch_size, num_rows=batch_size,
             num_context=float(first),
         )  # fmt: skip
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
         times.append(tuple(np.diff(marks)))  # type: ignore[arg-type]
     update, look_up, choosing = (round(1e6 * statistics.median(each), 1) for each in zip(*times, strict=True))
     return {
