@@ -3,7 +3,7 @@
     python -m tests.drafters.costs --tokenizer FOLDER --texts FILE --output FILE.json
 
 Real texts, one thread's CPU time, and the compiled index; the times of passes are the planner's. All of it
-but the prompts is done between two passes, so its share of a pass is what it adds to a round where nothing else
+but prompts is done between two passes, so its share of a pass is what it adds to a round where nothing else
 hides it.
 """
 
