@@ -130,6 +130,7 @@ def generated() -> dict[str, str]:
         **papers(),
         "memory-beside": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
+        "drafts-compared": distillation_tables.drafts(),
         "memory-oracle": drafters_tables.oracle(),
         "memory-costs": drafters_tables.costs(),
     }

@@ -1,4 +1,4 @@
-"""The table of ``jobs/benchmarks/distill-small-pair-cpu.json``: ``python -m tests.readme`` writes it."""
+"""What trainings and ``tests.distillation.measured`` wrote, as tables: ``python -m tests.readme`` writes them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from specdist.utils.markdown import table
 from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs/benchmarks/distill-small-pair-cpu.json"
+EAGLE = REPOSITORY / "jobs/benchmarks/eagle-small-pair-cpu.json"
 HEADING = ["temperature", "sequences", "tokens", "held out", "acceptance", "tokens per target pass"]
 
 
@@ -27,3 +28,21 @@ def _line(found: dict) -> list[str]:
         f"{before['acceptance']:.3f} → {after['acceptance']:.3f}",
         f"{before['tokens_per_pass']:.2f} → {after['tokens_per_pass']:.2f}",
     ]
+
+
+def drafts() -> str:
+    """Of every set of prompts and temperature: tokens per target pass of each draft, and how often the token in
+    each place of a block is accepted, with all before it."""
+    found = json.loads(EAGLE.read_text())
+    lines = [
+        [
+            run["prompts"],
+            f"{run['temperature']:g}",
+            f"`{run['draft']}`",
+            f"{run['tokens_per_pass']:.2f}",
+            " ".join(f"{share:.2f}" for share in run["acceptance_per_pos"]),
+        ]
+        for run in found["runs"]
+    ]
+    heading = ["prompts", "temperature", "draft", "tokens per target pass", "accepted by place"]
+    return f"{table(heading, lines)}\n\n`{found['command']}`"
