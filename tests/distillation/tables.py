@@ -1,4 +1,4 @@
-"""What trainings and ``tests.distillation.measured`` wrote, as tables: ``python -m tests.readme`` writes them."""
+"""What trainings and ``tests.distillation.measured`` wrote, as tables for ``python -m tests.readme``."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _line(found: dict) -> list[str]:
 
 
 def drafts() -> str:
-    """Of every set of prompts and temperature: tokens per target pass of each draft, and how often the token in
-    each place of a block is accepted, with all before it."""
+    """Tokens per target pass of each draft, and how often the token in each place of a block is accepted, with
+    all before it."""
     found = json.loads(EAGLE.read_text())
     lines = [
         [
