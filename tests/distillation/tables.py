@@ -31,7 +31,7 @@ def _line(found: dict) -> list[str]:
 
 
 def drafts() -> str:
-    """Tokens per target pass of each draft, and how often the token in each place of a block is accepted, with
+    """Tokens per target pass of each draft, and how often a token in each place of a block is accepted, with
     all before it."""
     found = json.loads(EAGLE.read_text())
     lines = [
