@@ -93,9 +93,10 @@ def generated() -> dict[str, str]:
     from tests.emulation import policies as emulated_policies
     from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
-    from tests.job import real_groups
+    from tests.job import clouds, real_groups
     from tests.models import quantized_formats
     from tests.planning import before_after, sweep, validated
+    from tests.scale import rows as scale_rows
     from tests.scale import tables as scale_tables
     from tests.scale import tails
 
@@ -109,6 +110,8 @@ def generated() -> dict[str, str]:
         "scale": scale_tables.markdown(),
         "scale_requests": scale_tables.requests_markdown(),
         "tails": tails.markdown(),
+        "clouds": clouds.markdown(),
+        "many-rows": scale_rows.markdown(),
         "rounds": sweep.markdown(),
         "plan-validated": validated.markdown(),
         "plans-70b": before_after.markdown(),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from specdist.data.files import unique_tag
 from specdist.data.layout import PROBE
-from specdist.data.object_store import CONDITIONAL, FIRST_RETRY_S, told
+from specdist.data.object_store import CONDITIONAL, FIRST_RETRY_S, MAX_WAIT_S, told
 from specdist.data.storage import StorePath, storage_path
 from specdist.utils.errors import UserError
 
@@ -19,7 +21,11 @@ CREDENTIALS = {
     "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "hf": "set HF_TOKEN, or run hf auth login",
 }
+# A request that fails is repeated after up to MAX_WAIT_S; a heartbeat may have to be repeated twice.
+SHORT_TIMEOUT_S = 3 * MAX_WAIT_S
 ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
+
+logger = logging.getLogger(__name__)
 
 
 def claims_folder(path: Path, claims: str | None) -> Path | None:
@@ -35,9 +41,12 @@ def claims_folder(path: Path, claims: str | None) -> Path | None:
     return Path(claims).absolute() / path.spool.name
 
 
-def check_output(path: Path, *, has_claims: bool = False) -> None:
-    """Raises :class:`UserError` if a run cannot be written to this storage: without credentials, permission
-    or a bucket, or if objects cannot be created exclusively and there is no folder for claims."""
+def check_output(path: Path, *, has_claims: bool = False, claim_timeout_s: float = math.inf) -> None:
+    """Warns of a ``claim_timeout_s`` that is short for a store that does not answer now and then.
+
+    Raises :class:`UserError` if a run cannot be written to this storage: without credentials, permission or a
+    bucket, or if objects cannot be created exclusively and there is no folder for claims.
+    """
     if not isinstance(path, StorePath):
         return
     protocol = path.store.protocol
@@ -54,6 +63,13 @@ def check_output(path: Path, *, has_claims: bool = False) -> None:
         )
     with explain(f"--output {path}", path):
         is_exclusive = path.store.check((path / PROBE).key, unique_tag(), is_conditional=not has_claims)
+    if claim_timeout_s < SHORT_TIMEOUT_S and not has_claims:
+        logger.warning(
+            "--claim_timeout %g: while the store of --output %s does not answer, replicas that only wait for "
+            "it may count as gone, and others repeat their rows; the output stays the same; %g seconds or "
+            "more avoid that",
+            claim_timeout_s, path, SHORT_TIMEOUT_S,
+        )  # fmt: skip
     if not (is_exclusive or has_claims):
         raise UserError(
             f"--output {path}: this server ignores the condition If-None-Match of a write, so two replicas "

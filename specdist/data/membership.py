@@ -27,6 +27,8 @@ MAX_POLL_S = 0.5
 REPLICAS_PER_POLL, POLLS_PER_READ, MAX_POLLS = 16, 1.6, 8
 S_PER_LISTED_FILE = 0.35e-3
 MAX_SILENCE_SHARE = 0.25
+# A heartbeat that cannot be told otherwise is kept for so many times the silence that means the end.
+SILENCES_KEPT = 10
 # A replica that leaves looks at the heartbeats of so many others.
 MAX_TIDIED = 16
 # A heartbeat that is older than so many beats may be that of a replica that is gone.
@@ -90,12 +92,13 @@ class Membership:
 
     def leave(self) -> None:
         """To be called after all claims were released."""
+        now = self._newest_beat_s()
         self.heartbeat.stop()
         with contextlib.suppress(OSError):
             self.show_waiting(False)
             if self._tidier_path.exists() and self._tidier_path.read_text() == self.replica:
                 self._tidier_path.unlink()
-            self.tidy()
+            self.tidy(now)
             self._forget_setup()
 
     def withdraw(self) -> None:
@@ -200,17 +203,37 @@ class Membership:
         self._tidier_path.write_text(self.replica)
         return False
 
-    def tidy(self) -> None:
-        """Remove half-made claims, and the heartbeats of processes that have ended. Of many replicas, it
-        looks at a few by chance."""
+    def tidy(self, now: float = 0.0) -> None:
+        """Remove half-made claims, and the heartbeats of replicas that have ended, or have not beaten for so
+        long that they vanished with their machine. Of many replicas, it looks at a few by chance. ``now``: by
+        the clock of the file server; 0 if it is not known."""
         for path in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
             path.unlink(missing_ok=True)
         others = self.others()
         for name in random.sample(others, min(len(others), MAX_TIDIED)):
-            beat = self.watch.beat(name)
-            if beat is not None and beat.process.is_alive() is False and not self._holds_a_claim(name):
+            if self._has_vanished(name, now) and not self._holds_a_claim(name):
                 for suffix in (BEAT_SUFFIX, WAITING_SUFFIX):
                     (self._folder / f"{name}{suffix}").unlink(missing_ok=True)
+
+    def _newest_beat_s(self) -> float:
+        """About the present by the clock of the file server, which wrote down this replica's last beat; 0 if
+        it did not."""
+        try:
+            return beat_path(self._folder, self.replica).stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def _has_vanished(self, name: str, now: float) -> bool:
+        """A replica that was only paused writes its heartbeat anew."""
+        beat = self.watch.beat(name)
+        if beat is None:
+            return False
+        is_alive = beat.process.is_alive()
+        try:
+            age_s = now - beat_path(self._folder, name).stat().st_mtime
+        except OSError:
+            return False
+        return is_alive is False or (is_alive is None and age_s > SILENCES_KEPT * beat.silent_after_s)
 
     def _holds_a_claim(self, name: str) -> bool:
         holdings = map(self.claims.holding, self.claims.latest().values())

@@ -180,7 +180,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
     output = storage_path(config.output, option="--output ", spool=config.spool)
     claims = claims_folder(output, config.claims)
-    check_output(output, has_claims=claims is not None)
+    check_output(output, has_claims=claims is not None, claim_timeout_s=config.claim_timeout)
     if config.push_to_hub is not None:
         check_hub(config.push_to_hub)
     prompts = open_run_prompts(config)

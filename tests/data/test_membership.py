@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from specdist.data import Membership
 from specdist.data.claims import Claim
-from specdist.data.membership import SETUP
-from tests.data.replicas import Member
+from specdist.data.heartbeat import beat_path
+from specdist.data.membership import SETUP, SILENCES_KEPT
+from tests.data.replicas import SILENT_AFTER_S, Member
 
 
 def names(output: Path) -> list[str]:
@@ -107,3 +110,20 @@ def test_replicas_that_come_and_go_at_once_share_one_setup_and_leave_nothing(
         assert not thread.is_alive()
     assert not failures
     assert names(tmp_path) == []
+
+
+def test_heartbeats_of_machines_that_vanished_long_ago_are_removed(tmp_path: Path) -> None:
+    """By the file server's clock; not that of one whose claim nobody has taken over, or that beat lately."""
+    leaving = Member(tmp_path, "leaving")
+    long_ago = time.time() - (SILENCES_KEPT + 1) * SILENT_AFTER_S
+    for name in ("late", "vanished", "holder"):
+        member = Member(tmp_path, name)
+        member.membership.show_waiting(True)
+        if name == "holder":
+            assert member.take("shard-00000") is not None
+        if name != "late":
+            os.utime(beat_path(tmp_path / "claims", name), (long_ago, long_ago))
+    leaving.membership.leave()
+    assert names(tmp_path) == [
+        "holder.beat", "holder.waiting", "late.beat", "late.waiting", "shard-00000.00001",
+    ]  # fmt: skip

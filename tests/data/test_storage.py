@@ -12,7 +12,7 @@ import pyarrow.ipc
 import pytest
 
 from specdist.data import open_prompts
-from specdist.data.access import check_output
+from specdist.data.access import SHORT_TIMEOUT_S, check_output
 from specdist.data.files import publish, write_json
 from specdist.data.layout import CLAIMS, RUN_TAG
 from specdist.data.leftovers import remove_leftovers
@@ -58,6 +58,17 @@ def test_of_many_that_create_an_object_one_does(store):
     for thread in threads:
         thread.join()
     assert sorted(won) == [False] * 7 + [True]
+
+
+def test_a_timeout_that_is_short_for_a_store_is_warned_of(store, caplog):
+    """Not of one in a folder, where a request is not repeated."""
+    check_output(store, claim_timeout_s=SHORT_TIMEOUT_S)
+    check_output(store, has_claims=True, claim_timeout_s=4)
+    check_output(store.spool, claim_timeout_s=4)
+    assert not caplog.messages
+    check_output(store, claim_timeout_s=4)
+    (told,) = caplog.messages
+    assert "--claim_timeout 4:" in told and "30 seconds or more" in told
 
 
 def test_an_answer_that_is_lost_is_the_writer_s_own(store, server):

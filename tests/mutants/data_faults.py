@@ -298,6 +298,20 @@ DATA_FAULTS = (
         tests=(CONVERTED,),
     ),
     Mutant(
+        name="heartbeats-of-vanished-machines-stay",
+        file="data/membership.py",
+        old="or (is_alive is None and age_s > SILENCES_KEPT * beat.silent_after_s)",
+        new="",
+        tests=("tests/data/test_membership.py",),
+    ),
+    Mutant(
+        name="heartbeats-of-holders-of-claims-are-removed",
+        file="data/membership.py",
+        old="if self._has_vanished(name, now) and not self._holds_a_claim(name):",
+        new="if self._has_vanished(name, now):",
+        tests=("tests/data/test_membership.py",),
+    ),
+    Mutant(
         name="types-of-a-converted-csv-column-by-its-last-piece",
         file="data/csv_files.py",
         old="            kind for kind in self._types.get(name, range(len(TYPES)))\n",

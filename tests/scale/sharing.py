@@ -1,29 +1,21 @@
 """Many replicas that share the rows of the last shards: the recorder of the job, on a virtual clock and a
-counting file system, with sequences that take random times instead of models.
-
-A look at the claims may be as old as ``STALE_S``, as on a file server whose clients keep what they have
-listed; its cost is counted each time.
-"""
+counting file system, with sequences that take random times instead of models."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
-from collections import defaultdict
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from specdist.data import PartLog, RunFolder, claims
-from specdist.data.claims import Claim, Claims, View, shard_and_split
+from specdist.data import PartLog, RunFolder
 from specdist.job import recording
-from tests.scale.counting import METADATA, NAMES_PER_OPERATION, CountingFiles
+from tests.scale.counting import CountingFiles
+from tests.scale.indexed import Indexed
 from tests.scale.simulation import MIDDLE, START, START_S, TAIL, Outcome
-from tests.scale.tail import PASS_S, ROW_S, STEP_S, TailReplica, TailScenario, TailSimulation
+from tests.scale.tail import STEP_S, TailReplica, TailScenario, TailSimulation
 
-STALE_S = 0.25
 # A look is due no more often than on a file system, and statistics are written more seldom than that.
 SNAPSHOT_S = 60.0
 MAX_OPEN_FILES = 2**16
@@ -46,8 +38,6 @@ class SharingSimulation(TailSimulation):
         self.files = CountingFiles(str(self.output))
         self.counted = Outcome()
         self.num_alive = 0
-        self._view: tuple[int, View] | None = None
-        self._names: dict[int | None, set[str]] = defaultdict(set)
 
     @property
     def phase(self) -> str:
@@ -59,8 +49,8 @@ class SharingSimulation(TailSimulation):
     def expected_s(self) -> float:
         """About when the run is complete."""
         scenario = self.scenario
-        num_tokens = sum(self.lengths) / scenario.num_replicas / scenario.max_num_seqs
-        return self.arrival_s + num_tokens * (PASS_S + ROW_S * scenario.max_num_seqs)
+        num_tokens = sum(map(sum, self.lengths)) / scenario.num_replicas / scenario.max_num_seqs
+        return self.arrival_s + num_tokens * scenario.token_s(scenario.max_num_seqs)
 
     def run_counted(self) -> Outcome:
         """Until the last living replica has left."""
@@ -70,7 +60,12 @@ class SharingSimulation(TailSimulation):
             resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, max(most, MAX_OPEN_FILES)))
         for number in range(self.scenario.num_replicas):
             self.after(self.rng.uniform(0, self.arrival_s), partial(self._join, f"replica{number}"))
-        with self.files.patched(), self._indexed():
+        with (
+            self.files.patched(),
+            Indexed(self, self.files).patched(),
+            mock.patch.object(PartLog, "begin_sync", lambda log: None),
+            mock.patch.object(recording, "SNAPSHOT_INTERVAL_S", SNAPSHOT_S),
+        ):
             while self.has_next:
                 phase, before = self.phase, self.now
                 action = self.advance()
@@ -88,57 +83,6 @@ class SharingSimulation(TailSimulation):
         replica = SharingReplica(self, name)
         if self.rng.random() < self.vanishing:
             self.after(self.rng.uniform(0, max(1.0, self.expected_s - self.now)), replica.die)
-
-    @contextlib.contextmanager
-    def _indexed(self) -> Iterator[None]:
-        """The claims' folder is listed by this process at most every ``STALE_S``, and what is asked of one
-        shard is answered from an index; both are counted as if the folder had been listed."""
-        create, remove, names_in = Claims._create, Claims._remove, claims.names_in
-        num_files = 0
-
-        def indexed_create(self_: Claims, claim: Claim, *arguments: Any) -> bool:
-            is_made = create(self_, claim, *arguments)
-            if is_made:
-                self._names[_shard_of(claim.name)].add(claim.file_name)
-            return is_made
-
-        def indexed_remove(self_: Claims, claim: Claim) -> None:
-            remove(self_, claim)
-            self._names[_shard_of(claim.name)].discard(claim.file_name)
-
-        def look(self_: Claims) -> View:
-            nonlocal num_files
-            moment = int(self.now / STALE_S)
-            if self._view is None or self._view[0] != moment or not self._view[1].latest:
-                self._view = moment, original_look(self_)
-                num_files = self._view[1].num_files
-            else:
-                self.files.counts[METADATA] += 1 + num_files // NAMES_PER_OPERATION
-            return self._view[1]
-
-        def listed(folder: Path, *prefixes: str) -> list[str]:
-            if not prefixes:
-                return names_in(folder)
-            self.files.counts[METADATA] += 1 + num_files // NAMES_PER_OPERATION
-            shards = {_shard_of(prefix.rstrip(".-")) for prefix in prefixes}
-            return [name for shard in shards for name in self._names[shard] if name.startswith(prefixes)]
-
-        original_look = Claims.look
-        with (
-            mock.patch.object(Claims, "_create", indexed_create),
-            mock.patch.object(Claims, "_remove", indexed_remove),
-            mock.patch.object(Claims, "look", look),
-            mock.patch.object(claims, "names_in", listed),
-            mock.patch.object(PartLog, "begin_sync", lambda log: None),
-            mock.patch.object(recording, "SNAPSHOT_INTERVAL_S", SNAPSHOT_S),
-        ):
-            yield
-
-
-def _shard_of(name: str) -> int | None:
-    """Of a claim, or of the beginning of one."""
-    found = shard_and_split(name) or shard_and_split(f"{name}-00000")
-    return None if found is None else found[0]
 
 
 class SharingReplica(TailReplica):

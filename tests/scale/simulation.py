@@ -4,6 +4,7 @@ never in file operations."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import random
@@ -19,6 +20,7 @@ from specdist.data.shard_queue import ClaimedShard
 from specdist.job.totals import write_total
 from tests.scale.counting import METADATA, READS, CountingFiles
 from tests.scale.events import Events
+from tests.scale.indexed import Indexed
 from tests.scale.requests import REQUESTS, CountingStore, counting_folder
 
 TABLE = pa.table({"row_id": [0]})
@@ -44,7 +46,7 @@ class Scenario:
     """Replicas that begin within ``arrival_s``; shards take ``shard_s`` seconds on average, log-normally.
 
     ``vanishing``: share of the replicas that vanish at a random moment of the expected time, without a trace
-    that others could see but silence.
+    that others could see but silence. ``is_indexed``: see :mod:`tests.scale.indexed`.
     """
 
     num_replicas: int
@@ -56,6 +58,7 @@ class Scenario:
     vanishing: float = 0.02
     seed: int = 0
     on_store: bool = False
+    is_indexed: bool = False
 
     @property
     def expected_s(self) -> float:
@@ -106,7 +109,10 @@ class Simulation(Events):
             self.after(self.rng.uniform(0, scenario.arrival_s), replica.join)
             if self.rng.random() < scenario.vanishing:
                 self.after(self.rng.uniform(START_S, scenario.expected_s), replica.die)
-        with self.files.patched():
+        with contextlib.ExitStack() as patches:
+            patches.enter_context(self.files.patched())
+            if scenario.is_indexed:
+                patches.enter_context(Indexed(self, self.files).patched())
             while self.has_next:
                 phase, before = self.phase, self.now
                 action = self.advance()

@@ -1,8 +1,9 @@
 """The end of a run with the project's own claims, splits and part logs, on a virtual clock and without
 models.
 
-A replica runs so many sequences at a time; a pass over b of them takes ``PASS_S + ROW_S * b`` and gives each
-a token. Lengths of completions are log-normal around a power of the prompt's length. Replicas may be killed,
+A replica runs so many sequences at a time. A pass over b of them takes ``PASS_S + ROW_S * b`` and gives each
+a token; or they share the tokens per second of ``RATES``. Lengths of completions are log-normal around a
+power of the prompt's length. Replicas may be killed,
 paused past the age of their claims, or told to stop.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
@@ -39,6 +41,8 @@ from tests.scale.events import Events
 # A pass of a 70B target over a batch, and its growth per sequence; seconds between looks of a simulated
 # replica.
 PASS_S, ROW_S = 0.03, 0.0003
+# Tokens per second of a batch with the defaults, emulated: jobs/benchmarks/emulation-70b-h100-auto.json.
+RATES = ((1, 199.0), (8, 1064.0), (32, 2309.0), (64, 3011.0))
 STEP_S = 0.25
 SILENT_AFTER_S = 60.0
 # A run that takes so long will not end.
@@ -47,7 +51,8 @@ MAX_S = 5000.0
 
 @dataclass(frozen=True, kw_only=True)
 class TailScenario:
-    """``sigma``: of the logarithm of a completion's length for prompts of one length; ``is_new``: with rows
+    """``sigma``: of the logarithm of a completion's length for prompts of one length, and ``sibling_sigma``
+    its part by which samples of a row differ; ``has_rates``: with ``RATES``; ``is_new``: with rows
     in the order of their expected lengths, and splits; else as before them. About once in ``life_s`` a
     replica is killed, paused or stopped; another one joins in the place of one that has ended."""
 
@@ -58,6 +63,8 @@ class TailScenario:
     num_samples: int = 1
     median_tokens: float = 300.0
     sigma: float = 0.9
+    sibling_sigma: float = 0.0
+    has_rates: bool = False
     most_tokens: int = 4096
     is_new: bool = True
     life_s: float = math.inf
@@ -67,13 +74,22 @@ class TailScenario:
     def num_rows(self) -> int:
         return self.num_shards * self.rows_per_shard
 
+    def token_s(self, num_seqs: int) -> float:
+        """Seconds per token of each sequence of a batch."""
+        if not self.has_rates:
+            return PASS_S + ROW_S * num_seqs
+        sizes, times = [size for size, _ in RATES], [size / rate for size, rate in RATES]
+        return float(np.interp(num_seqs, sizes, times))
+
 
 @dataclass
 class TailOutcome:
     """``first_idle_s``: when a replica first had no sequence to run; ``end_s``: when the run was complete;
+    ``longest_left_s``: how long the sequences that run then take at least, each alone on a replica;
     ``splits``: how many each replica took; ``num_repeated``: completions that were generated again."""
 
     first_idle_s: float = math.inf
+    longest_left_s: float = 0.0
     end_s: float = 0.0
     splits: Counter[str] = field(default_factory=Counter)
     num_repeated: int = 0
@@ -94,18 +110,12 @@ class TailSimulation(Events):
         self.scenario, self.rng, self.outcome = scenario, random.Random(scenario.seed), TailOutcome()
         folder.mkdir(parents=True)
         prompt_sizes = [max(1, round(self.rng.lognormvariate(5, 1))) for _ in range(scenario.num_rows)]
-        self.lengths = [
-            min(
-                scenario.most_tokens,
-                1
-                + int(
-                    self.rng.lognormvariate(
-                        math.log(scenario.median_tokens * (size / 150) ** 0.5), scenario.sigma
-                    )
-                ),
-            )
+        row_sigma = (scenario.sigma**2 - scenario.sibling_sigma**2) ** 0.5
+        lengths = [
+            self.rng.lognormvariate(math.log(scenario.median_tokens * (size / 150) ** 0.5), row_sigma)
             for size in prompt_sizes
         ]
+        self.lengths = [self._of_samples(length) for length in lengths]
         table = pa.table({"prompt": ["x" * size for size in prompt_sizes]})
         with pa.ipc.new_file(str(folder / "prompts.arrow"), table.schema) as writer:
             writer.write_table(table)
@@ -124,9 +134,23 @@ class TailSimulation(Events):
         self.num_finished = Counter[tuple[int, int]]()
         self.replicas: list[TailReplica] = []
 
+    def _of_samples(self, length: float) -> list[int]:
+        """The lengths of a row's completions."""
+        scenario = self.scenario
+        others = [1.0] * scenario.num_samples
+        if scenario.sibling_sigma:
+            others = [self.rng.lognormvariate(0, scenario.sibling_sigma) for _ in others]
+        return [min(scenario.most_tokens, 1 + int(length * other)) for other in others]
+
     @property
     def is_complete(self) -> bool:
         return len(RunFolder(self.output).recorded_shards()) == self.scenario.num_shards
+
+    @property
+    def longest_left_s(self) -> float:
+        """What the longest of the sequences that run would take alone."""
+        left = (tokens for replica in self.replicas for _, tokens in replica.running.values())
+        return max(left, default=0.0) * self.scenario.token_s(1)
 
     def join(self) -> None:
         replica = TailReplica(self, f"replica{len(self.replicas)}")
@@ -198,7 +222,7 @@ class TailReplica:
             **options,
         )
         self._beat_at = self._paused_until = -math.inf
-        self._running: dict[tuple[int, int], tuple[Request, float]] = {}
+        self.running: dict[tuple[int, int], tuple[Request, float]] = {}
         self._requests = iter(self._recorder.requests())
         self._count_splits()
         if not scenario.is_new:
@@ -258,12 +282,13 @@ class TailReplica:
         self._recorder.tick()
         self._generate()
         self._fill()
-        if self._running:
+        if self.running:
             simulation.after(simulation.step_s, self.step)
             return
         # The engine has ended: what other replicas hold may come free.
-        if not self._recorder.is_run_complete:
-            simulation.outcome.first_idle_s = min(simulation.outcome.first_idle_s, simulation.now)
+        if not self._recorder.is_run_complete and simulation.outcome.first_idle_s == math.inf:
+            simulation.outcome.first_idle_s = simulation.now
+            simulation.outcome.longest_left_s = simulation.longest_left_s
         if self._recorder.claim():
             self._requests, self._is_draining = iter(self._recorder.requests()), False
             simulation.after(0.0, self.step)
@@ -278,13 +303,13 @@ class TailReplica:
 
     def _generate(self) -> None:
         """The tokens of a step."""
-        num_tokens = self._simulation.step_s / (PASS_S + ROW_S * len(self._running))
-        for key, (request, left) in list(self._running.items()):
+        num_tokens = self._simulation.step_s / self._simulation.scenario.token_s(max(1, len(self.running)))
+        for key, (request, left) in list(self.running.items()):
             if left > num_tokens:
-                self._running[key] = request, left - num_tokens
+                self.running[key] = request, left - num_tokens
                 continue
-            del self._running[key]
-            length = self._simulation.lengths[request.row_id]
+            del self.running[key]
+            length = self._simulation.lengths[request.row_id][request.sample_index]
             self._simulation.num_finished[key] += 1
             self._stats.shard(request.shard).num_draft_tokens += 1
             self._recorder.record(
@@ -301,10 +326,10 @@ class TailReplica:
 
     def _fill(self) -> None:
         scenario = self._simulation.scenario
-        while len(self._running) < scenario.max_num_seqs and not self._is_draining:
+        while len(self.running) < scenario.max_num_seqs and not self._is_draining:
             request = next(self._requests, None)
             if request is None:
                 self._is_draining = not scenario.is_new
                 return
-            left = float(self._simulation.lengths[request.row_id])
-            self._running[request.row_id, request.sample_index] = request, left
+            left = float(self._simulation.lengths[request.row_id][request.sample_index])
+            self.running[request.row_id, request.sample_index] = request, left

@@ -12,6 +12,7 @@ document.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -27,10 +28,12 @@ from specdist.utils.table import Table, decimals
 from tests.job.launching import JOB, arguments
 from tests.job.pair import build_pair, some_texts, write_arrow
 from tests.ranks import REPOSITORY
-from tests.scale.tail import TailScenario, TailSimulation
+from tests.scale.tail import TailOutcome, TailScenario, TailSimulation
 
 RESULTS = REPOSITORY / "jobs/benchmarks/tails.json"
 NUM_REPLICAS, NUM_SHARDS, ROWS_PER_SHARD = 4, 5, 64
+# By which the logarithms of lengths of samples of a row differ.
+SIBLING_SIGMA = 0.4
 WAITS, TIME = "waiting until these are completed", "%Y-%m-%d %H:%M:%S,%f"
 
 
@@ -50,12 +53,18 @@ def main() -> None:
             runs = [real_run(Path(folder) / str(seed), options.code, seed) for seed in range(options.seeds)]
         results.append(summary("real", options.name, runs, NUM_SHARDS, ROWS_PER_SHARD))
     else:
-        for num_samples in (1, 4):
+        for has_rates, num_samples in itertools.product((False, True), (1, 4)):
             for is_new in (False, True):
-                runs = [simulated_run(seed, num_samples, is_new=is_new) for seed in range(options.seeds)]
-                kind = f"simulated, {num_samples} per row" if num_samples > 1 else "simulated"
+                outcomes = [
+                    simulated_run(seed, num_samples, is_new=is_new, has_rates=has_rates)
+                    for seed in range(options.seeds)
+                ]
+                kind = f"simulated, {'speculating' if has_rates else 'plain'}, {num_samples} per row"
                 name = "after" if is_new else "before"
+                runs = [(min(found.first_idle_s, found.end_s), found.end_s) for found in outcomes]
                 results.append(summary(kind, name, runs, 10, 512 // num_samples))
+                results[-1]["longest_left_s"] = [round(found.longest_left_s, 2) for found in outcomes]
+                print(json.dumps(results[-1]), flush=True)
     document = {"command": f"python -m tests.scale.tails {' '.join(sys.argv[1:])}", "results": results}
     if options.output is not None and options.output.exists():
         document["results"] = json.loads(options.output.read_text())["results"] + results
@@ -75,13 +84,13 @@ def summary(
     }  # fmt: skip
 
 
-def simulated_run(seed: int, num_samples: int, *, is_new: bool) -> tuple[float, float]:
+def simulated_run(seed: int, num_samples: int, *, is_new: bool, has_rates: bool) -> TailOutcome:
     with tempfile.TemporaryDirectory() as folder, mock.patch("os.fsync", lambda descriptor: None):
         scenario = TailScenario(
-            is_new=is_new, seed=seed, num_samples=num_samples, rows_per_shard=512 // num_samples
-        )
-        outcome = TailSimulation(Path(folder) / "run", scenario).run()
-    return min(outcome.first_idle_s, outcome.end_s), outcome.end_s
+            is_new=is_new, seed=seed, num_samples=num_samples, rows_per_shard=512 // num_samples,
+            has_rates=has_rates, sibling_sigma=SIBLING_SIGMA if num_samples > 1 else 0.0,
+        )  # fmt: skip
+        return TailSimulation(Path(folder) / "run", scenario).run()
 
 
 def real_run(folder: Path, code: Path, seed: int) -> tuple[float, float]:

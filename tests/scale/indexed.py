@@ -1,0 +1,80 @@
+"""The claims of many simulated replicas in an index, so that thousands of them can be simulated.
+
+A look at the claims may be as old as ``STALE_S``, as on a file server whose clients keep what they have
+listed; its cost is counted each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from specdist.data import claims
+from specdist.data.claims import Claim, Claims, View, shard_and_split
+from tests.scale.counting import METADATA, NAMES_PER_OPERATION, CountingFiles
+from tests.scale.events import Events
+
+STALE_S = 0.25
+
+
+class Indexed:
+    """While :meth:`patched`, the claims' folder is listed at most every ``STALE_S`` of the virtual clock, and
+    what is asked of one shard is answered from the index; both are counted as if the folder had been listed
+    each time."""
+
+    def __init__(self, events: Events, files: CountingFiles) -> None:
+        self._events, self._files = events, files
+        self._view: tuple[int, View] | None = None
+        self._num_files = 0
+        self._names: dict[int | None, set[str]] = defaultdict(set)
+
+    @contextlib.contextmanager
+    def patched(self) -> Iterator[None]:
+        create, remove, original_look, names_in = Claims._create, Claims._remove, Claims.look, claims.names_in
+
+        def indexed_create(self_: Claims, claim: Claim, *arguments: Any) -> bool:
+            is_made = create(self_, claim, *arguments)
+            if is_made:
+                self._names[_shard_of(claim.name)].add(claim.file_name)
+            return is_made
+
+        def indexed_remove(self_: Claims, claim: Claim) -> None:
+            remove(self_, claim)
+            self._names[_shard_of(claim.name)].discard(claim.file_name)
+
+        def look(self_: Claims) -> View:
+            moment = int(self._events.now / STALE_S)
+            if self._view is None or self._view[0] != moment or not self._view[1].latest:
+                self._view = moment, original_look(self_)
+                self._num_files = self._view[1].num_files
+            else:
+                self._count()
+            return self._view[1]
+
+        def listed(folder: Path, *prefixes: str) -> list[str]:
+            if not prefixes:
+                return names_in(folder)
+            self._count()
+            shards = {_shard_of(prefix.rstrip(".-")) for prefix in prefixes}
+            return [name for shard in shards for name in self._names[shard] if name.startswith(prefixes)]
+
+        with (
+            mock.patch.object(Claims, "_create", indexed_create),
+            mock.patch.object(Claims, "_remove", indexed_remove),
+            mock.patch.object(Claims, "look", look),
+            mock.patch.object(claims, "names_in", listed),
+        ):
+            yield
+
+    def _count(self) -> None:
+        self._files.counts[METADATA] += 1 + self._num_files // NAMES_PER_OPERATION
+
+
+def _shard_of(name: str) -> int | None:
+    """Of a claim, or of the beginning of one."""
+    found = shard_and_split(name) or shard_and_split(f"{name}-00000")
+    return None if found is None else found[0]
