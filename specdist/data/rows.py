@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +65,7 @@ class RowResult:
     def to_json(self) -> bytes:
         """One line without its end; :meth:`from_json` is the inverse, for any text."""
         # Not as \u escapes: JSON would join a lone high surrogate with a low one after it.
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        return json.dumps(vars(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
     @staticmethod
     def from_json(line: bytes) -> RowResult:

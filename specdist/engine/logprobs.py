@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -24,10 +24,9 @@ from specdist.engine.sequence import Sequence
 from specdist.sampling.distributions import Dense, Distributions, SamplingSettings
 from specdist.sampling.logprobs import (
     Logprobs,
-    merged_logprobs,
-    partial_prompt_scores,
-    partial_scores,
     processed_logprobs,
+    whole_logprobs,
+    whole_prompt_logprobs,
 )
 from specdist.sampling.row_filters import RowFilters
 from specdist.sampling.uploads import upload
@@ -61,14 +60,12 @@ class WholeLogits:
     def prompt_logprobs(self) -> Logprobs:
         logits_PV, num_top = self.prompt_logits_PV, self.settings.num_prompt_logprobs or 0
         (ids_P,) = upload(logits_PV.device, self.prompt_ids_P)
-        packed_PC = partial_prompt_scores(logits_PV, range(logits_PV.shape[1]), ids_P, num_top)
-        return merged_logprobs(packed_PC[None], num_top)
+        return whole_prompt_logprobs(logits_PV, ids_P, num_top)
 
     def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
         places_M, ids_M = upload(self.logits_NV.device, index_M, token_ids_M)
-        raw_MV, num_top = self.logits_NV[places_M], self.settings.num_logprobs or 0
-        packed_MC = partial_scores(raw_MV, raw_MV, range(raw_MV.shape[1]), ids_M, num_top)
-        return merged_logprobs(packed_MC[None], num_top, self._processed(places_M, ids_M))
+        num_top, processed_M = self.settings.num_logprobs or 0, self._processed(places_M, ids_M)
+        return whole_logprobs(self.logits_NV[places_M], ids_M, num_top, processed_M)
 
     def _processed(self, places_M: Tensor, ids_M: Tensor) -> Tensor:
         """[M]: log-probabilities after processing; those of a sampled pass are known."""
@@ -78,6 +75,26 @@ class WholeLogits:
         chosen = None if filters is None else filters.select(places_M)
         processed_MV = processed_logprobs(self.scores_NV[places_M], self.settings, chosen)
         return processed_MV.gather(1, ids_M[:, None])[:, 0]
+
+
+class EmittedTokens(NamedTuple):
+    """Tokens of a pass: the orders of their sequences, positions there, the indices of their logits, ids."""
+
+    orders: list[int]
+    positions: list[int]
+    index_M: np.ndarray
+    token_ids_M: np.ndarray
+
+    def and_then(self, others: EmittedTokens) -> EmittedTokens:
+        return EmittedTokens(
+            self.orders + others.orders,
+            self.positions + others.positions,
+            np.concatenate([self.index_M, others.index_M]),
+            np.concatenate([self.token_ids_M, others.token_ids_M]),
+        )
+
+
+NO_TOKENS = EmittedTokens([], [], *np.zeros((2, 0), np.int64))
 
 
 class _PromptScores:
@@ -112,22 +129,25 @@ class LogprobBook:
         self._asked: list[tuple[Sequence, _PromptScores, slice]] = []
         # By the sequences' order of admission, and by position.
         self._of: dict[int, dict[int, tuple[float, float, list[int], list[float]]]] = defaultdict(dict)
+        self._due: tuple[ScoresTokens, EmittedTokens] | None = None
 
-    def note(
-        self,
-        scores: ScoresTokens,
-        orders_M: list[int],
-        positions_M: list[int],
-        index_M: np.ndarray,
-        token_ids_M: np.ndarray,
-    ) -> None:
-        """Tokens at these positions of their sequences, whose logits are at this index of the pass."""
-        if not len(orders_M) or not self._notes_emitted:
+    def note(self, scores: ScoresTokens, tokens: EmittedTokens) -> None:
+        """What the last pass has emitted first; the rest follows with :meth:`note_next`."""
+        if self._notes_emitted and len(tokens.orders):
+            self._due = scores, tokens
+
+    def note_next(self, scores: ScoresTokens | None, tokens: EmittedTokens) -> None:
+        """The next tokens, which are of the last pass too, before the next one."""
+        due, self._due = self._due, None
+        if scores is not None and self._notes_emitted and len(tokens.orders):
+            due = scores, tokens if due is None else due[1].and_then(tokens)
+        if due is None:
             return
-        found = scores.logprobs(index_M, token_ids_M)
+        scores, tokens = due
+        found = scores.logprobs(tokens.index_M, tokens.token_ids_M)
         columns = found.raw_M, found.processed_M, found.top_ids_MK, found.top_raw_MK
         lines = zip(*(column.tolist() for column in columns), strict=True)
-        for order, position, line in zip(orders_M, positions_M, lines, strict=True):
+        for order, position, line in zip(tokens.orders, tokens.positions, lines, strict=True):
             self._of[order][position] = line
 
     def prompt_tokens(self, chunks: list[Chunk], first: int) -> PromptTokens:
@@ -165,6 +185,7 @@ class LogprobBook:
 
     def completed(self, sequence: Sequence) -> Completion:
         """With the log-probabilities of all its tokens, unless it has an error."""
+        self.note_next(None, NO_TOKENS)
         completion, known = sequence.completion(), self._of.pop(sequence.order, {})
         prompt = self._prompts.pop(sequence.order, None)
         if completion.error is not None:

@@ -21,7 +21,7 @@ import torch
 from specdist.cache.pages import PageUpdates
 from specdist.engine.blocks import NO_PROMPT_TOKENS, Block, NewBlocks, VerifyInput, flat_batch
 from specdist.engine.interfaces import Target, VerifyOutput
-from specdist.engine.logprobs import LogprobBook, ScoresTokens
+from specdist.engine.logprobs import EmittedTokens, LogprobBook, ScoresTokens
 from specdist.engine.opened import OpenedSequences
 from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
@@ -67,16 +67,15 @@ class Verifier:
         before it was preempted."""
         pairs = zip(sequences, token_ids, strict=True)
         drawn = [each for each in pairs if each[0].forced_next_token is None and each[1] != NOT_FINITE]
-        if self._book is not None and drawn:
-            assert self._scores is not None
+        if self._book is not None:
             index = [self._next_index_of[sequence.order] for sequence, _ in drawn]
-            self._book.note(
-                self._scores,
+            tokens = EmittedTokens(
                 [sequence.order for sequence, _ in drawn],
                 [len(sequence.token_ids) for sequence, _ in drawn],
                 self._next_index_W[index],
                 np.array([token_id for _, token_id in drawn], np.int64),
             )
+            self._book.note_next(self._scores, tokens)
 
     def verify(
         self, page_updates: PageUpdates, new_blocks: NewBlocks, chunks: list[Chunk], opened: OpenedSequences
@@ -116,17 +115,15 @@ class Verifier:
             self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
             if self._book is not None:
                 self._scores, self._next_index_W = verify_output, index_W
-                self._book.note(verify_output, *_accepted_tokens(verified, starts_R))
+                self._book.note(verify_output, _accepted_tokens(verified, starts_R))
                 self._book.note_prompts(verify_output)
             return verified
 
         return verified_blocks
 
 
-def _accepted_tokens(
-    verified: list[VerifiedBlock], starts_R: np.ndarray
-) -> tuple[list[int], list[int], np.ndarray, np.ndarray]:
-    """Of the accepted candidates: the orders of their sequences, positions, indices of logits, and ids."""
+def _accepted_tokens(verified: list[VerifiedBlock], starts_R: np.ndarray) -> EmittedTokens:
+    """The accepted candidates."""
     counts = [block.num_accepted for block in verified]
     sequences = [block.block.sequence for block in verified]
     index_M = np.repeat(starts_R, counts) + arange_segments(np.array(counts, np.int64))
@@ -134,7 +131,7 @@ def _accepted_tokens(
     pairs = list(zip(sequences, counts, strict=True))
     orders = [sequence.order for sequence, count in pairs for _ in range(count)]
     positions = [len(sequence.token_ids) + depth for sequence, count in pairs for depth in range(count)]
-    return orders, positions, index_M, np.array(tokens, np.int64)
+    return EmittedTokens(orders, positions, index_M, np.array(tokens, np.int64))
 
 
 def _verify_blocks(

@@ -5,6 +5,7 @@ M tokens, K likeliest, V vocabulary, v ids of one slice, S slices.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,6 +73,26 @@ def partial_scores(
     return torch.cat([torch.stack(own, dim=1), values_MK, ids_MK], dim=1)
 
 
+def whole_logprobs(raw_MV: Tensor, token_ids_M: Tensor, num_top: int, processed_M: Tensor | None) -> Logprobs:
+    """From logits of the whole vocabulary. ``processed``: log-probabilities after processing; None: as before
+    it."""
+    raw_MV = raw_MV.to(torch.promote_types(raw_MV.dtype, torch.float32))
+    top_MK = raw_MV.topk(num_top, dim=1)
+    normalisers_M1 = raw_MV.logsumexp(dim=1, keepdim=True)
+    raw_M1 = raw_MV.gather(1, token_ids_M[:, None]) - normalisers_M1
+    processed_M1 = raw_M1 if processed_M is None else processed_M[:, None]
+    columns = [raw_M1, processed_M1, top_MK.values - normalisers_M1, top_MK.indices]
+    return _fetched(torch.cat([column.double() for column in columns], dim=1), num_top)
+
+
+def whole_prompt_logprobs(logits_PV: Tensor, token_ids_P: Tensor, num_top: int) -> Logprobs:
+    """Of tokens that are not drawn. A few at a time: there may be thousands."""
+    pieces = zip(logits_PV.split(PROMPT_PIECE), token_ids_P.split(PROMPT_PIECE), strict=True)
+    found = [whole_logprobs(piece_MV, own_M, num_top, None) for piece_MV, own_M in pieces]
+    columns = (tuple(getattr(each, field.name) for each in found) for field in dataclasses.fields(Logprobs))
+    return Logprobs(*map(np.concatenate, columns))
+
+
 def partial_prompt_scores(logits_Pv: Tensor, ids: range, token_ids_P: Tensor, num_top: int) -> Tensor:
     """As :func:`partial_scores`, of tokens that are not drawn. A few at a time: there may be thousands."""
     pieces = zip(logits_Pv.split(PROMPT_PIECE), token_ids_P.split(PROMPT_PIECE), strict=True)
@@ -89,14 +110,18 @@ def merged_logprobs(packed_SMC: Tensor, num_top: int, processed_M: Tensor | None
         part.transpose(0, 1).flatten(1)
         for part in packed_SMC[:, :, NUM_OWN:].split([num_top, num_top], dim=2)
     )
-    if len(packed_SMC) > 1:
-        values_MK, best_MK = values_MK.topk(num_top, dim=1)
-        ids_MK = ids_MK.gather(1, best_MK)
+    values_MK, best_MK = values_MK.topk(num_top, dim=1)
+    ids_MK = ids_MK.gather(1, best_MK)
     columns = [raw_M[:, None], processed_M.double()[:, None], values_MK - normalisers_M[:, None], ids_MK]
-    numbers = torch.cat(columns, dim=1).cpu().numpy()
+    return _fetched(torch.cat(columns, dim=1), num_top)
+
+
+def _fetched(columns_MC: Tensor, num_top: int) -> Logprobs:
+    """By one copy of the token's own numbers, and of the likeliest ones' with their ids."""
+    numbers = columns_MC.cpu().numpy()
     return Logprobs(
         raw_M=numbers[:, 0].astype(np.float32),
         processed_M=numbers[:, 1].astype(np.float32),
-        top_raw_MK=numbers[:, 2 : 2 + num_top].astype(np.float32),
         top_ids_MK=numbers[:, 2 + num_top :].astype(np.int32),
+        top_raw_MK=numbers[:, 2 : 2 + num_top].astype(np.float32),
     )

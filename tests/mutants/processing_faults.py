@@ -97,8 +97,8 @@ PROCESSING_FAULTS = (
     Mutant(
         name="log-probabilities-of-processed-distribution",
         file="engine/logprobs.py",
-        old="partial_scores(raw_MV, raw_MV,",
-        new="partial_scores(self.scores_NV[places_M], self.scores_NV[places_M],",
+        old="whole_logprobs(self.logits_NV[places_M],",
+        new="whole_logprobs(self.scores_NV[places_M],",
         tests=(LOGPROBS + "[penalties-whole]",),
     ),
     Mutant(
