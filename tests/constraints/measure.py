@@ -1,8 +1,9 @@
 """Measures constrained generation: ``python -m tests.constraints.measure --target T --draft D ...``.
 
 Of every schema in ``schemas/``: whether all completions that ended by themselves are instances of it, and
-tokens per second beside those of the same prompts without a constraint, in turns with it. Only ratios of one
-run are reported: the machine is not.
+tokens per second of processor time beside those of the same prompts without a constraint, in turns with it.
+With one thread (OMP_NUM_THREADS=1), so that other processes matter little; only ratios of one run are
+reported: the machine is not.
 """
 
 from __future__ import annotations
@@ -111,14 +112,14 @@ def main() -> None:
 def timed(
     llm: SpeculativeLLM, requests: list[Request], sampling: CompletionOptions, stop_token_ids: frozenset[int]
 ) -> tuple[list[Completion], float, Stats]:
-    """Completions with their texts, the seconds of the engine, and the statistics."""
+    """Completions with their texts, the seconds of processor time, and the statistics."""
     llm._replica.resample(llm._config(sampling))
     decode = partial(llm._tokenizer.decode, skip_special_tokens=True)
     rules, recorder = StopRules(decode, stop_token_ids), StatsRecorder()
     engine = llm._replica.engine(iter(requests), rules, recorder)
-    began = time.perf_counter()
+    began = time.process_time()
     found = list(engine.run())
-    return found, time.perf_counter() - began, recorder.close_shard(0)
+    return found, time.process_time() - began, recorder.close_shard(0)
 
 
 def is_instance(text: str, schema: dict[str, Any]) -> bool:
