@@ -50,9 +50,11 @@ class History:
 
     @property
     def best(self) -> int:
-        """The evaluation with the highest predicted speed-up; of equal ones the highest acceptance."""
-        keys = [(found.speed_up, found.acceptance) for found in self.prospects]
-        return max(range(len(keys)), key=lambda index: keys[index])
+        """The latest evaluation whose predicted speed-up is not below the highest by more than that one's
+        standard error: of few completions the highest is chance, and training has gone on since."""
+        highest = max(self.prospects, key=lambda found: found.speed_up)
+        least = highest.speed_up - highest.error
+        return max(index for index, found in enumerate(self.prospects) if found.speed_up >= least)
 
     def is_over(self, patience: int) -> bool:
         """Whether so many evaluations have not raised it."""

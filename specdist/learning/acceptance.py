@@ -74,12 +74,13 @@ def acceptances(
 @dataclass(frozen=True, kw_only=True)
 class Prospect:
     """What a draft promises: mean acceptance of a token, tokens per target pass with the best block length,
-    and the speed-up over plain decoding."""
+    the speed-up over plain decoding, and the standard error of that, from one completion to the next."""
 
     acceptance: float
     num_draft_tokens: int
     tokens_per_pass: float
     speed_up: float
+    error: float = 0.0
 
 
 def prospect(acceptances_N: Sequence[np.ndarray], cost_ratio: float) -> Prospect:
@@ -93,15 +94,20 @@ def prospect(acceptances_N: Sequence[np.ndarray], cost_ratio: float) -> Prospect
     run = np.concatenate([np.pad(each, (0, MAX_DRAFT_TOKENS)) for each in acceptances_N])
     is_start = [np.arange(len(each) + MAX_DRAFT_TOKENS) < len(each) for each in acceptances_N]
     starts = np.flatnonzero(np.concatenate(is_start))
-    tokens, alive = [1.0], np.ones(len(starts))
+    # Of every start, the tokens of blocks of 0, 1, ... candidates.
+    of_starts, alive = [np.ones(len(starts))], np.ones(len(starts))
     for depth in range(MAX_DRAFT_TOKENS):
         alive = alive * run[starts + depth]
-        tokens.append(tokens[-1] + float(alive.mean()))
+        of_starts.append(of_starts[-1] + alive)
+    tokens = [float(each.mean()) for each in of_starts]
     factors = [round_factor(per_pass, length * cost_ratio) for length, per_pass in enumerate(tokens)]
     best = int(np.argmax(factors))
+    ends = np.cumsum([len(each) for each in acceptances_N])[:-1]
+    deviations = [part.sum() for part in np.split(of_starts[best] - tokens[best], ends)]
     return Prospect(
         acceptance=float(np.concatenate(list(acceptances_N)).mean()),
         num_draft_tokens=best,
         tokens_per_pass=tokens[best],
         speed_up=factors[best],
+        error=factors[best] / tokens[best] * float(np.linalg.norm(deviations)) / len(starts),
     )

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.learning.acceptance import Places, acceptances, prospect
+from specdist.distillation.training import History
+from specdist.learning.acceptance import Places, Prospect, acceptances, prospect
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.formulas import wall_time_factor
 
@@ -78,3 +79,30 @@ def test_accepted_tokens_in_a_row_promise_more_than_scattered_ones() -> None:
 def test_a_draft_that_is_as_slow_as_the_target_promises_nothing() -> None:
     found = prospect([np.full(100, 0.9)], cost_ratio=1.0)
     assert (found.num_draft_tokens, found.speed_up, found.tokens_per_pass) == (0, 1.0, 1.0)
+
+
+def test_the_error_of_a_prospect_is_the_spread_of_others_like_it() -> None:
+    """Completions of 30 tokens, all of one alike; and where no candidates pay, nothing is uncertain."""
+    generator = np.random.default_rng(0)
+
+    def drawn(cost_ratio: float) -> Prospect:
+        levels = generator.choice([0.2, 0.9], size=24)
+        return prospect([np.full(30, level) for level in levels], cost_ratio)
+
+    assert drawn(10.0).error == 0
+    found = [drawn(0.01) for _ in range(200)]
+    spread = np.std([each.speed_up for each in found])
+    assert np.mean([each.error for each in found]) == pytest.approx(spread, rel=0.25)
+
+
+def test_the_best_evaluation_is_the_latest_within_an_error_of_the_highest() -> None:
+    def history(*speed_ups: float) -> History:
+        found = [
+            Prospect(acceptance=0.5, num_draft_tokens=3, tokens_per_pass=2.0, speed_up=each, error=0.1)
+            for each in speed_ups
+        ]
+        return History(prospects=found)
+
+    assert history(1.0, 1.5, 1.45, 1.42).best == 3
+    assert history(1.0, 1.5, 1.45, 1.3).best == 2
+    assert history(1.0, 1.5, 1.3, 1.3).is_over(2) and not history(1.0, 1.5, 1.45, 1.42).is_over(1)

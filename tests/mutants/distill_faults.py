@@ -45,6 +45,13 @@ DISTILL_FAULTS = (
         tests=(PROMPTS,),
     ),
     Mutant(
+        name="of-a-training-the-evaluation-that-was-lucky",
+        file="distillation/training.py",
+        old="least = highest.speed_up - highest.error",
+        new="least = highest.speed_up",
+        tests=(f"{ACCEPTANCE}::test_the_best_evaluation_is_the_latest_within_an_error_of_the_highest",),
+    ),
+    Mutant(
         name="completions-drown-in-prompts",
         file="distillation/data.py",
         old="return self.training * times + self.prompts",
