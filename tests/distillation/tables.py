@@ -9,7 +9,8 @@ from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs/benchmarks/distill-small-pair-cpu.json"
 EAGLE = REPOSITORY / "jobs/benchmarks/eagle-small-pair-cpu.json"
-HEADING = ["temperature", "sequences", "tokens", "held out", "acceptance", "tokens per target pass"]
+HEADING = ["temperature", "sequences", "tokens", "tokens of prompts", "held out", "acceptance",
+           "tokens per target pass"]  # fmt: skip
 
 
 def markdown() -> str:
@@ -24,6 +25,7 @@ def _line(found: dict) -> list[str]:
         f"{found['temperature']:g}",
         str(found["num_training_sequences"]),
         f"{found['num_training_tokens']:,}",
+        f"{found.get('num_prompt_tokens', 0):,}",
         f"{found['num_held_out_tokens']:,} tokens",
         f"{before['acceptance']:.3f} → {after['acceptance']:.3f}",
         f"{before['tokens_per_pass']:.2f} → {after['tokens_per_pass']:.2f}",
