@@ -125,6 +125,11 @@ def _time(line: str) -> float:
     return datetime.strptime(" ".join(line.split()[:2]), TIME).timestamp()
 
 
+def _longest_left(entry: dict[str, Any]) -> str | None:
+    """Of those that run when the first replica is idle: known of simulated runs."""
+    return decimals(mean(entry["longest_left_s"])) if "longest_left_s" in entry else None
+
+
 def markdown() -> str:
     """The results as a table."""
     rows = []
@@ -141,6 +146,7 @@ def markdown() -> str:
                 "shards": f"{entry['shards']} of {entry['rows_per_shard']} rows",
                 "run, s": decimals(total_s),
                 "first idle to end, s": decimals(tail_s),
+                "longest left alone, s": _longest_left(entry),
                 "of before": f"{tail_s / mean(before['tails_s']):.0%}",
                 "run, of before": f"{total_s / mean(before['totals_s']):.0%}",
             }
