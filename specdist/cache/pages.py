@@ -30,8 +30,13 @@ class PageUpdates:
 
     @staticmethod
     def from_entries(entries: list[tuple[int, int, int]]) -> PageUpdates:
+        if not entries:
+            return NO_UPDATES
         columns = np.array(entries, dtype=np.int32).reshape(-1, 3).T
         return PageUpdates(*columns.copy())
+
+
+NO_UPDATES = PageUpdates(*np.zeros((3, 0), np.int32))
 
 
 @dataclass

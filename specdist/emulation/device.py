@@ -55,10 +55,13 @@ class EmulatedDevice:
     def __post_init__(self) -> None:
         self._tensor_type = _tensor_type(self)
 
-    def queue(self, duration_ns: int) -> None:
-        """Run something of this duration after all that was queued before. Returns at once."""
+    def queue(self, duration_ns: int, asked_ns: int = 0) -> None:
+        """Run something of this duration after all that was queued before. Returns at once.
+
+        ``asked_ns``: when the host asked for it, before the duration was worked out; no real host does that.
+        """
         self._close_last()
-        begin = max(time.monotonic_ns(), self.free_at_ns)
+        begin = max(asked_ns or time.monotonic_ns(), self.free_at_ns)
         self.free_at_ns = begin + duration_ns
         if duration_ns:
             self.passes.append((begin, self.free_at_ns))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -123,8 +124,8 @@ class EmulatedRunner:
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Logits [N, V], which are there once the pass is over."""
-        segments = Segments.of(batch)
-        self._queue.queue(self.pass_ns(segments, len(batch)))
+        segments, asked_ns = Segments.of(batch), time.monotonic_ns()
+        self._queue.queue(self.pass_ns(segments, len(batch)), asked_ns)
         if not self.is_full:
             self._note_prompts(batch, segments)
         with self._queue.standing_in():
@@ -167,8 +168,10 @@ class EmulatedRuns:
         """See :meth:`StaticRuns.run`. A recorded step takes the time of all sequences of the first."""
         del features_3A
         segments, num_steps, num_rows = Segments.of(batch), int(num_steps_A.max()), len(num_steps_A)
+        asked_ns = time.monotonic_ns()
         step_ns = self._runner.pass_ns(segments, num_rows)
-        self._queue.queue(self._runner.pass_ns(segments, len(batch)) + (num_steps - 1) * step_ns)
+        duration_ns = self._runner.pass_ns(segments, len(batch)) + (num_steps - 1) * step_ns
+        self._queue.queue(duration_ns, asked_ns)
         with self._queue.standing_in():
             model = self._runner.model
             ids_A = last_ids(batch, segments.starts_S + segments.lengths_S - 1)

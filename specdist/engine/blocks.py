@@ -1,7 +1,7 @@
 """Blocks: the tokens of sequences in the target pass, and the flat batch that they make with prompt chunks.
 
 R sequences that decode, C candidates of all of them, one after the other, K candidates of one, T flat tokens,
-N of them whose logits are wanted.
+N of them whose logits are wanted, M accepted candidates.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
 from specdist.models.flat import FlatBatch
 from specdist.stats.shard import AheadOutcome
-from specdist.utils.ranges import arange_segments
+from specdist.utils.ranges import places_from, ranges_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,29 @@ class Block:
     def num_skipped(self) -> int:
         """Leading candidates whose acceptance is not computed: the trusted ones, unless they are traced."""
         return self.num_trusted if self.features_4K is None else 0
+
+
+class VerifiedBlock(NamedTuple):
+    """A block, how many candidates are accepted, and the acceptance probabilities of those not skipped, if
+    the run is traced."""
+
+    block: Block
+    num_accepted: int
+    acceptance_K: np.ndarray | None = None
+
+
+def accepted_tokens(
+    verified: list[VerifiedBlock], starts_R: np.ndarray
+) -> tuple[list[int], list[int], np.ndarray, np.ndarray]:
+    """Of the accepted candidates: the orders of their sequences, positions, indices of logits, and ids."""
+    counts = [block.num_accepted for block in verified]
+    sequences = [block.block.sequence for block in verified]
+    index_M = ranges_from(starts_R, np.array(counts, np.int64))
+    tokens = [token_id for block in verified for token_id in block.block.candidate_ids[: block.num_accepted]]
+    pairs = list(zip(sequences, counts, strict=True))
+    orders = [sequence.order for sequence, count in pairs for _ in range(count)]
+    positions = [len(sequence.token_ids) + depth for sequence, count in pairs for depth in range(count)]
+    return orders, positions, index_M, np.array(tokens, np.int64)
 
 
 def blocks_of(
@@ -120,13 +144,12 @@ def flat_batch(blocks: NewBlocks, chunks: list[Chunk]) -> FlatBatch:
     """The tokens of blocks, which follow what their sequences have committed, and of prompt chunks."""
     lengths_R = blocks.num_candidates_R + 1
     is_next_T = np.zeros(blocks.num_tokens, bool)
-    is_next_T[np.cumsum(lengths_R) - lengths_R] = True
+    is_next_T[lengths_R.cumsum() - lengths_R] = True
     token_ids_T = np.empty(len(is_next_T), np.int64)
     token_ids_T[is_next_T], token_ids_T[~is_next_T] = blocks.next_token_ids_R, blocks.candidate_ids_C
     begins_R = np.array([len(sequence.token_ids) for sequence in blocks.sequences], np.int64)
     slots_R = np.array([sequence.slot for sequence in blocks.sequences], np.int64)
-    positions_T = np.repeat(begins_R, lengths_R) + arange_segments(lengths_R)
-    batch = FlatBatch(token_ids_T, np.repeat(slots_R, lengths_R), positions_T)
+    batch = FlatBatch(token_ids_T, *places_from(slots_R, begins_R, lengths_R))
     return _joined([batch, *map(_flat_chunk, chunks)]) if chunks else batch
 
 

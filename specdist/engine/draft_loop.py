@@ -178,11 +178,12 @@ class DraftLoop:
         """bool [A]: the policy's answer."""
         features_3A = last.features_3A if last is not None and self._policy.uses_features else None
         earlier_A = None if last is None else last.earlier_estimates_A
+        slots_A = draft_batch.slots_R[active_A]
         return self._policy.wants_more(
             DraftSequences(
-                slots_R=draft_batch.slots_R[active_A],
+                slots_R=slots_A,
                 draft_slots_R=draft_batch.draft_slots_R[active_A],
-                histories_RH=self._histories.of(draft_batch.slots_R[active_A]),
+                histories_RH=self._histories.of(slots_A),
                 num_drafted=depth,
                 features=policy_features(features_3A, None if last is None else last.estimates_A),
                 earlier_estimates_R=None if earlier_A is None else earlier_A.numpy(),

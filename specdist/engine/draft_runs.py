@@ -325,10 +325,10 @@ class DraftRuns(DraftLoop):
     def _receive(self, drafting: _Drafting, given: list[GivenSteps]) -> list[Tensor]:
         """Wait for the steps' numbers, and for the next tokens: some sequences have ended."""
         unknown, self._unknown = self._unknown, None
+        if unknown is None and len(given) <= 1:
+            return [each.numbers_DCA.cpu() for each in given]
         numbers = [each.numbers_DCA.flatten() for each in given]
         numbers += [] if unknown is None else [unknown.token_ids_W.double()]
-        if not numbers:
-            return []
         on_host = (torch.cat(numbers) if len(numbers) > 1 else numbers[0]).cpu()
         parts = on_host.split([len(each) for each in numbers])
         if unknown is not None:

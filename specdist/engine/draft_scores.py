@@ -41,6 +41,10 @@ class StepScores:
         self._holders: dict[int, set[int]] = {}
         self._next = NO_STEP + 1
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._steps
+
     def keep(self, draft_slots_S: np.ndarray, positions_S: np.ndarray, scores_SV: Tensor) -> None:
         """Keep, without a copy, the scores that these slots' tokens were drawn from."""
         self._steps[self._next] = scores_SV

@@ -136,21 +136,28 @@ class GivenSteps(NamedTuple):
         return [
             self._step(self.actives[0], columns).select(keep_A)
             for columns, keep_A in zip(
-                numbers.view(self.numbers_DCA.shape), taking_part(self.actives), strict=True
+                numbers.view(len(self.actives), -1, len(self.actives[0])),
+                taking_part(self.actives),
+                strict=True,
             )
         ]
 
     def tokens(self, numbers: Tensor) -> DrawnTokens:
         """The tokens of all steps, once their numbers are on the host."""
-        first_A = self.actives[0]
-        depths_T, lines_T = np.nonzero(taking_part(self.actives))
-        columns_TC = numbers.view(self.numbers_DCA.shape).numpy()[depths_T, :, lines_T]
+        first_A, num_steps = self.actives[0], len(self.actives)
+        columns_DCA = numbers.view(num_steps, -1, len(first_A)).numpy()
+        if len(self.actives[-1]) == len(first_A):
+            depths_T, index_T = np.arange(num_steps).repeat(len(first_A)), np.concatenate(self.actives)
+            columns_CT = columns_DCA.transpose(1, 0, 2).reshape(columns_DCA.shape[1], -1)
+        else:
+            depths_T, lines_T = np.nonzero(taking_part(self.actives))
+            index_T, columns_CT = first_A[lines_T], columns_DCA[depths_T, :, lines_T].T
         return DrawnTokens(
-            index_T=first_A[lines_T],
+            index_T=index_T,
             depths_T=self.first_depth + depths_T,
-            token_ids_T=columns_TC[:, 0].astype(np.int64),
-            probabilities_T=columns_TC[:, 1],
-            features_3T=columns_TC[:, 2:5].T if self.has_features else None,
+            token_ids_T=columns_CT[0].astype(np.int64),
+            probabilities_T=columns_CT[1],
+            features_3T=columns_CT[2:5] if self.has_features else None,
         )
 
     def _step(self, active_A: np.ndarray, columns: Tensor) -> Step:

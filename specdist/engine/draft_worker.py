@@ -134,7 +134,6 @@ class DraftWorker:
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
         """Resolve the last round; the next candidates are those drafted ahead, and those drafted now."""
-        self._undo.begin()
         with self._clock.phase("draft"):
             reply = self._respond(request)
         return reply(times=RoleTimes(**self._clock.take(), peak_memory_bytes=self._peak_memory_bytes))
@@ -222,6 +221,8 @@ class DraftWorker:
     def _forget_scores(self, request: ProposalRequest) -> None:
         """Of all tokens but those that are still to be verified."""
         state, slots_R = self._draft_state, request.slots_R
+        if state.scores.is_empty:
+            return
         num_left_R = state.num_candidates[slots_R] + state.num_ahead[slots_R]
         places = places_from(slots_R, state.num_committed[slots_R], num_left_R)
         state.scores.forget_but(places, request.groups)
@@ -236,15 +237,17 @@ class DraftWorker:
             self._ahead.choose(request)
             self._ahead.draft(request)
         self._peak_memory_bytes = peak_memory_bytes(self.device)
+        self._undo.begin()
+        self._clock.settle()
 
     def follow(self, request: ProposalRequest) -> None:
         """A round in which the draft was not asked: run what its cache lacks, and the contexts."""
-        self._undo.begin()
         with self._clock.phase("prefill"):
             self._runner.update_pages(request.page_updates)
             self._ahead.take_missed(request.missed)
             self._open_and_prefill(request)
             self._ahead.follow(request)
+        self._undo.begin()
 
     def _open_and_prefill(self, request: ProposalRequest) -> None:
         """Put the preempted sequences' histories aside, begin the new sequences, and run the contexts."""
@@ -282,6 +285,7 @@ class DraftWorker:
         self._histories.begin_group(group)
         self._ahead.drop_branches(self._draft_state.slots_of(group))
         self._memory.begin_group(group)
+        self._undo.begin()
 
     def recover(self, *, has_replied: bool) -> None:
         """The last request failed for lack of memory: see :meth:`DraftUndo.recover`."""

@@ -40,6 +40,14 @@ class FirstAhead:
     acceptance_R: np.ndarray
     features: DraftFeatures | None
 
+    @staticmethod
+    def nothing(num_seqs: int) -> FirstAhead:
+        none_R, is_none_R = np.zeros(num_seqs, np.int64), np.zeros(num_seqs, bool)
+        return FirstAhead(
+            num_ahead_R=none_R, is_verified_R=is_none_R, is_hit_R=is_none_R, token_ids_R=none_R,
+            acceptance_R=np.zeros(num_seqs), features=None,
+        )  # fmt: skip
+
     def traced(self, features: TokenFeatures, candidates: Places) -> TracedDrafts | None:
         """For the trace, if there is one. ``features``: of all tokens."""
         if self.features is None:
@@ -64,6 +72,8 @@ def verify_first(
         is_on: whether anything is ever drafted ahead.
     """
     slots_R = request.slots_R
+    if not (is_on or is_traced):
+        return FirstAhead.nothing(len(slots_R))
     num_ahead_R = state.num_ahead[slots_R]
     token_ids_R = state.token_ids[slots_R, positions_R]
     is_verified_R = (request.num_accepted_R == state.num_candidates[slots_R]) & (num_ahead_R > 0)

@@ -177,7 +177,7 @@ class DraftUndo:
         self.begin()
 
     def begin(self) -> None:
-        """A request begins."""
+        """A request has been served: the next one may fail."""
         self._before = _Snapshot(self._histories.snapshot(), self._draft_state.stream_keys.copy())
 
     def recover(self, *, has_replied: bool) -> None:
@@ -188,3 +188,4 @@ class DraftUndo:
             self._draft_state.stream_keys = self._before.stream_keys
         self._draft_state.scores.forget()
         release_memory(self._device)
+        self.begin()

@@ -63,12 +63,14 @@ def pack(message: Any) -> list[np.ndarray]:
     return arrays
 
 
-def unpack(message_type: type[Message], arrays: list[np.ndarray]) -> Message:
-    """The message of which :func:`pack` made the arrays. Raises ValueError if there are more than it has."""
+def unpack(message_type: type[Message], arrays: list[np.ndarray], **known: Any) -> Message:
+    """The message of which :func:`pack` made the arrays; ``known``: fields that are not sent. Raises
+    ValueError if there are more arrays than it has."""
     remaining = iter(arrays)
     message: Message = _unpack(message_type, remaining)
     if next(remaining, None) is not None:
         raise ValueError(f"the message has more parts than {message_type.__name__}")
+    message.__dict__.update(known)
     return message
 
 
@@ -141,15 +143,18 @@ def _array_field(packed: Packed) -> _Field:
 
 
 def _columns_field(nested: Any) -> _Field:
-    """A dataclass of arrays alone. One without contents, as in most rounds, is sent as one empty array."""
+    """A dataclass of arrays alone, all of which are empty where the first is. Such a one, as in most rounds,
+    is sent as one empty array."""
     fields = _layout(nested).fields
+    first, _ = fields[0]
     empty = _unpack(nested, iter([_NO_WORDS] * len(fields)))
 
     def write(value: Any, add: Callable[[np.ndarray], None]) -> None:
-        is_empty = not any(len(getattr(value, name)) for name, _ in fields)
-        add(_NO_WORDS if is_empty else _ONE_WORD)
-        if not is_empty:
+        if len(getattr(value, first)):
+            add(_ONE_WORD)
             _pack(value, add)
+        else:
+            add(_NO_WORDS)
 
     return _Field(write, lambda arrays: _unpack(nested, arrays) if len(next(arrays)) else empty)
 

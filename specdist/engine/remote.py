@@ -45,13 +45,14 @@ class RemoteDraft:
     ) -> None:
         """``wait``: for replies; by default as the target's device wants it."""
         self._group = group
+        self._head = np.array([REQUEST, group])
         self._requests = wire_to(draft_rank)
         self._replies = wire_from(draft_rank, wait or wait_of(device))
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         before = self._traffic()
         # Counted as idle: between machines it returns once the receiver takes it, and a draft may be at work.
-        self._requests.send([np.array([REQUEST, self._group]), *pack(request)])
+        self._requests.send([self._head, *pack(request)])
         if request.next_distributions_W is not None:
             assert isinstance(request.next_distributions_W, Dense)
             with clock.phase("transfer"):
@@ -63,16 +64,15 @@ class RemoteDraft:
         if len(arrays) == 1:
             raise DraftOutOfMemory(arrays[0].astype(np.uint8).tobytes().decode())
         with clock.phase("transfer"):
-            reply = unpack(ProposalReply, arrays)
-        return dataclasses.replace(reply, traffic=self._traffic() - before)
+            return unpack(ProposalReply, arrays, traffic=self._traffic() - before)
 
     def tell(self, request: ProposalRequest) -> None:
         """A round in which the draft was not asked; there is no reply."""
         self._requests.send([np.array([NEWS, self._group]), *pack(request)])
 
     def _traffic(self) -> Traffic:
-        wires = (self._requests, self._replies)
-        return Traffic(sum(wire.num_messages for wire in wires), sum(wire.num_bytes for wire in wires))
+        sent, received = self._requests, self._replies
+        return Traffic(sent.num_messages + received.num_messages, sent.num_bytes + received.num_bytes)
 
     def close(self) -> None:
         self._requests.send([np.array([CLOSE, self._group])])

@@ -5,7 +5,7 @@ R sequences that decode, C candidates of all of them, one after the other.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import numpy as np
@@ -103,10 +103,18 @@ class Traffic:
     num_state_bytes: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+        return Traffic(
+            self.num_messages + other.num_messages,
+            self.num_bytes + other.num_bytes,
+            self.num_state_bytes + other.num_state_bytes,
+        )
 
     def __sub__(self, earlier: Traffic) -> Traffic:
-        return Traffic(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+        return Traffic(
+            self.num_messages - earlier.num_messages,
+            self.num_bytes - earlier.num_bytes,
+            self.num_state_bytes - earlier.num_state_bytes,
+        )
 
 
 Features = Annotated[np.ndarray, Packed(np.float64, num_rows=NUM_FEATURES)]

@@ -61,9 +61,9 @@ class LinkedDraft:
         if answer.kind is not Kind.REPLY:
             raise LinkError(f"the draft sent {answer.kind.name}, not a reply")
         with clock.phase("transfer"):
-            reply = unpack(ProposalReply, list(answer.arrays))
+            reply = unpack(ProposalReply, list(answer.arrays), traffic=self._traffic() - before)
         self._replied_ns = time.monotonic_ns()
-        return dataclasses.replace(reply, traffic=self._traffic() - before)
+        return reply
 
     def tell(self, request: ProposalRequest) -> None:
         """A round in which the draft was not asked; there is no reply."""

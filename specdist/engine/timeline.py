@@ -121,6 +121,11 @@ class Timeline:
 
         return times
 
+    def settle(self) -> None:
+        """Count what is known by now, so that :meth:`take` has less to do."""
+        if self._pending:
+            self._resolve(self._pending[-1])
+
     def restart(self) -> None:
         """Forget everything up to now."""
         self._pending.clear()

@@ -13,13 +13,20 @@ tokens, N tokens whose logits are wanted, W sequences whose next token is to be 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.blocks import NO_PROMPT_TOKENS, Block, NewBlocks, VerifyInput, flat_batch
+from specdist.engine.blocks import (
+    NO_PROMPT_TOKENS,
+    Block,
+    NewBlocks,
+    VerifiedBlock,
+    VerifyInput,
+    accepted_tokens,
+    flat_batch,
+)
 from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.logprobs import EmittedTokens, LogprobBook, ScoresTokens
 from specdist.engine.opened import OpenedSequences
@@ -29,16 +36,7 @@ from specdist.sampling.distributions import NOT_FINITE, Distributions
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.rejection_sampler import acceptance_probabilities, accepted, count_accepted
 from specdist.sampling.uploads import upload
-from specdist.utils.ranges import arange_segments
-
-
-class VerifiedBlock(NamedTuple):
-    """A block, how many candidates are accepted, and the acceptance probabilities of those not skipped, if
-    the run is traced."""
-
-    block: Block
-    num_accepted: int
-    acceptance_K: np.ndarray | None = None
+from specdist.utils.ranges import arange_segments, ranges_from
 
 
 class Verifier:
@@ -87,20 +85,23 @@ class Verifier:
         # token of a context that is complete.
         num_skipped_R = new_blocks.num_skipped_R
         num_logits_R = lengths_R - num_skipped_R
-        block_logits_N = np.repeat(np.cumsum(lengths_R) - num_logits_R, num_logits_R)
-        block_logits_N += arange_segments(num_logits_R)
-        is_complete = np.array([chunk.completes_context for chunk in chunks], bool)
-        chunk_ends = lengths_R.sum() + np.cumsum([chunk.end - chunk.begin for chunk in chunks])
+        logits_indices_N = ranges_from(lengths_R.cumsum() - num_logits_R, num_logits_R)
+        num_block_logits = len(logits_indices_N)
         complete = [chunk.sequence for chunk in chunks if chunk.completes_context]
+        if complete:
+            chunk_ends = new_blocks.num_tokens + np.cumsum([chunk.end - chunk.begin for chunk in chunks])
+            is_complete = [chunk.completes_context for chunk in chunks]
+            logits_indices_N = np.r_[logits_indices_N, chunk_ends[is_complete] - 1]
         sequences = new_blocks.sequences + complete
         stream_keys = np.array([sequence.stream_key for sequence in sequences], np.int64)
-        starts_R = np.cumsum(num_logits_R) - num_logits_R
+        num_keys = np.r_[num_logits_R, np.ones(len(complete), np.int64)] if complete else num_logits_R
+        starts_R = num_logits_R.cumsum() - num_logits_R
         verify_input = VerifyInput(
             batch=flat_batch(new_blocks, chunks),
-            logits_indices_N=np.concatenate([block_logits_N, chunk_ends[is_complete] - 1]).astype(np.int64),
-            stream_keys_N=np.repeat(stream_keys, [*num_logits_R, *[1] * len(complete)]),
+            logits_indices_N=logits_indices_N,
+            stream_keys_N=stream_keys.repeat(num_keys),
             # All logits of a block but the last verify the candidate after their token.
-            target_logits_indices_C=np.repeat(starts_R, num_logits_R - 1) + arange_segments(num_logits_R - 1),
+            target_logits_indices_C=ranges_from(starts_R, num_logits_R - 1),
             opened=opened,
             prompts=self._book.prompt_tokens(chunks, lengths_R.sum()) if self._book else NO_PROMPT_TOKENS,
         )
@@ -110,28 +111,17 @@ class Verifier:
         def verified_blocks(blocks: list[Block]) -> list[VerifiedBlock]:
             verified = _verify_blocks(blocks, num_logits_R - 1, verify_input, verify_output)
             num_accepted_R = np.array([block.num_accepted for block in verified], np.int64)
-            ends = len(block_logits_N) + np.arange(len(complete))
-            index_W = np.concatenate([starts_R + num_accepted_R - num_skipped_R, ends])
+            index_W = starts_R + num_accepted_R - num_skipped_R
+            if complete:
+                index_W = np.r_[index_W, num_block_logits + np.arange(len(complete))]
             self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
             if self._book is not None:
                 self._scores, self._next_index_W = verify_output, index_W
-                self._book.note(verify_output, _accepted_tokens(verified, starts_R))
+                self._book.note(verify_output, EmittedTokens(*accepted_tokens(verified, starts_R)))
                 self._book.note_prompts(verify_output)
             return verified
 
         return verified_blocks
-
-
-def _accepted_tokens(verified: list[VerifiedBlock], starts_R: np.ndarray) -> EmittedTokens:
-    """The accepted candidates."""
-    counts = [block.num_accepted for block in verified]
-    sequences = [block.block.sequence for block in verified]
-    index_M = np.repeat(starts_R, counts) + arange_segments(np.array(counts, np.int64))
-    tokens = [token_id for block in verified for token_id in block.block.candidate_ids[: block.num_accepted]]
-    pairs = list(zip(sequences, counts, strict=True))
-    orders = [sequence.order for sequence, count in pairs for _ in range(count)]
-    positions = [len(sequence.token_ids) + depth for sequence, count in pairs for depth in range(count)]
-    return EmittedTokens(orders, positions, index_M, np.array(tokens, np.int64))
 
 
 def _verify_blocks(

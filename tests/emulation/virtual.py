@@ -48,7 +48,8 @@ class VirtualDevice(EmulatedDevice):
 
     now_ns: int = 0
 
-    def queue(self, duration_ns: int) -> None:
+    def queue(self, duration_ns: int, asked_ns: int = 0) -> None:
+        del asked_ns  # of the real clock
         begin = max(self.now_ns, self.free_at_ns)
         self.free_at_ns = begin + duration_ns
         self.passes.append((begin, self.free_at_ns))
