@@ -59,6 +59,7 @@ def follow_assignments(topology: Topology, replica: Replica, stop: StopRequest) 
 
 
 def _next_assignment(recorder: Recorder, stop: StopRequest) -> Assignment:
+    recorder.settle()
     # Checked first: a request to stop changes nothing when there is nothing left to do.
     if recorder.is_run_complete:
         return Assignment.COMPLETE

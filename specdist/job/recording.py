@@ -85,7 +85,7 @@ class Recorder:
         self._poll_at = -math.inf
         self._looked_at = self._look_at = -math.inf
         is_stored = isinstance(plan.folder.path, StorePath)
-        self._uploads = Uploads(is_beside=is_stored)
+        self._uploads, self._is_stored = Uploads(), is_stored
         self._look_interval_s = LOOK_INTERVAL_S
         if is_stored:
             self._look_interval_s = min(
@@ -104,8 +104,12 @@ class Recorder:
 
     @property
     def num_uploads(self) -> int:
-        """Finished shards on their way to a store."""
+        """Finished shards on their way to their files."""
         return len(self._uploads)
+
+    def settle(self) -> None:
+        """While nothing is generated: see which finished shards have their files. A disk's are waited for."""
+        self._uploads.settle(max_running=None if self._is_stored else 0)
 
     def claim(self) -> bool:
         """Claim the next shard or split, unless rows are left to begin; False if there is nothing now."""
@@ -341,33 +345,29 @@ class Recorder:
     def _finish_shard(self, work: Work, counted: Stats) -> None:
         shard, claimed = work.claimed.shard, work.claimed
         first, end = self._plan.shards.bounds(shard)
-        inputs = self._plan.prompts.table(first, end)
-        results = list(work.log.results.values())
-        table = shard_table(
-            inputs,
-            results,
-            first_row=first,
-            num_samples=[self._rows.num_samples(row) for row in range(first, end)],
-            is_exact=self._is_exact,
-            options=self._column_options,
-        )
-        for found in self._plan.folder.split_stats(shard):
-            counted.add(Stats.from_json(found))
-        stats = {
-            "exact": self._is_exact,
-            "replica": self._plan.membership.replica,
-            **count_rows(counted, results),
-        }
+        inputs, results = self._plan.prompts.table(first, end), list(work.log.results.values())
+        num_samples = [self._rows.num_samples(row) for row in range(first, end)]
+        stats: dict[str, Any] = {}
         work.log.close()
-        trace = None
-        if self._is_traced:
-            trace = trace_table((result.row_id, result.sample_index, result.trace) for result in results)
-        self._uploads.start(
-            lambda: self._plan.folder.finish_shard(
+
+        def publish() -> bool:
+            """In a thread of its own, which has the shard to itself."""
+            table = shard_table(
+                inputs, results, first_row=first, num_samples=num_samples, is_exact=self._is_exact,
+                options=self._column_options,
+            )  # fmt: skip
+            for found in self._plan.folder.split_stats(shard):
+                counted.add(Stats.from_json(found))
+            replica = self._plan.membership.replica
+            stats.update(exact=self._is_exact, replica=replica, **count_rows(counted, results))
+            trace = None
+            if self._is_traced:
+                trace = trace_table((result.row_id, result.sample_index, result.trace) for result in results)
+            return self._plan.folder.finish_shard(
                 shard, table, stats, trace, is_held=lambda: self._queue.is_held(claimed)
-            ),
-            lambda is_mine: self._published(claimed, stats, is_mine=is_mine),
-        )
+            )
+
+        self._uploads.start(publish, lambda is_mine: self._published(claimed, stats, is_mine=is_mine))
 
     def _published(self, claimed: ClaimedShard, stats: dict[str, Any], *, is_mine: bool) -> None:
         shard = claimed.shard

@@ -1,4 +1,4 @@
-"""Finished shards on their way to an object store, beside the generation; into a folder they go at once."""
+"""Finished shards on their way to their files, beside the generation: on a disk or on an object store."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ MAX_UPLOADS = 3
 
 
 class Uploads:
-    """Shards are published one after the other, in a thread of their own if ``is_beside``."""
+    """Shards are published one after the other, in a thread of their own: the end of a shard takes as long as
+    many passes."""
 
-    def __init__(self, *, is_beside: bool) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="upload") if is_beside else None
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._running: deque[tuple[Future[bool], Callable[[bool], None]]] = deque()
 
     def __len__(self) -> int:
@@ -23,9 +24,6 @@ class Uploads:
 
     def start(self, publish: Callable[[], bool], then: Callable[[bool], None]) -> None:
         """Call ``publish``; ``then`` gets its result, in the thread that calls :meth:`settle`."""
-        if self._pool is None:
-            then(publish())
-            return
         self._running.append((self._pool.submit(publish), then))
         self.settle(max_running=MAX_UPLOADS)
 
@@ -44,5 +42,4 @@ class Uploads:
         try:
             self.settle(max_running=0)
         finally:
-            if self._pool is not None:
-                self._pool.shutdown()
+            self._pool.shutdown()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
+from specdist.data import RunFolder
+from specdist.emulation.rows import RowSettings, open_rows
+from specdist.engine.request import Completion
 from specdist.job.uploads import MAX_UPLOADS, Uploads
 
 
 def test_generation_goes_on_while_a_shard_is_uploaded() -> None:
     """And waits when too many shards are in memory."""
     may_end, ended = threading.Event(), []
-    uploads = Uploads(is_beside=True)
+    uploads = Uploads()
     for number in range(MAX_UPLOADS):
-        uploads.start(lambda: may_end.wait(30), lambda won, number=number: ended.append((number, won)))
+        uploads.start(lambda: may_end.wait(10), lambda won, number=number: ended.append((number, won)))
     uploads.settle()
     assert ended == [] and len(uploads) == MAX_UPLOADS
     threading.Timer(0.2, may_end.set).start()
@@ -25,7 +29,7 @@ def test_generation_goes_on_while_a_shard_is_uploaded() -> None:
 
 
 def test_what_an_upload_raises_ends_the_job() -> None:
-    uploads = Uploads(is_beside=True)
+    uploads = Uploads()
     with pytest.raises(ZeroDivisionError):
         uploads.start(lambda: 1 // 0 > 0, lambda won: pytest.fail("it has not ended well"))
         uploads.close()
@@ -33,7 +37,36 @@ def test_what_an_upload_raises_ends_the_job() -> None:
     assert not uploads._pool._threads or not any(thread.is_alive() for thread in uploads._pool._threads)
 
 
-def test_a_folder_has_its_files_at_once() -> None:
-    ended: list[bool] = []
-    Uploads(is_beside=False).start(lambda: True, ended.append)
-    assert ended == [True]
+def test_the_end_of_a_shard_holds_up_nothing_but_the_end_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its claim and its part log are kept until its files are there."""
+    may_end, finish = threading.Event(), RunFolder.finish_shard
+
+    def slow(*given: Any, **named: Any) -> bool:
+        assert may_end.wait(10)
+        return finish(*given, **named)
+
+    monkeypatch.setattr(RunFolder, "finish_shard", slow)
+    settings = RowSettings(
+        num_rows=2, num_slots=1, prompt_tokens=3, output_tokens=2, vocab_size=8, rows_per_shard=1, seed=0
+    )
+    with open_rows(settings) as rows:
+        recorder, folder = rows.recorder, rows.recorder._plan.folder
+        requests = recorder.requests()
+        for _ in range(2):
+            request = next(requests)
+            assert request is not None
+            recorder.record(
+                Completion(
+                    request=request, token_ids=[1], text="1", finish_reason="stop", num_spec_steps=0,
+                    num_draft_tokens=0, num_accepted_draft_tokens=0,
+                )
+            )  # fmt: skip
+        assert recorder.num_uploads == 2 and not folder.recorded_shards()
+        assert len(list(folder.claims_path.glob("shard-*"))) == 2
+        assert len(list((folder.path / "parts").iterdir())) == 2
+        may_end.set()
+        recorder.settle()
+        assert recorder.is_run_complete and folder.complete_shards() == [0, 1]
+        assert not list(folder.claims_path.glob("shard-*"))

@@ -9,6 +9,20 @@ SIMULATED, ADVICE = "tests/planning/test_simulate.py", "tests/planning/test_advi
 
 HOST_FAULTS = (
     Mutant(
+        name="shard-counts-as-finished-before-its-files-are-there",
+        file="job/uploads.py",
+        old="        self._running.append((self._pool.submit(publish), then))\n",
+        new="        then(True)\n        self._running.append((self._pool.submit(publish), lambda is_mine: None))\n",
+        tests=("tests/job/test_uploads.py",),
+    ),
+    Mutant(
+        name="run-ends-before-its-last-shards-have-their-files",
+        file="job/recording.py",
+        old="self._uploads.settle(max_running=None if self._is_stored else 0)",
+        new="self._uploads.settle()",
+        tests=("tests/job/test_uploads.py",),
+    ),
+    Mutant(
         name="times-of-round-counted-up-to-when-they-are-read",
         file="engine/timeline.py",
         old="            if interval is last:\n                return\n",

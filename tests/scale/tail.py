@@ -36,6 +36,7 @@ from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.row_requests import RowRequests
 from specdist.job.tokens import PromptEncoder
+from specdist.job.uploads import Uploads
 from tests.scale.events import Events
 
 # A pass of a 70B target over a batch, and its growth per sequence; seconds between looks of a simulated
@@ -189,6 +190,13 @@ class _Words:
         return [1]
 
 
+class _AtOnce(Uploads):
+    """In simulated time a shard has its files at once."""
+
+    def start(self, publish: Callable[[], bool], then: Callable[[bool], None]) -> None:
+        then(publish())
+
+
 class TailReplica:
     """One replica: a batch of sequences, the recorder of the job, and a place where it waits."""
 
@@ -221,6 +229,7 @@ class TailReplica:
             clock=clock,
             **options,
         )
+        self._recorder._uploads = _AtOnce()
         self._beat_at = self._paused_until = -math.inf
         self.running: dict[tuple[int, int], tuple[Request, float]] = {}
         self._requests = iter(self._recorder.requests())
