@@ -27,7 +27,12 @@ class TokenCopies:
 
 
 class BranchPageTable:
-    """A page table whose first slots are the sequences', and whose last ones are their branches'."""
+    """A page table whose first slots are the sequences', and whose last ones are their branches'.
+
+    ``is_window``: pages that no token sees any more are given back.
+    """
+
+    is_window = False
 
     def __init__(
         self, *, num_slots: int, num_pages: int, page_size: int, max_seq_len: int, num_branch_slots: int,

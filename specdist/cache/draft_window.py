@@ -90,6 +90,8 @@ class WindowPageTable(BranchPageTable):
     which only its prompt's tokens need to know: later ones, and branches, do not see so far.
     """
 
+    is_window = True
+
     def __init__(
         self, window: DraftWindow, *, num_slots: int, num_pages: int, page_size: int, max_seq_len: int,
         num_branch_slots: int, max_branch_tokens: int,

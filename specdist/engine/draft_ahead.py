@@ -206,6 +206,11 @@ class AheadDrafter:
             return AheadReport.nothing(len(slots_R))
         state, branches = self._draft_state, self._branches
         ranks_R = np.zeros(len(slots_R), np.int64)
+        if not branches.num_branches:
+            return AheadReport(
+                num_tokens_R=first.num_ahead_R, is_hit_R=first.is_hit_R, num_branches_R=ranks_R,
+                num_branch_tokens_R=ranks_R, branch_ranks_R=ranks_R,
+            )  # fmt: skip
         num_branches_R, num_branch_tokens_R = branches.num_open(slots_R), branches.num_tokens(slots_R)
         positions_R = state.num_committed[slots_R] - 1
         # After a hit no branch is needed.
@@ -236,7 +241,7 @@ class AheadDrafter:
             branch_ranks_R=ranks_R,
         )
 
-    def hold_back(self, request: ProposalRequest, round: RoundContext) -> None:
+    def hold_back(self, request: ProposalRequest) -> None:
         """Candidates that are not worth the target's time, or have no room in its pass, are kept as tokens
         drafted ahead: the next round verifies them by the same rule."""
         if not self.is_on:
@@ -246,7 +251,9 @@ class AheadDrafter:
         num_kept_R = np.minimum(num_ready_R, np.minimum(request.draft_now_R, self._max_draft_tokens))
         if self._batch_policy is not None and self.shape.num_ahead:
             places_C = places_from(slots_R, state.num_committed[slots_R], num_ready_R)
-            worth_R = self._batch_policy.num_to_verify(state.features.at(places_C), num_ready_R, round)
+            worth_R = self._batch_policy.num_to_verify(
+                state.features.at(places_C), num_ready_R, self.round_now(request)
+            )
             num_kept_R = np.minimum(num_kept_R, worth_R)
         state.num_candidates[slots_R] = num_kept_R
         state.num_ahead[slots_R] = num_ready_R - num_kept_R

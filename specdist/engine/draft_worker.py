@@ -154,7 +154,6 @@ class DraftWorker:
             self._forget_scores(request)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
-        round = self._ahead.round_now(request)
         for num_wanted_R, uses_policy in wanted_now:
             state.num_candidates[slots_R] += self._draft_loop.extend(
                 DraftBatch(
@@ -163,11 +162,11 @@ class DraftWorker:
                     tails_R=first_R + state.num_candidates[slots_R],
                     num_wanted_R=num_wanted_R,
                     reach_R=np.ones(len(slots_R)),
-                    round=round,
+                    round=self._ahead.round_now(request),
                     uses_policy=uses_policy,
                 )
             )
-        self._ahead.hold_back(request, round)
+        self._ahead.hold_back(request)
         self._memory.extend(request, self._ahead.shape)
         num_candidates_R = state.num_candidates[slots_R]
         places_C = places_from(slots_R, first_R, num_candidates_R)
@@ -276,6 +275,8 @@ class DraftWorker:
     def _keep(self, slots: np.ndarray) -> None:
         """What tokens of these slots may still see; the last of a context may be run once more."""
         state = self._draft_state
+        if not self._runner.pages.is_window:
+            return
         positions = np.minimum(state.num_computed[slots], state.num_committed[slots] - 1)
         self._runner.pages.keep_from(slots, np.maximum(positions, 0))
 

@@ -156,7 +156,11 @@ class Engine:
         self._memory_guard.note_reply()
         next_ids = reply.next_token_ids_R.tolist()
         self._verifier.note_next_tokens(plan.decoding, next_ids)
-        ends = [self._end(*each) for each in zip(plan.decoding, next_ids, strict=True)]
+        end = self._stop_rules.end
+        ends: list[FinishReason | None] = [
+            "error" if token_id == NOT_FINITE else end(sequence, token_id)
+            for sequence, token_id in zip(plan.decoding, next_ids, strict=True)
+        ]
         new_blocks = NewBlocks.of(
             reply, plan.decoding, [end is None for end in ends], trusts_draft=self._trusts_draft
         )
@@ -178,8 +182,8 @@ class Engine:
             yield from self._completions()
             # For those that have ended with their next tokens, and one that may end with a candidate.
             self.scheduler.look_ahead(len(finished) + 1)
-            for verified_block in verified_blocks(blocks):
-                self._commit_candidates(verified_block, finished)
+            kept = [self._commit_candidates(each, finished) for each in verified_blocks(blocks)]
+            self._later.append(partial(count.record_blocks, kept))
 
         times, traffic = self._clock.cut(), self._target.traffic - traffic
         self._later.append(
@@ -231,12 +235,6 @@ class Engine:
             num_prefill_tokens=sum(chunk.end - chunk.begin for chunk in plan.chunks),
         )
 
-    def _end(self, sequence: Sequence, next_token_id: int) -> FinishReason | None:
-        """How this token ends the sequence, if it does."""
-        if next_token_id == NOT_FINITE:
-            return "error"
-        return self._stop_rules.check(sequence, [next_token_id]).reason
-
     def _commit_next_tokens(
         self,
         plan: RoundPlan,
@@ -271,19 +269,20 @@ class Engine:
                 self._finish(sequence, reason, finished)
         return blocks
 
-    def _commit_candidates(self, verified: VerifiedBlock, finished: list[Sequence]) -> None:
-        """Append the accepted candidates, as far as the completion goes."""
-        block, sequence = verified.block, verified.block.sequence
-        accepted_ids = block.candidate_ids[: verified.num_accepted]
-        stop = self._stop_rules.check(sequence, accepted_ids)
-        num_kept, num_drafted = stop.num_kept, block.num_candidates
-        # Nothing after a stop counts as verified; without one, the first rejected candidate does.
-        num_verified = min(num_kept + (stop.reason is None), num_drafted)
-        record_block(block, verified.acceptance_K, num_verified=num_verified, num_accepted=num_kept)
+    def _commit_candidates(self, verified: VerifiedBlock, finished: list[Sequence]) -> tuple[Block, int]:
+        """Append the accepted candidates, as far as the completion goes. Returns the block, and how many."""
+        block, num_accepted, acceptance_K = verified
+        sequence, num_drafted = block.sequence, len(block.candidate_ids)
+        accepted_ids = block.candidate_ids[:num_accepted]
+        num_kept, reason = self._stop_rules.check(sequence, accepted_ids)
+        if block.features_4K is not None:
+            # Nothing after a stop counts as verified; without one, the first rejected candidate does.
+            num_verified = min(num_kept + (reason is None), num_drafted)
+            record_block(block, acceptance_K, num_verified=num_verified, num_accepted=num_kept)
         sequence.end_block(accepted_ids[:num_kept], num_drafted)
-        self._later.append(partial(self._stats_recorder.record_block, block, num_accepted=num_kept))
-        if stop.reason is not None:
-            self._finish(sequence, stop.reason, finished)
+        if reason is not None:
+            self._finish(sequence, reason, finished)
+        return block, num_kept
 
     def _finish(self, sequence: Sequence, reason: FinishReason, finished: list[Sequence]) -> None:
         sequence.finish_reason = reason

@@ -69,6 +69,9 @@ class BurstCount:
 
     def add(self, groups: tuple[int, ...]) -> float:
         """A burst for these; the bursts of a round, if each is for as many."""
+        if self._bursts_ago.keys() == set(groups):
+            self._bursts_ago = dict.fromkeys(groups, 0)
+            return 1.0
         self._bursts_ago = {group: ago + 1 for group, ago in self._bursts_ago.items()}
         self._bursts_ago |= dict.fromkeys(groups, 0)
         num_at_work = sum(ago <= len(self._bursts_ago) for ago in self._bursts_ago.values())

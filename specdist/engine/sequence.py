@@ -123,11 +123,12 @@ class Sequence:
         """Commit the accepted candidates of a verified block."""
         self.token_ids += accepted_ids
         self.num_accepted = len(accepted_ids)
+        num_misses, num_drafts, num_drafted, num_accepted = self.counters
         self.counters = Counters(
-            num_misses=self.counters.num_misses,
-            num_drafts=self.counters.num_drafts + (num_draft_tokens > 0),
-            num_draft_tokens=self.counters.num_draft_tokens + num_draft_tokens,
-            num_accepted=self.counters.num_accepted + len(accepted_ids),
+            num_misses,
+            num_drafts + (num_draft_tokens > 0),
+            num_drafted + num_draft_tokens,
+            num_accepted + len(accepted_ids),
         )
 
     def rewind(self) -> None:

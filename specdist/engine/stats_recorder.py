@@ -87,14 +87,15 @@ class StatsRecorder:
         stats.num_draft_tokens += block.num_candidates
         stats.num_memory_tokens += block.num_from_memory
 
-    def record_block(self, block: Block, *, num_accepted: int) -> None:
-        """Count a verified block."""
-        self._shards[block.sequence.request.shard].observe_block(
-            num_drafted=block.num_candidates,
-            num_accepted=num_accepted,
-            num_trusted=min(block.num_trusted, num_accepted),
-            num_from_memory=block.num_from_memory,
-        )
+    def record_blocks(self, blocks: list[tuple[Block, int]]) -> None:
+        """Count verified blocks, each with the number of its accepted candidates."""
+        for block, num_accepted in blocks:
+            self._shards[block.sequence.request.shard].observe_block(
+                num_drafted=block.num_candidates,
+                num_accepted=num_accepted,
+                num_trusted=min(block.num_trusted, num_accepted),
+                num_from_memory=block.num_from_memory,
+            )
 
     def record_round(
         self,

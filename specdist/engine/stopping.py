@@ -31,6 +31,14 @@ class StopRules:
     token_ids: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
 
+    def end(self, sequence: Sequence, next_token_id: int) -> FinishReason | None:
+        """How this token would end the sequence, if it would."""
+        is_plain = not self.strings and sequence.request.stop is None
+        is_last = len(sequence.token_ids) + 1 >= sequence.max_length
+        if is_plain and not is_last and next_token_id not in self.token_ids:
+            return None
+        return self.check(sequence, [next_token_id]).reason
+
     def check(self, sequence: Sequence, new_ids: list[int]) -> StopCheck:
         """Look for the first stop in tokens that are about to be appended."""
         reason: FinishReason | None = None
