@@ -123,7 +123,8 @@ class AheadDrafter:
 
     def _load(self, slots: np.ndarray) -> tuple[int, float]:
         """Sequences, and the mean length of their contexts."""
-        return max(1, len(slots)), float(self._draft_state.num_committed[slots].mean()) if len(slots) else 0.0
+        num_seqs = max(1, len(slots))
+        return num_seqs, float(self._draft_state.num_committed[slots].sum() / num_seqs)
 
     def round_now(self, request: ProposalRequest) -> RoundContext:
         """For what is drafted before the reply."""

@@ -73,7 +73,7 @@ class Histories:
 
     def observe(self, slots_R: np.ndarray, num_drafted_R: np.ndarray, num_accepted_R: np.ndarray) -> None:
         """The target has verified a block of each sequence; a block without candidates changes nothing."""
-        verified = np.flatnonzero(num_drafted_R)
+        verified = np.flatnonzero(num_drafted_R) if len(self._initial_H) else ()
         if not len(verified):
             return
         slots = slots_R[verified]
