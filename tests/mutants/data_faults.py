@@ -120,7 +120,7 @@ DATA_FAULTS = (
     Mutant(
         name="trace-calls-one-token-more-judged",
         file="engine/engine.py",
-        old="num_verified = min(num_kept + (stop.reason is None), num_drafted)",
+        old="num_verified = min(num_kept + (reason is None), num_drafted)",
         new="num_verified = num_drafted",
         tests=(TRACING,),
     ),
