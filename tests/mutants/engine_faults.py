@@ -31,16 +31,16 @@ ENGINE_FAULTS = (
     Mutant(
         name="bonus-token-drawn-one-position-early",
         file="engine/verify.py",
-        old="starts_R + num_accepted_R - num_skipped_R, ends",
-        new="starts_R + np.maximum(num_accepted_R - num_skipped_R - 1, 0), ends",
+        old="index_W = starts_R + num_accepted_R - num_skipped_R\n",
+        new="index_W = starts_R + np.maximum(num_accepted_R - num_skipped_R - 1, 0)\n",
         tests=(IN_TURNS,),
         is_dangerous=True,
     ),
     Mutant(
         name="decision-always-drawn-after-whole-block",
         file="engine/verify.py",
-        old="starts_R + num_accepted_R - num_skipped_R, ends",
-        new="starts_R + num_logits_R - 1, ends",
+        old="index_W = starts_R + num_accepted_R - num_skipped_R\n",
+        new="index_W = starts_R + num_logits_R - 1\n",
         tests=(IN_TURNS,),
     ),
     Mutant(

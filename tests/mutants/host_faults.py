@@ -75,8 +75,8 @@ HOST_FAULTS = (
     Mutant(
         name="emulated-passes-run-side-by-side",
         file="emulation/device.py",
-        old="begin = max(time.monotonic_ns(), self.free_at_ns)",
-        new="begin = time.monotonic_ns()",
+        old="begin = max(asked_ns or time.monotonic_ns(), self.free_at_ns)",
+        new="begin = asked_ns or time.monotonic_ns()",
         tests=(DEVICE,),
     ),
     Mutant(
@@ -103,8 +103,8 @@ HOST_FAULTS = (
     Mutant(
         name="emulated-run-takes-the-time-of-one-step",
         file="emulation/runner.py",
-        old="+ (num_steps - 1) * step_ns)",
-        new=")",
+        old=" + (num_steps - 1) * step_ns\n",
+        new="\n",
         tests=("tests/emulation/test_runs.py",),
     ),
     Mutant(

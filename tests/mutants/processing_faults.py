@@ -124,9 +124,9 @@ PROCESSING_FAULTS = (
     ),
     Mutant(
         name="log-probabilities-of-candidates-by-logits-after-them",
-        file="engine/verify.py",
-        old="index_M = np.repeat(starts_R, counts)",
-        new="index_M = 1 + np.repeat(starts_R, counts)",
+        file="engine/blocks.py",
+        old="index_M = ranges_from(starts_R, ",
+        new="index_M = 1 + ranges_from(starts_R, ",
         tests=(LOGPROBS + "[plain-whole]",),
     ),
     Mutant(

@@ -113,8 +113,8 @@ SAMPLING_FAULTS = (
     Mutant(
         name="streams-of-two-slots-mixed-up",
         file="engine/verify.py",
-        old="stream_keys_N=np.repeat(stream_keys, ",
-        new="stream_keys_N=np.repeat(stream_keys[np.arange(len(sequences)) // 2], ",
+        old="stream_keys_N=stream_keys.repeat(",
+        new="stream_keys_N=stream_keys[np.arange(len(sequences)) // 2].repeat(",
         tests=("tests/engine/test_row_identity.py",),
     ),
     Mutant(
