@@ -90,6 +90,7 @@ def generated() -> dict[str, str]:
     from tests.constraints import tables as constraint_tables
     from tests.distillation import tables as distillation_tables
     from tests.drafters import tables as drafters_tables
+    from tests.emulation import learning_tables
     from tests.emulation import policies as emulated_policies
     from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
@@ -134,6 +135,7 @@ def generated() -> dict[str, str]:
         "memory-beside": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
         "drafts-compared": distillation_tables.drafts(),
+        "learning-emulated": learning_tables.markdown(),
         "memory-oracle": drafters_tables.oracle(),
         "memory-costs": drafters_tables.costs(),
     }

@@ -17,6 +17,7 @@ from specdist.data import RunFolder
 from specdist.job.preflight import RunPlan
 from specdist.job.signals import find_launcher
 from specdist.models.loading_check import LoadingCheck
+from specdist.stats.learning import learned
 from specdist.stats.shard import Stats
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
@@ -59,7 +60,7 @@ def exactness(config: GenerateConfig, info: Mapping[str, Any]) -> str:
 
 
 def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float, exactness: str) -> list[str]:
-    """Five lines for people on what the finished shards add up to, and what to do next."""
+    """Five or six lines for people on what the finished shards add up to, and what to do next."""
     plan = folder.plan()
     missing = folder.missing_shards()
     num_expected = plan.num_completions
@@ -99,6 +100,7 @@ def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float, exactn
         f"errors      {errors}",
         f"speed       {speed}",
         f"acceptance  {acceptance}; {exactness}",
+        *([f"learning    {words}"] if (words := learned(total)) else []),
         f"output      {folder.path}; {next_step}",
     ]
 

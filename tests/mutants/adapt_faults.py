@@ -85,8 +85,8 @@ ADAPT_FAULTS = (
     Mutant(
         name="preempted-rows-are-learned-from",
         file="engine/adapting.py",
-        old="opened.slots[~np.isin(opened.slots, suspended_slots)]",
-        new="opened.slots",
+        old="        self._num_prompt_tokens[suspended_slots] = 0\n",
+        new="",
         tests=(ROWS,),
     ),
     Mutant(
