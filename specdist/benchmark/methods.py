@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -40,10 +40,12 @@ def shortened(rows: Sequence[Row], max_new_tokens: int) -> list[Row]:
 
 @dataclass(frozen=True)
 class Generated:
-    """Token ids per row, in the order of the rows; and the statistics, of specdist alone."""
+    """Token ids per row, in the order of the rows; and of specdist alone the statistics, and of each row of a
+    run the blocks that were verified and the draft tokens accepted in them."""
 
     completions: list[list[int]]
     stats: Stats | None = None
+    accepted: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -104,8 +106,13 @@ class Specdist:
     def _run(self, rows: Sequence[Row], proposer: Proposer) -> Generated:
         requests = [Request(row_id=index, sample_index=0, **vars(row)) for index, row in enumerate(rows)]
         engine, stats_recorder = self._paged.engine(requests, self.order, proposer)
-        finished = {completion.request.row_id: completion.token_ids for completion in engine.run()}
-        return Generated([finished[index] for index in range(len(rows))], stats_recorder.close_shard(0))
+        finished = {completion.request.row_id: completion for completion in engine.run()}
+        ordered = [finished[index] for index in range(len(rows))]
+        return Generated(
+            [completion.token_ids for completion in ordered],
+            stats_recorder.close_shard(0),
+            [(completion.num_spec_steps, completion.num_accepted_draft_tokens) for completion in ordered],
+        )
 
 
 class TransformersGenerate:

@@ -18,10 +18,11 @@ from specdist.stats.regression import NS_PER_S
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Tokens of one row's prompt and of its completion."""
+    """Tokens of one row's prompt and of its completion. ``acceptance``: its own, where it is known."""
 
     prompt_tokens: int
     output_tokens: int
+    acceptance: float | None = None
 
 
 @dataclass(eq=False)
@@ -82,7 +83,8 @@ def run_job(
             num_chunk_tokens += taken
             if not row.num_context_left:
                 row.num_left = row.lengths.output_tokens - 1
-                row.is_ready = _is_prepared(settings, coins, is_hit=coins.random() < settings.acceptance)
+                is_hit = coins.random() < _acceptance(settings, row)
+                row.is_ready = _is_prepared(settings, coins, is_hit=is_hit)
         seconds += _round_s(costs, settings, decoding, candidates, num_chunk_tokens)
         num_rounds += 1
         for row, count in zip(decoding, candidates, strict=True):
@@ -100,13 +102,18 @@ def _num_candidates(settings: Settings, row: _Row) -> int:
 
 
 def _verify(settings: Settings, coins: np.random.Generator, row: _Row, num_candidates: int) -> None:
-    flips = coins.random(num_candidates + 1) < settings.acceptance
+    flips = coins.random(num_candidates + 1) < _acceptance(settings, row)
     misses = np.flatnonzero(~flips)
     num_accepted = int(misses[0]) if len(misses) else num_candidates + 1
     row.lags = num_accepted >= num_candidates > 0
     # The flip after the candidates decides on the first token ahead, which may become the next token.
     row.is_ready = _is_prepared(settings, coins, is_hit=num_accepted > num_candidates)
     row.num_left -= min(num_accepted, num_candidates) + 1
+
+
+def _acceptance(settings: Settings, row: _Row) -> float:
+    own = row.lengths.acceptance
+    return settings.acceptance if own is None else own
 
 
 def _is_prepared(settings: Settings, coins: np.random.Generator, *, is_hit: bool) -> bool:

@@ -2,8 +2,8 @@
 
 Pass times are measured as a job measures them at its start. What the engine adds to them (drawing,
 scheduling, committing) is calibrated by runs of prompts of their own, which are not predicted: of the target
-alone, and with 1 and with 4 draft tokens per round. The acceptance rate and the lengths of the completions
-are those of the predicted run: they are properties of the pair, not of the machine.
+alone, and with 1 and with 4 draft tokens per round. The acceptance rate and the length of every completion
+are those of the predicted run: they are properties of the pair and of the text, not of the machine.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ ROWS_PER_SLOT = 2
 WARMUP_TOKENS = 4
 # Predictions are averaged over seeds of the random acceptance.
 NUM_SEEDS = 8
+# Of an interval from 0 to 1: precise to a millionth.
+NUM_HALVINGS = 20
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +127,11 @@ def _validation(
     costs: ReplicaCosts, num_rows: int, length: int, prompt_tokens: int, runs: list[tuple[float, Generated]]
 ) -> Validation:
     found = runs[-1][1]
-    # Like the acceptance, where texts end is a property of the pair.
-    work = [RowLengths(prompt_tokens, len(completion)) for completion in found.completions]
+    # Properties of the pair and the texts: where they end, and how well each of them is drafted.
+    work = [
+        RowLengths(prompt_tokens, len(completion), row_acceptance(num_accepted, num_blocks, length))
+        for completion, (num_blocks, num_accepted) in zip(found.completions, found.accepted, strict=True)
+    ]
     settings = _settings(num_rows, length, found.own_stats)
     outcomes = [run_job(costs, settings, work, seed=seed) for seed in range(NUM_SEEDS)]
     return Validation(
@@ -219,6 +224,22 @@ def acceptance_rate(stats: Stats) -> float:
     # The few whole blocks that the end of their row cut short are left out.
     num_whole = sum(stats.accepted_length_histogram[len(stats.draft_length_histogram) - 1 :])
     return stats.num_accepted_tokens / max(1, stats.num_accepted_tokens + stats.num_drafts - num_whole)
+
+
+def row_acceptance(num_accepted: int, num_blocks: int, length: int) -> float | None:
+    """The acceptance rate with which so many tokens are accepted in blocks of this length; None without any:
+    the root a of a + a² + .. + a^length = accepted tokens per block."""
+    if not num_blocks or not length:
+        return None
+    powers = np.arange(1, length + 1)
+    lowest, highest = 0.0, 1.0
+    for _ in range(NUM_HALVINGS):
+        middle = (lowest + highest) / 2
+        if (middle**powers).sum() < num_accepted / num_blocks:
+            lowest = middle
+        else:
+            highest = middle
+    return highest
 
 
 def _settings(num_rows: int, length: int, stats: Stats) -> Settings:

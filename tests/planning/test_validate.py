@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.planning.simulate import ReplicaCosts
-from specdist.planning.validate import Validation, acceptance_rate, calibrated, fastest_costs
+from specdist.planning.events import RowLengths, run_job
+from specdist.planning.simulate import ReplicaCosts, Settings
+from specdist.planning.validate import (
+    Validation,
+    acceptance_rate,
+    calibrated,
+    fastest_costs,
+    row_acceptance,
+)
 from specdist.policies.costs import CostModel, Curve
 from specdist.stats.shard import DraftTimes, Stats, TargetTimes
 
@@ -52,6 +59,22 @@ def test_acceptance_is_that_of_the_verified_candidates() -> None:
         stats.observe_block(num_drafted=3, num_accepted=num_accepted)
     # Seven accepted, and two rejected; three after these were not verified.
     assert acceptance_rate(stats) == pytest.approx(7 / 9)
+
+
+def test_a_row_s_own_acceptance_is_that_of_its_blocks() -> None:
+    # 0.5 + 0.25 + 0.125 per block of three; all of them; and nothing is known without blocks.
+    assert row_acceptance(7, 8, 3) == pytest.approx(0.5, abs=1e-5)
+    assert row_acceptance(24, 8, 3) == pytest.approx(1.0, abs=1e-5)
+    assert row_acceptance(0, 8, 3) == pytest.approx(0.0, abs=1e-5)
+    assert row_acceptance(0, 0, 3) is None
+
+
+def test_rows_with_an_acceptance_of_their_own_take_as_many_rounds() -> None:
+    """Blocks of 3 of which all or none are accepted: a prompt's round, then 3 rounds for 13 tokens or 12."""
+    settings = Settings(mode="colocated", num_rows=1, num_draft_tokens=3, acceptance=0.5)
+    for acceptance, num_rounds in ((1.0, 1 + 3), (0.0, 1 + 12)):
+        found = run_job(COSTS, settings, [RowLengths(2, 13, acceptance)])
+        assert found.num_rounds == num_rounds
 
 
 def test_the_fastest_repeat_counts() -> None:

@@ -2,7 +2,9 @@
 
 *Emulated*: the planner's steady state beside the real engine, draft and scheduler in virtual time
 (:mod:`tests.emulation.virtual`), with its times of passes and of hosts and messages in both. *Wall clock*:
-what ``jobs/plan.py --validate`` finds for a pair on this machine, on which nothing else should run.
+what ``jobs/plan.py --validate`` finds for a pair on this machine, on which nothing else should run. *CPU
+time*: the same with the time that the process has used, which is what a clock would show if nothing else ran:
+with one thread it waits for nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import time
 from typing import Any
 
 import torch
@@ -29,7 +32,7 @@ from tests.emulation.virtual import MESSAGE_NS, ROUND_NS, TURNS_NS, tokens_per_s
 from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs/benchmarks/plan-validated.json"
-PARTS = EMULATED, WALL_CLOCK = "emulated", "wall_clock"
+PARTS = EMULATED, WALL_CLOCK, CPU_TIME = "emulated", "wall_clock", "cpu_time"
 NEAR = 0.15
 BATCH_SIZES, LENGTHS = (1, 8, 32), (3, 5)
 MODES = ("target_only", "colocated", "in_turns", "ahead", "branches")
@@ -39,6 +42,7 @@ EMULATED_PAIR: dict[str, Any] = {
     "emulate": "h100-sxm", "target": "70b", "draft": "1b", "tp_size": 4, "acceptance": 0.8,
     "prompt_tokens": 250, "output_tokens": 250,
 }  # fmt: skip
+CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns")
 PAIR: dict[str, Any] = {
     "target": "runs/small-pair/target", "draft": "runs/small-pair/draft_distilled",
     "prompt_tokens": 64, "output_tokens": 64, "repeats": 5,
@@ -80,6 +84,19 @@ def all_emulated() -> list[dict[str, Any]]:
     ]
 
 
+def by_cpu_time() -> list[dict[str, Any]]:
+    """All clocks of this process are set to the time that it has used."""
+    torch.set_num_threads(1)
+    before = {name: getattr(time, name) for name in CLOCKS}
+    for name in CLOCKS:
+        setattr(time, name, time.process_time_ns if name.endswith("_ns") else time.process_time)
+    try:
+        return on_wall_clock()
+    finally:
+        for name, clock in before.items():
+            setattr(time, name, clock)
+
+
 def on_wall_clock() -> list[dict[str, Any]]:
     config = PlanConfig(**PAIR, validate=True, batch_sizes=[1, 4, 8], draft_lengths=list(LENGTHS))
     return [{**dataclasses.asdict(one), "error": one.error} for one in validate(config, torch.device("cpu"))]
@@ -87,13 +104,13 @@ def on_wall_clock() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=(EMULATED, CPU_TIME))
     options = parser.parse_args()
     result = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
     command = " ".join(["python -m tests.planning.validated", *sys.argv[1:]])
     for part in options.parts:
-        found = all_emulated() if part == EMULATED else on_wall_clock()
-        result[part] = {"command": command, "date": now_utc(), "found": found}
+        measure = {EMULATED: all_emulated, WALL_CLOCK: on_wall_clock, CPU_TIME: by_cpu_time}[part]
+        result[part] = {"command": command, "date": now_utc(), "found": measure()}
         write_json(RESULTS, result)
 
 
@@ -115,8 +132,10 @@ def markdown() -> str:
         ]
         errors = [_emulated_error(one) for one in result[EMULATED]["found"]]
         parts += [_near("In virtual time", errors), Table.of(rows, num_names=2).markdown()]
-    if WALL_CLOCK in result:
-        found = result[WALL_CLOCK]["found"]
+    for part, where in ((WALL_CLOCK, "By wall clock on a CPU"), (CPU_TIME, "By CPU time of one thread")):
+        if part not in result:
+            continue
+        found = result[part]["found"]
         rows = [
             {
                 "sequences": str(one["num_rows"]),
@@ -130,7 +149,7 @@ def markdown() -> str:
             for one in found
         ]
         parts += [
-            _near("By wall clock on a CPU, the small pair", [one["error"] for one in found]),
+            _near(f"{where}, the small pair", [one["error"] for one in found]),
             Table.of(rows, num_names=0).markdown(),
         ]
     return "\n\n".join(parts)
