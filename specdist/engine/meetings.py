@@ -125,7 +125,11 @@ class Meetings:
         ]
         if not due:
             return now
-        num_joining = min(range(len(coming) + 1), key=lambda count: self._delays(now, due, coming, count))
+        # Where that makes nobody late, together: the policy then has all of a pass for one burst, not a part
+        # of it for each of several.
+        num_joining = min(
+            range(len(coming) + 1), key=lambda count: (self._delays(now, due, coming, count), -count)
+        )
         if not num_joining:
             return now
         # Until it would be late for those that are away; else the last to join may be a little late.

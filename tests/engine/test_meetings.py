@@ -77,6 +77,16 @@ def test_work_ahead_waits_for_a_group_that_comes_in_time() -> None:
     assert meetings.hold_until(41.0) <= 41.0
 
 
+def test_groups_that_ask_in_turn_meet_if_that_makes_nobody_late() -> None:
+    """Goodput would else draft for half of a pass, for ever."""
+    meetings = Meetings()
+    for group in (0, 1):
+        replied(meetings, [group], 10.0 * group, 10.0 * group, 10.0 * group + 8.0)
+        meetings.was_away(group, 20.0)
+    meetings.replied(0, 20.0)
+    assert meetings.hold_until(20.0) > 30.0
+
+
 def test_nobody_waits_for_a_group_that_does_not_come() -> None:
     meetings = Meetings()
     for group in (0, 1):

@@ -110,6 +110,13 @@ GROUP_FAULTS = (
         tests=(MEETINGS + "test_a_burst_ahead_begins_in_time_for_those_that_are_away",),
     ),
     Mutant(
+        name="groups-that-ask-in-turn-never-meet",
+        file="engine/meetings.py",
+        old="(self._delays(now, due, coming, count), -count)",
+        new="self._delays(now, due, coming, count)",
+        tests=(MEETINGS + "test_groups_that_ask_in_turn_meet_if_that_makes_nobody_late",),
+    ),
+    Mutant(
         name="only-the-last-of-several-replies-is-learned-from",
         file="engine/lessons.py",
         old="        self._verified.append(\n",
