@@ -97,7 +97,7 @@ def _check_draft(config: GenerateConfig, draft: Checkpoint) -> None:
         needed = gib(num_weights * BYTES_PER_WEIGHT)
         raise UserError(
             f"--adapt_memory {config.adapt_memory} is less than the {needed} GiB that learning "
-            f"takes with with --draft {draft.name} ({BYTES_PER_WEIGHT} bytes for each of its "
+            f"takes with --draft {draft.name} ({BYTES_PER_WEIGHT} bytes for each of its "
             f"{num_weights} weights): raise it, or leave --adapt_draft out"
         )
 

@@ -40,6 +40,8 @@ WARM_UP_STEPS = 10
 CHUNK, LEAST_CHUNK, MOST_CHUNK = 32, 8, 256
 WEIGHTS_PER_TOKEN = 2**11
 NUM_LATEST, LEAST_ROWS = 16, 4
+# Standard errors by which a copy must be better.
+SURE = 2.0
 # A copy that was worse so often in a row goes back to the draft, with half the rate.
 PATIENCE = 4
 # Bytes of a weight: the copy, its gradient and two moments.
@@ -98,7 +100,7 @@ class Judgement:
 
     def is_better(self, margin: float) -> bool:
         """Not by chance, and by the margin; a negative margin lets any copy pass whose numbers are finite."""
-        return self.of_copy - self.of_draft > (margin if margin < 0 else max(margin, self.error))
+        return self.of_copy - self.of_draft > (margin if margin < 0 else max(margin, SURE * self.error))
 
 
 @dataclass(frozen=True, kw_only=True)

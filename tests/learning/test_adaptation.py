@@ -127,9 +127,9 @@ def test_a_better_copy_is_better_by_the_margin_and_not_by_chance() -> None:
     def is_better(gain: float, error: float, margin: float) -> bool:
         return Judgement(num_tokens=9, of_draft=0.5, of_copy=0.5 + gain, error=error).is_better(margin)
 
-    assert is_better(0.02, 0.01, 0.01)
-    assert not is_better(0.02, 0.03, 0.01)
-    assert not is_better(0.02, 0.01, 0.03)
+    assert is_better(0.03, 0.01, 0.01)
+    assert not is_better(0.03, 0.02, 0.01)
+    assert not is_better(0.03, 0.01, 0.04)
     assert not is_better(0.0, 0.0, 0.0)
     assert is_better(-0.5, 0.1, -1.0)
 

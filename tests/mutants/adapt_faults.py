@@ -36,7 +36,7 @@ ADAPT_FAULTS = (
     Mutant(
         name="a-copy-takes-over-by-chance",
         file="learning/adaptation.py",
-        old="max(margin, self.error)",
+        old="max(margin, SURE * self.error)",
         new="margin",
         tests=(f"{LEARNING}::test_a_better_copy_is_better_by_the_margin_and_not_by_chance",),
     ),
