@@ -143,6 +143,6 @@ def test_without_a_compiler_torch_runs_the_layers(
     cpu_library.library.cache_clear()
     with caplog.at_level(logging.WARNING):
         runner = runner_of(tiny_model("llama"))
-    assert runner._compiled is None and runner._pass is not None
+    assert runner._compiled is None and runner.own_pass is not None
     assert not caplog.messages
     cpu_library.library.cache_clear()

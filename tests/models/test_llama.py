@@ -39,7 +39,7 @@ def paged(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def has_pass(runner: ModelRunner) -> bool:
-    return runner._pass is not None or runner._compiled is not None
+    return runner.own_pass is not None or runner._compiled is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
