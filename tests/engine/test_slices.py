@@ -19,3 +19,9 @@ def test_verify_outputs_of_three_ranks_are_those_of_one() -> None:
 def test_two_ranks_generate_the_tokens_of_one(tmp_path: Path) -> None:
     tiny_model("llama", seed=3).save_pretrained(tmp_path)
     run_ranks("tests.engine.sharded_replica", 2, str(tmp_path))
+
+
+@pytest.mark.ranks
+def test_twenty_combinations_of_options_follow_the_target_on_three_ranks() -> None:
+    """A target on two of them, a draft on the third: in turns, ahead and with branches."""
+    run_ranks("tests.engine.combinations_on_ranks", 3)

@@ -213,4 +213,14 @@ PROCESSING_FAULTS = (
         new='given = {name: own[name] for name in DISTRIBUTION_OPTIONS if name in own and "penalty" not in name}',
         tests=("tests/job/test_row_options.py::test_rows_have_options_of_their_own",),
     ),
+    Mutant(
+        name="options-of-rows-known-to-rank-0-alone",
+        file="engine/sharded_target.py",
+        old="        verify_input = dataclasses.replace(verify_input, opened=target_pass.opened)\n",
+        new="        pass\n",
+        tests=(
+            "tests/engine/test_slices.py"
+            "::test_twenty_combinations_of_options_follow_the_target_on_three_ranks",
+        ),
+    ),
 )
