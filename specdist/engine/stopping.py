@@ -9,6 +9,10 @@ from typing import NamedTuple
 from specdist.engine.request import FinishReason
 from specdist.engine.sequence import Sequence
 
+# The text of a completion's last tokens is the end of its text, but for a space or so where it begins; unless
+# it begins inside a character, whose bytes then show as a character that stands for none.
+MARGIN, NOT_A_CHARACTER = 8, "\N{REPLACEMENT CHARACTER}"
+
 
 class StopCheck(NamedTuple):
     """How many of the new tokens belong to the completion, and why it ends there, if it does."""
@@ -52,7 +56,7 @@ class StopRules:
             if token_id in self.token_ids:
                 num_kept, reason = index + 1, "stop"
                 break
-        if strings:
+        if strings and num_kept and self._may_stop(sequence, new_ids[:num_kept], strings):
             committed = sequence.token_ids[sequence.num_prompt_tokens :]
             if first_stop(self.decode(committed + new_ids[:num_kept]), strings) is not None:
                 num_kept = next(
@@ -62,6 +66,19 @@ class StopRules:
                 )
                 reason = "stop"
         return StopCheck(num_kept, reason)
+
+    def _may_stop(self, sequence: Sequence, new_ids: list[int], strings: tuple[str, ...]) -> bool:
+        """Whether one of the strings may have come with new tokens, by the last tokens' text alone: there was
+        none before, and it takes no longer late in a completion."""
+        num_before = least = max(map(len, strings)) + MARGIN
+        token_ids = sequence.token_ids
+        while num_before < len(token_ids) - sequence.num_prompt_tokens:
+            before = token_ids[-num_before:]
+            if len(self.decode(before)) >= least:
+                text = self.decode(before + new_ids)
+                return NOT_A_CHARACTER in text or first_stop(text, strings) is not None
+            num_before *= 2
+        return True
 
     def text(self, sequence: Sequence) -> str:
         """The completion's text, up to the first stop string."""
