@@ -96,9 +96,14 @@ class CountingPolicy(FixedLength):
         super().__init__(num_draft_tokens)
         object.__setattr__(self, "counted", [])
 
+    @property
+    def initial_history(self) -> tuple[float, ...]:
+        """Policies without any are not told."""
+        return (0.0,)
+
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         self.counted.append(np.stack([blocks.num_drafted_R, blocks.num_accepted_R], axis=1))
-        return super().next_histories(blocks)
+        return blocks.histories_RH
 
 
 @pytest.mark.parametrize("mode", MODES)
