@@ -11,12 +11,13 @@ from typing import Any
 
 from specdist.benchmark.config import AHEAD, IN_TURNS, OVERLAPS, BenchmarkConfig
 from specdist.benchmark.draft_rank import DraftRank, torch_threads
-from specdist.benchmark.drafts import DraftOrder, fixed_length
+from specdist.benchmark.drafts import DraftOrder, fixed_length, with_slots
 from specdist.benchmark.methods import Method, Specdist, TransformersAssisted, TransformersGenerate
 from specdist.benchmark.pair import PagedPair
 from specdist.benchmark.peers import Vllm, VllmEngine
 from specdist.benchmark.setting import Setting
 from specdist.job.costs import ASSUMED_ACCEPTANCE, draft_curve, plan_ahead, target_curve
+from specdist.job.host_times import HostTimes, host_times
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.registry import needs_costs, uses_features
@@ -34,18 +35,23 @@ class Lineup:
 
 @dataclass(frozen=True)
 class PlacementCosts:
-    """Times of passes by number of rows; ``draft`` by whether a step includes the features."""
+    """Times of passes by number of rows; ``draft`` by whether a step includes the features; ``host``: of both
+    models in this process."""
 
     target: Curve
     draft: Mapping[bool, Curve]
+    host: HostTimes | None = None
 
     def of(self, order: DraftOrder) -> CostModel:
         """As the main job would have measured them for this order's policy."""
-        return CostModel(self.target, self.draft[uses_features(order.choice.policy)])
+        costs = CostModel(self.target, self.draft[uses_features(order.choice.policy)])
+        return costs if self.host is None else self.host.added_to(costs)
 
     def to_json(self) -> dict[str, Any]:
         curves = {"target": self.target}
         curves |= {"draft_with_features" if kind else "draft": self.draft[kind] for kind in self.draft}
+        if self.host is not None:
+            curves |= {f"host_{name}": curve for name, curve in self.host._asdict().items()}
         return {name: dataclasses.asdict(curve) for name, curve in curves.items()}
 
 
@@ -143,6 +149,10 @@ def measure_costs(
         )
 
     costs = PlacementCosts(target, {kind: draft(kind) for kind in kinds})
+    if rank is None:
+        passes = CostModel(costs.target, costs.draft[max(kinds)])
+        host = host_times(with_slots(assembly, num_rows), paged.target, paged.draft, passes)
+        costs = dataclasses.replace(costs, host=host)
     logger.info(
         "%s, batch %d: a target pass of one token per row takes %.2f ms, a draft step %.2f ms",
         "colocated" if rank is None else "separate",

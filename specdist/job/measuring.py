@@ -27,6 +27,7 @@ from specdist.engine.proposals import DRAW, ProposalRequest
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.timeline import Timeline
 from specdist.job.costs import context_slopes, draft_curve, draft_work, target_curve, target_work
+from specdist.job.host_times import host_times
 from specdist.job.topology import Topology
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
@@ -111,13 +112,16 @@ def measure_costs(
     if topology.uses_draft:
         of_draft_rank = everywhere[topology.draft_rank][0][1] or NO_DRAFT
     assert of_target is not None
-    return combined_costs(
+    costs = combined_costs(
         of_target,
         of_draft_rank,
         everywhere[RANK_ZERO][1],
         context_of(assembly, num_context_tokens, max_seq_len)[0],
         assembly.scheduling.num_slots,
     )
+    if target is None or draft is None or topology.world_size > 1:
+        return costs
+    return host_times(assembly, target, draft, costs).added_to(costs)
 
 
 def _measured_block(assembly: Assembly) -> int:

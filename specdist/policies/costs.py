@@ -81,8 +81,8 @@ class CostModel:
         target: over the number of tokens of a target pass.
         draft: over the number of sequences of a draft step, one token each.
         context: how both change with the length of the context.
-        message: over the number of sequences that decode: a request to the draft and its reply, without any
-            pass; 0 within one process.
+        message: over the number of sequences that decode: what any round takes beyond its passes. Of a draft
+            on a rank of its own, a request to it and its reply; within one process, the host's work.
         turns, ahead: over the same number: what drafting in turns, and drafting ahead with branches, takes
             beyond its steps and the message: time of the host in which the draft's device stands still.
     """

@@ -259,6 +259,8 @@ class Goodput(RegisteredPolicy):
         verifying_RD = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
         verified_ns = float(self._target_ns(num_tokens, round))
         added_RD = drafting_RD + verifying_RD - verified_ns
+        if not rows.num_drafted:
+            added_RD = added_RD + self._costs.turns.look_up(np.arange(1, num_rows + 1))[:, None]
         if round.num_bursts <= 1:
             return added_RD
         # The other bursts of a round take place during this target's pass, or make the round longer.

@@ -1,0 +1,149 @@
+"""What rounds take beyond their passes where the draft is in the target's process.
+
+It is measured with rounds of the run's own engine. On a CPU, and beside small models, the host's share is
+large: without it a policy would draft where plain decoding is faster. A draft on a rank of its own measures
+its host with requests: see :mod:`specdist.job.measuring`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from specdist.engine.assembly import Assembly
+from specdist.engine.device_clock import synchronized_ns
+from specdist.engine.draft_ahead import DraftAhead
+from specdist.engine.interfaces import Proposer
+from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.request import Request
+from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
+from specdist.engine.timeline import Timeline
+from specdist.models.runner import ModelRunner
+from specdist.policies import Goodput
+from specdist.policies.costs import CostModel, Curve
+
+MOST_STEPS = 4
+# Of rounds, after so many others; fewer where passes are so long that the host hardly matters beside them.
+NUM_WARMUPS, NUM_ROUNDS, NUM_SLOW_ROUNDS = 2, 9, 3
+SLOW_PASS_NS = 50_000_000
+PROMPT_IDS = [0, 0]
+# A pass beside which any other costs nothing.
+ENDLESS = Curve([1], [10**15])
+NOTHING = Curve([1], [1])
+
+
+class HostTimes(NamedTuple):
+    """Nanoseconds over the number of sequences: of any round; what drafting adds to it, whatever the number
+    of steps; and what each step adds, with the candidates that are verified."""
+
+    round: Curve
+    drafting: Curve
+    step: Curve
+
+    def added_to(self, costs: CostModel) -> CostModel:
+        """The costs of passes with those of the host."""
+        step_ns = np.interp(costs.draft.sizes, self.step.sizes, self.step.ns)
+        draft = Curve(costs.draft.sizes, np.rint(np.asarray(costs.draft.ns) + step_ns).astype(int).tolist())
+        return dataclasses.replace(costs, draft=draft, message=self.round, turns=self.drafting)
+
+
+class _TimedDraft:
+    """A draft that notes when it is asked, and for how many sequences."""
+
+    def __init__(self, draft: Proposer, now_ns: Callable[[], int]) -> None:
+        self._draft = draft
+        self._now_ns = now_ns
+        self.asked: list[tuple[int, int]] = []
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        self.asked.append((self._now_ns(), len(request.slots_R)))
+        return self._draft.propose(request, clock)
+
+    def close(self) -> None:
+        self._draft.close()
+
+
+def host_times(assembly: Assembly, target: ModelRunner, draft: ModelRunner, costs: CostModel) -> HostTimes:
+    """Both models are in this process; the contents of their caches are lost.
+
+    Args:
+        costs: of passes alone.
+    """
+    most = min(MOST_STEPS, assembly.scheduling.max_draft_tokens)
+    sizes = sorted({1, assembly.scheduling.num_slots})
+    found = []
+    for size in sizes:
+        beyond = {
+            steps: _beyond_passes_ns(assembly, target, draft, costs, size, steps) for steps in {0, 1, most}
+        }
+        step = max(0.0, beyond[most] - beyond[1]) / max(1, most - 1)
+        found.append([beyond[0], max(0.0, beyond[1] - step - beyond[0]), step])
+    ascending = np.maximum.accumulate(np.rint(found).astype(int)).T.tolist()
+    return HostTimes(*(Curve(sizes, ns) for ns in ascending))
+
+
+def _beyond_passes_ns(
+    assembly: Assembly,
+    target: ModelRunner,
+    draft: ModelRunner,
+    costs: CostModel,
+    num_rows: int,
+    num_steps: int,
+) -> float:
+    """Nanoseconds of a round of so many sequences and draft steps, without its passes; 0 where none could be
+    measured."""
+    context = float(len(PROMPT_IDS))
+    target_ns = float(costs.target_ns(num_rows * (1 + num_steps), num_rows, context))
+    num_rounds = NUM_WARMUPS + (NUM_ROUNDS if target_ns < SLOW_PASS_NS else NUM_SLOW_ROUNDS)
+    assembly = _plain(assembly, num_rows, num_steps)
+    # Always all steps, or none.
+    pace = CostModel(ENDLESS, NOTHING) if num_steps else CostModel(NOTHING, ENDLESS)
+    policy = Goodput(
+        max_draft_tokens=max(1, num_steps), costs=pace, is_coupled=not assembly.settings.is_random
+    )
+    timed = _TimedDraft(assembly.local_draft(draft, policy), lambda: synchronized_ns(target.device))
+    limit = min(assembly.scheduling.max_seq_len - len(PROMPT_IDS), (num_rounds + 2) * (num_steps + 1))
+    requests = (
+        Request(row_id=row, sample_index=0, prompt_ids=PROMPT_IDS, max_new_tokens=limit)
+        for row in range(num_rows)
+    )
+    engine = assembly.engine(
+        requests, target=assembly.local_target(target), proposer=timed, stats_recorder=StatsRecorder()
+    )
+    for _ in engine.run(lambda: len(timed.asked) > num_rounds):
+        pass
+    rounds_ns = [
+        end_ns - begin_ns
+        for (begin_ns, rows), (end_ns, later_rows) in itertools.pairwise(timed.asked[NUM_WARMUPS:])
+        if rows == later_rows == num_rows
+    ]
+    if not rounds_ns:
+        return 0.0
+    drafting_ns = num_steps * float(costs.draft_ns(num_rows, context))
+    return max(0.0, statistics.median(rounds_ns) - target_ns - drafting_ns)
+
+
+def _plain(assembly: Assembly, num_rows: int, num_steps: int) -> Assembly:
+    """For sequences without options, whose tokens end none of them."""
+    scheduling = dataclasses.replace(
+        assembly.scheduling, max_num_seqs=num_rows, max_draft_tokens=max(1, num_steps), num_ahead_tokens=0
+    )
+    return dataclasses.replace(
+        assembly,
+        settings=dataclasses.replace(
+            assembly.settings, processing=None, num_logprobs=None, num_prompt_logprobs=None
+        ),
+        stop_rules=StopRules(str, frozenset()),
+        scheduling=scheduling,
+        ahead=DraftAhead(),
+        chooser=None,
+        masker=None,
+        memory=None,
+        is_traced=False,
+    )
