@@ -144,6 +144,19 @@ def test_what_is_ready_is_verified_while_it_is_worth_the_time() -> None:
     assert cheap.num_to_verify(features_of([]), np.array([0, 0]), a_pass(2)).tolist() == [0, 0]
 
 
+def test_what_any_drafting_takes_is_weighed_once() -> None:
+    """Fixed work of the host keeps a block from being begun that its steps alone would pay; once begun, it is
+    as long as without that work, or longer. What every round takes makes blocks longer."""
+    costs = CostModel(Curve([1, 101], [100, 2100]), Curve([1], [40]))
+    alone = drafted_length(goodput(costs), 0.8)
+    assert 0 < alone < CAP
+    costly = dataclasses.replace(costs, turns=Curve([1], [400]))
+    assert goodput(costly).wants_more(question(1, 0)).tolist() == [False]
+    some = dataclasses.replace(costs, turns=Curve([1], [10]))
+    assert drafted_length(goodput(some), 0.8) >= alone
+    assert drafted_length(goodput(dataclasses.replace(costs, message=Curve([1], [500]))), 0.8) > alone
+
+
 def test_targets_of_one_burst_have_a_pass_each() -> None:
     """Three targets of two rows draft as far as one of them would where the draft's time does not grow."""
     costs = CostModel(Curve([1, 2, 100], [100, 101, 1100]), Curve([1], [20]))
