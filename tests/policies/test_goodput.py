@@ -152,7 +152,7 @@ def test_what_any_drafting_takes_is_weighed_once() -> None:
     assert 0 < alone < CAP
     costly = dataclasses.replace(costs, turns=Curve([1], [400]))
     assert goodput(costly).wants_more(question(1, 0)).tolist() == [False]
-    some = dataclasses.replace(costs, turns=Curve([1], [10]))
+    some = dataclasses.replace(costs, turns=Curve([1], [4]))
     assert drafted_length(goodput(some), 0.8) >= alone
     assert drafted_length(goodput(dataclasses.replace(costs, message=Curve([1], [500]))), 0.8) > alone
 
