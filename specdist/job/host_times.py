@@ -53,6 +53,9 @@ class HostTimes(NamedTuple):
         return dataclasses.replace(costs, draft=draft, message=self.round, turns=self.drafting)
 
 
+NO_HOST = HostTimes(*[Curve([1], [0])] * 3)
+
+
 class _TimedDraft:
     """A draft that notes when it is asked, and for how many sequences."""
 

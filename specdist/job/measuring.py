@@ -29,6 +29,7 @@ from specdist.engine.timeline import Timeline
 from specdist.job.costs import context_slopes, draft_curve, draft_work, target_curve, target_work
 from specdist.job.host_times import host_times
 from specdist.job.topology import Topology
+from specdist.models.eagle_runner import EagleRunner
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import FixedLength, Goodput, LengthPolicy
@@ -119,7 +120,8 @@ def measure_costs(
         context_of(assembly, num_context_tokens, max_seq_len)[0],
         assembly.scheduling.num_slots,
     )
-    if target is None or draft is None or topology.world_size > 1:
+    # Not of a draft that reads the target's states, which nobody sends it here.
+    if target is None or draft is None or topology.world_size > 1 or isinstance(draft, EagleRunner):
         return costs
     return host_times(assembly, target, draft, costs).added_to(costs)
 

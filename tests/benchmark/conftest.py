@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from specdist.benchmark import measuring, overhead
+from specdist.benchmark import lineup, measuring, overhead
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.setting import Setting, set_up
 from specdist.job import costs
+from specdist.job.host_times import NO_HOST
 from specdist.models.runner import ModelRunner
 from specdist.synthetic.shapes import SHAPES, Shape
 from tests.ranks import REPOSITORY
@@ -46,6 +47,7 @@ def tiny_shape() -> Iterator[None]:
         monkeypatch.setitem(SHAPES, "tiny", TINY)
         monkeypatch.setattr(costs, "NUM_PASSES", 2)
         monkeypatch.setattr(costs, "_pass_ns", known_pass_ns)
+        monkeypatch.setattr(lineup, "host_times", lambda *_: NO_HOST)
         monkeypatch.setattr(overhead, "NUM_RUNS", 1)
         monkeypatch.setattr(measuring, "NUM_WARMUP_TOKENS", 2)
         yield

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from specdist.data import RunFolder
+from specdist.job.host_times import NO_HOST
 from specdist.job.report import OPERATIONS, comparison_lines, run_figures, total_stats
 from specdist.policies.costs import CostModel, Curve
 from specdist.reporting import write_report
@@ -53,6 +54,7 @@ def test_the_document_and_the_folder_say_the_same(
         return Curve([1, num_rows * num_tokens_per_row], [20_000, 40_000] if is_draft else [2 * MS, 4 * MS])
 
     monkeypatch.setattr("specdist.job.costs.measure_curve", curve)
+    monkeypatch.setattr("specdist.job.measuring.host_times", lambda *_: NO_HOST)
     output = tmp_path / "run"
     ended = run_here(**options, policy="goodput", output=output)
     predictions = ended.totals["predictions"]
