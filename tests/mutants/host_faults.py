@@ -21,6 +21,8 @@ HOST_FAULTS = (
         old="self._uploads.settle(max_running=None if self._is_stored else 0)",
         new="self._uploads.settle()",
         tests=("tests/job/test_uploads.py",),
+    ),
+    Mutant(
         name="a-block-is-begun-whatever-the-host-takes-for-it",
         file="policies/goodput.py",
         old="if not rows.num_drafted:",
