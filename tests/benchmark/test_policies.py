@@ -77,7 +77,8 @@ def test_every_policy_runs_in_every_placement_with_every_first_length(result: Be
         *(f"specdist, {label}{way}" for label in labels for way in ways),
     }
     assert result.costs.keys() == {"colocated, batch 2", "separate, batch 2"}
-    assert result.costs["colocated, batch 2"].keys() == {"target", "draft_with_features"}
+    of_host = {"host_round", "host_drafting", "host_step"}
+    assert result.costs["colocated, batch 2"].keys() == {"target", "draft_with_features", *of_host}
     assert result.costs["separate, batch 2"].keys() == {"target", "draft", "draft_with_features"}
     for item in result.methods:
         assert len(item.seconds) == len(item.num_tokens) == 2
