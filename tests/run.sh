@@ -9,6 +9,6 @@ source jobs/install.sh
 "$SPECDIST_PYTHON" -m ruff check
 "$SPECDIST_PYTHON" -m ruff format --check
 "$SPECDIST_PYTHON" -m mypy
-# Three files at a time on two cores: tests wait for processes and disks about as long as they compute. A file stays
+# Four files at a time on two cores: tests wait for processes and disks about as long as they compute. A file stays
 # together, for what it builds once.
-OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m pytest -n 3 --dist loadfile "$@"
+OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m pytest -n 4 --dist loadfile "$@"
