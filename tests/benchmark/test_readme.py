@@ -29,6 +29,7 @@ SHIPPED = {
         "synthetic-350m-cpu",
         "small-pair-cpu",
         "vllm-20m-cpu",
+        "vllm-20m-bfloat16-cpu",
         "overlap-350m-0.8-cpu",
         "overlap-350m-0.9-cpu",
         "policies-small-pair-cpu",
