@@ -19,7 +19,7 @@ from specdist.engine.draft_features import UNKNOWN
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.engine.draft_steps import DrawnTokens
 from specdist.sampling.uploads import upload
-from specdist.utils.ranges import arange_segments
+from specdist.utils.ranges import places_from
 
 # Of a token that is certain: entropy, and the probabilities of it and of the likeliest one.
 CERTAIN_FEATURES = np.array([[0.0], [1.0], [1.0]])
@@ -85,15 +85,14 @@ class ForcingDraftLoop(DraftLoop):
         counts_A = np.array([len(run) for run in runs], np.int64)
         if not counts_A.any():
             return
-        index_T, offsets_T = np.repeat(active_A, counts_A), arange_segments(counts_A)
+        index_T, depths_T = places_from(active_A, depths_A, counts_A)
         ids_T = np.array([token_id for run in runs for token_id in run], np.int64)
-        places_T = np.repeat(lines_A, counts_A), np.repeat(begins_A, counts_A) + offsets_T
+        places_T = places_from(lines_A, begins_A, counts_A)
         state.put_certain(places_T, ids_T)
         state.is_forced[places_T] = state.has_forced = True
         features_3T = np.repeat(CERTAIN_FEATURES, len(ids_T), axis=1) if self._draws.keeps_features else None
         if features_3T is not None:
             state.features.keep_estimates(places_T, UNKNOWN)
-        depths_T = np.repeat(depths_A, counts_A) + offsets_T
         drawn.append(DrawnTokens(index_T, depths_T, ids_T, np.ones(len(ids_T)), features_3T))
         num_drafted_R[active_A] += counts_A
         wanted_R[index_T[self.is_stop_V[ids_T]]] = 0

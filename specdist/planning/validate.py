@@ -30,6 +30,7 @@ from specdist.planning.simulate import ReplicaCosts, Settings
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.shard import NS_PER_S, Stats
+from specdist.theory.formulas import tokens_per_call
 
 ROWS_PER_SLOT = 2
 WARMUP_TOKENS = 4
@@ -228,14 +229,13 @@ def acceptance_rate(stats: Stats) -> float:
 
 def row_acceptance(num_accepted: int, num_blocks: int, length: int) -> float | None:
     """The acceptance rate with which so many tokens are accepted in blocks of this length; None without any:
-    the root a of a + a² + .. + a^length = accepted tokens per block."""
+    that for which so many are expected (Leviathan et al. 2023, Eq. 1)."""
     if not num_blocks or not length:
         return None
-    powers = np.arange(1, length + 1)
     lowest, highest = 0.0, 1.0
     for _ in range(NUM_HALVINGS):
         middle = (lowest + highest) / 2
-        if (middle**powers).sum() < num_accepted / num_blocks:
+        if tokens_per_call(middle, length) < 1 + num_accepted / num_blocks:
             lowest = middle
         else:
             highest = middle
