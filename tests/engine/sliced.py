@@ -88,7 +88,8 @@ class SlicedTarget:
     def __init__(self, runners: list[MarkovRunner], vocabularies: list[VocabParallelVerifier]) -> None:
         self._runners = runners
         self._vocabularies = vocabularies
-        self._pool = ThreadPoolExecutor(len(runners))
+        # One thread per rank but the first, so that each serves what it is asked in order, as a rank does.
+        self._threads = [ThreadPoolExecutor(1) for _ in runners[1:]]
         self.traffic = Traffic()
 
     def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
@@ -103,19 +104,23 @@ class SlicedTarget:
             vocabulary.serve_next_distributions()
 
         followers = [
-            self._pool.submit(follow, *pair)
-            for pair in zip(self._vocabularies[1:], logits[1:], strict=True)
-        ]  # fmt: skip
+            thread.submit(follow, vocabulary, logits_Nv)
+            for thread, vocabulary, logits_Nv in zip(
+                self._threads, self._vocabularies[1:], logits[1:], strict=True
+            )
+        ]
         verify_output = self._vocabularies[0].verify(logits[0], verify_input)
         assert verify_output is not None
         # Rank 0 asks for log-probabilities when the others have done all else.
         self._vocabularies[0].tell = lambda asked: [
-            self._pool.submit(vocabulary.serve_scores, asked) for vocabulary in self._vocabularies[1:]
+            thread.submit(vocabulary.serve_scores, asked)
+            for thread, vocabulary in zip(self._threads, self._vocabularies[1:], strict=True)
         ]
         return _LeadVerdicts(verify_output, followers)
 
     def close(self) -> None:
-        self._pool.shutdown()
+        for thread in self._threads:
+            thread.shutdown()
 
 
 class SlicedMarkovReplica(Harness):
