@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from specdist.data import Manifest, RunFolder, shard_table
+from specdist.data.opening import open_run_folder
 from specdist.stats.shard import Stats
 from tests.data.samples import row_result
 
@@ -63,7 +64,7 @@ def shard_stats(shard: int) -> Stats:
 
 def write_run(path: Path, shards: tuple[int, ...] = (0, 1, 2), manifest: Manifest = MANIFEST) -> RunFolder:
     """A run with an input column of its own; these of its shards are finished."""
-    folder = RunFolder.open(path, manifest, "seed: 0\n", False)
+    folder = open_run_folder(path, manifest, "seed: 0\n", False)
     plan = folder.plan()
     for shard in shards:
         first, end = plan.bounds(shard)

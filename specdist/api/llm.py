@@ -27,7 +27,7 @@ from specdist.data import RowError
 from specdist.engine.request import Completion, FinishReason, PromptLogprobs, Request, TokenLogprobs
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
-from specdist.job.preflight import plan_models
+from specdist.job.model_plan import plan_models
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, local_device

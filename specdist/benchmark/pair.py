@@ -19,7 +19,7 @@ from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
-from specdist.job.preflight import plan_models
+from specdist.job.model_plan import plan_models
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.models.adapters import use_paged_attention, use_transformers_attention
 from specdist.models.checkpoint import Checkpoint

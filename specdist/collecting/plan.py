@@ -16,7 +16,8 @@ from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan
 from specdist.data.text import BYTES_OF_TEXT
 from specdist.heads.drafts import identify_draft
 from specdist.heads.examples import PREFIX_KINDS, bytes_per_example
-from specdist.job.preflight import ModelPlan, RunPlan, open_joined, open_run_prompts, plan_run, run_manifest
+from specdist.job.model_plan import ModelPlan
+from specdist.job.preflight import RunPlan, open_joined, open_run_prompts, plan_run, run_manifest
 from specdist.job.topology import Topology
 from specdist.utils.errors import UserError
 

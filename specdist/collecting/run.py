@@ -29,7 +29,7 @@ from specdist.heads.examples import ExampleBlock, example_table
 from specdist.job.activity import Activity
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.generate import generate_rows, prompt_encoder
-from specdist.job.preflight import ModelPlan, plan_models
+from specdist.job.model_plan import ModelPlan, plan_models
 from specdist.job.replica import Replica
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.topology import Topology, broadcast_from_rank0

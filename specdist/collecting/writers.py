@@ -12,7 +12,7 @@ from specdist.data import Prompts
 from specdist.engine.request import Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
-from specdist.job.preflight import ModelPlan
+from specdist.job.model_plan import ModelPlan
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder
 

@@ -152,9 +152,10 @@ class RunLayout:
 
     def _read_layout(self) -> None:
         if not self._is_layout_known and self.manifest_path.exists():
-            self._set_layout(self.manifest)
+            self.set_layout(self.manifest)
 
-    def _set_layout(self, manifest: Manifest) -> None:
+    def set_layout(self, manifest: Manifest) -> None:
+        """The layout of a run with this manifest, from now on."""
         self._shards_per_folder = manifest.info.get(SHARDS_PER_FOLDER)
         self._run_tag = manifest.info.get(RUN_TAG, "")
         self._claims = manifest.info.get(CLAIMS)

@@ -23,7 +23,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from specdist.distillation.config import DistillConfig
 from specdist.distillation.data import Batch, Example
 from specdist.distillation.model_draft import load_teacher
-from specdist.job.preflight import ModelPlan
+from specdist.job.model_plan import ModelPlan
 from specdist.learning.acceptance import acceptances
 from specdist.learning.losses import distribution_loss, token_loss
 from specdist.models.checkpoint import Checkpoint

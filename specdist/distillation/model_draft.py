@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdist.distillation.config import DistillConfig
 from specdist.distillation.data import Batch
-from specdist.job.preflight import ModelPlan
+from specdist.job.model_plan import ModelPlan
 from specdist.learning.acceptance import acceptances, needs_target
 from specdist.learning.losses import distribution_loss, token_loss, top_loss
 from specdist.models.checkpoint import SMALL_FILE_SUFFIXES, Checkpoint

@@ -35,7 +35,8 @@ from specdist.distillation.training import CHECKPOINT_NAME, History, Task, train
 from specdist.job.activity import Activity
 from specdist.job.entry import on_rank0, rank0_first, run_rank
 from specdist.job.generate import generate_on_ranks, prompt_encoder
-from specdist.job.preflight import ModelPlan, open_run_prompts, plan_models, with_model_defaults
+from specdist.job.model_plan import ModelPlan, plan_models, with_model_defaults
+from specdist.job.preflight import open_run_prompts
 from specdist.job.report import frozen_costs, total_stats
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.topology import Topology, broadcast_from_rank0

@@ -26,7 +26,7 @@ from specdist.data.files import write_atomically
 from specdist.data.layout import ADAPTED
 from specdist.data.segments import SEGMENTS, draft_fields, segments_of
 from specdist.data.storage import storage_path
-from specdist.job.preflight import ModelPlan
+from specdist.job.model_plan import ModelPlan
 from specdist.job.topology import Topology
 from specdist.learning.adaptation import BYTES_PER_WEIGHT, Adaptation, AdaptSettings, Served, Switch, copy_of
 from specdist.models.checkpoint import SMALL_FILE_SUFFIXES, Checkpoint

@@ -19,7 +19,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.limits import SchedulerSettings
-from specdist.job.preflight import ModelPlan
+from specdist.job.model_plan import ModelPlan
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.eagle import NUM_STATES

@@ -24,7 +24,7 @@ from specdist.job.activity import Activity
 from specdist.job.allocation import BatchLimits, refusal, room_for_cache
 from specdist.job.logs import add_run_log
 from specdist.job.measuring import measure_draft
-from specdist.job.preflight import ModelPlan
+from specdist.job.model_plan import ModelPlan
 from specdist.job.replica import Replica
 from specdist.job.shared_drafts import Listeners, check_greeting, is_same_user, terms_of
 from specdist.job.topology import Topology

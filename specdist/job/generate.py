@@ -28,18 +28,10 @@ from specdist.job.eagle import settled
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.hub import push_to_hub
 from specdist.job.lengths import ExpectedLengths
+from specdist.job.model_plan import ModelPlan, plan_models, with_model_defaults
 from specdist.job.output_columns import ThinkingColumns, column_options
 from specdist.job.parts import own_part
-from specdist.job.preflight import (
-    NUM_HALVINGS,
-    ROWS_TOO_LARGE,
-    ModelPlan,
-    RunPlan,
-    freeze_costs,
-    plan_models,
-    plan_run,
-    with_model_defaults,
-)
+from specdist.job.preflight import NUM_HALVINGS, ROWS_TOO_LARGE, RunPlan, freeze_costs, plan_run
 from specdist.job.progress import Progress, Scalars
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica

@@ -7,7 +7,7 @@ from specdist.config.speculation import MEMORY_CHANCE
 from specdist.drafters.source_choice import MemorySettings
 from specdist.drafters.text_store import TextSettings
 from specdist.job.memory_texts import MemoryTexts, finished_rows
-from specdist.job.preflight import ModelPlan
+from specdist.job.model_plan import ModelPlan
 from specdist.job.reproducibility import reproducibility
 from specdist.job.topology import Topology
 from specdist.policies.costs import CostModel

@@ -1,13 +1,10 @@
-"""A rank's part of a replica: the models that it loads, its share of the cache, and its loop."""
+"""A rank's part of a replica: its models, its share of the cache, and its loop."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-
-import torch
-import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import Assembly
@@ -26,23 +23,18 @@ from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
-from specdist.job.adaptation import Keeper, keeper_of
 from specdist.job.allocation import BatchLimits, refusal, room_for_cache
 from specdist.job.costs import ASSUMED_ACCEPTANCE, plan_ahead
-from specdist.job.logs import quiet_libraries
+from specdist.job.loaded_models import LoadedModels
 from specdist.job.measuring import TARGET_GROUP, measure_costs
 from specdist.job.memory import memory_settings
-from specdist.job.preflight import ModelPlan, batch_limits
+from specdist.job.model_plan import ModelPlan, batch_limits
 from specdist.job.processing import sampling_settings
 from specdist.job.restart import remember_lone_row
-from specdist.job.runners import load_draft_runner, target_runner, with_states
-from specdist.job.topology import Topology, broadcast_from_rank0, gathered, init_deepspeed
-from specdist.job.weights import staged_weights
-from specdist.models.checkpoint import Checkpoint
-from specdist.models.loading import join_sharding, load_sharded, load_whole
-from specdist.models.loading_check import LoadingCheck, check_loading
+from specdist.job.runners import with_states
+from specdist.job.topology import Topology, broadcast_from_rank0, gathered
+from specdist.models.loading_check import LoadingCheck
 from specdist.models.runner import ModelRunner
-from specdist.models.weight_stream import Reading
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
 from specdist.policies.registry import needs_costs, uses_features
@@ -87,19 +79,13 @@ class Replica:
         self._num_context_tokens = num_context_tokens
         self._num_spare_branches = num_spare_branches
         self._num_halvings = num_halvings
-        self._group: dist.ProcessGroup | None = None
         self._set_sampling(config)
         # Smaller limits after memory ran out in a round. The slots and their memory stay as they are.
         self._limits: SchedulerSettings | None = None
-        self._target: ModelRunner | None = None
-        self._draft: ModelRunner | None = None
-        self.keeper: Keeper | None = None
-        self._loading_check: LoadingCheck | None = None
-        self._reading = Reading(on_tensor=self._activity.step)
-        with quiet_libraries(self._activity.step):
-            self._together(self._load)
-            self.num_weight_bytes = sum(gathered(topology, self._reading.num_bytes))
-            self._together(self._check_loading)
+        loaded = LoadedModels(config, models, topology, self.settings, self._activity)
+        self._target, self._draft, self._group = loaded.target, loaded.draft, loaded.group
+        self._loading_check = loaded.check
+        self.keeper, self.num_weight_bytes = loaded.keeper, loaded.num_weight_bytes
         self._activity.begin("sizing the cache")
         self.ahead = DraftAhead()
         self._chooser: RoundChooser | None = None
@@ -253,76 +239,6 @@ class Replica:
             proposer=NoDraft(),
             stats_recorder=StatsRecorder(),
         )
-
-    def _together(self, step: Callable[[], None]) -> None:
-        """Run a step on every rank; raise the first :class:`UserError` of any rank on all of them."""
-        message: str | None = None
-        try:
-            step()
-        except UserError as error:
-            message = str(error)
-        self._activity.begin("waiting until every rank has loaded")
-        for found in gathered(self._topology, message):
-            if found is not None:
-                raise UserError(found)
-
-    def _load(self) -> None:
-        topology = self._topology
-        if topology.world_size > 1 and topology.tp_size > 1:
-            self._activity.begin("joining DeepSpeed")
-            init_deepspeed(topology)
-            self._group = dist.new_group(list(range(topology.tp_size)), timeout=topology.collective_timeout)
-        if topology.holds_target:
-            self._activity.begin("loading the target")
-            with staged_weights(self._config, self._models.target, self._activity.step) as target:
-                self._target = target_runner(
-                    self._config,
-                    self._models,
-                    self._load_target(target),
-                    topology.device,
-                    self._activity.step,
-                )
-        elif topology.tp_size > 1 and topology.world_size > 1:
-            self._activity.begin("waiting for the target to be sharded")
-            join_sharding()
-        draft = self._models.draft
-        if draft is not None and topology.holds_draft:
-            self._activity.begin("loading the draft")
-            with staged_weights(self._config, draft, self._activity.step) as files:
-                self._draft = load_draft_runner(
-                    self._config, self._models, files, topology.device, self._reading, self._activity.step
-                )
-            self.keeper = keeper_of(self._config, self._models, self._draft, self.settings)
-
-    def _check_loading(self) -> None:
-        """Compare the target with its files. The draft needs no check: the target verifies its tokens."""
-        if self._target is None:
-            return
-        self._activity.begin("checking the loaded models")
-        self._loading_check = check_loading(
-            self._target.model,
-            self._models.target,
-            dtype=self._target.dtype,
-            device=self._topology.device,
-            vocab_size=self._models.vocab_size,
-            group=self._group,
-        )
-
-    def _load_target(self, target: Checkpoint) -> torch.nn.Module:
-        device = self._topology.device
-        if self._group is None:
-            return load_whole(target, dtype=self._dtype(target), device=device, reading=self._reading)
-        return load_sharded(
-            target,
-            dtype=self._dtype(target),
-            device=device,
-            group=self._group,
-            vocab_size=self._models.vocab_size,
-            reading=self._reading,
-        )
-
-    def _dtype(self, checkpoint: Checkpoint) -> torch.dtype:
-        return checkpoint.torch_dtype(self._config.dtype)
 
     def _agree_on_pages(self) -> int:
         """The number of pages that fit into the memory of every rank: all follow one page table."""

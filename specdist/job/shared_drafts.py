@@ -22,7 +22,7 @@ import torch.distributed as dist
 from specdist.config.generate import GenerateConfig
 from specdist.data.heartbeat import Process
 from specdist.engine.sockets import Kind, Link, LinkError, Message
-from specdist.job.preflight import ModelPlan
+from specdist.job.model_plan import ModelPlan
 from specdist.job.topology import Topology, launch_store
 
 BACKLOG = 64

@@ -13,7 +13,7 @@ from specdist.engine.interfaces import Proposer
 from specdist.engine.shared_draft import Dialer, LinkedDraft, SharedDraft
 from specdist.engine.sockets import Link
 from specdist.job.measuring import PassTimes, combined_costs, context_of, measure_target, message_curve
-from specdist.job.preflight import ModelPlan
+from specdist.job.model_plan import ModelPlan
 from specdist.job.replica import Replica
 from specdist.job.reproducibility import reproducibility
 from specdist.job.shared_drafts import DraftDirectory, terms_of

@@ -21,7 +21,7 @@ from specdist.engine.stopping import StopRules
 from specdist.heads.head import TokenHead
 from specdist.job.costs import typical_context
 from specdist.job.generate import prompt_encoder
-from specdist.job.preflight import ModelPlan, plan_models
+from specdist.job.model_plan import ModelPlan, plan_models
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder
 from specdist.job.topology import topology_from_environment

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.ipc
 
-from specdist.data import Manifest, RunFolder, TracedToken, shard_table, trace_table
+from specdist.data import Manifest, TracedToken, shard_table, trace_table
+from specdist.data.opening import open_run_folder
 from tests.data.samples import row_result
 
 MANIFEST = Manifest(fingerprint={"seed": 1}, info={"t_target_ms": 1.5})
@@ -24,7 +25,7 @@ def crash(*_, **__):
 
 
 def open_(path, *, manifest=MANIFEST, overwrite=False):
-    return RunFolder.open(path, manifest, "seed: 1\n", overwrite)
+    return open_run_folder(path, manifest, "seed: 1\n", overwrite)
 
 
 def finish(folder, shard=0):

@@ -9,6 +9,7 @@ import pytest
 
 from specdist.data import Manifest, RunFolder
 from specdist.data import files as files_module
+from specdist.data.opening import open_run_folder
 from specdist.utils.errors import UserError
 from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.samples import row_result
@@ -58,14 +59,14 @@ def test_a_run_that_another_replica_works_on_is_not_replaced(tmp_path):
     with pytest.raises(
         UserError, match=r"--overwrite would delete the results that process 7 on n1 is writing"
     ):
-        RunFolder.open(path, other, "", True, lambda: "process 7 on n1")
+        open_run_folder(path, other, "", True, lambda: "process 7 on n1")
     assert contents(path) == before
     # Nor is one that has no rows yet.
     empty = tmp_path / "empty"
     open_(empty)
     with pytest.raises(UserError, match=r"seed: 1 in --output, 2 now"):
-        RunFolder.open(empty, other, "", False, lambda: "process 7 on n1")
-    assert RunFolder.open(empty, other, "", False).manifest == other
+        open_run_folder(empty, other, "", False, lambda: "process 7 on n1")
+    assert open_run_folder(empty, other, "", False).manifest == other
 
 
 def test_rows_of_earlier_holders_are_kept_and_their_logs_stay(tmp_path):
@@ -245,6 +246,6 @@ def test_a_path_that_cannot_hold_a_run_is_refused(tmp_path, monkeypatch):
 
 def test_a_run_without_rows_may_be_restarted_with_other_settings(tmp_path):
     """A job that was refused after it had claimed its folder must not block the corrected command."""
-    RunFolder.open(tmp_path / "run", Manifest(fingerprint={"max_seq_len": 4096}), "", False)
+    open_run_folder(tmp_path / "run", Manifest(fingerprint={"max_seq_len": 4096}), "", False)
     other = Manifest(fingerprint={"max_seq_len": 1024})
-    assert RunFolder.open(tmp_path / "run", other, "", False).manifest == other
+    assert open_run_folder(tmp_path / "run", other, "", False).manifest == other

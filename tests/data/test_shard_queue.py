@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from specdist.data import Manifest, RunFolder, ShardQueue, shard_table
+from specdist.data.opening import open_run_folder
 from specdist.utils.errors import UserError
 from tests.data.replicas import SILENT_AFTER_S, Member
 from tests.data.samples import row_result
@@ -18,7 +19,7 @@ INPUTS = pa.table({"ref": ["a", "b"]})
 
 
 def open_(path, *, manifest=MANIFEST, overwrite=False):
-    return RunFolder.open(path, manifest, "", overwrite)
+    return open_run_folder(path, manifest, "", overwrite)
 
 
 class Worker:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from specdist.data import Manifest, RowResult, RunFolder, shard_table
+from specdist.data import Manifest, RowResult, shard_table
+from specdist.data.opening import open_run_folder
 from specdist.evaluation.results import write_arrow
 from tests.data.samples import row_result
 
@@ -54,6 +55,6 @@ def run_folder(path: Path, inputs: dict[str, Any], completions: Sequence[Any], *
     """A run of one finished shard, or unfinished if there are fewer ``completions`` than ``num_rows``."""
     fingerprint = {**SETTINGS, "num_rows": len(completions), **settings}
     info = {"exact": settings.get("policy") != "sprinter", "world_size": 1, "reproducibility": "tokens"}
-    folder = RunFolder.open(path, Manifest(fingerprint=fingerprint, info=info), "seed: 0\n", False)
+    folder = open_run_folder(path, Manifest(fingerprint=fingerprint, info=info), "seed: 0\n", False)
     folder.finish_shard(0, table(inputs, completions, is_exact=info["exact"]), {"num_drafts": 1})
     return path

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import specdist.job.entry
-import specdist.job.replica
+import specdist.job.loaded_models
 from specdist.cli.generate import main as generate
 from specdist.job.signals import end_process
 from specdist.models.graphs import CudaGraphs
@@ -36,7 +36,7 @@ def breaks() -> bool:
 def joins_on_the_host(given: Sequence[str]) -> int:
     """The draft's rank joins DeepSpeed's broadcast with the random state of the CPU."""
     pretend()
-    specdist.job.replica.join_sharding = lambda: torch.distributed.broadcast(torch.get_rng_state(), 0)
+    specdist.job.loaded_models.join_sharding = lambda: torch.distributed.broadcast(torch.get_rng_state(), 0)
     return start(given)
 
 

@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from specdist.data import RunFolder
 from specdist.data.layout import ADAPTED
+from specdist.data.opening import delete_run_files
 from specdist.data.segments import SEGMENTS
 from specdist.job.adaptation import WEIGHTS_NAME, Keeper, check_adaptation
-from specdist.job.preflight import plan_models
+from specdist.job.model_plan import plan_models
 from specdist.job.reproducibility import reproducibility
 from specdist.job.topology import Topology
 from specdist.learning.adaptation import Judgement, Switch
@@ -164,7 +165,7 @@ def test_a_run_goes_on_with_what_was_learned_and_writes_the_same_bytes(pair: Pai
     (learned,) = [each for each in segments[1:] if each["learned"]["num_steps"] == 12345]
     assert learned["draft"] == ADAPTED and learned["fingerprint"] == segments[0]["fingerprint"]
     assert learned["complete_shards"] == 2
-    RunFolder(run)._delete_run_files()
+    delete_run_files(RunFolder(run))
     assert not list((run / ADAPTED).iterdir()), "--overwrite begins with --draft"
 
 

@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 import specdist
-from specdist.data import RunFolder, output_schema
+from specdist.data import output_schema
 from specdist.data.columns import OUTPUT_COLUMNS
+from specdist.data.opening import open_run_folder
 from specdist.job.card import card_text, write_card
 from specdist.stats.shard import Stats
 from tests.finished_runs import manifest_with, write_run
@@ -101,10 +102,10 @@ def test_a_card_is_written_once_and_deleted_with_its_run(tmp_path: Path) -> None
     folder.card_path.write_bytes(first + b"my own words")
     write_card(folder)
     assert folder.card_path.read_bytes() == first + b"my own words"
-    RunFolder.open(folder.path, manifest_with(seed=1), "", True)
+    open_run_folder(folder.path, manifest_with(seed=1), "", True)
     assert not folder.card_path.exists()
     other.card_path.write_bytes(b"mine alone")
-    RunFolder.open(other.path, manifest_with(seed=1), "", True)
+    open_run_folder(other.path, manifest_with(seed=1), "", True)
     assert other.card_path.read_bytes() == b"mine alone"
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from specdist.job import costs
 from specdist.job.costs import BRANCH_COUNTS, context_slopes, measure_curve, plan_ahead
-from specdist.job.preflight import freeze_costs, plan_models, plan_run
+from specdist.job.model_plan import plan_models
+from specdist.job.preflight import freeze_costs, plan_run
 from specdist.job.topology import topology_from_environment
 from specdist.models.flat import FlatBatch
 from specdist.policies.costs import CostModel, Curve

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specdist.job import replica
+from specdist.job import loaded_models
 from specdist.job.logs import RunLog, add_run_log
 from specdist.job.recording import Recorder
 from tests.job.launching import Ended, refused, run_here, shard_bytes, shard_stats
@@ -155,13 +155,13 @@ def test_a_model_file_that_vanishes_before_it_is_read_is_named(
     """Between the checks and the loading, as when a cache is cleaned up."""
     target = tmp_path / "target"
     shutil.copytree(pair.target, target)
-    load = replica.load_whole
+    load = loaded_models.load_whole
 
     def late(checkpoint: Any, **kwargs: Any) -> Any:
         (target / "model-00002-of-00003.safetensors").unlink(missing_ok=True)
         return load(checkpoint, **kwargs)
 
-    monkeypatch.setattr(replica, "load_whole", late)
+    monkeypatch.setattr(loaded_models, "load_whole", late)
     ended = run_here(**(options | {"target": target}), output=tmp_path / "run")
     refused(ended, f"--target {target}", "has changed since the job began", "put it back")
 

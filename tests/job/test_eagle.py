@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from specdist.data import RunFolder
-from specdist.job.preflight import plan_models
+from specdist.job.model_plan import plan_models
 from specdist.job.report import total_stats
 from specdist.utils.errors import UserError
 from tests.engine.eagle import eagle_model

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from specdist.cli.generate import main as generate
-from specdist.job import replica
+from specdist.job import loaded_models
 from specdist.models import computed
 from specdist.models.loading_check import LoadingCheck
 from tests.job.copying import DISTANCE, build_copying_pair, known_completions
@@ -59,7 +59,7 @@ def generate_with_the_old_fault(arguments: Sequence[str] | None) -> int:
 
 
 def generate_unchecked(arguments: Sequence[str] | None) -> int:
-    replica.check_loading = lambda *_, **__: LoadingCheck(reason="left out")
+    loaded_models.check_loading = lambda *_, **__: LoadingCheck(reason="left out")
     return generate_with_the_old_fault(arguments)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdist.job import replica
+from specdist.job import loaded_models
 from tests.job.launching import Ended, refused, run_here, shard_stats
 
 
@@ -33,7 +33,7 @@ def test_a_target_that_is_not_the_one_in_the_files_ends_the_job(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the check it would have generated fluent text and ended with 0."""
-    load = replica.load_whole
+    load = loaded_models.load_whole
 
     def load_wrongly(checkpoint: Any, **where: Any) -> PreTrainedModel:
         model = load(checkpoint, **where)
@@ -42,7 +42,7 @@ def test_a_target_that_is_not_the_one_in_the_files_ends_the_job(
             weight.data = weight.data.roll(1, 0)
         return model
 
-    monkeypatch.setattr(replica, "load_whole", load_wrongly)
+    monkeypatch.setattr(loaded_models, "load_whole", load_wrongly)
     output = tmp_path / "run"
     ended = run_here(**options, output=output)
     refused(ended, f"--target {options['target']}", "layer 1 keys differ by", "Nothing was generated")

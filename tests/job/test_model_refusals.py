@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from specdist.job.preflight import plan_models
+from specdist.job.model_plan import plan_models
 from specdist.utils.errors import UserError
 from tests.job.launching import parse, refused, run_here
 from tests.job.pair import Pair, random_llama, save, train_tokenizer, write_arrow

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from specdist.job.preflight import plan_models
+from specdist.job.model_plan import plan_models
 from specdist.models import loading
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_whole

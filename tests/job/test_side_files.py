@@ -12,7 +12,7 @@ import pytest
 
 from specdist.config.generate import GenerateConfig
 from specdist.data import RunFolder
-from specdist.job.preflight import with_model_defaults
+from specdist.job.model_plan import with_model_defaults
 from specdist.models.checkpoint import Checkpoint, open_checkpoint
 from specdist.models.generation import default_options, unused_settings
 from specdist.utils.errors import UserError

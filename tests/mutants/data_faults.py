@@ -404,8 +404,8 @@ DATA_FAULTS = (
     ),
     Mutant(
         name="total-outlives-a-deleted-shard",
-        file="data/run_folder.py",
-        old="if group in totalled and self._is_whole(group, files):",
+        file="data/opening.py",
+        old="if group in totalled and _is_whole(folder, group, files):",
         new="if group in totalled:",
         tests=(LAYOUT,),
     ),

@@ -42,7 +42,7 @@ STORAGE_FAULTS = (
     ),
     Mutant(
         name="store-probes-make-folder-another-s",
-        file="data/run_folder.py",
+        file="data/opening.py",
         old=' or entry.name.startswith(f"{PROBE}.")',
         new="",
         tests=(f"{STORAGE}::test_replicas_that_try_out_a_new_folder_are_not_in_each_other_s_way",),

@@ -11,6 +11,7 @@ import pyarrow as pa
 import yaml
 
 from specdist.data import Manifest, RowResult, RunFolder, TracedToken, shard_table, trace_table
+from specdist.data.opening import open_run_folder
 from specdist.stats.shard import AheadOutcome, Stats
 
 MS = 1_000_000
@@ -40,7 +41,7 @@ class SyntheticRun:
 
 def write_run(path: Path, run: SyntheticRun) -> Path:
     """The folder of such a run; the same every time."""
-    folder = RunFolder.open(path, _manifest(run), yaml.safe_dump(_config(run)), overwrite=False)
+    folder = open_run_folder(path, _manifest(run), yaml.safe_dump(_config(run)), overwrite=False)
     for shard in range(run.num_finished):
         _finish_shard(folder, shard, run)
     return path

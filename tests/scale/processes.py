@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from specdist.data import Membership, RunFolder, ShardQueue
+from specdist.data.opening import open_run_folder
 from tests.scale.counting import CountingFiles
 from tests.scale.simulation import MIDDLE, PHASES, START, START_S, TABLE, TAIL, Outcome, manifest_of
 
@@ -75,7 +76,7 @@ def _work(run: Path, results: Path, number: int, num_shards: int, shard_s: float
         membership.join()
         with membership.setup():
             is_tidied = membership.another_has_tidied()
-            folder = RunFolder.open(run, manifest, "", overwrite=False, is_tidied=is_tidied)
+            folder = open_run_folder(run, manifest, "", overwrite=False, is_tidied=is_tidied)
         queue = ShardQueue(folder, membership, manifest, num_shards)
         while not queue.is_done:
             if phase == START and time.monotonic() - started > START_S:

@@ -12,6 +12,7 @@ import specdist
 from specdist.data import RunFolder, shard_table
 from specdist.data.layout import layout_info
 from specdist.data.merging import merge_run
+from specdist.data.opening import open_run_folder
 from specdist.job.status import StatusReader
 from specdist.job.totals import write_total
 from specdist.reporting import write_report
@@ -30,7 +31,7 @@ def write_run(path: Path, num_shards: int) -> RunFolder:
         num_samples=1,
         info=layout_info(num_shards),
     )
-    folder = RunFolder.open(path, manifest, "seed: 1\n", overwrite=False)
+    folder = open_run_folder(path, manifest, "seed: 1\n", overwrite=False)
     stats = varied_stats()
     for shard in range(num_shards):
         rows = range(shard * ROWS_PER_SHARD, (shard + 1) * ROWS_PER_SHARD)

@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from specdist.data import PartLog, RunFolder
+from specdist.data.opening import open_run_folder
 from specdist.job import recording
 from tests.scale.counting import CountingFiles
 from tests.scale.indexed import Indexed
@@ -105,7 +106,9 @@ class SharingReplica(TailReplica):
             self._sharing.after(wait_s, self._set_up)
             return
         is_tidied = self._membership.another_has_tidied()
-        RunFolder.open(self._sharing.output, self._sharing.manifest, "", overwrite=False, is_tidied=is_tidied)
+        open_run_folder(
+            self._sharing.output, self._sharing.manifest, "", overwrite=False, is_tidied=is_tidied
+        )
         self._membership.claims.release(claim)
         self.step()
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from specdist.data import Manifest, Membership, RunFolder, ShardQueue
 from specdist.data.layout import layout_info
+from specdist.data.opening import open_run_folder
 from specdist.data.shard_queue import ClaimedShard
 from specdist.job.totals import write_total
 from tests.scale.counting import METADATA, READS, CountingFiles
@@ -173,7 +174,7 @@ class Replica:
         num_shards = self._simulation.scenario.num_shards
         manifest = manifest_of(num_shards)
         is_tidied = self._membership.another_has_tidied()
-        RunFolder.open(self._simulation.folder, manifest, "", overwrite=False, is_tidied=is_tidied)
+        open_run_folder(self._simulation.folder, manifest, "", overwrite=False, is_tidied=is_tidied)
         claims.release(claim)
         self._queue = ShardQueue(self._folder, self._membership, manifest, num_shards)
         self._work()

@@ -27,6 +27,7 @@ import pyarrow.ipc
 
 from specdist.data import Manifest, Membership, RunFolder, ShardPlan, open_prompts
 from specdist.data.layout import layout_info
+from specdist.data.opening import open_run_folder
 from specdist.data.shard_queue import ClaimedShard
 from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
@@ -131,7 +132,7 @@ class TailSimulation(Events):
         }  # fmt: skip
         self.shards = shards
         self.manifest = Manifest(fingerprint=fingerprint, info=layout_info(shards.num_shards))
-        RunFolder.open(self.output, self.manifest, "", overwrite=False)
+        open_run_folder(self.output, self.manifest, "", overwrite=False)
         self.num_finished = Counter[tuple[int, int]]()
         self.replicas: list[TailReplica] = []
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from specdist.data import Manifest, RunFolder, ShardPlan
+from specdist.data import Manifest, ShardPlan
+from specdist.data.opening import open_run_folder
 from specdist.heads.examples import PREFIX_KINDS, ExampleBlock, example_table
 from specdist.heads.info import DraftIdentity, HeadKind
 
@@ -44,7 +45,7 @@ def write_collection(
             "draft_identity": dataclasses.asdict(draft),
         },
     )  # fmt: skip
-    run = RunFolder.open(folder, manifest, "", overwrite=False)
+    run = open_run_folder(folder, manifest, "", overwrite=False)
     generator = np.random.default_rng(seed)
     for shard in range(plan.num_shards - num_missing_shards):
         blocks = [block(row_id, kind, generator) for row_id in range(*plan.bounds(shard))]
