@@ -161,6 +161,13 @@ class OptionParser(HfArgumentParser, CommandParser):
         self._lists = {item.name for item in fields if "action" in item.metadata}
         self.places: dict[str, str] = {}
 
+    def nearest(self, name: str) -> str:
+        from specdist.config.generate import GenerateConfig
+
+        if name in {item.name for item in dataclasses.fields(GenerateConfig)}:
+            return " of this job, but of jobs/generate.py alone: leave it out"
+        return super().nearest(name)
+
     def add_argument_group(self, *args: Any, **kwargs: Any) -> Any:
         """One for each title: several classes may add to it."""
         same = (group for group in self._action_groups if args and group.title == args[0])

@@ -109,12 +109,6 @@ STATISTICS = {
     "num_message_bytes": "total bytes of these messages",
     "num_state_bytes": "bytes of the target's hidden states that an EAGLE-3 draft was given: of every "
     "committed token, those of three layers",
-    "adapt_ns": "nanoseconds of `--adapt_draft`'s training and comparing, all of them idle time of the draft",
-    "num_adapt_steps": "training steps of the copy",
-    "num_adapt_switches": "times that the copy has become the draft",
-    "num_adapt_judged": "tokens of the comparisons of copy and draft",
-    "num_adapt_by_draft": "those of them that the draft would have drafted, in expectation",
-    "num_adapt_by_copy": "the same of the copy",
     "num_target_messages": "messages between the target's ranks",
     "num_target_message_bytes": "total bytes of these messages",
     "num_ahead_chains": "with `--overlap ahead`: chains of tokens drafted after the candidates, one per "
@@ -155,6 +149,12 @@ STATISTICS = {
     "peak_memory_bytes.draft": "peak bytes on the draft's rank; merges as a maximum",
     "work_span.begin_unix_ns": "start of the work on the shard, by the replica's clock; merges as a minimum",
     "work_span.end_unix_ns": "end of the work on the shard, across restarts; merges as a maximum",
+    "adapt_ns": "nanoseconds of `--adapt_draft`'s training and comparing, all of them idle time of the draft",
+    "num_adapt_steps": "training steps of the copy",
+    "num_adapt_switches": "times that the copy has become the draft",
+    "num_adapt_judged": "tokens of the comparisons of copy and draft",
+    "num_adapt_by_draft": "those of them that the draft would have drafted, in expectation",
+    "num_adapt_by_copy": "the same of the copy",
 }
 TOTALS = {
     "output": "the run folder",

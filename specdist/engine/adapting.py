@@ -8,7 +8,6 @@ cache has of running sequences stays: keys and values of the former draft.
 
 from __future__ import annotations
 
-import dataclasses
 import select
 import socket
 import time
@@ -25,6 +24,7 @@ from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.spare_time import SpareTime
 from specdist.learning.adaptation import GOING_BACK, NOTHING_TO_DO, REPLACING
 from specdist.learning.rows import RowBuffer
+from specdist.stats.learning import Learned
 from specdist.utils.ranges import places_from
 
 # The longest piece, as a part of the time until a message is due: longer ones leave gaps, shorter ones take
@@ -39,7 +39,7 @@ class Learner(Protocol):
     """What learns in pieces: :class:`specdist.learning.adaptation.Adaptation`."""
 
     rows: RowBuffer
-    learned: Any
+    learned: Learned
 
     def pieces(self) -> Iterator[str]: ...
 
@@ -56,19 +56,15 @@ class AdaptingDraftWorker(DraftWorker):
         self._pieces = learner.pieces()
         self._next = next(self._pieces)
         self._seconds: dict[str, float] = {}
-        self._learning_s, self._may_learn = 0.0, True
+        self._may_learn = True
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
         self._may_learn = False
         reply = super().respond(request)
-        learned, adapt_ns = self._learner.learned, round(self._learning_s * NS_PER_S)
-        self._learning_s -= adapt_ns / NS_PER_S
-        counts = dataclasses.asdict(learned)
-        for name in counts:
-            setattr(learned, name, 0)
-        times = dataclasses.replace(reply.times, adapt_ns=adapt_ns, **counts)
-        return dataclasses.replace(reply, times=times)
+        reply.times.add_learned(self._learner.learned)
+        self._learner.learned.forget_learned()
+        return reply
 
     def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
         super().prefill_and_draft_ahead(request)
@@ -144,7 +140,7 @@ class AdaptingDraftWorker(DraftWorker):
         seconds = time.monotonic() - begin
         self._seconds[kind] = max(seconds, FADING * self._seconds.get(kind, 0.0) + (1 - FADING) * seconds)
         if kind != NOTHING_TO_DO:
-            self._learning_s += seconds
+            self._learner.learned.adapt_ns += round(seconds * NS_PER_S)
 
     def _rest(self, connection: socket.socket, seconds: float) -> None:
         """Until something arrives, or there may be time again; a rank with a device stays awake."""

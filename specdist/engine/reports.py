@@ -5,35 +5,27 @@ R sequences that decode, C candidates of all of them, one after the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
 from specdist.engine.packing import BoolArray, FloatArray, Packed
 from specdist.policies import NUM_FEATURES
+from specdist.stats.learning import Learned
 from specdist.stats.shard import AheadOutcome
 
 
-@dataclass(frozen=True)
-class RoleTimes:
-    """Nanoseconds that the draft's side has spent since its last reply, and its peak memory."""
+@dataclass
+class RoleTimes(Learned):
+    """Nanoseconds that the draft's side has spent since its last reply, its peak memory, and what it has
+    learned meanwhile."""
 
     prefill: int = 0
     draft: int = 0
     transfer: int = 0
     idle: int = 0
     peak_memory_bytes: int = 0
-    # Of a draft that learns while it is idle: see specdist.learning.adaptation.Learned.
-    adapt_ns: int = 0
-    num_adapt_steps: int = 0
-    num_adapt_switches: int = 0
-    num_adapt_judged: int = 0
-    num_adapt_by_draft: int = 0
-    num_adapt_by_copy: int = 0
-
-
-ADAPT_COUNTS = tuple(field.name for field in fields(RoleTimes) if "adapt" in field.name)
 
 
 @dataclass(frozen=True, kw_only=True)

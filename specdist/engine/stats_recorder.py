@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from specdist.engine.blocks import Block
 from specdist.engine.proposals import ProposalReply
-from specdist.engine.reports import ADAPT_COUNTS, Traffic
+from specdist.engine.reports import Traffic
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.engine.timeline import PhaseTime
@@ -134,8 +134,7 @@ class StatsRecorder:
         first.num_state_bytes += reply.traffic.num_state_bytes
         first.num_target_messages += target_traffic.num_messages
         first.num_target_message_bytes += target_traffic.num_bytes
-        for name in ADAPT_COUNTS:
-            setattr(first, name, getattr(first, name) + getattr(reply.times, name))
+        first.add_learned(reply.times)
         first.num_preemptions += len(plan.suspended_slots)
         self._now = _Progress(
             self._now.decoding_ns + target.verify + reply.times.draft,

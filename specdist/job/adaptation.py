@@ -1,12 +1,15 @@
 """A draft that learns on the way, in a run: what it allows, and the draft that is kept beside the run.
 
 ``draft_adapted/`` is a folder that ``--draft`` takes. Its weights are replaced as one file, which also says
-what they were made of and when, so that a kill leaves the former ones or the new ones.
+what they were made of and when, so that a kill leaves the former ones or the new ones. The replicas of a run
+share the folder: it keeps the draft that has learned most, with which all of them go on after a relaunch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import logging
 import threading
@@ -14,7 +17,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -38,6 +41,8 @@ from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 
 WEIGHTS_NAME, ABOUT = "model.safetensors", "adapted"
+# Of a file of safetensors.
+MOST_HEADER_BYTES = 10**8
 # As of jobs/distill.py, for weights that are this wide.
 USUAL_RATE, USUAL_WIDTH = 5e-5, 2048
 
@@ -130,6 +135,8 @@ class Keeper:
         ).hexdigest()
         self._thread: threading.Thread | None = None
         self.switches: list[dict[str, Any]] = []
+        # Steps of learning that are in the weights with which this start began.
+        self._num_steps_before = 0
         self._go_on()
         own = parameters_of(runner)
         hidden_size = int(runner.model.config.get_text_config().hidden_size)
@@ -179,21 +186,37 @@ class Keeper:
         return self.switches
 
     def _keep(self) -> None:
+        """Unless another replica of this run has kept a draft that has learned more."""
+        folder, path = self._output / ADAPTED, self._output / ADAPTED / WEIGHTS_NAME
         try:
             self.switches[-1]["complete_shards"] = len(RunFolder(self._output).recorded_shards())
-            folder, path = self._output / ADAPTED, self._output / ADAPTED / WEIGHTS_NAME
-            if not path.is_file():
-                self._write_small_files(folder)
+            num_steps = self._num_steps_before + self.switches[-1]["num_steps"]
+            kept = self._kept(path)
+            if kept.get("num_steps", 0) > num_steps:
+                logger.info("%s keeps the draft of another replica, which has learned more", folder)
+                return
+            self._write_small_files(folder)
             own = self._runner.model.named_parameters()
             weights = {name: each.detach().cpu().contiguous() for name, each in own}
-            about = {"base": self._base, "switches": self.switches}
+            others = [switch for switch in kept.get("switches", []) if switch not in self.switches]
+            switches = sorted([*others, *self.switches], key=lambda switch: switch["unix_s"])
+            about = {"base": self._base, "num_steps": num_steps, "switches": switches}
             content = save(weights, {"format": "pt", ABOUT: json.dumps(about)})
             write_atomically(path, lambda file: file.write(content))
         except OSError as error:
             logger.warning("%s cannot be written, a relaunch begins with an older draft: %s", folder, error)
 
+    def _kept(self, path: Path) -> dict[str, Any]:
+        """What the weights there say of themselves; nothing if they are damaged, or made of another draft."""
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError), path.open("rb") as file:
+            about = about_weights(file)
+            return about if about["base"] == self._base else {}
+        return {}
+
     def _write_small_files(self, folder: Path) -> None:
         """The configuration and the tokenizer."""
+        if (folder / WEIGHTS_NAME).is_file():
+            return
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(self._draft.folder.iterdir()):
             if path.suffix in SMALL_FILE_SUFFIXES and not path.name.endswith(".index.json"):
@@ -207,7 +230,7 @@ class Keeper:
             return
         try:
             content = path.read_bytes()
-            about = about_weights(content)
+            about = about_weights(io.BytesIO(content))
             weights: Mapping[str, Tensor] = load(content)
             if about["base"] != self._base:
                 logger.info("%s was made of another draft: beginning with --draft", path.parent)
@@ -217,7 +240,7 @@ class Keeper:
             raise UserError(
                 f"{path} cannot be read ({error!r}): delete {path.parent} to begin with --draft again"
             ) from error
-        self.switches = about["switches"]
+        self.switches, self._num_steps_before = about["switches"], about.get("num_steps", 0)
         logger.info("going on with the draft in %s", path.parent)
 
 
@@ -225,10 +248,10 @@ def _write(content: bytes, file: Any) -> None:
     file.write(content)
 
 
-def about_weights(content: bytes) -> dict[str, Any]:
+def about_weights(file: IO[bytes]) -> dict[str, Any]:
     """What the weights were made of, and when. Raises ValueError or KeyError for other files."""
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
+    size = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(min(size, MOST_HEADER_BYTES)))
     about: dict[str, Any] = json.loads(header["__metadata__"][ABOUT])
     return about
 

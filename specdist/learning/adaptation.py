@@ -31,6 +31,7 @@ from specdist.learning.optimizer import RangedAdamW
 from specdist.learning.pieces import Pieces, PiecewiseModel, largest_difference
 from specdist.learning.rows import FinishedRow, RowBuffer
 from specdist.sampling.distributions import SamplingSettings, distributions_from_logits
+from specdist.stats.learning import Learned
 from specdist.utils.errors import UserError
 
 # As in jobs/distill.py.
@@ -74,18 +75,6 @@ class AdaptSettings:
     interval: int = 16
     margin: float = 0.002
     seed: int = 0
-
-
-@dataclass
-class Learned:
-    """Counts since they were taken last: steps, replacements, and of comparisons the tokens, and how many of
-    them the draft and the copy would have drafted, in expectation."""
-
-    num_adapt_steps: int = 0
-    num_adapt_switches: int = 0
-    num_adapt_judged: int = 0
-    num_adapt_by_draft: int = 0
-    num_adapt_by_copy: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

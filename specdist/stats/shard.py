@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from specdist.stats.learning import Learned
 from specdist.stats.regression import NS_PER_S, CostSums
 from specdist.utils.json_values import from_fields
 
@@ -94,7 +95,7 @@ class AheadOutcome:
 
 
 @dataclass
-class Stats:
+class Stats(Learned):
     """Statistics of a shard, or the sum of several.
 
     ``num_drafts`` counts target passes of a sequence with at least one candidate; lists are indexed by draft
@@ -159,12 +160,6 @@ class Stats:
     num_messages: int = 0
     num_message_bytes: int = 0
     num_state_bytes: int = 0
-    adapt_ns: int = 0
-    num_adapt_steps: int = 0
-    num_adapt_switches: int = 0
-    num_adapt_judged: int = 0
-    num_adapt_by_draft: int = 0
-    num_adapt_by_copy: int = 0
     num_target_messages: int = 0
     num_target_message_bytes: int = 0
     num_ahead_chains: int = 0
@@ -299,7 +294,9 @@ class Stats:
         _merge(self, other)
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """What was learned comes last."""
+        values = dataclasses.asdict(self)
+        return values | {item.name: values.pop(item.name) for item in dataclasses.fields(Learned)}
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Stats:

@@ -20,10 +20,11 @@ from specdist.engine.interfaces import Proposer
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.spare_time import SpareTime
 from specdist.engine.timeline import Timeline
-from specdist.learning.adaptation import Adaptation, AdaptSettings, Learned, Served, copy_of
+from specdist.learning.adaptation import Adaptation, AdaptSettings, Served, copy_of
 from specdist.learning.rows import RowBuffer
 from specdist.models.replacing import parameters_of, replace_weights
 from specdist.sampling.distributions import SamplingSettings
+from specdist.stats.learning import Learned
 from tests.engine.harness import CPU, Harness, requests_for
 from tests.engine.markov import MarkovModel, MarkovRunner, markov_pair
 from tests.engine.sampled import ALARM, PLAIN, markov_replica, p_values

@@ -129,6 +129,28 @@ def test_the_draft_that_took_over_is_there_after_a_kill(pair: Pair, tmp_path: Pa
     assert [each["num_steps"] for each in keeper.switches] == [3, 4]
 
 
+def test_of_replicas_the_draft_that_has_learned_most_is_kept(pair: Pair, tmp_path: Path) -> None:
+    """Whichever writes last; a relaunch counts on from there, and the record has that of every kept draft."""
+    (one, one_runner), (other, other_runner) = (keeper_in(tmp_path, pair) for _ in range(2))
+    take_over(one, one_runner, 1.5, 3)
+    most = take_over(other, other_runner, 0.5, 7)
+    take_over(one, one_runner, 0.9, 5)
+
+    def relaunched() -> tuple[Keeper, ModelRunner]:
+        keeper, runner = keeper_in(tmp_path, pair)
+        assert all(torch.equal(each, most[name]) for name, each in parameters_of(runner).items())
+        return keeper, runner
+
+    keeper, runner = relaunched()
+    assert [each["num_steps"] for each in keeper.switches] == [3, 7]
+    take_over(one, one_runner, 1.2, 6)
+    relaunched()
+    most = take_over(keeper, runner, 0.7, 1)
+    take_over(one, one_runner, 1.1, 7)
+    keeper, runner = relaunched()
+    assert [each["num_steps"] for each in keeper.switches] == [3, 7, 1]
+
+
 def test_a_draft_made_of_another_is_not_used_and_a_damaged_one_refused(pair: Pair, tmp_path: Path) -> None:
     keeper, runner = keeper_in(tmp_path, pair)
     take_over(keeper, runner, 1.5, 3)

@@ -9,6 +9,7 @@ TAKES_OVER = f"{LEARNING}::test_a_copy_that_drafts_more_takes_over"
 WORSE = f"{LEARNING}::test_a_copy_that_drafts_less_does_not_and_goes_back"
 GRADIENTS = f"{PIECES}::test_gradients_of_a_chunk_are_autograds[llama]"
 ROWS = f"{WORKER}::test_the_rows_that_are_learned_from_are_the_target_s"
+REPLICAS = f"{JOB}::test_of_replicas_the_draft_that_has_learned_most_is_kept"
 KEPT = f"{JOB}::test_the_draft_that_took_over_is_there_after_a_kill"
 
 ADAPT_FAULTS = (
@@ -123,6 +124,20 @@ ADAPT_FAULTS = (
         old='if about["base"] != self._base:',
         new='if about["base"] is None:',
         tests=(f"{JOB}::test_a_draft_made_of_another_is_not_used_and_a_damaged_one_refused",),
+    ),
+    Mutant(
+        name="a-replica-overwrites-what-another-has-learned",
+        file="job/adaptation.py",
+        old='if kept.get("num_steps", 0) > num_steps:',
+        new='if kept.get("num_steps", 0) < 0:',
+        tests=(REPLICAS,),
+    ),
+    Mutant(
+        name="steps-of-earlier-starts-are-forgotten",
+        file="job/adaptation.py",
+        old='about["switches"], about.get("num_steps", 0)',
+        new='about["switches"], 0',
+        tests=(REPLICAS,),
     ),
     Mutant(
         name="a-seed-s-tokens-promised-while-the-draft-changes",
