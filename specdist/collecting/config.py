@@ -32,6 +32,7 @@ class CollectConfig(
     """Every option of ``jobs/collect.py``. Raises :class:`UserError` for a value out of its range."""
 
     _argument_group_name = "Collection"
+    _options_of_runs = GenerateConfig.__dataclass_fields__
 
     # What goes in and out
     kind: HeadKind = option(

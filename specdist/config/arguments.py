@@ -55,6 +55,8 @@ if not TYPE_CHECKING:
 GROUP_TITLE = "_argument_group_name"
 # In a configuration: which of its path options may be URLs, too.
 URL_OPTIONS = "_url_options"
+# In that of a job that generates, too: the options of jobs/generate.py, which it may not have.
+OPTIONS_OF_RUNS = "_options_of_runs"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
 PATH_OPTIONS = frozenset(
@@ -158,13 +160,12 @@ class OptionParser(HfArgumentParser, CommandParser):
         )
         fields = dataclasses.fields(config_class)
         self._names = [item.name for item in fields]
+        self._of_runs = frozenset(getattr(config_class, OPTIONS_OF_RUNS, ()))
         self._lists = {item.name for item in fields if "action" in item.metadata}
         self.places: dict[str, str] = {}
 
     def nearest(self, name: str) -> str:
-        from specdist.config.generate import GenerateConfig
-
-        if name in {item.name for item in dataclasses.fields(GenerateConfig)}:
+        if name in self._of_runs:
             return " of this job, but of jobs/generate.py alone: leave it out"
         return super().nearest(name)
 

@@ -27,6 +27,7 @@ class TuneConfig(
     """Every option of ``jobs/tune.py``. Raises :class:`UserError` for a value out of its range."""
 
     _argument_group_name = "Tuning"
+    _options_of_runs = GenerateConfig.__dataclass_fields__
 
     # What goes in and out
     output: str = option(help="output folder: best.yaml, pareto.png, table.txt, trace.arrow, costs.json")
