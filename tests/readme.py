@@ -11,6 +11,7 @@ import re
 import shlex
 import textwrap
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.ranks import REPOSITORY
@@ -81,6 +82,7 @@ def workspace_of(path: Path) -> Path:
     return path
 
 
+@cache
 def generated() -> dict[str, str]:
     """What stands between the markers ``<!-- name:begin -->`` and ``<!-- name:end -->``, by name."""
     from specdist.data.schema import SECTIONS, markdown_table

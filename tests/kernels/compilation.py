@@ -2,6 +2,7 @@
 
     python -m tests.kernels.compilation            prints a table; the last line is JSON
 
+With ``--known`` kernels that are the same as when an earlier output was written are not compiled again.
 ptxas tells what a kernel takes of a multiprocessor: registers of each thread (255 at most), shared memory,
 and the stack that it needs where registers are too few.
 """
@@ -9,13 +10,14 @@ and the stack that it needs where registers are too few.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel with what it is specialised on; ``pointers``: the types of the arguments that are no
+    """A kernel with what it is specialised on; ``pointers``: the types of the arguments that are not
     numbers."""
 
     name: str
@@ -45,8 +47,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Resources:
+    """``key``: of what is compiled and of the compiler: with the same one the numbers are the same."""
+
     name: str
     capability: int
+    key: str
     registers: int
     shared_bytes: int
     stack_bytes: int
@@ -153,7 +158,7 @@ def layer_variants(dtype: str) -> Iterator[Variant]:
         yield Variant(about, layers.write_kernel, constants, pointers, (), layers.OPTIONS)
 
 
-def compile_variant(variant: Variant, capability: int) -> Resources:
+def source_of(variant: Variant) -> ASTSource:
     names = variant.kernel.arg_names
     signature = {
         name: "constexpr" if name in variant.constants else "fp32" if name in variant.floats
@@ -162,13 +167,22 @@ def compile_variant(variant: Variant, capability: int) -> Resources:
     }  # fmt: skip
     # As at run time: memory of torch is aligned, and so are the strides of the cache.
     aligned = [name for name in names if signature[name][0] == "*" or name.startswith("stride_")]
-    source = ASTSource(
+    return ASTSource(
         variant.kernel,
         signature,
         constexprs={(names.index(name),): value for name, value in variant.constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=variant.options or {})
+
+
+def resources_of(variant: Variant, capability: int, known: dict[str, Resources]) -> Resources:
+    """``known``: by their keys."""
+    source, options = source_of(variant), variant.options or {}
+    text = f"{triton.__version__} {source.hash()} {sorted(options.items())} {capability}"
+    key = hashlib.sha256(text.encode()).hexdigest()
+    if key in known:
+        return replace(known[key], name=variant.name)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -178,7 +192,7 @@ def compile_variant(variant: Variant, capability: int) -> Resources:
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
     assert found is not None, usage
     registers, stack, local = map(int, found.groups())
-    return Resources(variant.name, capability, registers, compiled.metadata.shared, stack + local)
+    return Resources(variant.name, capability, key, registers, compiled.metadata.shared, stack + local)
 
 
 def main() -> int:
@@ -186,9 +200,12 @@ def main() -> int:
         prog="python -m tests.kernels.compilation", description="Compile the kernels."
     )
     parser.add_argument("--output", type=Path, help="also write the JSON document to this file")
-    output = parser.parse_args().output
+    parser.add_argument("--known", type=Path, help="an earlier output")
+    given = parser.parse_args()
+    entries = json.loads(given.known.read_text(encoding="utf-8")) if given.known else []
+    known = {entry["key"]: Resources(**entry) for entry in entries}
     found = [
-        compile_variant(variant, capability)
+        resources_of(variant, capability, known)
         for variants in (attention_variants, sampling_variants, layer_variants)
         for variant in variants("bfloat16")
         for capability in CAPABILITIES
@@ -199,8 +216,8 @@ def main() -> int:
             f"{resources.shared_bytes / 1024:5.1f} KiB shared, {resources.stack_bytes} bytes of stack\n"
         )
     document = [asdict(resources) for resources in found]
-    if output is not None:
-        output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if given.output is not None:
+        given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(json.dumps(document) + "\n")
     return 0
 
