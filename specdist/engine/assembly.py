@@ -26,6 +26,7 @@ from specdist.engine.no_draft import NoDraft
 from specdist.engine.on_demand import DraftOnDemand, InformedDraft
 from specdist.engine.pipeline import LogitsPipeline, pipeline_of_target
 from specdist.engine.request import Requests
+from specdist.engine.resting_draft import LEAST_SHARE, RestingDraftWorker
 from specdist.engine.scheduler import Scheduler
 from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
 from specdist.engine.stats_recorder import StatsRecorder
@@ -33,7 +34,7 @@ from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Timeline
 from specdist.models.eagle_runner import EagleRunner
 from specdist.models.runner import ModelRunner
-from specdist.policies import LengthPolicy
+from specdist.policies import LengthPolicy, PausingPolicy
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processors import TokenMasker
 from specdist.theory.rounds import RoundChooser
@@ -156,15 +157,18 @@ class Assembly:
         ahead: DraftAhead | None = None,
         num_groups: int = 1,
         learner: Learner | None = None,
+        may_rest: bool = False,
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
         ``num_groups``: target groups that share it, each with the assembly's slots. ``learner``: learns
-        while the draft waits."""
+        while the draft waits. ``may_rest``: it need not be asked in rounds that are faster without it."""
         new_worker: Callable[..., DraftWorker] = DraftWorker
         if isinstance(runner, EagleRunner):
             new_worker = EagleDraftWorker
         elif learner is not None:
             new_worker = partial(AdaptingDraftWorker, learner=learner)
+        elif may_rest and self._can_rest(policy):
+            new_worker = partial(RestingDraftWorker, num_pages=self.num_pages, page_size=self.page_size)
         return new_worker(
             runner,
             policy,
@@ -189,7 +193,21 @@ class Assembly:
         """The draft in the target's process; without a runner, target-only generation."""
         if runner is None or not policy.max_draft_tokens:
             return NoDraft()
-        return ColocatedDraft(self.draft_worker(runner, policy, clock))
+        worker = self.draft_worker(runner, policy, clock, may_rest=True)
+        draft = ColocatedDraft(worker)
+        if not isinstance(worker, RestingDraftWorker):
+            return draft
+        return self._on_demand(draft, least_share=LEAST_SHARE)
+
+    def _can_rest(self, policy: LengthPolicy) -> bool:
+        """Whether a draft that is not asked in some rounds does nothing less than it should: tokens that a
+        constraint forces, and candidates from memory, are worth their verification in any round."""
+        is_simple = self.memory is None and self.masker is None and self.scheduling.draft_window is None
+        return is_simple and not self.ahead.num_tokens and isinstance(policy, PausingPolicy)
+
+    def _on_demand(self, draft: InformedDraft, least_share: float = 0.0) -> DraftOnDemand:
+        most = self.scheduling.max_num_batched_tokens // 2
+        return DraftOnDemand(draft, max_missed_tokens=most, least_share=least_share)
 
     def memory_draft(self) -> MemoryDraft:
         """Candidates from memory alone, in the process that verifies them."""
@@ -209,9 +227,7 @@ class Assembly:
     def asked_when_it_pays(self, draft: InformedDraft) -> Proposer:
         """A draft in a process of its own: with a ``chooser`` it is not asked in rounds that are faster
         without it."""
-        if self.chooser is None:
-            return draft
-        return DraftOnDemand(draft, max_missed_tokens=self.scheduling.max_num_batched_tokens // 2)
+        return draft if self.chooser is None else self._on_demand(draft)
 
     def engine(
         self,

@@ -28,5 +28,9 @@ class ColocatedDraft:
             raise
         return reply
 
+    def tell(self, request: ProposalRequest) -> None:
+        """Of a round in which it is not asked."""
+        self._draft.follow(request)
+
     def close(self) -> None:
         """Nothing to do: no other rank waits."""

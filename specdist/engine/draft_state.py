@@ -7,6 +7,7 @@ A draft slots, R sequences, T tokens, W positions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +58,8 @@ class DraftState:
         self.is_forced, self.has_forced = np.zeros((num_draft_slots, max_length), bool), False
         self.features = TokenFeatures(num_draft_slots, max_length)
         self.scores = StepScores(groups, max_length, vocab_size, device)
+        # Of these slots, in a pass of its own, if contexts are put off.
+        self.run_late_contexts: Callable[[np.ndarray], None] | None = None
 
     def slots_of(self, group: int) -> np.ndarray:
         return np.arange(group * self._num_slots, (group + 1) * self._num_slots)
@@ -113,6 +116,8 @@ class DraftState:
 
         The last token of a context that was run without logits is run once more.
         """
+        if self.run_late_contexts is not None:
+            self.run_late_contexts(draft_slots_A)
         begins_A = np.minimum(self.num_computed[draft_slots_A], positions_A - 1)
         slots_T, positions_T = places_from(draft_slots_A, begins_A, positions_A - begins_A)
         batch = FlatBatch(self.token_ids[slots_T, positions_T], slots_T, positions_T)

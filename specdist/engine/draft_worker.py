@@ -36,6 +36,7 @@ from specdist.engine.pipeline import pipeline_of_draft
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.reports import RoleTimes
 from specdist.engine.timeline import Timeline
+from specdist.models.flat import FlatBatch
 from specdist.models.memory import peak_memory_bytes
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
@@ -265,20 +266,22 @@ class DraftWorker:
         self._runner.pages.begin(opened.slots)
         for context in request.context.parts(self._max_context_tokens):
             state.put_undrafted((context.slots_T, context.positions_T), np.asarray(context.token_ids_T))
-            self._runner.forward(context, [])
             # Positions ascend within a slot, so the last write is the largest.
-            state.num_computed[context.slots_T] = context.positions_T + 1
             state.num_committed[context.slots_T] = context.positions_T + 1
-            self._keep(context.slots_T)
+            self._run_context(context)
         self._memory.read_prompts(request)
+
+    def _run_context(self, context: FlatBatch) -> None:
+        self._runner.forward(context, [])
+        self._draft_state.num_computed[context.slots_T] = context.positions_T + 1
+        self._keep(context.slots_T)
 
     def _keep(self, slots: np.ndarray) -> None:
         """What tokens of these slots may still see; the last of a context may be run once more."""
         state = self._draft_state
-        if not self._runner.pages.is_window:
-            return
-        positions = np.minimum(state.num_computed[slots], state.num_committed[slots] - 1)
-        self._runner.pages.keep_from(slots, np.maximum(positions, 0))
+        if self._runner.pages.is_window:
+            positions = np.minimum(state.num_computed[slots], state.num_committed[slots] - 1)
+            self._runner.pages.keep_from(slots, np.maximum(positions, 0))
 
     def begin_group(self, group: int) -> None:
         """Forget all that is known of a target group's sequences."""

@@ -33,24 +33,28 @@ class InformedDraft(Proposer, Protocol):
 class DraftOnDemand:
     """The proposer on the target's rank 0 where the draft chooses each round's work."""
 
-    def __init__(self, draft: InformedDraft, *, max_missed_tokens: int) -> None:
-        """``max_missed_tokens``: most that the draft may have to run in one pass later."""
+    def __init__(self, draft: InformedDraft, *, max_missed_tokens: int, least_share: float = 0.0) -> None:
+        """``max_missed_tokens``: most that the draft may have to run in one pass later. ``least_share``: of
+        the sequences that the draft chose for; it is asked again as soon as fewer decode."""
         self._draft = draft
         self._max_missed_tokens = max_missed_tokens
+        self._least_share, self._least_rows = least_share, 0.0
         self._num_rounds_alone = 0
         self._missed: list[FlatBatch] = []
         self._updates: list[PageUpdates] = []
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        # A resumed sequence's candidates are drafted again, whatever pays today.
-        if self._num_rounds_alone and not request.num_redraft_R.any():
+        num_rows = len(request.slots_R)
+        # A resumed sequence's candidates are drafted again, whatever pays today. Prompts alone ask nothing.
+        is_valid = (num_rows >= self._least_rows or not num_rows) and not request.num_redraft_R.any()
+        if self._num_rounds_alone and is_valid:
             return self._go_on_alone(request, clock)
         if self._missed:
             # Nothing was drafted, so there is nothing for the draft to decide, and no distribution to send.
             request = _with_next_tokens(request, sample_alone(request))
         self._num_rounds_alone = 0
         reply = self._draft.propose(self._with_missed(request), clock)
-        self._num_rounds_alone = reply.num_rounds_alone
+        self._num_rounds_alone, self._least_rows = reply.num_rounds_alone, self._least_share * num_rows
         return reply
 
     def _go_on_alone(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:

@@ -9,7 +9,6 @@ from functools import partial
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
-from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import DraftWorker
@@ -307,7 +306,7 @@ class Replica:
         if not self._topology.uses_draft:
             return NoDraft()
         if self._topology.is_colocated:
-            return with_states(ColocatedDraft(self._draft_worker()), self._target)
+            return with_states(self.assembly().local_draft(self.draft_runner, self._policy), self._target)
         draft = RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP, device=self._topology.device)
         return with_states(self.assembly().asked_when_it_pays(draft), self._target)
 

@@ -193,6 +193,16 @@ class BatchPolicy(LengthPolicy, Protocol):
 
 
 @runtime_checkable
+class PausingPolicy(BatchPolicy, Protocol):
+    """A policy that drafts nothing for any sequence where nothing pays, and need not be asked for some rounds
+    then."""
+
+    def note_pause(self, num_rounds: int) -> None:
+        """Rounds have passed in which nothing was drafted."""
+        ...
+
+
+@runtime_checkable
 class HeadPolicy(LengthPolicy, Protocol):
     """A policy that gets a trained head's estimates of the tokens of the block.
 

@@ -178,6 +178,9 @@ class Goodput(RegisteredPolicy):
         kept = 0.5 ** (len(tokens.depths_C) / FORECAST_MEMORY)
         self._forecast = kept * self._forecast + (1 - kept) * float(tokens.is_accepted_C.mean())
 
+    def note_pause(self, num_rounds: int) -> None:
+        self._forecast += (PRIOR_ACCEPTANCE - self._forecast) * (1 - 0.5 ** (num_rounds / IDLE_MEMORY))
+
     def _begin(self, rows: DraftSequences) -> None:
         """Drafting begins; in turns, g is the best that a round of equal blocks could reach."""
         size = int(rows.draft_slots_R.max(initial=-1)) + 1
@@ -189,7 +192,7 @@ class Goodput(RegisteredPolicy):
         forecast_R = self._row_forecasts(rows.histories_RH)
         self._worth[rows.draft_slots_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
         if not self._num_tokens:
-            self._forecast += (PRIOR_ACCEPTANCE - self._forecast) * (1 - 0.5 ** (1 / IDLE_MEMORY))
+            self.note_pause(1)
         self._num_tokens = self._num_steps = 0
         self._drafting_ns = self._first_ns = 0.0
         if rows.round.is_ahead:

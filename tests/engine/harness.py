@@ -21,12 +21,10 @@ from specdist.drafters.source_choice import MemorySettings
 from specdist.engine.assembly import Assembly
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
-from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.on_demand import DraftOnDemand
-from specdist.engine.proposals import ProposalRequest
 from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
@@ -172,10 +170,10 @@ class Harness:
             return self.assembly.memory_draft()
         if len(self.runners) == 1:
             return NoDraft()
+        if not self.shapes:
+            return self.assembly.local_draft(self.runners[1], self.policy)
         worker = self.assembly.draft_worker(self.runners[1], self.policy)
-        return (
-            DraftOnDemand(Informed(worker), max_missed_tokens=20) if self.shapes else ColocatedDraft(worker)
-        )
+        return DraftOnDemand(ColocatedDraft(worker), max_missed_tokens=20)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Completions in the order of their requests."""
@@ -229,17 +227,6 @@ class ScriptedChooser(RoundChooser):
 
     def shape_ahead(self, shape: RoundShape, *, is_pending: bool) -> RoundShape:
         return shape
-
-
-class Informed(ColocatedDraft):
-    """A draft in this process that can be told of rounds, as one on a rank of its own."""
-
-    def __init__(self, worker: DraftWorker) -> None:
-        super().__init__(worker)
-        self._worker = worker
-
-    def tell(self, request: ProposalRequest) -> None:
-        self._worker.follow(request)
 
 
 def requests_for(prompts: Sequence[Sequence[int]], num_samples: int = 1) -> list[Request]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.rounds import RoundShape
-from tests.engine.harness import Harness, Informed, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
 
@@ -20,18 +21,18 @@ def test_the_target_alone_draws_what_the_draft_would_have_drawn(monkeypatch: pyt
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17), num_samples=2)
     asked: list[int] = []
     told: list[int] = []
-    propose, tell = Informed.propose, Informed.tell
+    propose, tell = ColocatedDraft.propose, ColocatedDraft.tell
 
-    def counted_propose(self: Informed, request: ProposalRequest, clock: object) -> ProposalReply:
+    def counted_propose(self: ColocatedDraft, request: ProposalRequest, clock: object) -> ProposalReply:
         asked.append(len(request.missed))
         return propose(self, request, clock)  # type: ignore[arg-type]
 
-    def counted_tell(self: Informed, request: ProposalRequest) -> None:
+    def counted_tell(self: ColocatedDraft, request: ProposalRequest) -> None:
         told.append(len(request.missed))
         tell(self, request)
 
-    monkeypatch.setattr(Informed, "propose", counted_propose)
-    monkeypatch.setattr(Informed, "tell", counted_tell)
+    monkeypatch.setattr(ColocatedDraft, "propose", counted_propose)
+    monkeypatch.setattr(ColocatedDraft, "tell", counted_tell)
     found, num_asked = [], []
     for shapes in ([IN_TURNS, PLAIN, PLAIN, PLAIN], [IN_TURNS, RoundShape(num_rounds_alone=2)]):
         asked.clear()

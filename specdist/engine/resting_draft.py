@@ -1,0 +1,80 @@
+"""A draft in the target's process that is not asked where plain decoding is faster.
+
+Its policy says so by drafting nothing for any sequence. The target then goes on alone for some rounds, and
+the draft is only told of the sequences that begin: their prompts are run when something is to be drafted for
+them (:mod:`specdist.engine.late_contexts`). So a run in which nothing pays costs what the target alone costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.late_contexts import LateContexts
+from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.models.flat import FlatBatch
+from specdist.models.runner import ModelRunner
+from specdist.policies import LengthPolicy, PausingPolicy
+
+# After a decision against drafting; beside them the round in which it is made costs little.
+NUM_ROUNDS_ALONE = 32
+# Of the sequences that such a decision was about: with fewer it may be another.
+LEAST_SHARE = 0.75
+
+
+class RestingDraftWorker(DraftWorker):
+    """A draft that works in turns, for a policy that learns nothing where it drafts nothing."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        policy: LengthPolicy,
+        *,
+        num_slots: int,
+        num_pages: int,
+        page_size: int,
+        max_context_tokens: int,
+        **options: Any,
+    ) -> None:
+        """``num_pages``, of ``page_size`` tokens: of the page table, which is the target's, too."""
+        super().__init__(
+            runner, policy, num_slots=num_slots, max_context_tokens=max_context_tokens, **options
+        )
+        assert isinstance(policy, PausingPolicy) and not self._ahead.is_on
+        self._pausing_policy = policy
+        self._late_contexts = LateContexts(
+            runner,
+            self._draft_state,
+            num_slots=num_slots,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_tokens=max_context_tokens,
+        )
+        self._draft_state.run_late_contexts = self._late_contexts.run
+
+    def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
+        self._note(request)
+        reply = super()._respond(request)
+        slots_R = request.slots_R
+        # Where there is no room for candidates, the policy has not been asked.
+        if request.draft_now_R.any() and not self._draft_state.num_candidates[slots_R].any():
+            return partial(reply, num_rounds_alone=NUM_ROUNDS_ALONE)
+        return reply
+
+    def follow(self, request: ProposalRequest) -> None:
+        with self._clock.phase("prefill"):
+            self._note(request)
+            self._runner.update_pages(request.page_updates)
+            self._ahead.take_missed(request.missed)
+            self._open_and_prefill(request)
+        self._undo.begin()
+
+    def _note(self, request: ProposalRequest) -> None:
+        self._late_contexts.follow(request)
+        if len(request.missed):
+            self._pausing_policy.note_pause(len(request.missed) // max(1, len(request.slots_R)))
+
+    def _run_context(self, context: FlatBatch) -> None:
+        self._late_contexts.put_off(context)

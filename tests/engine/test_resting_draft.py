@@ -1,0 +1,204 @@
+"""A draft in the target's process that is not asked in every round, and whose prompts are put off: the tokens
+are those of a draft that is always asked, and its cache has what its bookkeeping says."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import pytest
+
+from specdist.engine import assembly, resting_draft
+from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.interfaces import Proposer
+from specdist.engine.on_demand import DraftOnDemand
+from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.request import Request
+from specdist.engine.timeline import Timeline
+from specdist.models.flat import FlatBatch
+from specdist.policies import DraftFeatures, DraftSequences, RoundContext, VerifiedTokens, WithoutHistory
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import Harness, requests_for
+from tests.engine.markov import MarkovModel, MarkovRunner, markov_pair
+from tests.engine.sampled import FILTERED, PLAIN, markov_replica
+
+GREEDY = SamplingSettings(temperature=0.0)
+REST = 3
+# Three that begin alike, of several pages, and two others.
+PROMPTS = [[1, 2, 3, 1, 4, 4, 2, 2, 1, 3, tail] for tail in (0, 5, 6)] + [[4], [5, 2, 2, 6, 1, 0]]
+NUM_SAMPLES = 8
+
+
+@dataclass
+class Scripted(WithoutHistory):
+    """Drafts so many tokens in the rounds in which it is asked, one after the other; with ``only_odd`` for
+    every other slot alone."""
+
+    lengths: Sequence[int]
+    only_odd: bool = False
+    max_draft_tokens: int = 3
+    uses_features: ClassVar[bool] = True
+    reads_head: ClassVar[bool] = False
+    num_paused: int = 0
+    _next: Iterator[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._next = itertools.cycle(self.lengths)
+
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
+        if not rows.num_drafted:
+            self._length = next(self._next)
+        return (rows.num_drafted < self._length) & ((rows.slots_R % 2 == 1) | (not self.only_odd))
+
+    def num_to_verify(
+        self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
+    ) -> np.ndarray:
+        return lengths_R
+
+    def observe_tokens(self, tokens: VerifiedTokens) -> None:
+        pass
+
+    def note_pause(self, num_rounds: int) -> None:
+        self.num_paused += num_rounds
+
+
+class CheckedDraft:
+    """Checks the cache of every sequence that was drafted for, after every round."""
+
+    def __init__(self, inner: DraftOnDemand, runner: MarkovRunner) -> None:
+        assert isinstance(inner._draft, ColocatedDraft)
+        self._inner, self._runner = inner, runner
+        self._worker = inner._draft._draft
+        self.num_checked = self.num_alone = 0
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        reply = self._inner.propose(request, clock)
+        state = self._worker._draft_state
+        self.num_alone += not len(reply.draft_pass_sizes_P)
+        for slot, sequence, num_drafted in zip(
+            request.slots_R.tolist(), request.sequences, reply.num_drafted_R, strict=True
+        ):
+            if num_drafted:
+                end = min(int(state.num_computed[slot]), len(sequence.token_ids))
+                assert end == len(sequence.token_ids)
+                assert self._runner.is_cached(slot, 0, np.array(sequence.token_ids))
+                self.num_checked += 1
+        return reply
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class CheckedReplica(Harness):
+    def proposer(self) -> Proposer:
+        inner = super().proposer()
+        assert isinstance(inner, DraftOnDemand)
+        self.checked = CheckedDraft(inner, cast(MarkovRunner, self.runners[1]))
+        return self.checked
+
+
+@pytest.fixture(autouse=True)
+def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting_draft, "NUM_ROUNDS_ALONE", REST)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"num_pages": 24}, {"max_num_batched_tokens": 20}, {"max_num_seqs": 3}],
+    ids=["roomy", "tight", "chunks", "few"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "only_odd"), [(GREEDY, False), (FILTERED, True)], ids=["greedy", "some"]
+)
+def test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache(
+    settings: SamplingSettings, only_odd: bool, options: dict[str, Any]
+) -> None:
+    """Also where prompts share pages that nobody has run, or whose first owner has long ended, where they
+    come in chunks, and where sequences are preempted."""
+    policy = Scripted([0, 0, 2, 0, 3, 3], only_odd=only_odd)
+    sizes = {"max_num_seqs": 8, "max_new_tokens": 30, "max_seq_len": 48, "max_num_batched_tokens": 64}
+    replica = markov_replica(settings, kind=CheckedReplica, policy=policy, **sizes | options)
+    replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
+    stats = replica.stats_recorder.close_shard(0)
+    assert replica.checked.num_checked > 20 and replica.checked.num_alone > 10
+    assert stats.num_draft_tokens > 40 and policy.num_paused > 10
+    assert (stats.num_preemptions > 5) == ("num_pages" in options)
+
+
+@pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
+def test_a_draft_that_rests_leaves_the_tokens_of_one_that_is_asked(
+    settings: SamplingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With blocks of the same lengths in the same rounds. Sequences end, but none begins on the way: rounds
+    are then numbered alike."""
+    prompts, found = [prompt for prompt in PROMPTS for _ in range(10)], []
+    for rests in (True, False):
+        monkeypatch.setattr(assembly, "LEAST_SHARE", 0.0)
+        monkeypatch.setattr(assembly.Assembly, "_can_rest", lambda *_, rests=rests: rests)
+        pause = [0] if rests else [0] * (1 + REST)
+        replica = markov_replica(settings, policy=Scripted([*pause, 2, 3, *pause, 3]))
+        completions = replica.generate(requests_for(prompts))
+        assert replica.stats_recorder.close_shard(0).num_misses > 20
+        found.append([completion.token_ids for completion in completions])
+    assert found[0] == found[1]
+
+
+@dataclass
+class Counting:
+    """Tokens that the draft's passes have without logits, by position."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch, replica: Harness) -> None:
+        runner = replica.runners[1]
+        forward = runner.forward
+
+        def counted(batch: FlatBatch, logits_index: Any) -> Any:
+            if not len(logits_index):
+                self.sizes.append(len(batch))
+            return forward(batch, logits_index)
+
+        monkeypatch.setattr(runner, "forward", counted)
+
+
+def test_prompts_are_run_once_and_only_if_anything_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prefix in common, the tokens of its full pages are run for one sequence alone."""
+    for lengths, most in (([0], 0), ([0, 0, 2], sum(map(len, PROMPTS)) - 2 * 8 + 3 * NUM_SAMPLES * 5)):
+        counting = Counting()
+        replica = markov_replica(GREEDY, policy=Scripted(lengths), max_new_tokens=25)
+        counting.watch(monkeypatch, replica)
+        replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
+        assert sum(counting.sizes) <= most and (sum(counting.sizes) > 30) == (most > 0)
+
+
+def test_with_fewer_sequences_the_draft_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the rest is over."""
+    monkeypatch.setattr(resting_draft, "NUM_ROUNDS_ALONE", 1000)
+    asked: list[int] = []
+    propose = ColocatedDraft.propose
+
+    def counted(self: ColocatedDraft, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        asked.append(len(request.slots_R))
+        return propose(self, request, clock)
+
+    monkeypatch.setattr(ColocatedDraft, "propose", counted)
+    replica = markov_replica(GREEDY, policy=Scripted([0]))
+    replica.generate(
+        [
+            Request(row_id=row, sample_index=0, prompt_ids=[1] * (1 + row), max_new_tokens=3 * (1 + row))
+            for row in range(8)
+        ]
+    )
+    # Three quarters of 8 are 6, of 5 about 4, of 3 about 2; where nothing decodes, nothing is decided.
+    assert asked == [0, 8, 5, 3, 2, 1]
+
+
+def test_a_draft_equal_to_its_target_has_every_token_accepted() -> None:
+    """Whatever it has put off: its distributions are then the target's."""
+    target = MarkovModel(markov_pair()[0].logits_VVV)
+    replica = markov_replica(PLAIN, pair=(target, target), policy=Scripted([0, 2, 0, 0, 3]), max_num_seqs=6)
+    replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
+    stats = replica.stats_recorder.close_shard(0)
+    assert stats.num_misses == 0 and stats.num_accepted_tokens > 50
