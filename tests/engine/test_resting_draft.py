@@ -173,17 +173,23 @@ def test_prompts_are_run_once_and_only_if_anything_is_drafted(monkeypatch: pytes
         assert sum(counting.sizes) <= most and (sum(counting.sizes) > 30) == (most > 0)
 
 
-def test_with_fewer_sequences_the_draft_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the rest is over."""
-    monkeypatch.setattr(resting_draft, "NUM_ROUNDS_ALONE", 1000)
-    asked: list[int] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of every request that the draft has to answer, the sequences that decode."""
+    found: list[int] = []
     propose = ColocatedDraft.propose
 
     def counted(self: ColocatedDraft, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        asked.append(len(request.slots_R))
+        found.append(len(request.slots_R))
         return propose(self, request, clock)
 
     monkeypatch.setattr(ColocatedDraft, "propose", counted)
+    monkeypatch.setattr(resting_draft, "NUM_ROUNDS_ALONE", 1000)
+    return found
+
+
+def test_with_fewer_sequences_the_draft_is_asked_again(asked: list[int]) -> None:
+    """Before the rest is over."""
     replica = markov_replica(GREEDY, policy=Scripted([0]))
     replica.generate(
         [
@@ -193,6 +199,13 @@ def test_with_fewer_sequences_the_draft_is_asked_again(monkeypatch: pytest.Monke
     )
     # Three quarters of 8 are 6, of 5 about 4, of 3 about 2; where nothing decodes, nothing is decided.
     assert asked == [0, 8, 5, 3, 2, 1]
+
+
+def test_prompts_alone_end_no_rest(asked: list[int]) -> None:
+    """Sequences one after the other."""
+    replica = markov_replica(GREEDY, policy=Scripted([0]), max_num_seqs=1)
+    replica.generate(requests_for(PROMPTS))
+    assert asked == [0, 1]
 
 
 def test_a_draft_equal_to_its_target_has_every_token_accepted() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.on_demand import DraftOnDemand
 from specdist.job import host_times as measured
 from specdist.job.host_times import HostTimes, host_times
 from specdist.policies.costs import CostModel, Curve
@@ -54,8 +55,9 @@ def test_the_host_is_told_from_passes_and_rounds_from_drafting_and_steps(
     monkeypatch.setattr(
         DraftWorker,
         "respond",
-        taking(DraftWorker.respond, lambda reply, *_: ROUND + DRAFTING * bool(reply.num_drafted_R.sum())),
+        taking(DraftWorker.respond, lambda reply, *_: DRAFTING * bool(reply.num_drafted_R.sum())),
     )
+    monkeypatch.setattr(DraftOnDemand, "propose", taking(DraftOnDemand.propose, lambda *_: ROUND))
     sizes = [1, NUM_ROWS]
     found = host_times(harness.assembly, target, draft, COSTS)
     assert found == HostTimes(*(Curve(sizes, 2 * [ns]) for ns in (ROUND, DRAFTING, BEYOND_STEP)))

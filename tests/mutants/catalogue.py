@@ -19,6 +19,7 @@ from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.papers_faults import PAPERS_FAULTS
 from tests.mutants.processing_faults import PROCESSING_FAULTS
+from tests.mutants.resting_faults import RESTING_FAULTS
 from tests.mutants.round_faults import ROUND_FAULTS
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
 from tests.mutants.split_faults import SPLIT_FAULTS
@@ -45,6 +46,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *MODEL_FAULTS,
     *PROCESSING_FAULTS,
     *PAPERS_FAULTS,
+    *RESTING_FAULTS,
     *ROUND_FAULTS,
     *SPLIT_FAULTS,
     *STORAGE_FAULTS,
