@@ -2,7 +2,8 @@
 
 The claims of a name are files ``name.00001``, ``name.00002``, ...: the highest number is in force. A claim is
 made, taken over or released by creating the next number, which the file server lets only one replica do. A
-holder that was paused and lost its claim finds a higher number; its writes went to files with its own.
+holder that was paused and lost its claim finds a higher number; its writes went to files with its own. In a
+run of many shards a name begins with that of a numbered folder (``00012/shard-12345``).
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from specdist.data.claim_folders import BEAT_SUFFIX, listings
 from specdist.data.files import names_in, publish, temporary_path, unique_tag
-from specdist.data.heartbeat import BEAT_SUFFIX, Watch, now_utc
+from specdist.data.heartbeat import Watch, now_utc
 from specdist.data.storage import StorePath
 from specdist.utils.json_values import from_fields, parse_json
 
@@ -24,9 +26,10 @@ from specdist.utils.json_values import from_fields, parse_json
 WAITING_SUFFIX = ".waiting"
 # A claim's file is read again after so many looks at the heartbeat of its holder.
 MAX_LOOKS = 8
-SHARD_PREFIX, SPLIT_PREFIX = "shard-", "split-"
+# A listing counts as much as so many names.
+NAMES_PER_LISTING = 1000
 CLAIM_FILE = re.compile(r"([a-z]+(?:-\d{5,}){0,2})\.(\d{5,})")
-SHARD_CLAIM = re.compile(r"(?:shard|split)-(\d{5,})(?:-(\d{5,}))?")
+SHARD_CLAIM = re.compile(r"(?:\d{5,}/)?(?:shard|split)-(\d{5,})(?:-(\d{5,}))?")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ class Holding:
 @dataclass(frozen=True)
 class View:
     """One listing of the folder: the claim in force of every claimed name, and how many replicas have a
-    heartbeat there or say that they wait, some of which may have ended. ``num_files``: listed in all."""
+    heartbeat there or say that they wait, some of which may have ended. ``num_files``: listed in all; a
+    numbered folder counts as a thousand more."""
 
     latest: dict[str, Claim]
     num_replicas: int
@@ -64,15 +68,18 @@ class View:
     @functools.cached_property
     def splits(self) -> list[tuple[int, Claim]]:
         """The claims of splits, with the number of the shard."""
-        found = ((shard_and_split(name), claim) for name, claim in self.latest.items()
-                 if name.startswith(SPLIT_PREFIX))  # fmt: skip
-        return [(place[0], claim) for place, claim in found if place is not None and place[1] is not None]
+        return [(place[0], claim) for place, claim in self._places if place[1] is not None]
 
     @functools.cached_property
     def shards(self) -> dict[int, Claim]:
         """The claims of shards, by their numbers."""
-        return {int(name.removeprefix(SHARD_PREFIX)): claim for name, claim in self.latest.items()
-                if name.startswith(SHARD_PREFIX)}  # fmt: skip
+        return {place[0]: claim for place, claim in self._places if place[1] is None}
+
+    @property
+    def _places(self) -> Iterator[tuple[tuple[int, int | None], Claim]]:
+        for name, claim in self.latest.items():
+            if (place := shard_and_split(name)) is not None:
+                yield place, claim
 
 
 class Claims:
@@ -86,15 +93,17 @@ class Claims:
         self._holders: dict[Claim, tuple[str, int]] = {}
 
     def look(self) -> View:
-        """List the folder."""
-        names = names_in(self._folder)
-        found = filter(None, map(_claim_of, names))
-        in_order = sorted(found, key=lambda claim: claim.generation)
+        """List the folder, and the numbered ones in it."""
+        found = listings(self._folder)
+        names = [name for listed in found.values() for name in listed]
+        claims = [claim for level, listed in found.items() for name in listed
+                  if (claim := _claim_of(name, level)) is not None]  # fmt: skip
+        in_order = sorted(claims, key=lambda claim: claim.generation)
         return View(
             {claim.name: claim for claim in in_order},
             sum(name.endswith(BEAT_SUFFIX) for name in names),
             sum(name.endswith(WAITING_SUFFIX) for name in names),
-            len(names),
+            len(names) + NAMES_PER_LISTING * (len(found) - 1),
         )
 
     def latest(self) -> dict[str, Claim]:
@@ -173,12 +182,17 @@ class Claims:
         for claim in self._all_of(name):
             self._remove(claim)
 
-    def forget_shard(self, shard: int) -> None:
-        """Remove the claims of a complete shard as :meth:`forget` does, after those of its splits."""
-        files = names_in(self._folder, f"{shard_name(shard)}.", f"{SPLIT_PREFIX}{shard:05d}-")
-        of_shard = [claim for file in files if (claim := _claim_of(file)) is not None]
-        for claim in sorted(of_shard, key=lambda claim: (claim.name == shard_name(shard), claim.generation)):
+    def forget_shard(self, shard: int, level: str = "") -> None:
+        """Remove the claims of a complete shard as :meth:`forget` does, after those of its splits, and their
+        numbered folder if it is empty now."""
+        files = self._names(level, f"shard-{shard:05d}.", f"split-{shard:05d}-")
+        of_shard = [claim for file in files if (claim := _claim_of(file, level)) is not None]
+        name = shard_name(shard, level)
+        for claim in sorted(of_shard, key=lambda claim: (claim.name == name, claim.generation)):
             self._remove(claim)
+        if level:
+            with contextlib.suppress(OSError):
+                (self._folder / level).rmdir()
 
     def is_claimed(self, name: str) -> bool:
         """Whether there is any claim of the name, by a listing."""
@@ -225,7 +239,8 @@ class Claims:
             except FileNotFoundError:
                 if not self._folder.is_dir():
                     raise
-                # Another replica's tidying removed the temporary file: try again.
+                # Another replica removed the temporary file, or the numbered folder, which was empty.
+                path.parent.mkdir(exist_ok=True)
             except OSError:
                 # A claim whose holder takes it for failed would never be released.
                 with contextlib.suppress(OSError):
@@ -247,21 +262,39 @@ class Claims:
 
     def _all_of(self, name: str) -> list[Claim]:
         """The claims of a name by ascending generation."""
-        found = map(_claim_of, names_in(self._folder, f"{name}."))
+        level, _, last = name.rpartition("/")
+        found = (_claim_of(file, level) for file in self._names(level, f"{last}."))
         return sorted(
             (claim for claim in found if claim is not None and claim.name == name),
             key=lambda claim: claim.generation,
         )
 
+    def _names(self, level: str, *prefixes: str) -> list[str]:
+        try:
+            return names_in(self._folder / level, *prefixes)
+        except FileNotFoundError:
+            if not level:
+                raise
+            return []
 
-def shard_name(shard: int) -> str:
-    """The name under which a shard is claimed."""
-    return f"{SHARD_PREFIX}{shard:05d}"
+
+def shard_name(shard: int, level: str = "") -> str:
+    """The name under which a shard is claimed; ``level``: of its numbered folder."""
+    return f"{level}/shard-{shard:05d}".lstrip("/")
 
 
-def split_name(shard: int, number: int) -> str:
-    """The name under which a split of a shard is claimed."""
-    return f"{SPLIT_PREFIX}{shard:05d}-{number:05d}"
+def split_name(shard: int, number: int, level: str = "") -> str:
+    """The same of a split of a shard."""
+    return f"{level}/split-{shard:05d}-{number:05d}".lstrip("/")
+
+
+def claim_files(folder: Path) -> list[tuple[Path, int]]:
+    """All claims of shards and their splits, with the shard's number, ascending; none without the folder."""
+    with contextlib.suppress(FileNotFoundError):
+        found = ((claim, shard_and_split(claim.name)) for level, names in listings(folder).items()
+                 for name in names if (claim := _claim_of(name, level)) is not None)  # fmt: skip
+        return sorted((folder / claim.file_name, place[0]) for claim, place in found if place is not None)
+    return []
 
 
 @functools.lru_cache(maxsize=2**16)
@@ -272,7 +305,7 @@ def shard_and_split(name: str) -> tuple[int, int | None] | None:
 
 
 @functools.lru_cache(maxsize=2**16)
-def _claim_of(file_name: str) -> Claim | None:
-    """None if the file is not a claim."""
+def _claim_of(file_name: str, level: str) -> Claim | None:
+    """``level``: its numbered folder. None if the file is not a claim."""
     match = CLAIM_FILE.fullmatch(file_name)
-    return Claim(match[1], int(match[2])) if match else None
+    return Claim(f"{level}/{match[1]}".lstrip("/"), int(match[2])) if match else None

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
+from specdist.data.claim_folders import BEAT_SUFFIX, beat_folder
 from specdist.data.files import sealed, unsealed
 from specdist.data.storage import StorePath
 from specdist.utils.json_values import from_fields, parse_object
@@ -27,7 +28,6 @@ BEATS_PER_SILENCE = 12
 # Far apart looks at an unchanged file after which its writer counts as silent: where every look takes long,
 # as on a slow store, none would ever be.
 MAX_FAR_LOOKS = 4
-BEAT_SUFFIX = ".beat"
 # A fixed length: the file is overwritten in place, since NFS may not show a new file under an old name.
 BEAT_BYTES = 1024
 
@@ -117,7 +117,7 @@ class Beat:
 
 
 def beat_path(folder: Path, replica: str) -> Path:
-    return folder / f"{replica}{BEAT_SUFFIX}"
+    return beat_folder(folder, replica) / f"{replica}{BEAT_SUFFIX}"
 
 
 class Heartbeat:

@@ -37,11 +37,15 @@ ADAPTED = "draft_adapted"
 ADAPTED_FILES = f"{ADAPTED}/*"
 # Up to so many lie in one folder, without a number.
 MAX_SHARDS_PER_FOLDER = 1000
+# In the manifest's ``info``, if their claims lie in numbered folders, too; in older runs they do not.
+CLAIM_FOLDERS = "claim_folders"
 
 
-def layout_info(num_shards: int) -> dict[str, int]:
+def layout_info(num_shards: int) -> dict[str, Any]:
     """What the manifest's ``info`` says about the layout of a new run."""
-    return {SHARDS_PER_FOLDER: MAX_SHARDS_PER_FOLDER} if num_shards > MAX_SHARDS_PER_FOLDER else {}
+    if num_shards <= MAX_SHARDS_PER_FOLDER:
+        return {}
+    return {SHARDS_PER_FOLDER: MAX_SHARDS_PER_FOLDER, CLAIM_FOLDERS: True}
 
 
 def data_pattern(info: Mapping[str, Any]) -> str:
@@ -71,6 +75,7 @@ class RunLayout:
         self._shards_per_folder: int | None = None
         self._run_tag = ""
         self._claims: str | None = None
+        self._has_claim_folders = False
         self._is_layout_known = False
 
     @property
@@ -159,12 +164,18 @@ class RunLayout:
         self._shards_per_folder = manifest.info.get(SHARDS_PER_FOLDER)
         self._run_tag = manifest.info.get(RUN_TAG, "")
         self._claims = manifest.info.get(CLAIMS)
+        self._has_claim_folders = manifest.info.get(CLAIM_FOLDERS, False)
         self._is_layout_known = True
 
     def group_of(self, shard: int) -> str:
         """The name of the numbered folder of a shard; empty if there are no such folders."""
         size = self.shards_per_folder
         return "" if size is None else f"{shard // size:05d}"
+
+    def claims_level(self, shard: int) -> str:
+        """The name of the numbered folder of a shard's claims; empty if there are no such folders."""
+        group = self.group_of(shard)
+        return group if self._has_claim_folders else ""
 
     def shards_of(self, group: str, num_shards: int) -> range:
         """The shards of a group, in a run of so many."""

@@ -11,9 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from specdist.data.claim_folders import (
+    BEAT_SUFFIX,
+    beat_folder,
+    is_level,
+    listings,
+    placed,
+    replicas_in,
+)
 from specdist.data.claims import CLAIM_FILE, WAITING_SUFFIX, Claim, Claims, View
 from specdist.data.files import TEMPORARY_SUFFIX, unique_tag
-from specdist.data.heartbeat import BEAT_SUFFIX, BEATS_PER_SILENCE, Heartbeat, Watch, beat_path
+from specdist.data.heartbeat import BEATS_PER_SILENCE, Heartbeat, Watch, beat_path
 from specdist.data.layout import CLAIMS_FOLDER
 from specdist.utils.errors import UserError
 
@@ -65,7 +73,7 @@ class Membership:
         self._is_waiting = False
         self._tidier_path = self._folder / TIDIER
         self._was_named = name is not None
-        self.replica = name or replica_name() + suffix
+        self.replica = name or placed(self._folder, replica_name()) + suffix
         self.heartbeat = Heartbeat(self._folder, self.replica, silent_after_s=silent_after_s, clock=clock)
         self.watch = Watch(self._folder, silent_after_s=silent_after_s, clock=clock)
         self.claims = Claims(self._folder, self.replica, self.watch)
@@ -88,7 +96,7 @@ class Membership:
 
     def create_folder(self) -> None:
         """The folder of heartbeats and claims. Raises OSError."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        beat_folder(self._folder, self.replica).mkdir(parents=True, exist_ok=True)
 
     def leave(self) -> None:
         """To be called after all claims were released."""
@@ -112,12 +120,15 @@ class Membership:
         those that work. Raises OSError."""
         if is_waiting == self._is_waiting:
             return
-        path = self._folder / f"{self.replica}{WAITING_SUFFIX}"
+        path = self._waiting_path(self.replica)
         if is_waiting:
             path.touch()
         else:
             path.unlink(missing_ok=True)
         self._is_waiting = is_waiting
+
+    def _waiting_path(self, replica: str) -> Path:
+        return beat_folder(self._folder, replica) / f"{replica}{WAITING_SUFFIX}"
 
     def poll_s(self, num_files: int, *, num_replicas: int = 0, num_reads: int = 0) -> float:
         """Seconds until the next look of a replica that waits for others; by chance a little more or less.
@@ -173,8 +184,7 @@ class Membership:
 
     def others(self) -> list[str]:
         """The other replicas that have a heartbeat, at work or not."""
-        names = [path.stem for path in self._folder.glob(f"*{BEAT_SUFFIX}")]
-        return sorted(name for name in names if name != self.replica)
+        return [name for name in replicas_in(self._folder) if name != self.replica]
 
     def find_another(self) -> str | None:
         """Another replica that is at work, for a message; waits until it is certain that there is none."""
@@ -207,13 +217,15 @@ class Membership:
         """Remove half-made claims, and the heartbeats of replicas that have ended, or have not beaten for so
         long that they vanished with their machine. Of many replicas, it looks at a few by chance. ``now``: by
         the clock of the file server; 0 if it is not known."""
-        for path in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
-            path.unlink(missing_ok=True)
+        for level, names in listings(self._folder).items():
+            for name in names:
+                if name.endswith(TEMPORARY_SUFFIX):
+                    (self._folder / level / name).unlink(missing_ok=True)
         others = self.others()
         for name in random.sample(others, min(len(others), MAX_TIDIED)):
             if self._has_vanished(name, now) and not self._holds_a_claim(name):
-                for suffix in (BEAT_SUFFIX, WAITING_SUFFIX):
-                    (self._folder / f"{name}{suffix}").unlink(missing_ok=True)
+                for path in (beat_path(self._folder, name), self._waiting_path(name)):
+                    path.unlink(missing_ok=True)
 
     def _newest_beat_s(self) -> float:
         """About the present by the clock of the file server, which wrote down this replica's last beat; 0 if
@@ -241,9 +253,10 @@ class Membership:
 
 
 def is_membership_file(name: str) -> bool:
-    """Whether a file in the claims' folder was written by a replica."""
+    """Whether a file or folder in the claims' folder was made by a replica."""
     return (
         name.endswith((BEAT_SUFFIX, WAITING_SUFFIX, TEMPORARY_SUFFIX))
         or CLAIM_FILE.fullmatch(name) is not None
         or name == TIDIER
+        or is_level(name)
     )

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specdist.data.claims import CLAIM_FILE, shard_and_split
+from specdist.data.claims import claim_files
 from specdist.data.files import TEMPORARY_SUFFIX, fsync_folder, write_atomically
 from specdist.data.layout import ADAPTED_FILES, CLAIMS_FOLDER, PROBE, SHARD_FOLDERS
 from specdist.data.manifest import Manifest
@@ -120,22 +120,14 @@ def delete_run_files(folder: RunFolder) -> None:
     groups = folder.groups()
     paths = [folder.total_path(group) for group in folder.totalled_groups()]
     paths += [path for group in groups for path, _ in _files_of(folder, group)]
-    for path in [*paths, *folder.path.glob(ADAPTED_FILES), *(path for path, _ in claim_files(folder))]:
+    claims = (path for path, _ in claim_files(folder.claims_path))
+    for path in [*paths, *folder.path.glob(ADAPTED_FILES), *claims]:
         path.unlink(missing_ok=True)
     if folder.card_path.is_file() and CARD_MARK.encode() in folder.card_path.read_bytes():
         folder.card_path.unlink()
     for emptied in {folder.path / kind / group for kind in SHARD_FOLDERS for group in {"", *groups}}:
         if emptied.is_dir():
             fsync_folder(emptied)
-
-
-def claim_files(folder: RunFolder) -> list[tuple[Path, int]]:
-    """All claims of shards and their splits, with the shard's number, ascending."""
-    return [
-        (path, found[0])
-        for path in sorted(folder.claims_path.glob("s*"))
-        if (match := CLAIM_FILE.fullmatch(path.name)) and (found := shard_and_split(match[1]))
-    ]
 
 
 def _tidy(folder: RunFolder) -> None:
@@ -156,7 +148,7 @@ def _tidy(folder: RunFolder) -> None:
             totalled.remove(group)
         _tidy_group(folder, files)
     if totalled:
-        for path, shard in claim_files(folder):
+        for path, shard in claim_files(folder.claims_path):
             if folder.group_of(shard) in totalled:
                 path.unlink(missing_ok=True)
 
@@ -171,7 +163,7 @@ def _is_whole(folder: RunFolder, group: str, files: Sequence[tuple[Path, int]]) 
 
 def _tidy_group(folder: RunFolder, files: Sequence[tuple[Path, int]]) -> None:
     # Read after the files: claims outlive them, and end when the shard is complete.
-    claims = claim_files(folder)
+    claims = claim_files(folder.claims_path)
     claimed = {shard for _, shard in claims}
     shards = sorted({shard for _, shard in files})
     for shard in shards:

@@ -202,7 +202,8 @@ class ShardQueue:
         """Offer rows of a shard to everybody as the split of this number: the name to look for in a
         :class:`View`. None if there is such a split already, or the shard is another replica's by now."""
         with writing(self._folder.path):
-            offered = self._claims.offer(split_name(claimed.shard, number), rows)
+            level = self._folder.claims_level(claimed.shard)
+            offered = self._claims.offer(split_name(claimed.shard, number, level), rows)
             if offered is None:
                 return None
             if not self._claims.is_held(claimed.claim):
@@ -234,7 +235,7 @@ class ShardQueue:
 
     def _claim(self, shard: int, latest: Claim | None) -> ClaimedShard | None:
         """Claim a shard; None if another replica holds it, or has completed it."""
-        name = shard_name(shard)
+        name = shard_name(shard, self._folder.claims_level(shard))
         above = max(self._folder.log_generations(shard), default=0) if latest is None else 0
         if above and self._claims.is_claimed(name):
             # Its holder has begun since the claims were read.
@@ -245,7 +246,7 @@ class ShardQueue:
         # Another may have completed it and dropped its claims after they were read.
         if self._folder.complete_from_attempts(shard) or self._folder.is_complete(shard):
             self._folder.sweep(shard)
-            self._claims.forget_shard(shard)
+            self._forget_shard(shard)
             self._see_complete(shard)
             return None
         self._check_run()
@@ -290,7 +291,7 @@ class ShardQueue:
             if claimed.split is None:
                 self._mine.pop(claimed.shard, None)
                 self._open.discard(claimed.shard)
-                self._claims.forget_shard(claimed.shard)
+                self._forget_shard(claimed.shard)
                 return
             self._my_splits.pop(claimed.claim.name, None)
             if self._claims.is_held(claimed.claim):
@@ -309,7 +310,10 @@ class ShardQueue:
             return
         self._mine.pop(claimed.shard, None)
         if self._folder.is_complete(claimed.shard):
-            self._claims.forget_shard(claimed.shard)
+            self._forget_shard(claimed.shard)
+
+    def _forget_shard(self, shard: int) -> None:
+        self._claims.forget_shard(shard, self._folder.claims_level(shard))
 
     def _sweep_late(self, shard: int) -> None:
         """Remove the log of a split if its shard was completed without it: nobody else will."""

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from specdist.data import RunFolder
+from specdist.data.claim_folders import replicas_in
 from specdist.data.claims import Claims
 from specdist.data.heartbeat import Beat, Watch, beat_path
 from specdist.data.reading import read_columns
@@ -203,9 +204,9 @@ class StatusReader:
         self._done |= new
 
     def _beats(self) -> Iterable[Beat]:
-        for path in self._claims_folder.glob("*.beat"):
-            beat = self._watch.beat(path.stem)
-            if beat is not None and beat.elapsed_s > 0 and not self._is_gone(path.stem):
+        for name in replicas_in(self._claims_folder):
+            beat = self._watch.beat(name)
+            if beat is not None and beat.elapsed_s > 0 and not self._is_gone(name):
                 yield beat
 
     def _groups(self, beats: Iterable[Beat]) -> list[Group]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from specdist.data import Manifest, Membership, RunFolder, ShardQueue, shard_table
+from specdist.data.claims import claim_files
 from specdist.data.layout import SHARDS_PER_FOLDER, data_pattern, layout_info
 from specdist.data.merging import merge_run
-from specdist.data.opening import claim_files
 from specdist.data.reading import read_columns
 from specdist.job.totals import total_of, write_total
 from specdist.stats.shard import Stats
@@ -111,7 +111,7 @@ def test_replicas_share_shards_with_long_numbers(tmp_path: Path) -> None:
     assert [claimed.shard for claimed in taken if claimed] == [100_000, 100_001]
     open_(tmp_path, manifest=manifest)
     assert queues[0].is_held(taken[0])
-    assert len(claim_files(folder)) == 2
+    assert len(claim_files(folder.claims_path)) == 2
 
 
 def test_what_a_crash_left_is_completed_by_one_replica_at_a_time(tmp_path: Path) -> None:

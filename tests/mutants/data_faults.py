@@ -398,8 +398,8 @@ DATA_FAULTS = (
     Mutant(
         name="lowest-claim-in-force",
         file="data/claims.py",
-        old="in_order = sorted(found, key=lambda claim: claim.generation)",
-        new="in_order = sorted(found, key=lambda claim: -claim.generation)",
+        old="in_order = sorted(claims, key=lambda claim: claim.generation)",
+        new="in_order = sorted(claims, key=lambda claim: -claim.generation)",
         tests=(CLAIMS,),
     ),
     Mutant(

@@ -50,8 +50,8 @@ SPLIT_FAULTS = (
     Mutant(
         name="claims-of-splits-outlive-their-shard",
         file="data/claims.py",
-        old='files = names_in(self._folder, f"{shard_name(shard)}.", f"{SPLIT_PREFIX}{shard:05d}-")',
-        new='files = names_in(self._folder, f"{shard_name(shard)}.")',
+        old='files = self._names(level, f"shard-{shard:05d}.", f"split-{shard:05d}-")',
+        new='files = self._names(level, f"shard-{shard:05d}.")',
         tests=(OF_QUEUE,),
     ),
     Mutant(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from specdist.data import claims
+from specdist.data import claim_folders, claims
 from specdist.data.claims import Claim, Claims, View, shard_and_split
 from tests.scale.counting import METADATA, NAMES_PER_OPERATION, CountingFiles
 from tests.scale.events import Events
@@ -29,7 +29,9 @@ class Indexed:
     def __init__(self, events: Events, files: CountingFiles) -> None:
         self._events, self._files = events, files
         self._view: tuple[int, View] | None = None
-        self._num_files = 0
+        # Of the last look: the operations, and the names in each folder.
+        self._num_operations = 0
+        self.num_names: dict[str, int] = {}
         self._names: dict[int | None, set[str]] = defaultdict(set)
 
     @contextlib.contextmanager
@@ -39,26 +41,30 @@ class Indexed:
         def indexed_create(self_: Claims, claim: Claim, *arguments: Any) -> bool:
             is_made = create(self_, claim, *arguments)
             if is_made:
-                self._names[_shard_of(claim.name)].add(claim.file_name)
+                self._names[_shard_of(claim.name)].add(_last(claim.file_name))
             return is_made
 
         def indexed_remove(self_: Claims, claim: Claim) -> None:
             remove(self_, claim)
-            self._names[_shard_of(claim.name)].discard(claim.file_name)
+            self._names[_shard_of(claim.name)].discard(_last(claim.file_name))
 
         def look(self_: Claims) -> View:
             moment = int(self._events.now / STALE_S)
             if self._view is None or self._view[0] != moment or not self._view[1].latest:
+                before = self._files.counts[METADATA]
                 self._view = moment, original_look(self_)
-                self._num_files = self._view[1].num_files
+                self._num_operations = self._files.counts[METADATA] - before
             else:
-                self._count()
+                self._files.counts[METADATA] += self._num_operations
             return self._view[1]
 
+        def looked(folder: Path) -> list[str]:
+            names = names_in(folder)
+            self.num_names[str(folder)] = len(names)
+            return names
+
         def listed(folder: Path, *prefixes: str) -> list[str]:
-            if not prefixes:
-                return names_in(folder)
-            self._count()
+            self._files.counts[METADATA] += 1 + self.num_names.get(str(folder), 0) // NAMES_PER_OPERATION
             shards = {_shard_of(prefix.rstrip(".-")) for prefix in prefixes}
             return [name for shard in shards for name in self._names[shard] if name.startswith(prefixes)]
 
@@ -66,12 +72,14 @@ class Indexed:
             mock.patch.object(Claims, "_create", indexed_create),
             mock.patch.object(Claims, "_remove", indexed_remove),
             mock.patch.object(Claims, "look", look),
+            mock.patch.object(claim_folders, "names_in", looked),
             mock.patch.object(claims, "names_in", listed),
         ):
             yield
 
-    def _count(self) -> None:
-        self._files.counts[METADATA] += 1 + self._num_files // NAMES_PER_OPERATION
+
+def _last(file_name: str) -> str:
+    return file_name.rpartition("/")[2]
 
 
 def _shard_of(name: str) -> int | None:
