@@ -11,7 +11,8 @@ import functools
 import heapq
 import random
 import zlib
-from collections.abc import Iterator, Sequence, Set
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import compress, islice
 
 # So many take the shards in order.
@@ -43,6 +44,13 @@ class OpenShards:
     def __contains__(self, shard: int) -> bool:
         return 0 <= shard < len(self._is_open) and bool(self._is_open[shard])
 
+    def without(self, others: Iterable[int]) -> list[int]:
+        """Those that are not among the others."""
+        is_open = self._is_open.copy()
+        for shard in others:
+            is_open[shard] = 0
+        return list(compress(range(len(is_open)), is_open))
+
     def discard(self, shard: int) -> None:
         """This one is complete."""
         if shard in self:
@@ -54,8 +62,9 @@ def first_choices(open_shards: Sequence[int], claimed: Set[int], num_replicas: i
     """Open shards (ascending) that are not claimed, in the order in which one of many replicas tries them."""
     live = sorted(claimed)
     start = live[int(STRAGGLERS * len(live))] if live else 0
-    near = (shard for shard in open_shards if shard >= start and shard not in claimed)
-    window = list(islice(near, SHARDS_PER_REPLICA * num_replicas))
+    near = islice(open_shards, bisect_left(open_shards, start), None)
+    unclaimed = (shard for shard in near if shard not in claimed)
+    window = list(islice(unclaimed, SHARDS_PER_REPLICA * num_replicas))
     if not window:
         window = [shard for shard in open_shards if shard not in claimed]
     random.shuffle(window)

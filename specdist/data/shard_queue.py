@@ -268,7 +268,7 @@ class ShardQueue:
 
     def _open_elsewhere(self) -> list[int]:
         """The shards that are not known to be complete, without those of this replica."""
-        return [shard for shard in self._open if shard not in self._mine]
+        return self._open.without(self._mine)
 
     @property
     def poll_s(self) -> float:

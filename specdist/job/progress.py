@@ -67,8 +67,9 @@ class Progress:
 
     def skip(self, num_rows: int) -> None:
         """Count completions that an earlier run or another replica has finished."""
-        self.counts = replace(self.counts, num_done=self.counts.num_done + num_rows)
-        self._bar.update(num_rows)
+        if num_rows:
+            self.counts = replace(self.counts, num_done=self.counts.num_done + num_rows)
+            self._bar.update(num_rows)
 
     def add(self, result: RowResult) -> None:
         """Count a completion that this replica has finished."""

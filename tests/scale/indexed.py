@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from specdist.data import claim_folders, claims
+from specdist.data import RunFolder, claim_folders, claims, heartbeat
 from specdist.data.claims import Claim, Claims, View, shard_and_split
 from tests.scale.counting import METADATA, NAMES_PER_OPERATION, CountingFiles
 from tests.scale.events import Events
@@ -33,10 +33,28 @@ class Indexed:
         self._num_operations = 0
         self.num_names: dict[str, int] = {}
         self._names: dict[int | None, set[str]] = defaultdict(set)
+        # Of each group of shards, those that have a record, and the operations of the listing.
+        self._recorded: dict[str, tuple[set[int], int]] = {}
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
         create, remove, original_look, names_in = Claims._create, Claims._remove, Claims.look, claims.names_in
+        finish_shard, recorded_in = RunFolder.finish_shard, RunFolder.recorded_in
+
+        def finish(self_: RunFolder, shard: int, *arguments: Any, **options: Any) -> bool:
+            try:
+                return finish_shard(self_, shard, *arguments, **options)
+            finally:
+                self._recorded.pop(self_.group_of(shard), None)
+
+        def recorded(self_: RunFolder, group: str) -> set[int]:
+            if group in self._recorded:
+                self._files.counts[METADATA] += self._recorded[group][1]
+            else:
+                before = self._files.counts[METADATA]
+                found = recorded_in(self_, group)
+                self._recorded[group] = found, self._files.counts[METADATA] - before
+            return self._recorded[group][0]
 
         def indexed_create(self_: Claims, claim: Claim, *arguments: Any) -> bool:
             is_made = create(self_, claim, *arguments)
@@ -74,6 +92,9 @@ class Indexed:
             mock.patch.object(Claims, "look", look),
             mock.patch.object(claim_folders, "names_in", looked),
             mock.patch.object(claims, "names_in", listed),
+            mock.patch.object(RunFolder, "finish_shard", finish),
+            mock.patch.object(RunFolder, "recorded_in", recorded),
+            mock.patch.object(heartbeat, "_machine", lambda: "the simulation's"),
         ):
             yield
 

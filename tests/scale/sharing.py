@@ -10,6 +10,8 @@ from pathlib import Path
 from unittest import mock
 
 from specdist.data import PartLog, RunFolder
+from specdist.data.claim_folders import placed
+from specdist.data.layout import CLAIMS_FOLDER
 from specdist.data.opening import open_run_folder
 from specdist.job import recording
 from tests.scale.counting import CountingFiles
@@ -81,7 +83,7 @@ class SharingSimulation(TailSimulation):
         return self.counted
 
     def _join(self, name: str) -> None:
-        replica = SharingReplica(self, name)
+        replica = SharingReplica(self, placed(self.output / CLAIMS_FOLDER, name))
         if self.rng.random() < self.vanishing:
             self.after(self.rng.uniform(0, max(1.0, self.expected_s - self.now)), replica.die)
 
@@ -92,6 +94,8 @@ class SharingReplica(TailReplica):
     def __init__(self, simulation: SharingSimulation, name: str) -> None:
         super().__init__(simulation, name)
         self._sharing = simulation
+        # Nobody looks at a replica's progress.
+        self._recorder._queue.on_done_elsewhere = lambda shard: None
         simulation.num_alive += 1
         self._set_up()
 

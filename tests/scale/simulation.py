@@ -10,12 +10,14 @@ import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
 from specdist.data import Manifest, Membership, RunFolder, ShardQueue
-from specdist.data.layout import layout_info
+from specdist.data.claim_folders import placed
+from specdist.data.layout import CLAIMS_FOLDER, layout_info
 from specdist.data.opening import open_run_folder
 from specdist.data.shard_queue import ClaimedShard
 from specdist.job.totals import write_total
@@ -106,10 +108,7 @@ class Simulation(Events):
         """Until the last living replica has left."""
         scenario = self.scenario
         for number in range(scenario.num_replicas):
-            replica = Replica(self, f"replica{number}")
-            self.after(self.rng.uniform(0, scenario.arrival_s), replica.join)
-            if self.rng.random() < scenario.vanishing:
-                self.after(self.rng.uniform(START_S, scenario.expected_s), replica.die)
+            self.after(self.rng.uniform(0, scenario.arrival_s), partial(self._join, f"replica{number}"))
         with contextlib.ExitStack() as patches:
             patches.enter_context(self.files.patched())
             if scenario.is_indexed:
@@ -124,6 +123,12 @@ class Simulation(Events):
                 action()
         self.outcome.end_s = self.now
         return self.outcome
+
+    def _join(self, name: str) -> None:
+        replica = Replica(self, placed(self.folder / CLAIMS_FOLDER, name))
+        replica.join()
+        if self.rng.random() < self.scenario.vanishing:
+            self.after(self.rng.uniform(START_S, self.scenario.expected_s) - self.now, replica.die)
 
 
 class Replica:
