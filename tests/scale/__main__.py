@@ -9,13 +9,14 @@ on stdout is a JSON document with ``metadata_ops_per_replica_s`` and ``reads_per
 ``requests_per_replica_s``) in the first
 minute (``start``), until the first replica waits (``middle``), and from then on (``tail``). All files lie in
 memory where the machine has a place for that, and nothing is made durable. With ``--reading`` the seconds are
-measured that the readers of a finished run take.
+measured that the readers of a run take.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 from tests.scale.processes import run_processes
-from tests.scale.reading import seconds_to_read, write_run
+from tests.scale.reading import seconds_by_state
 from tests.scale.sharing import SharingSimulation
 from tests.scale.simulation import Outcome, Scenario, Simulation, operations
 from tests.scale.tail import TailScenario
@@ -44,6 +45,9 @@ def main() -> None:
     parser.add_argument("--rows_per_shard", type=int, default=8, help="with --splits")
     parser.add_argument("--store", action="store_true", help="on an object store: its requests are counted")
     parser.add_argument("--reading", action="store_true", help="measure the readers of a finished run")
+    parser.add_argument(
+        "--unfinished", type=int, default=0, help="with --reading: shards at work, with splits"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file to which the result is added")
     parser.add_argument("--name", default="after", help="of the code, in that file")
@@ -54,9 +58,19 @@ def main() -> None:
         mock.patch("os.fsync", lambda descriptor: None),
     ):
         if options.reading:
-            result = {"kind": "readers", "shards": options.shards}
-            result["seconds"] = seconds_to_read(write_run(Path(folder) / "run", options.shards))
-            _add(result, options.output)
+            seconds = seconds_by_state(
+                Path(folder) / "run", options.shards, num_unfinished=options.unfinished
+            )
+            for state, of_state in seconds.items():
+                result = {
+                    "kind": "readers",
+                    "command": f"python -m tests.scale {' '.join(sys.argv[1:])}",
+                    "shards": options.shards,
+                    "state": state,
+                    "unfinished": options.unfinished if state == "at work" else 0,
+                    "seconds": of_state,
+                }
+                _add(result, options.output)
             return
         outcome = run(Path(folder), options)
     assert sorted(outcome.published_by) == list(range(options.shards))
