@@ -35,7 +35,7 @@ class Member:
         if not is_visible:
             beat = self.membership.heartbeat._beat
             beat.process = replace(beat.process, machine=f"machine of {name}")
-        (output / "claims").mkdir(parents=True, exist_ok=True)
+        self.membership.create_folder()
         self.beat()
 
     @property

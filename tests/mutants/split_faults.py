@@ -6,6 +6,7 @@ SPLITS = "tests/job/test_splits.py"
 NO_ROW_TWICE = f"{SPLITS}::test_replicas_without_a_shard_take_rows_of_others_and_no_row_twice"
 LOST_CLAIMS = f"{SPLITS}::test_rows_of_splits_whose_claims_are_gone_are_the_shards_again"
 SURVIVE = f"{SPLITS}::test_rows_survive_whatever_becomes_of_the_replicas"
+FOLDERS = "tests/data/test_claim_folders.py"
 OF_QUEUE = (
     "tests/data/test_shard_queue.py::"
     "test_a_split_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_the_shard"
@@ -83,5 +84,40 @@ SPLIT_FAULTS = (
         old="        if above and self._claims.is_claimed(name):\n",
         new="        if False:\n",
         tests=("tests/data/test_shard_queue.py",),
+    ),
+    Mutant(
+        name="claims-in-numbered-folders-are-not-seen",
+        file="data/claim_folders.py",
+        old='return found | {level: _names_in(folder / level) for level in filter(is_level, found[""])}',
+        new="return found",
+        tests=(FOLDERS,),
+    ),
+    Mutant(
+        name="claim-fails-where-its-numbered-folder-was-removed",
+        file="data/claims.py",
+        old="                path.parent.mkdir(exist_ok=True)\n",
+        new="                raise\n",
+        tests=(FOLDERS,),
+    ),
+    Mutant(
+        name="claims-of-an-older-run-in-numbered-folders",
+        file="data/layout.py",
+        old='return group if self._has_claim_folders else ""',
+        new="return group",
+        tests=(FOLDERS,),
+    ),
+    Mutant(
+        name="heartbeats-in-a-full-folder",
+        file="data/claim_folders.py",
+        old="if _num_beats(beat_folder(folder, name)) < MAX_REPLICAS_PER_FOLDER)",
+        new="if _num_beats(beat_folder(folder, name)) >= 0)",
+        tests=(FOLDERS,),
+    ),
+    Mutant(
+        name="listings-of-numbered-folders-cost-nothing",
+        file="data/claims.py",
+        old="len(names) + NAMES_PER_LISTING * (len(found) - 1)",
+        new="len(names)",
+        tests=(FOLDERS,),
     ),
 )
