@@ -139,6 +139,7 @@ class AheadDrafter:
             num_pass_tokens=num_tokens + request.num_prefill_tokens,
             num_context_tokens=self._load(slots_S)[1],
             is_ahead=is_ahead,
+            most_tokens=self.shape.num_ahead - 1 if is_ahead else None,
             num_targets=len(request.groups),
             num_bursts=self._num_bursts,
         )

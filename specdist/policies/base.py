@@ -79,6 +79,7 @@ class RoundContext:
             besides the candidates, which are still to be drafted.
         num_context_tokens: mean length of the sequences.
         is_ahead: the draft works while the target runs its pass.
+        most_tokens: of a block, where the round has no room for as many as the policy may draft.
         num_targets: whose sequences and tokens these are, in equal parts: each has a pass of its own.
         num_bursts: of the draft for all targets that it serves, each as long as this one, in a round.
     """
@@ -86,6 +87,7 @@ class RoundContext:
     num_rows: int
     num_pass_tokens: int
     is_ahead: bool
+    most_tokens: int | None = None
     num_context_tokens: float = 0.0
     num_targets: int = 1
     num_bursts: float = 1.0

@@ -227,9 +227,12 @@ class Goodput(RegisteredPolicy):
         self._survival[draft_slots_R] = self._resolved[draft_slots_R] * chances_R
 
     def _sequences_that_pay(self, rows: DraftSequences) -> np.ndarray:
-        """bool [R]: the sequences of the best plan (numbers of sequences and of further steps), if it
-        pays."""
-        num_rows, num_steps = len(rows.draft_slots_R), self.max_draft_tokens - rows.num_drafted
+        """bool [R]: the sequences of the best plan (numbers of sequences and of further steps, as many as the
+        round has room for), if it pays."""
+        num_rows, most_tokens = len(rows.draft_slots_R), self.max_draft_tokens
+        if rows.round.most_tokens is not None:
+            most_tokens = min(most_tokens, rows.round.most_tokens)
+        num_steps = most_tokens - rows.num_drafted
         if not num_rows or num_steps <= 0:
             return np.zeros(num_rows, bool)
         worth_RD = self._survival[rows.draft_slots_R, None] * self._worth[rows.draft_slots_R, :num_steps]

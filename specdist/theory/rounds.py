@@ -23,8 +23,9 @@ Pure arithmetic on frozen costs: no clock. R sequences, K candidates, B numbers 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -88,10 +89,11 @@ class RoundChooser:
         fixed_length: int | None = None,
         branch_counts: Sequence[int] = BRANCH_COUNTS,
     ) -> None:
-        """``fixed_length``: of every block, where the length policy does not decide."""
+        """``fixed_length``: of every block that is drafted in turns, where the length policy does not decide.
+        Ahead a block may be shorter all the same, as in :meth:`always_ahead`."""
         self._costs = costs
-        lengths = range(1, max_draft_tokens + 1) if fixed_length is None else [fixed_length]
-        self._lengths_K = np.array(lengths)
+        self._lengths_K = np.arange(1, max_draft_tokens + 1)
+        self._is_in_turns_K = (self._lengths_K == fixed_length) | (fixed_length is None)
         self._counts_B = np.array(branch_counts)
         self._caught_B = np.array([caught_share(count) for count in branch_counts])
         # Decaying sums: tokens accepted and verified, misses caught and expected to be, prompt and new
@@ -240,33 +242,43 @@ class RoundChooser:
         self, num_rows: int, num_context_tokens: float, acceptance: float, catching: float, prompts: float
     ) -> _Rates:
         costs, lengths_K, context = self._costs, self._lengths_K, num_context_tokens
-        chunk = int(self._chunk_tokens)
         # Each target has a pass of its own, at the same time.
         own_rows = -(-num_rows // self._num_targets)
-        alone_ns = float(costs.target_ns(own_rows, own_rows, context))
-        # Prompts take the same time per new token, however it is generated: in a part of the passes.
-        beside_ns = float(costs.target_ns(own_rows + chunk, own_rows, context)) - alone_ns
-        prompt_ns = prompts * own_rows * beside_ns / chunk
         message_ns = float(costs.message.look_up(num_rows))
         # Targets that share the draft meet where that makes rounds shorter: specdist.engine.meetings.
         num_groups = round(self._num_targets * self._num_bursts)
         bursts = [(count, -(-num_groups // count) * own_rows) for count in range(1, num_groups + 1)]
 
+        def mean_ns(sizes: np.ndarray, new: np.ndarray, round_ns: Callable[[np.ndarray], Any]) -> np.ndarray:
+            """Of rounds with passes of these sizes and so many new tokens per sequence; ``round_ns`` of a
+            pass's time. Prompts stand beside the sequences in a part of the passes."""
+            prompts_of_round = prompts * own_rows * new
+            chunks = np.maximum(int(self._chunk_tokens), prompts_of_round)
+            longer_ns = costs.target_ns(np.rint(sizes + chunks).astype(int), own_rows, context)
+            share = prompts_of_round / chunks
+            pass_ns = costs.target_ns(sizes, own_rows, context)
+            return np.asarray(share * round_ns(longer_ns) + (1 - share) * round_ns(pass_ns))
+
+        alone_ns = float(mean_ns(np.array(own_rows), np.array(1.0), lambda pass_ns: pass_ns))
         full_K = acceptance**lengths_K
         in_block_K = np.cumsum(acceptance ** np.arange(lengths_K[-1] + 1))[lengths_K]
-        # After a block that was accepted whole the draft runs its last token too.
-        pass_ns_K = costs.target_ns(own_rows * (lengths_K + 1), own_rows, context)
 
         def burst_ns_K(rows: int) -> np.ndarray:
+            # After a block that was accepted whole the draft runs its last token too.
             first_ns_K = costs.draft_ns(np.rint(rows * (1 + full_K)).astype(int), context)
             others_ns_K = (lengths_K - 1) * float(costs.draft_ns(rows, context))
-            return first_ns_K + others_ns_K + float(costs.turns.look_up(rows))
+            return np.asarray(first_ns_K + others_ns_K + float(costs.turns.look_up(rows)))
 
-        in_turns_ns_K = message_ns + np.min(
-            [np.maximum(burst_ns_K(rows) + pass_ns_K, count * burst_ns_K(rows)) for count, rows in bursts],
-            axis=0,
+        bursts_K = [(count, burst_ns_K(rows)) for count, rows in bursts]
+        in_turns_ns_K = mean_ns(
+            own_rows * (lengths_K + 1),
+            in_block_K,
+            lambda pass_ns_K: np.min(
+                [np.maximum(burst_ns_K + pass_ns_K, count * burst_ns_K) for count, burst_ns_K in bursts_K],
+                axis=0,
+            ),
         )
-        in_turns_K = num_rows * in_block_K / (in_turns_ns_K + prompt_ns * in_block_K)
+        in_turns_K = num_rows * in_block_K / (in_turns_ns_K + message_ns)
 
         caught_B = catching * self._caught_B
         hit_K = (acceptance * full_K)[:, None]
@@ -281,15 +293,14 @@ class RoundChooser:
             return np.asarray(step_ns + lengths_K[:, None] * wide_ns_B + host_ns)
 
         drafting_ns_KB = np.min([count * ahead_burst_ns_KB(rows) for count, rows in bursts], axis=0)
-        sizes_KB = np.rint(own_rows * (1 + ready_KB * lengths_K[:, None])).astype(int)
-        pass_ns_KB = costs.target_ns(sizes_KB, own_rows, context)
-        # Only a pass with a prompt beside the rows leaves the draft more time.
-        share_KB = np.minimum(1.0, prompts * own_rows * tokens_KB / chunk)
-        longer_ns_KB = pass_ns_KB + prompt_ns * tokens_KB / np.maximum(share_KB, 1e-9)
-        ahead_ns_KB = share_KB * np.maximum(longer_ns_KB, drafting_ns_KB)
-        ahead_ns_KB = ahead_ns_KB + (1 - share_KB) * np.maximum(pass_ns_KB, drafting_ns_KB) + message_ns
+        # Only a pass with a prompt beside the sequences leaves the draft more time.
+        ahead_ns_KB = mean_ns(
+            np.rint(own_rows * (1 + ready_KB * lengths_K[:, None])).astype(int),
+            tokens_KB,
+            lambda pass_ns_KB: np.maximum(pass_ns_KB, drafting_ns_KB),
+        )
         return _Rates(
-            alone=num_rows / max(1.0, alone_ns + prompt_ns),
-            in_turns=float(in_turns_K.max()),
-            ahead_KB=num_rows * tokens_KB / np.maximum(1.0, ahead_ns_KB),
+            alone=num_rows / max(1.0, alone_ns),
+            in_turns=float(in_turns_K[self._is_in_turns_K].max()),
+            ahead_KB=num_rows * tokens_KB / np.maximum(1.0, ahead_ns_KB + message_ns),
         )

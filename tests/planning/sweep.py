@@ -361,6 +361,7 @@ class Simulation:
             num_pass_tokens=len(rows) + int(self._candidates[rows].sum()) + self._num_prompt_tokens,
             num_context_tokens=context,
             is_ahead=True,
+            most_tokens=shape.num_ahead - 1,
         )
         branches = np.repeat(rows, num_branches)
         places = np.tile(np.arange(num_branches), len(rows))
