@@ -53,6 +53,19 @@ def test_a_draining_batch_gets_longer_blocks_and_more_branches(mode: str) -> Non
     assert mode == "colocated" or last[2] / last[0] > 1.5 * full[2] / full[0]
 
 
+def test_every_round_chosen_is_as_fast_as_the_best_that_stays_the_same() -> None:
+    """A batch whose passes are as long as the candidates are many, and a fixed length that is too long for
+    it: blocks ahead are shorter, and the same sequences are drafted for as where every round has branches."""
+    config = EmulationConfig(
+        emulate="h100-sxm", target="70b", draft="1b", tp_size=4, batch_sizes=[64], rounds=16,
+        prompt_tokens=128, output_tokens=256,
+    )  # fmt: skip
+    fixed, goodput = PolicyChoice.of("fixed", num_draft_tokens=8), PolicyChoice.of("goodput")
+    best = tokens_per_s(config, "branches", fixed)
+    for choice in (fixed, goodput):
+        assert tokens_per_s(config, "auto", choice) >= 0.98 * best
+
+
 def test_a_draft_that_is_never_right_costs_an_auto_run_nothing() -> None:
     """At most a fiftieth of the target's own rate: it is listened to, now and then."""
     config = EmulationConfig(

@@ -46,9 +46,45 @@ ROUND_FAULTS = (
     Mutant(
         name="prompts-give-the-draft-time-in-all-rounds",
         file="theory/rounds.py",
-        old="share_KB = np.minimum(1.0, prompts * own_rows * tokens_KB / chunk)",
-        new="share_KB = np.ones_like(tokens_KB)",
+        old="chunks = np.maximum(int(self._chunk_tokens), prompts_of_round)",
+        new="chunks = np.maximum(1.0, prompts_of_round)",
         tests=(ROUNDS,),
+    ),
+    Mutant(
+        name="prompts-take-what-they-take-beside-decoding-alone",
+        file="theory/rounds.py",
+        old="longer_ns = costs.target_ns(np.rint(sizes + chunks).astype(int), own_rows, context)",
+        new="longer_ns = costs.target_ns(sizes, own_rows, context) + costs.target_ns(np.rint(own_rows + chunks)"
+        ".astype(int), own_rows, context) - costs.target_ns(own_rows, own_rows, context)",
+        tests=(ROUNDS,),
+    ),
+    Mutant(
+        name="a-fixed-length-is-that-of-blocks-ahead-too",
+        file="theory/rounds.py",
+        old="self._lengths_K = np.arange(1, max_draft_tokens + 1)",
+        new="self._lengths_K = np.arange(1 if fixed_length is None else fixed_length, max_draft_tokens + 1)",
+        tests=(ROUNDS, "tests/emulation/test_virtual.py"),
+    ),
+    Mutant(
+        name="any-length-in-turns-though-it-is-fixed",
+        file="theory/rounds.py",
+        old="in_turns_K[self._is_in_turns_K].max()",
+        new="in_turns_K.max()",
+        tests=(ROUNDS,),
+    ),
+    Mutant(
+        name="time-to-spare-is-kept-for-steps-without-room",
+        file="engine/draft_ahead.py",
+        old="most_tokens=self.shape.num_ahead - 1 if is_ahead else None,",
+        new="most_tokens=None,",
+        tests=("tests/emulation/test_virtual.py",),
+    ),
+    Mutant(
+        name="goodput-plans-steps-without-room",
+        file="policies/goodput.py",
+        old="most_tokens = min(most_tokens, rows.round.most_tokens)",
+        new="pass",
+        tests=("tests/policies/test_goodput.py",),
     ),
     Mutant(
         name="work-ahead-is-planned-without-the-drafts-host",
@@ -60,8 +96,8 @@ ROUND_FAULTS = (
     Mutant(
         name="work-ahead-is-planned-for-passes-of-whole-blocks",
         file="theory/rounds.py",
-        old="sizes_KB = np.rint(own_rows * (1 + ready_KB * lengths_K[:, None])).astype(int)",
-        new="sizes_KB = np.rint(own_rows * (1 + 0 * ready_KB + lengths_K[-1])).astype(int)",
+        old="np.rint(own_rows * (1 + ready_KB * lengths_K[:, None])).astype(int)",
+        new="np.rint(own_rows * (1 + 0 * ready_KB + lengths_K[-1])).astype(int)",
         tests=("tests/job/test_costs.py",),
     ),
     Mutant(

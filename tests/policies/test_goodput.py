@@ -39,6 +39,7 @@ def question(
     earlier: list[float] | None = None,
     num_targets: int = 1,
     num_bursts: float = 1.0,
+    most_tokens: int | None = None,
 ) -> DraftSequences:
     draft_slots_R = np.arange(num_rows)
     return DraftSequences(
@@ -53,6 +54,7 @@ def question(
             num_rows=num_rows,
             num_pass_tokens=num_rows + num_prompt_tokens,
             is_ahead=is_ahead,
+            most_tokens=most_tokens,
             num_targets=num_targets,
             num_bursts=num_bursts,
         ),
@@ -133,6 +135,19 @@ def test_what_the_targets_pass_leaves_free_is_used_and_no_more() -> None:
     policy.num_to_verify(features_of([0.5]), np.array([1]), a_pass(1))
     # The next tokens' own step has taken 30 of the 100; two more fit, and a third is worth less than waiting.
     assert drafted_length(policy, 0.3, is_ahead=True) == 2
+
+
+def test_time_to_spare_is_not_kept_for_steps_that_the_round_has_no_room_for() -> None:
+    """A pass leaves the time for five steps of one sequence, or two of four: the other three are branches
+    that are hardly ever needed, but without more than two steps their time is free."""
+    policy = goodput(CostModel(Curve([1], [160]), Curve([1, 4], [20, 50])))
+    policy.num_to_verify(features_of([0.5]), np.array([1]), a_pass(1))
+    for most_tokens, expected in ((None, 1), (2, 4)):
+        asked = dataclasses.replace(
+            question(4, 0, is_ahead=True, most_tokens=most_tokens), reach_R=np.array([1.0, 0.02, 0.02, 0.02])
+        )
+        assert policy.wants_more(asked).sum() == expected
+    assert not policy.wants_more(question(4, 2, features_of([0.9] * 4), is_ahead=True, most_tokens=2)).any()
 
 
 def test_what_is_ready_is_verified_while_it_is_worth_the_time() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdist.policies.costs import ContextCosts, CostModel, Curve
-from specdist.theory.formulas import caught_share, tokens_per_call, tokens_per_pass_ahead
+from specdist.theory.formulas import caught_share, ready_share, tokens_per_call, tokens_per_pass_ahead
 from specdist.theory.rounds import ALONE, FEWEST_ROUNDS_ALONE, IN_TURNS, LISTEN, RoundChooser, RoundShape
 
 MS = 1_000_000
@@ -81,6 +81,16 @@ def test_the_fastest_kind_of_round_is_chosen(
         "ahead, no branches": shape.num_ahead > 1 and shape.num_branches == 0,
     }
     assert kinds[expected], shape
+
+
+def test_a_fixed_length_is_that_of_blocks_in_turns_and_the_most_of_those_ahead() -> None:
+    """Sixteen sequences with three candidates each fill a pass of 64 tokens; more are bound by arithmetic."""
+    free, fixed = taught(chooser(step_ms=2), 0.8), taught(chooser(step_ms=2, fixed_length=8), 0.8)
+    assert 1 < choose(fixed, 16).num_ahead == choose(free, 16).num_ahead < 9
+    rates, acceptance = fixed._rates(16, 100.0), round(fixed.acceptance, 2)
+    in_turns_ns = 8 * fixed._costs.draft_ns(16, 0) + fixed._costs.target_ns(16 * 9, 16, 0) + 0.2 * MS
+    assert rates.in_turns == pytest.approx(16 * tokens_per_call(acceptance, 8) / in_turns_ns, rel=0.002)
+    assert rates.in_turns < free._rates(16, 100.0).in_turns
 
 
 def test_a_draining_batch_gets_longer_blocks_and_more_branches() -> None:
@@ -167,6 +177,24 @@ def test_prompts_beside_the_rows_make_candidates_dear() -> None:
         found.observe_pass(500, 50)
     rates = found._rates(16, 100.0)
     assert rates.alone < alone and rates.ahead_KB.max() / rates.alone < ahead / alone
+
+
+def test_prompts_take_what_they_take_beside_the_candidates() -> None:
+    """48 tokens of a prompt beside 16 sequences still fit into the time of a pass; beside 16 with three
+    candidates each they are bound by arithmetic."""
+    found = taught(chooser(step_ms=0), 0.9)
+    before = found._rates(16, 100.0)
+    for _ in range(200):
+        found.observe_pass(48, 48)
+    after = found._rates(16, 100.0)
+    assert after.alone == before.alone and after.in_turns < before.in_turns
+    # Eight branches; all rounds have a prompt token per new token.
+    new, ready = (of(0.9, 3, caught_share(8)) for of in (tokens_per_pass_ahead, ready_share))
+    size = 16 * (1 + 3 * ready)
+    beside_ns = TARGET(size + max(48, 16 * new)) - TARGET(size)
+    share = min(1, 16 * new / 48)
+    expected_ns = share * beside_ns + float(TARGET(size)) + 0.2 * MS
+    assert after.ahead_KB[2, 6] == pytest.approx(16 * new / expected_ns, rel=0.02)
 
 
 def test_a_prompt_now_and_then_gives_the_draft_no_time_in_other_rounds() -> None:
