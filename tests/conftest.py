@@ -6,6 +6,10 @@ Triton, and transformers does.
 
 import os
 import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DS_ACCELERATOR"] = "cpu"
@@ -13,3 +17,27 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
+
+# The files that take longest, as `--durations 50` shows. They begin after those of many tests, which are
+# fast, and before the small ones, with which all workers end at about the same time.
+MANY_TESTS = 30
+LONG = {
+    "gpu/test_counts.py", "gpu/test_engine.py", "gpu/test_faults.py", "gpu/test_first_day.py",
+    "gpu/test_generate.py", "gpu/test_waits.py", "job/test_buckets.py", "job/test_crash.py",
+    "job/test_faults.py", "job/test_gpt_pairs.py", "job/test_signals.py", "job/test_target_groups.py",
+    "job/test_waiting.py", "models/test_parity.py", "models/test_precision.py", "slurm/test_run.py",
+    "test_mutants.py",
+}  # fmt: skip
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole files in the order in which workers shall begin them, see run.sh."""
+    sizes = Counter(item.path for item in items)
+
+    def place(item: pytest.Item) -> tuple[int, int, str]:
+        size, name = sizes[item.path], item.path.relative_to(TESTS).as_posix()
+        stage = 1 if name in LONG else 0 if size > MANY_TESTS else 2
+        return stage, -size, name
+
+    items.sort(key=place)

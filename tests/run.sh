@@ -10,5 +10,5 @@ source jobs/install.sh
 "$SPECDIST_PYTHON" -m ruff format --check
 "$SPECDIST_PYTHON" -m mypy
 # Four files at a time on two cores: tests wait for processes and disks about as long as they compute. A file stays
-# together, for what it builds once.
-OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m pytest -n 4 --dist loadfile "$@"
+# together, for what it builds once; in which order files begin says tests/conftest.py.
+OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"

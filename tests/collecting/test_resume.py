@@ -13,7 +13,8 @@ import pytest
 
 from specdist.cli.collect import main
 from tests.collecting.plain import HALF_TOLERANCE, hidden_of
-from tests.job.killing import fork_and_kill, wait_until
+from tests.job.gate import Gate
+from tests.job.killing import fork_and_kill
 from tests.job.launching import (
     logged_rows,
     read_output,
@@ -47,11 +48,12 @@ def test_a_process_killed_at_every_stage_ends_with_the_same_files(
         lambda: (output / "manifest.json").exists(),
         lambda: num_logged(output) >= 2,
         lambda: num_complete(output / "responses") == NUM_SHARDS,
-        lambda: num_complete(output) == 1,
-        lambda: len(shard_files(output)) == 2,
+        lambda: num_complete(output) >= 1,
+        lambda: len(shard_files(output)) >= 2,
     ]
-    for moment in moments:
-        assert fork_and_kill(moment, main, **options, output=output) == -signal.SIGKILL
+    for number, moment in enumerate(moments):
+        gate = Gate(tmp_path / f"gate-{number}")
+        assert fork_and_kill(moment, main, gate, **options, output=output) == -signal.SIGKILL
         assert num_complete(output) < NUM_SHARDS, "too late: the job was over"
     modified = shard_files(output)[0].stat().st_mtime_ns
     assert run_here(main, **options, output=output).totals["num_rows"] == 24
@@ -81,8 +83,9 @@ def test_three_ranks_collect_what_one_does(
     reference = {"reference_column": "reference"} if kind == "verifier" else {}
     options = options | reference | {"kind": kind, "tp_size": 2, "output": tmp_path / "data"}
     output = tmp_path / "data"
-    with started_ranks(3, main, **options) as ranks:
-        wait_until(lambda: num_complete(output) >= 1, ranks.is_running)
+    gate = Gate(tmp_path / "gate")
+    with started_ranks(3, main, gate, **options) as ranks:
+        gate.let_through(lambda: num_complete(output) >= 1, ranks.is_running)
         assert ranks.is_running(), "the job ended before it could be killed"
     ended = fork_ranks(num_ranks_then, main, **options)
     assert ended.totals["num_rows"] == 24

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 from specdist.cli.generate import main as generate
 from tests.forked import World, started_world
+from tests.job.gate import Gate, gated
 from tests.job.launching import TIMEOUT_S, Ended, Main, job_arguments
+
+PORTS = range(10_000, 20_000)
 
 
 @contextlib.contextmanager
-def started_ranks(num_ranks: int, main: Main = generate, **options: Any) -> Iterator[World]:
+def started_ranks(
+    num_ranks: int, main: Main = generate, gate: Gate | None = None, **options: Any
+) -> Iterator[World]:
     """The job as so many ranks; ranks still alive at the end of the block are killed."""
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    with started_world(num_ranks, main, job_arguments(main, options), environment=environment) as world:
+    arguments = job_arguments(main, options)
+    target = (main, arguments) if gate is None else (gated, gate.folder, main, arguments)
+    with started_world(num_ranks, *target, environment=environment) as world:
         yield world
 
 
@@ -28,7 +36,10 @@ def fork_ranks(num_ranks: int, main: Main = generate, **options: Any) -> Ended:
 
 
 def free_port() -> int:
-    """A port on which nothing listens now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port on which nothing listens now, of those that the system gives to nobody by itself: it stays free
+    until the ranks need it."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")

@@ -13,6 +13,7 @@ from pathlib import Path
 from specdist.cli.generate import main
 from specdist.data import heartbeat
 from tests.forked import fork
+from tests.job.gate import Gate, install
 from tests.job.launching import job_arguments
 
 # A damaged length must not use up the machine's memory.
@@ -21,10 +22,13 @@ MAX_ADDRESS_BYTES = 32 * 2**30
 SHOW_STACK = signal.SIGRTMIN
 
 
-def fork_telling(told: Path, *, machine: str = "", **options: object) -> BaseProcess:
+def fork_telling(
+    told: Path, *, machine: str = "", gate: Gate | None = None, **options: object
+) -> BaseProcess:
     """Start the job; with ``machine``, as if on another machine, whose processes nobody here sees."""
     # Those of the process that all are forked from may be other ones.
-    process = fork(_run, job_arguments(main, options), told, dict(os.environ), machine)
+    environment, folder = dict(os.environ), None if gate is None else gate.folder
+    process = fork(_run, job_arguments(main, options), told, environment, machine, folder)
     process.start()
     return process
 
@@ -39,8 +43,10 @@ def run_and_tell(told: Path, timeout_s: float, **options: object) -> tuple[int |
     return code, told.read_text(errors="replace") if told.exists() else ""
 
 
-def _run(words: list[str], told: Path, environment: dict[str, str], machine: str) -> None:
+def _run(words: list[str], told: Path, environment: dict[str, str], machine: str, gate: Path | None) -> None:
     os.environ.update(environment)
+    if gate is not None:
+        install(gate)
     if machine:
         heartbeat._machine = lambda: machine
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))

@@ -13,7 +13,8 @@ import pytest
 
 from specdist.data import PartLog, RowResult
 from specdist.data.columns import OUTPUT_COLUMNS
-from tests.job.killing import fork_and_kill, wait_until
+from tests.job.gate import Gate
+from tests.job.killing import fork_and_kill
 from tests.job.launching import (
     Ended,
     logged_rows,
@@ -93,7 +94,8 @@ def test_a_process_killed_at_every_stage_ends_with_the_same_files(
     ]
     progress = Progress(output)
     for number, moment in enumerate(moments):
-        assert fork_and_kill(moment, **options, output=output) == -signal.SIGKILL
+        gate = Gate(tmp_path / f"gate-{number}")
+        assert fork_and_kill(moment, gate=gate, **options, output=output) == -signal.SIGKILL
         progress.check()
         if number == 0:
             assert num_logged(output, 0) == 0, "too late for a kill before the first row"
@@ -113,7 +115,12 @@ def test_a_storm_of_kills_ends_with_the_same_files(options: dict[str, Any], tmp_
     num_kills, code = 0, None
     while code != 0:
         num_wanted = num_done(output) + rng.randrange(2, 8)
-        code = fork_and_kill(lambda wanted=num_wanted: num_done(output) >= wanted, **options, output=output)
+        code = fork_and_kill(
+            lambda wanted=num_wanted: num_done(output) >= wanted,
+            gate=Gate(tmp_path / f"gate-{num_kills}"),
+            **options,
+            output=output,
+        )
         progress.check()
         assert code in (0, -signal.SIGKILL)
         num_kills += code != 0
@@ -159,8 +166,9 @@ def test_killed_ranks_that_draft_ahead_end_with_the_same_files(
 def kill_ranks_and_relaunch(output: Path, **options: Any) -> None:
     """SIGKILL to three ranks in the second shard, then the same command to its end."""
     progress = Progress(output)
-    with started_ranks(3, **options, tp_size=2, output=output) as ranks:
-        wait_until(lambda: num_logged(output, 1) >= 2, ranks.is_running)
+    gate = Gate(output.with_name("gate"))
+    with started_ranks(3, gate=gate, **options, tp_size=2, output=output) as ranks:
+        gate.let_through(lambda: is_finished(output, 0) and num_logged(output, 1) >= 2, ranks.is_running)
         assert ranks.is_running(), "the job ended before it could be killed"
     progress.check()
     assert is_finished(output, 0) and not is_finished(output, 1)

@@ -18,7 +18,7 @@ from specdist.engine.faults import NUM_SUSPECT_ROWS
 from specdist.job.restart import LONE_ROW, NUM_RESTARTS, REPLICA
 from specdist.models.runner import ModelRunner
 from tests.job import small_device
-from tests.job.killing import wait_until
+from tests.job.gate import Gate
 from tests.job.launching import (
     TIMEOUT_S,
     Ended,
@@ -55,11 +55,13 @@ def test_a_rank_that_dies_or_hangs_ends_its_replica_and_is_named_in_every_log(
 ) -> None:
     output = tmp_path / "run"
     changes = {"max_num_seqs": 2, "max_new_tokens": 60, "tp_size": 2, "rank_timeout": 8}
-    with started_ranks(NUM_RANKS, **(options | changes), output=output) as world:
+    gate = Gate(tmp_path / "gate")
+    with started_ranks(NUM_RANKS, gate=gate, **(options | changes), output=output) as world:
         processes = world.processes
-        wait_until(lambda: logged_rows(output, 0).count(b"\n") >= 2, processes[RANK_ZERO].is_alive)
+        gate.let_through(lambda: logged_rows(output, 0).count(b"\n") >= 2, processes[RANK_ZERO].is_alive)
         rows = logged_rows(output, 0)
         os.kill(processes[rank].pid or 0, number)
+        gate.open()
         begin = time.monotonic()
         for process in processes:
             process.join(SOON_S)

@@ -23,6 +23,7 @@ from tests.job.chain import (
     write_chain_pair,
     write_trusting_head,
 )
+from tests.job.gate import Gate
 from tests.job.heads import write_head
 from tests.job.launching import (
     Ended,
@@ -159,7 +160,10 @@ def test_a_killed_run_ends_as_an_undisturbed_one(lossy: dict[str, Any], tmp_path
     assert run_here(**slow, output=tmp_path / "whole").code == 0
     output = tmp_path / "killed"
     code = fork_and_kill(
-        lambda: (output / "parts").is_dir() and num_logged(output, 0) > 4, **slow, output=output
+        lambda: (output / "parts").is_dir() and num_logged(output, 0) > 4,
+        gate=Gate(tmp_path / "gate"),
+        **slow,
+        output=output,
     )
     assert code is not None and code < 0
     assert run_here(**slow, output=output).code == 0

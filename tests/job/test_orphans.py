@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from specdist.job.signals import LAUNCHER_VARIABLES
+from tests.job.gate import Gate
 from tests.job.killing import wait_until
 from tests.job.launching import command, logged_rows, run_here, shard_bytes
 from tests.ranks import REPOSITORY
@@ -141,14 +142,24 @@ def test_a_launcher_that_is_killed_leaves_no_rank_and_loses_no_row(
     output = tmp_path / "run"
     launch = command(3, **(options | SLOW), output=output)
     launch[1:3] = ["-m", "specdist.job.launch"]
-    process = subprocess.Popen(launch, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    gate = Gate(tmp_path / "gate")
+    process = subprocess.Popen(
+        launch,
+        env=os.environ | gate.environment,
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    gone = f"the launcher (process {process.pid}) is gone"
     ranks: list[psutil.Process] = []
     try:
-        wait_until(lambda: logged_rows(output, 1).count(b"\n") >= 2, lambda: process.poll() is None)
+        gate.let_through(lambda: logged_rows(output, 1).count(b"\n") >= 2, lambda: process.poll() is None)
         ranks = psutil.Process(process.pid).children(recursive=True)
         rows = logged_rows(output, 1)
         process.kill()
         process.wait()
+        wait_until(lambda: any(gone in path.read_text() for path in (output / "logs").iterdir()))
+        gate.open()
         _, alive = psutil.wait_procs(ranks, timeout=SOON_S)
         assert alive == []
     finally:
@@ -159,7 +170,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_and_loses_no_row(
     logs = [path.read_text() for path in (output / "logs").iterdir()]
     assert len(logs) == 3
     # The others may have ended because the first of them did.
-    assert any(f"the launcher (process {process.pid}) is gone" in log for log in logs)
+    assert any(gone in log for log in logs)
     # The round was ended, and the shard given back.
     assert all(
         json.loads(path.read_text())["replica"] is None for path in (output / "claims").glob("shard-*")

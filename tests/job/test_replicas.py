@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.job.gate import Gate
 from tests.job.killing import wait_until
 from tests.job.launching import TIMEOUT_S, read_output, run_here, shard_bytes
 from tests.job.storm import (
@@ -29,6 +30,7 @@ from tests.job.storm import (
 
 # Kills of the short version; `python -m tests.job.storm` is the long one.
 NUM_KILLS = 12
+ROWS_PER_SHARD = NUM_ROWS // NUM_SHARDS
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +58,13 @@ def test_replicas_share_the_work(
 
 def test_a_replica_that_joins_late_helps(shared: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     options, undisturbed = shared
-    output = tmp_path / "run"
-    with replicas(1, **options, output=output) as first:
-        wait_until(lambda: num_safe_rows(output) >= 4)
+    output, gate = tmp_path / "run", Gate(tmp_path / "gate")
+    with replicas(1, gate=gate, **options, output=output) as first:
+        gate.let_through(lambda: num_safe_rows(output) >= 4)
         with replicas(1, **options, output=output) as second:
+            # The first one holds what it waits with; the second one does all the rest.
+            wait_until(lambda: num_safe_rows(output) >= NUM_ROWS - 2 * ROWS_PER_SHARD)
+            gate.open()
             assert join_all(first + second) == [0, 0]
     check_whole(output, undisturbed)
 
@@ -69,10 +74,11 @@ def test_the_others_finish_what_a_killed_replica_had(
 ) -> None:
     """Nothing is started again: the remaining replica does all the rest."""
     options, undisturbed = shared
-    output = tmp_path / "run"
-    with replicas(2, **options, output=output) as processes:
-        wait_until(lambda: num_safe_rows(output) >= 5)
+    output, gate = tmp_path / "run", Gate(tmp_path / "gate")
+    with replicas(2, gate=gate, **options, output=output) as processes:
+        gate.let_through(lambda: num_safe_rows(output) >= 5)
         os.kill(processes[0].pid or 0, signal.SIGKILL)
+        gate.open()
         assert join_all(processes) == [-signal.SIGKILL, 0]
     check_whole(output, undisturbed)
 
@@ -82,16 +88,16 @@ def test_a_replica_that_is_paused_past_its_claims_age_does_no_harm(
 ) -> None:
     """Its process is there, so only its silence tells; when it wakes up, its shards are another's."""
     options, undisturbed = shared
-    output = tmp_path / "run"
-    with replicas(2, **options, output=output) as processes:
+    output, gate = tmp_path / "run", Gate(tmp_path / "gate")
+    with replicas(2, gate=gate, **options, output=output) as processes:
         paused, other = processes
-        wait_until(lambda: len(held_by(output, paused.pid)) > 0 and num_safe_rows(output) >= 3)
+        gate.let_through(lambda: len(held_by(output, paused.pid)) > 0 and num_safe_rows(output) >= 3)
         os.kill(paused.pid or 0, signal.SIGSTOP)
-        held = held_by(output, paused.pid)
+        gate.open()
         other.join(TIMEOUT_S)
         assert other.exitcode == 0
         before = shard_bytes(output)
-        assert len(before) == NUM_SHARDS and (held or num_safe_rows(output) == NUM_ROWS)
+        assert len(before) == NUM_SHARDS
         os.kill(paused.pid or 0, signal.SIGCONT)
         assert join_all([paused]) == [0]
     assert shard_bytes(output) == before
@@ -135,10 +141,11 @@ def test_overwrite_is_refused_while_another_replica_works(
     shared: tuple[dict[str, Any], Path], tmp_path: Path, no_models: None
 ) -> None:
     options, undisturbed = shared
-    output = tmp_path / "run"
-    with replicas(1, **options, output=output) as processes:
-        wait_until(lambda: num_safe_rows(output) >= 2)
+    output, gate = tmp_path / "run", Gate(tmp_path / "gate")
+    with replicas(1, gate=gate, **options, output=output) as processes:
+        gate.let_through(lambda: num_safe_rows(output) >= 2)
         ended = run_here(**options, output=output, overwrite=True)
+        gate.open()
         assert ended.code == 2
         assert f"process {processes[0].pid} on" in ended.stderr and "--overwrite" in ended.stderr
         assert join_all(processes) == [0]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from specdist.job.signals import EXIT_STOPPED
+from tests.job.gate import Gate
 from tests.job.killing import wait_until
 from tests.job.launching import (
     TIMEOUT_S,
@@ -55,14 +57,37 @@ def slow(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> t
     return options | SLOW, output
 
 
-def start(num_ranks: int = 1, **options: Any) -> subprocess.Popen[str]:
+def start(gate: Gate, num_ranks: int = 1, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command(num_ranks, **options),
+        env=os.environ | gate.environment,
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def rows_of_second_shard(gate: Gate, output: Path) -> bytes:
+    """The first two or more; the next one waits, and the first shard is complete."""
+    gate.let_through(lambda: len(recorded(output)) == 1 and logged_rows(output, 1).count(b"\n") >= 2)
+    return logged_rows(output, 1)
+
+
+def recorded(output: Path) -> list[Path]:
+    """Completion records."""
+    return list((output / "shards").glob("*.json"))
+
+
+def stop(
+    gate: Gate, output: Path, processes: Sequence[int], number: signal.Signals, num_logs: int = 1
+) -> None:
+    """Send the signal while a row waits, and let that go on when all have taken note."""
+    for process in processes:
+        os.kill(process, number)
+    said = f"{number.name}: stopping after this round"
+    wait_until(lambda: sum(said in path.read_text() for path in (output / "logs").iterdir()) == num_logs)
+    gate.open()
 
 
 def check_given_back(output: Path, rows: bytes) -> None:
@@ -79,12 +104,11 @@ def test_a_job_that_is_asked_to_stop_saves_its_rows_and_gives_its_shards_back(
     slow: tuple[dict[str, Any], Path], tmp_path: Path, number: signal.Signals
 ) -> None:
     options, undisturbed = slow
-    output = tmp_path / "run"
-    process = start(**options, output=output)
+    output, gate = tmp_path / "run", Gate(tmp_path / "gate")
+    process = start(gate, **options, output=output)
     try:
-        wait_until(lambda: logged_rows(output, 1).count(b"\n") >= 2)
-        rows = logged_rows(output, 1)
-        process.send_signal(number)
+        rows = rows_of_second_shard(gate, output)
+        stop(gate, output, [process.pid], number)
         stdout, stderr = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
@@ -109,13 +133,10 @@ def test_ranks_that_all_get_the_signal_leave_together(
 ) -> None:
     """A cluster's scheduler may send the signal to every process itself."""
     options, undisturbed = slow
-    output = tmp_path / "run"
-    with started_ranks(3, **options, tp_size=2, output=output) as world:
-        wait_until(lambda: logged_rows(output, 1).count(b"\n") >= 2)
-        rows = logged_rows(output, 1)
-        for process in world.processes:
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGTERM)
+    output, gate = tmp_path / "run", Gate(tmp_path / "gate")
+    with started_ranks(3, gate=gate, **options, tp_size=2, output=output) as world:
+        rows = rows_of_second_shard(gate, output)
+        stop(gate, output, [process.pid or 0 for process in world.processes], signal.SIGTERM, num_logs=3)
         for process in world.processes:
             process.join(TIMEOUT_S)
             assert process.exitcode == EXIT_STOPPED
@@ -127,13 +148,12 @@ def test_ranks_that_all_get_the_signal_leave_together(
 @pytest.mark.ranks
 def test_a_launcher_passes_the_signal_on(slow: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     options, _ = slow
-    output = tmp_path / "run"
-    process = start(3, **options, tp_size=2, output=output)
+    output, gate = tmp_path / "run", Gate(tmp_path / "gate")
+    process = start(gate, 3, **options, tp_size=2, output=output)
     try:
-        wait_until(lambda: logged_rows(output, 1).count(b"\n") >= 2)
-        rows = logged_rows(output, 1)
+        rows = rows_of_second_shard(gate, output)
         ranks = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGTERM)
+        stop(gate, output, [process.pid], signal.SIGTERM, num_logs=3)
         process.communicate(timeout=TIMEOUT_S)
         _, alive = psutil.wait_procs(ranks, timeout=TIMEOUT_S)
         assert alive == []

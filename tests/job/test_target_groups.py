@@ -21,6 +21,7 @@ from specdist.job.shared_drafts import DraftDirectory, check_greeting
 from specdist.job.status import StatusReader
 from specdist.job.target_group import common_pages
 from specdist.utils.errors import UserError
+from tests.job.gate import Gate
 from tests.job.group_storm import LAUNCH_ONLY, RULES, SHARED, Storm, check_same, storm_through
 from tests.job.killing import wait_until
 from tests.job.launching import TIMEOUT_S, run_here, shard_bytes, shard_files, shard_stats
@@ -85,12 +86,14 @@ def test_a_draft_that_dies_for_good_hands_its_groups_to_the_other(
     chosen = options | SHARED | RULES["rejection"] | {"num_samples": 1}
     assert run_here(**chosen, output=tmp_path / "one").code == 0
     launch = LAUNCH_ONLY | {"max_restarts": 0, "num_targets": 2, "num_drafts": 2}
-    with started_ranks(4, **chosen, **launch, output=tmp_path / "run") as world:
-        wait_until(lambda: len(shard_files(tmp_path / "run")) > 0, world.is_running)
+    gate = Gate(tmp_path / "gate")
+    with started_ranks(4, gate=gate, **chosen, **launch, output=tmp_path / "run") as world:
+        gate.let_through(lambda: len(shard_files(tmp_path / "run")) > 0, world.is_running)
         # Each begins with its own.
         wait_until(lambda: (0, 0) in drafts_of(tmp_path / "run"), world.is_running)
         (draft,) = psutil.Process(world.processes[2].pid).children()
         draft.kill()
+        gate.open()
         code = world.end(TIMEOUT_S)
         words = world.words("stderr")
     assert code == 0, "\n".join(words)
@@ -102,10 +105,14 @@ def test_a_draft_that_dies_for_good_hands_its_groups_to_the_other(
 def test_a_launch_that_is_asked_to_stop_ends_as_a_replica_does(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    with started_ranks(3, **options | SHARED, num_targets=2, output=tmp_path / "run") as world:
-        wait_until(lambda: len(shard_files(tmp_path / "run")) > 0, world.is_running)
+    gate = Gate(tmp_path / "gate")
+    with started_ranks(3, gate=gate, **options | SHARED, num_targets=2, output=tmp_path / "run") as world:
+        gate.let_through(lambda: len(shard_files(tmp_path / "run")) > 0, world.is_running)
         for process in world.processes[:2]:
             os.kill(process.pid or 0, signal.SIGTERM)
+        logs = tmp_path / "run" / "logs"
+        wait_until(lambda: sum("SIGTERM: stopping" in path.read_text() for path in logs.iterdir()) == 2)
+        gate.open()
         world.processes[0].join(TIMEOUT_S)
         world.processes[1].join(TIMEOUT_S)
         world.processes[2].join(TIMEOUT_S)

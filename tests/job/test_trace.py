@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specdist.data import TracedToken
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.traced_rows import check_acceptance
+from tests.job.gate import Gate
 from tests.job.launching import Ended, read_output, run_here, shard_bytes
 from tests.job.pair import Pair
 from tests.job.ranks import fork_ranks
@@ -75,7 +76,10 @@ def test_a_killed_run_ends_with_the_trace_of_an_undisturbed_one(
     assert run_here(**slow, output=tmp_path / "whole").code == 0
     output = tmp_path / "killed"
     code = fork_and_kill(
-        lambda: (output / "parts").is_dir() and num_logged(output, 0) > 4, **slow, output=output
+        lambda: (output / "parts").is_dir() and num_logged(output, 0) > 4,
+        gate=Gate(tmp_path / "gate"),
+        **slow,
+        output=output,
     )
     assert code is not None and code < 0
     assert not list(output.glob("stats/shard-00001*"))
