@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
-import yaml
 
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.config.resolved import resolved_yaml
-from specdist.policies.registry import HEAD_POLICIES, OPTION_NAMES, owners_of
 from specdist.utils.errors import UserError
-from tests.config.options import NEEDED, config
+from tests.config.options import COMMAND_LINE, NEEDED, config, from_file
 
 # Written out, billions of values.
 ALIAS_BOMB = (
@@ -25,17 +23,10 @@ ALIAS_BOMB = (
     )
     + "]"
 )
-COMMAND_LINE = [f"--{name}={value}" for name, value in NEEDED.items()]
 
 
 def parsed(*arguments: str) -> GenerateConfig:
     return parse_generate_config([*COMMAND_LINE, *arguments])
-
-
-def from_file(folder: Path, values: Any, *arguments: str) -> GenerateConfig:
-    path = folder / "config.yaml"
-    path.write_text(values if isinstance(values, str) else yaml.safe_dump(values))
-    return parse_generate_config(["--config", str(path), *arguments])
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
@@ -285,122 +276,3 @@ def test_the_resolved_configuration_gives_the_same_run(tmp_path: Path) -> None:
     again = from_file(tmp_path, resolved_yaml(options))
     assert again == dataclasses.replace(options, overwrite=False)
     assert resolved_yaml(again) == resolved_yaml(options)
-
-
-ADAPTIVE = sorted(set(get_args(get_type_hints(GenerateConfig)["policy"])) - {"none", "fixed", "auto"})
-
-
-def head_of(policy: str) -> dict[str, str]:
-    return {"head": "h"} if policy in HEAD_POLICIES else {}
-
-
-def test_a_policy_has_the_defaults_of_its_own_options_only() -> None:
-    """Options of other policies stay empty, in the record of the run and when two runs are compared."""
-    svip = config(draft="small", policy="svip")
-    assert svip.policy_options == {"max_draft_tokens": 20, "stop_root_entropy": 0.3}
-    assert (svip.num_draft_tokens, svip.stop_probability, svip.block_tokens) == (None, None, 21)
-    assert config(draft="small", policy="fixed").policy_options == {"num_draft_tokens": 5}
-    assert (config(draft="small").policy, config().policy) == ("goodput", "none")
-    assert config(draft="small", policy="none", num_draft_tokens=3).policy_options == {}
-    plus = config(draft="small", policy="gammatune_plus", stop_probability=0.25, max_draft_tokens=9)
-    assert plus.policy_options == {
-        "num_draft_tokens": 5, "max_draft_tokens": 9, "min_draft_tokens": 1, "stop_probability": 0.25,
-        "length_bonus": 2.0, "length_rate": 0.5,
-    }  # fmt: skip
-    assert plus.block_tokens == 10
-
-
-@pytest.mark.parametrize("policy", ["fixed", *ADAPTIVE])
-def test_an_option_of_another_policy_is_refused(policy: str) -> None:
-    """It would be ignored, and the run would seem to be another one."""
-    own = config(draft="small", policy=policy, **head_of(policy)).policy_options
-    assert own
-    for name in OPTION_NAMES:
-        owners = owners_of(name)
-        if name in own:
-            assert policy in owners
-            continue
-        value = next(iter(owners.values())).default
-        with pytest.raises(UserError) as error:
-            config(draft="small", policy=policy, **{name: value})
-        assert str(error.value).startswith(f"--{name} {value} has no effect with --policy {policy}: ")
-        assert all(owner in str(error.value) for owner in owners)
-
-
-@pytest.mark.parametrize(
-    ("options", "fragment"),
-    [
-        ({"num_draft_tokens": 21}, "--num_draft_tokens 21 is more than --max_draft_tokens 20"),
-        ({"min_draft_tokens": 21}, "--min_draft_tokens 21 is more than --max_draft_tokens 20"),
-        ({"min_draft_tokens": 4, "num_draft_tokens": 3}, "--min_draft_tokens 4 is more than --num_draft"),
-    ],
-)
-def test_contradicting_lengths_are_refused(options: dict[str, int], fragment: str) -> None:
-    """A default that the given limits exclude is moved instead."""
-    with pytest.raises(UserError, match=fragment):
-        config(draft="small", policy="gammatune", **options)
-    assert config(draft="small", policy="gammatune", max_draft_tokens=3).num_draft_tokens == 3
-    assert config(draft="small", policy="gammatune", min_draft_tokens=8).num_draft_tokens == 8
-
-
-@pytest.mark.parametrize("policy", ["fixed", *ADAPTIVE])
-def test_the_resolved_configuration_of_every_policy_gives_the_same_run(tmp_path: Path, policy: str) -> None:
-    """Filled-in defaults come back as given options, which the policy takes."""
-    options = config(draft="small", policy=policy, **head_of(policy))
-    assert from_file(tmp_path, resolved_yaml(options)) == options
-
-
-def test_a_policy_that_reads_a_head_needs_one_and_others_take_none() -> None:
-    for policy in HEAD_POLICIES:
-        with pytest.raises(UserError, match=rf"--policy {policy} needs a trained head.*--head"):
-            config(draft="small", policy=policy)
-    with pytest.raises(
-        UserError, match=r"--head h has no effect with --policy fixed: .*specdecpp, .*goodput"
-    ):
-        config(draft="small", policy="fixed", head="h")
-    assert config(draft="small", policy="goodput").head is None
-    assert config(draft="small", policy="goodput", head="h").head == "h"
-    with pytest.raises(UserError, match="--verify doubted has no effect with --policy specdecpp"):
-        config(draft="small", policy="specdecpp", head="h", verify="doubted")
-    warnings = config(draft="small", policy="none", head="h", verify="all").warnings()
-    assert [name in " ".join(warnings) for name in ("--head h", "--verify all")] == [True, True]
-
-
-def test_only_a_verifier_that_is_trusted_makes_a_run_lossy() -> None:
-    """And it is trusted by default: that is the paper's method."""
-    sprinter = {"draft": "small", "policy": "sprinter", "head": "h"}
-    assert (config(**sprinter).verify, config(**sprinter).is_exact) == ("doubted", False)
-    assert config(**sprinter, verify="all").is_exact
-    for policy in ("fixed", "specdecpp", *ADAPTIVE):
-        if policy != "sprinter":
-            assert config(draft="small", policy=policy, **head_of(policy)).is_exact
-    assert config().is_exact
-
-
-def test_an_adaptive_policy_needs_a_draft_and_room_for_its_longest_block() -> None:
-    """Its cap counts, however short its blocks may be."""
-    with pytest.raises(UserError, match=r"--policy svip .* none was given: .*--draft"):
-        config(policy="svip")
-    message = r"--max_num_batched_tokens 20 is less than .* 21 tokens \(--max_draft_tokens \+ 1\): .*"
-    with pytest.raises(UserError, match=message):
-        config(draft="small", policy="svip", max_num_batched_tokens=20)
-    assert (
-        config(draft="small", policy="svip", max_num_batched_tokens=20, max_draft_tokens=19).block_tokens
-        == 20
-    )
-
-
-def test_drafting_ahead_needs_a_rank_of_its_own() -> None:
-    """In one process the two models cannot work at the same time."""
-    ahead = config(draft="d", overlap="ahead")
-    ahead.check_world(2)
-    with pytest.raises(UserError, match=r"--overlap ahead needs a rank .* 1 rank .*--num_processes 2"):
-        ahead.check_world(1)
-    with pytest.raises(UserError, match=r"--overlap ahead needs a rank .* 4 ranks .*--num_processes 5"):
-        config(draft="d", overlap="ahead", tp_size=4).check_world(4)
-    assert not config(draft=None, overlap="ahead").drafts_ahead
-    # By default every round chooses, except where what is emitted would depend on it.
-    config(draft="d").check_world(1)
-    assert config(draft="d").chooses_rounds and not config().chooses_rounds
-    assert not config(draft="d", policy="sprinter", head="h").chooses_rounds
-    assert any("--overlap ahead" in warning for warning in config(draft=None, overlap="ahead").warnings())

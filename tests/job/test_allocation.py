@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 import yaml
 from transformers import LlamaConfig
 
 from specdist.cache.draft_window import DraftWindow
-from specdist.engine.limits import SchedulerSettings
-from specdist.job import allocation
 from specdist.job.allocation import (
     PAGE_SIZE,
     BatchLimits,
@@ -22,74 +16,38 @@ from specdist.job.allocation import (
     HeldModel,
     draft_limits,
     refusal,
-    room_for_cache,
     room_on_gpu,
     sampling_of,
     target_limits,
 )
-from specdist.job.topology import Topology
-from specdist.models import memory as memory_module
 from specdist.models.memory import DeviceMemory
 from specdist.models.reserve import Sampling
 from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.hardware import GPUS
 from specdist.planning.memory import fit
 from specdist.policies.choice import most_draft_tokens, resolve_policy_options
+from tests.job.memory_plans import GIB, config_of, llama_1b, llama_8b, llama_70b, rows
 from tests.ranks import REPOSITORY
 from tests.readme import documentation
 
-GIB = 2**30
 H100 = GPUS["h100-sxm"]
 CONTEXT_BYTES = GIB
 TOP_P = Sampling(has_top_p=True)
 
 
-def llama(hidden: int, wide: int, layers: int, heads: int, *, head_dim: int, tied: bool = False) -> ModelSize:
-    config = LlamaConfig(
-        vocab_size=128_256,
-        hidden_size=hidden,
-        intermediate_size=wide,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=head_dim,
-        tie_word_embeddings=tied,
-    )
-    return model_size(f"llama-{layers}", config, 2)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def large() -> ModelSize:
-    return llama(8192, 28_672, 80, 64, head_dim=128)
+    return llama_70b()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def middle() -> ModelSize:
-    return llama(4096, 14_336, 32, 32, head_dim=128)
+    return llama_8b()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def small() -> ModelSize:
-    return llama(2048, 8192, 16, 32, head_dim=64, tied=True)
-
-
-def rows(
-    *,
-    num_rows: int = 32,
-    max_seq_len: int = 8192,
-    max_num_batched_tokens: int = 2048,
-    max_draft_tokens: int = 5,
-    **branches: Any,
-) -> BatchLimits:
-    scheduling = SchedulerSettings(
-        max_num_seqs=num_rows,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_draft_tokens=max_draft_tokens,
-        max_new_tokens=1024,
-        max_seq_len=max_seq_len,
-        seed=0,
-    )
-    return BatchLimits(scheduling=scheduling, **branches)
+    return llama_1b()
 
 
 def loaded(*held: tuple[ModelSize, int], total_bytes: int = H100.memory_bytes) -> DeviceMemory:
@@ -245,21 +203,6 @@ def test_the_planner_predicts_the_memory_plan_of_the_job(large: ModelSize, small
                 assert room.needs is not None and room.needs.total == planned.target.reserved_bytes
 
 
-def config_of(**options: Any) -> Any:
-    cache = options.pop("cache_memory", None)
-    given = {
-        "temperature": 1.0,
-        "acceptance": "rejection",
-        "top_p": 1.0,
-        "processes_logits": False,
-        "prompt_logprobs": None,
-        **options,
-    }
-    given["is_greedy"] = given["temperature"] == 0
-    size = None if cache is None else int(float(cache.removesuffix("GiB")) * GIB)
-    return SimpleNamespace(**given, cache_memory=cache, cache_bytes=lambda: size)
-
-
 @pytest.mark.parametrize("total_gib", [16, 22])
 def test_a_gpu_without_room_for_a_cache_gives_a_message_that_says_where_the_memory_went(
     middle: ModelSize, total_gib: int
@@ -293,95 +236,6 @@ def test_a_requested_cache_size_is_used_in_full(middle: ModelSize) -> None:
         [target_on(middle, 1, limits)], limits, TOP_P, loaded((middle, 1)), given_bytes=8 * GIB
     )
     assert room.cache_bytes == room.budget_bytes == 8 * GIB
-
-
-class Runner:
-    """The part of a model runner on which memory depends."""
-
-    dtype = torch.bfloat16
-
-    def has_kernel(self, page_size: int) -> bool:
-        return page_size == PAGE_SIZE
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls made to a GPU with 30 of 80 GiB free, 3 of them held by the allocator."""
-    found: list[str] = []
-
-    def mem_get_info(device: object) -> tuple[int, int]:
-        found.append("mem_get_info")
-        return (30 if "empty_cache" in found else 27) * GIB, 80 * GIB
-
-    monkeypatch.setattr(memory_module.torch.cuda, "mem_get_info", mem_get_info)
-    monkeypatch.setattr(memory_module.torch.cuda, "empty_cache", lambda: found.append("empty_cache"))
-    return found
-
-
-def rank_room(
-    size: ModelSize,
-    config: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    rank: int = 0,
-    world_size: int = 5,
-    draft: ModelSize | None = None,
-) -> CacheRoom:
-    monkeypatch.setattr(allocation, "_size", lambda checkpoint, runner: draft if checkpoint else size)
-    topology = Topology(
-        device=torch.device("cuda:0"), world_size=world_size, tp_size=4, rank=rank, uses_draft=True
-    )
-    models: Any = SimpleNamespace(target=None, draft=draft and SimpleNamespace(is_eagle=False))
-    held: Any = None if draft is None else Runner()
-    return room_for_cache(config, models, topology, rows(), target=Runner(), draft=held)  # type: ignore[arg-type]
-
-
-def test_a_rank_releases_memory_of_loading_before_it_asks_how_much_is_free(
-    large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    room = rank_room(large, config_of(), monkeypatch)
-    assert calls == ["empty_cache", "mem_get_info"]
-    assert room.memory == DeviceMemory(total_bytes=80 * GIB, free_bytes=30 * GIB)
-    line = next(record.getMessage() for record in caplog.records if "in all" in record.getMessage())
-    assert "\n" not in line and line == str(room)
-    for said in ("memory of cuda:0", "80.00 in all = 50.00 taken", "reserved (activations", "NCCL 1.00",
-                 f"{room.num_pages} pages, {room.num_pages * PAGE_SIZE} tokens"):  # fmt: skip
-        assert said in line, line
-    # Other ranks have no channel to the draft and plan no draft memory.
-    other = rank_room(large, config_of(), monkeypatch, rank=1)
-    assert room.needs is not None and other.needs is not None
-    assert other.needs.nccl < room.needs.nccl and other.needs.logits < room.needs.logits
-
-
-def test_a_draft_on_rank_0_takes_memory_there_and_needs_no_channel(
-    large: ModelSize, small: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other ranks have the room of a target without a draft; the page table follows the smallest."""
-    config = config_of(cache_memory="4GiB")
-    alone, both = (
-        rank_room(large, config, monkeypatch, world_size=4, draft=draft) for draft in (None, small)
-    )
-    page_bytes = PAGE_SIZE * large.cache_bytes_per_token(4)
-    both_bytes = page_bytes + PAGE_SIZE * small.cache_bytes_per_token(1)
-    assert (alone.num_pages, both.num_pages) == (4 * GIB // page_bytes, 4 * GIB // both_bytes)
-    own = rank_room(large, config, monkeypatch)
-    assert own.needs is not None and alone.needs is not None and both.needs is not None
-    assert own.needs.nccl > alone.needs.nccl == both.needs.nccl > 0
-    assert both.needs.total > alone.needs.total
-
-
-def test_a_cache_larger_than_the_rows_need_gives_a_warning(
-    large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, logger="specdist")
-    rank_room(large, config_of(cache_memory="15GiB"), monkeypatch)
-    assert not caplog.records
-    rank_room(large, config_of(cache_memory="29GiB"), monkeypatch)
-    assert not caplog.records, "the rows need 20 GiB, whatever was asked for"
-    monkeypatch.setattr(SchedulerSettings, "num_slots", property(lambda limits: 48))
-    rank_room(large, config_of(cache_memory="29GiB"), monkeypatch)
-    assert "--cache_memory 29GiB leaves" in caplog.text and "lower it" in caplog.text
 
 
 def test_sampling_options_decide_what_is_reserved_for_logits() -> None:

@@ -18,21 +18,25 @@ from tests.mutants.memory_faults import MEMORY_FAULTS
 from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.papers_faults import PAPERS_FAULTS
+from tests.mutants.policy_faults import POLICY_FAULTS
 from tests.mutants.processing_faults import PROCESSING_FAULTS
 from tests.mutants.resting_faults import RESTING_FAULTS
 from tests.mutants.round_faults import ROUND_FAULTS
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
 from tests.mutants.split_faults import SPLIT_FAULTS
+from tests.mutants.stats_faults import STATS_FAULTS
 from tests.mutants.storage_faults import STORAGE_FAULTS
 from tests.mutants.window_faults import WINDOW_FAULTS
 
 MUTANTS: tuple[Mutant, ...] = (
     *SAMPLING_FAULTS,
     *ENGINE_FAULTS,
+    *POLICY_FAULTS,
     *ADAPT_FAULTS,
     *ADAPTER_FAULTS,
     *CONSTRAINT_FAULTS,
     *DATA_FAULTS,
+    *STATS_FAULTS,
     *DISTILL_FAULTS,
     *EAGLE_FAULTS,
     *FORMAT_FAULTS,

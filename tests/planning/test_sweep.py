@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from specdist.theory.rounds import RoundChooser, RoundShape
-from tests.planning.sweep import LONGEST, SHORTEST, Machine, Setting, Simulation, automatic
+from tests.planning.sweep import automatic
+from tests.planning.virtual_rounds import LONGEST, SHORTEST, Machine, Setting, Simulation
 
 NEVER_BELOW, NEAR_BEST = 0.98, 0.95
 
