@@ -32,12 +32,14 @@ from tests.job.ranks import fork_ranks, started_ranks
 from tests.ranks import REPOSITORY
 
 SLOW = {"rows_per_shard": 6, "max_num_seqs": 2, "max_new_tokens": 60, "temperature": 1, "top_p": 0.9}
-# A process that waits to be stopped, {gentle} or not, with {grace} seconds to end.
+# A process that waits to be stopped, {gentle} or not, with {grace} seconds to end; a second interrupt within
+# {echo} seconds does not count.
 WAITING = """
 import logging, sys, time
 from specdist.job import signals
 logging.basicConfig(stream=sys.stderr)
 signals.GRACE_S = {grace}
+signals.ECHO_S = {echo}
 stop = signals.StopRequest()
 if {gentle}:
     stop.defer_signals()
@@ -169,9 +171,9 @@ def check_that_all_left(output: Path, rows: bytes) -> None:
     assert len(logs) == 3 and all("SIGTERM: stopping after this round" in log for log in logs)
 
 
-def waiting(*, gentle: bool, leaves: bool, grace: float = 60.0) -> subprocess.Popen[str]:
+def waiting(*, gentle: bool, leaves: bool, grace: float = 60.0, echo: float = 60.0) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", WAITING.format(gentle=gentle, leaves=leaves, grace=grace)],
+        [sys.executable, "-c", WAITING.format(gentle=gentle, leaves=leaves, grace=grace, echo=echo)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -190,20 +192,36 @@ def test_before_the_first_row_one_signal_ends_the_job() -> None:
     assert "SIGTERM with nothing to save" in stderr
 
 
+def interrupted(process: subprocess.Popen[str]) -> None:
+    """Interrupt it, and wait until it has taken note."""
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert "stopping after this round" in process.stderr.readline()
+
+
 def test_a_second_interrupt_ends_at_once() -> None:
-    """The one that comes with the first, from a launcher and a scheduler, does not count; nor a SIGTERM."""
-    process = waiting(gentle=True, leaves=False)
-    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+    """A SIGTERM does not."""
+    process = waiting(gentle=True, leaves=False, echo=0.0)
+    interrupted(process)
+    for number in (signal.SIGTERM, signal.SIGINT):
         process.send_signal(number)
         time.sleep(0.1)
-    time.sleep(1.2)
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert stderr.count("stopping after this round") == 1 and "SIGINT again: ending at once" in stderr
+    assert "SIGINT again: ending at once" in stderr and "stopping after this round" not in stderr
+
+
+def test_an_interrupt_that_comes_with_the_first_does_not_count() -> None:
+    """From a launcher and a scheduler."""
+    process = waiting(gentle=True, leaves=False)
+    interrupted(process)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+        time.sleep(0.2)
+    assert process.poll() is None
+    process.kill()
+    _, stderr = process.communicate(timeout=60)
+    assert stderr == ""
 
 
 def test_a_job_that_does_not_come_to_the_end_of_its_round_is_ended() -> None:
