@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from specdist.cli.generate import main as generate
 from specdist.data import RunFolder
 from specdist.data.layout import ADAPTED
 from specdist.data.opening import delete_run_files
 from specdist.data.segments import SEGMENTS
+from specdist.engine.adapting import AdaptingDraftWorker
 from specdist.job.adaptation import WEIGHTS_NAME, Keeper, check_adaptation
 from specdist.job.model_plan import plan_models
 from specdist.job.reproducibility import reproducibility
@@ -23,11 +28,14 @@ from specdist.models.replacing import parameters_of, replace_weights
 from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
-from tests.job.launching import parse, read_output, refused, run_here, shard_stats
+from tests.forked import started_world
+from tests.job.launching import TIMEOUT_S, job_arguments, parse, read_output, refused, run_here, shard_stats
 from tests.job.pair import Pair
-from tests.job.ranks import fork_ranks
+from tests.job.ranks import fork_ranks, free_port
 
 CPU = torch.device("cpu")
+# Of learning, in every wait for the target of a run that is killed.
+NUM_PIECES = 60
 # Learning that makes garbage of the draft, which takes over at once.
 WILD = {"adapt_draft": True, "adapt_rate": 1.0, "adapt_interval": 1, "adapt_batch": 8, "adapt_margin": -1.0}
 
@@ -164,19 +172,39 @@ def test_a_draft_made_of_another_is_not_used_and_a_damaged_one_refused(pair: Pai
         keeper_in(tmp_path, pair)
 
 
+def dies_when_it_has_learned(arguments: list[str]) -> int:
+    """A rank of the job; that of the draft learns in every wait, however short, and is killed as soon as a
+    draft that it has made is kept, once a shard is complete."""
+    keep = Keeper._keep
+
+    def learn(worker: AdaptingDraftWorker, connection: socket.socket) -> None:
+        for _ in range(NUM_PIECES if worker._may_learn else 0):
+            worker.learn_piece()
+
+    def keep_and_die(keeper: Keeper) -> None:
+        keep(keeper)
+        if keeper.switches[-1]["complete_shards"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    AdaptingDraftWorker.wait, Keeper._keep = learn, keep_and_die  # type: ignore[method-assign]
+    return generate(arguments)
+
+
 @pytest.mark.ranks
-def test_a_run_goes_on_with_what_was_learned_and_writes_the_same_bytes(pair: Pair, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_with_what_was_learned_and_writes_the_same_rows(
+    pair: Pair, tmp_path: Path
+) -> None:
     """However far learning comes in the time there is, and with a draft that an earlier start has spoiled."""
-    options = options_of(pair) | {"num_draft_tokens": 3}
+    options, run = options_of(pair) | {"num_draft_tokens": 3}, tmp_path / "run"
     run_here(**options, output=tmp_path / "one")
-    run = tmp_path / "run"
-    assert fork_ranks(2, **options, **WILD, output=run).code == 0
-    assert text_of(run) == text_of(tmp_path / "one")
-    # As if the last shard had not been written before a kill.
-    last = RunFolder(run).paths(2)
-    for path in (last.data, last.stats, last.record):
-        path.unlink()
+    words = job_arguments(generate, options | WILD | {"output": run})
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with started_world(2, dies_when_it_has_learned, words, environment=environment) as world:
+        assert world.end(TIMEOUT_S) == -signal.SIGKILL, world.words("stderr")
+    complete = RunFolder(run).recorded_shards()
+    assert complete and len(complete) < 3, "the kill came while rows were left"
     keeper, runner = keeper_in(run, pair)
+    assert keeper.switches, "what was learned has outlived the kill"
     take_over(keeper, runner, -1.0, 12345)
     assert fork_ranks(2, **options, **WILD, output=run).code == 0
     assert text_of(run) == text_of(tmp_path / "one")
@@ -184,9 +212,10 @@ def test_a_run_goes_on_with_what_was_learned_and_writes_the_same_bytes(pair: Pai
     assert spoiled["num_accepted_tokens"] < 0.1 * spoiled["num_draft_tokens"]
     segments = RunFolder(run).manifest.info[SEGMENTS]
     assert segments[0]["draft"] == str(pair.draft)
+    assert [each["learned"] for each in segments[1:]][: len(keeper.switches)] == keeper.switches
     (learned,) = [each for each in segments[1:] if each["learned"]["num_steps"] == 12345]
     assert learned["draft"] == ADAPTED and learned["fingerprint"] == segments[0]["fingerprint"]
-    assert learned["complete_shards"] == 2
+    assert learned["complete_shards"] == len(complete)
     delete_run_files(RunFolder(run))
     assert not list((run / ADAPTED).iterdir()), "--overwrite begins with --draft"
 

@@ -140,6 +140,13 @@ ADAPT_FAULTS = (
         tests=(REPLICAS,),
     ),
     Mutant(
+        name="what-was-learned-is-never-written",
+        file="job/adaptation.py",
+        old="            write_atomically(path, lambda file: file.write(content))\n",
+        new="",
+        tests=(f"{JOB}::test_a_killed_run_goes_on_with_what_was_learned_and_writes_the_same_rows",),
+    ),
+    Mutant(
         name="a-seed-s-tokens-promised-while-the-draft-changes",
         file="job/reproducibility.py",
         old="depends_on_batch |= config.adapt_draft",
