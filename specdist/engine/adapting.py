@@ -30,7 +30,8 @@ from specdist.utils.ranges import places_from
 # The longest piece, as a part of the time until a message is due: longer ones leave gaps, shorter ones take
 # more time for the same work.
 LONGEST_PIECE, SHORTEST_PIECE = 0.4, 0.1
-# Of the time that a kind of piece has taken, what remains of it in the estimate with every later one.
+# Of the time that a kind of piece has taken, what remains of it in the estimate with every later one, and
+# with every wait for which it was too long.
 FADING = 0.9
 NS_PER_S = 1e9
 
@@ -111,7 +112,7 @@ class AdaptingDraftWorker(DraftWorker):
             return
         self._may_learn = False
         self._spare.begin()
-        came, is_late = time.monotonic(), False
+        came, is_late, has_learned = time.monotonic(), False, False
         while not _is_readable(connection):
             came, is_late = time.monotonic(), False
             seconds = self._seconds.get(self._next, 0.0)
@@ -119,11 +120,14 @@ class AdaptingDraftWorker(DraftWorker):
                 self.learn_piece()
             if self._next != NOTHING_TO_DO and self._spare.may_take(seconds):
                 self.learn_piece()
-                is_late = True
+                is_late = has_learned = True
             else:
                 self._rest(connection, seconds)
                 came = time.monotonic()
         self._spare.end(came, is_late=is_late)
+        if not has_learned and self._next in self._seconds:
+            # What has taken long once, as the first piece of a kind does, must be tried again.
+            self._seconds[self._next] *= FADING
         self._fit_pieces()
 
     def learn_piece(self) -> None:

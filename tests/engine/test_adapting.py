@@ -186,6 +186,30 @@ class Idle(SpareTime):
         return True
 
 
+def test_a_piece_that_took_long_once_is_tried_again() -> None:
+    """With every wait that is too short for it, the time that it is thought to take becomes less."""
+    learner = Counting()
+    asked: list[float] = []
+    replica = markov_replica(GREEDY, pair=markov_pair(), kind=Harness)
+    worker = replica.assembly.draft_worker(replica.runners[1], replica.policy, learner=learner)
+    assert isinstance(worker, AdaptingDraftWorker)
+    here, there = socket.socketpair()
+    with here, there:
+
+        def may_take(seconds: float) -> bool:
+            asked.append(seconds)
+            there.send(b"x")
+            return seconds < 0.1
+
+        worker._spare.may_take = may_take  # type: ignore[method-assign]
+        worker._seconds[worker._next] = 1.0
+        while not learner.num_pieces and len(asked) < 100:
+            worker._may_learn = True
+            worker.wait(here)
+            here.recv(1)
+    assert 10 < len(asked) < 30
+
+
 def test_nothing_is_learned_between_a_message_and_what_belongs_to_it() -> None:
     """Else the draft could be replaced in the middle of a round."""
     target, draft = markov_pair()

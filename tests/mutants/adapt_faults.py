@@ -105,6 +105,13 @@ ADAPT_FAULTS = (
         tests=(f"{SPARE}::test_work_ends_before_a_message_is_due",),
     ),
     Mutant(
+        name="a-piece-that-took-long-once-is-never-tried-again",
+        file="engine/adapting.py",
+        old="            self._seconds[self._next] *= FADING\n",
+        new="            pass\n",
+        tests=(f"{WORKER}::test_a_piece_that_took_long_once_is_tried_again",),
+    ),
+    Mutant(
         name="messages-that-waited-are-not-counted",
         file="engine/spare_time.py",
         old="late_s = now - came if is_late else 0.0",
