@@ -97,6 +97,7 @@ def generated() -> dict[str, str]:
     from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
     from tests.job import clouds, real_groups
+    from tests.learning import tables as learned_tables
     from tests.models import quantized_formats
     from tests.planning import before_after, sweep, validated
     from tests.scale import rows as scale_rows
@@ -138,6 +139,7 @@ def generated() -> dict[str, str]:
         "distilled": distillation_tables.markdown(),
         "drafts-compared": distillation_tables.drafts(),
         "learning-emulated": learning_tables.markdown(),
+        "learning-wall-clock": learned_tables.wall_clock(),
         "memory-oracle": drafters_tables.oracle(),
         "memory-costs": drafters_tables.costs(),
     }

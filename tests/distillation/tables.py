@@ -1,4 +1,4 @@
-"""What trainings and ``tests.distillation.measured`` wrote, as tables for ``python -m tests.readme``."""
+"""What ``tests.distillation.trials`` and ``.measured`` wrote, for ``python -m tests.readme``."""
 
 from __future__ import annotations
 
@@ -7,29 +7,42 @@ import json
 from specdist.utils.markdown import table
 from tests.ranks import REPOSITORY
 
-RESULTS = REPOSITORY / "jobs/benchmarks/distill-small-pair-cpu.json"
+TRIALS = REPOSITORY / "jobs/benchmarks/distill-trials-cpu.json"
 EAGLE = REPOSITORY / "jobs/benchmarks/eagle-small-pair-cpu.json"
-HEADING = ["temperature", "sequences", "tokens", "tokens of prompts", "held out", "acceptance",
-           "tokens per target pass"]  # fmt: skip
+HEADING = ["rows generated", "temperature, samples", "sequences", "tokens", "prompts", "learning rate",
+           "loss", "steps", "accepted greedily", "at temperature 1"]  # fmt: skip
 
 
 def markdown() -> str:
-    """A line for every training: what it learned from, and the draft before and after it."""
-    results = json.loads(RESULTS.read_text())["results"]
-    return table(HEADING, [_line(found) for found in results])
+    """A line for every trial: what it learned from, how, and the draft on other rows, after a line for the
+    draft as it was."""
+    found = json.loads(TRIALS.read_text())
+    before = ["none", *[""] * 7, *_accepted(found["before"], found["before"])]
+    lines = [before, *(_line(trial, found["before"]) for trial in found["trials"])]
+    commands = [trial["command"].partition(" --trial ") for trial in found["trials"]]
+    trials = ", ".join(f"`{trial}`" for _, _, trial in commands)
+    return f"{table(HEADING, lines)}\n\n`{commands[0][0]} --trial` and, line by line, {trials}"
 
 
-def _line(found: dict) -> list[str]:
-    before, after = found["before"], found["after"]
+def _line(trial: dict, before: dict) -> list[str]:
+    options = trial["options"]
     return [
-        f"{found['temperature']:g}",
-        str(found["num_training_sequences"]),
-        f"{found['num_training_tokens']:,}",
-        f"{found.get('num_prompt_tokens', 0):,}",
-        f"{found['num_held_out_tokens']:,} tokens",
-        f"{before['acceptance']:.3f} → {after['acceptance']:.3f}",
-        f"{before['tokens_per_pass']:.2f} → {after['tokens_per_pass']:.2f}",
+        f"{trial['share']:.0%}",
+        f"{trial['temperature']:g}, {trial['num_samples']}",
+        f"{trial['num_training_sequences']:,}",
+        f"{trial['num_training_tokens']:,}",
+        f"{trial['num_prompts']:,}",
+        f"{options['learning_rate']:g}",
+        options["loss"],
+        f"{trial['steps']:,}",
+        *_accepted(trial["others"], before),
     ]
+
+
+def _accepted(found: dict, before: dict) -> list[str]:
+    shares = {name: each["acceptance"] for name, each in found.items()}
+    gains = {name: f" ({share - before[name]['acceptance']:+.3f})" for name, share in shares.items()}
+    return [f"{share:.3f}{gains[name] if found is not before else ''}" for name, share in shares.items()]
 
 
 def drafts() -> str:
