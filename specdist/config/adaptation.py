@@ -16,7 +16,7 @@ OPTIONS = ("adapt_rate", "adapt_memory")
 class AdaptationOptions:
     """Training while the draft waits for its target."""
 
-    _argument_group_name = "Learning on the way"
+    _argument_group_name = "Learning during the run"
 
     adapt_draft: bool = option(
         False,

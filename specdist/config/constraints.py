@@ -36,7 +36,7 @@ class ConstraintOptions:
 
     max_thinking_tokens: int | None = option(
         None,
-        help="of a model that thinks before its answer: after so many tokens of a completion the end of "
+        help="of a model that thinks before its answer: after this many tokens of a completion the end of "
         "thinking is forced; constraints are then those of the answer alone; 0 = no thinking",
     )
     split_thinking: bool = option(

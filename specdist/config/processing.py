@@ -63,7 +63,7 @@ class ProcessingOptions:
         None, help="ids of tokens that are never drawn", action="extend"
     )
     min_new_tokens: int = option(
-        0, help="before so many tokens of a completion, none of the target's end tokens is drawn"
+        0, help="fewest tokens of a completion: before them none of the target's end tokens is drawn"
     )
 
     @property
@@ -110,13 +110,13 @@ class LogprobOptions:
     logprobs: int | None = option(
         None,
         help="write the target's log-probability of every emitted token, before and after processing, and "
-        "those of so many likeliest tokens",
+        "those of this many likeliest tokens",
     )
 
     prompt_logprobs: int | None = option(
         None,
         help="write the prompts' token ids, the target's log-probability of each after those before it, and "
-        "those of so many likeliest tokens in its place; prompts then share no pages of the cache",
+        "those of this many likeliest tokens in its place; prompts then share no pages of the cache",
     )
 
     def check_logprobs(self, *, is_exact: bool) -> None:

@@ -49,7 +49,7 @@ class SpeculationOptions(AdaptationOptions):
     draft_window: int | None = option(
         None,
         help="the draft sees only a sequence's first 16 tokens and its last ones, at least this many, and "
-        "has memory for no more; changes acceptance and no distribution (default: all tokens)",
+        "has memory for no more; changes what is accepted, not the distribution (default: all tokens)",
     )
     memory: bool = option(
         False,

@@ -18,7 +18,7 @@ class StorageOptions:
     push_to_hub: str | None = option(
         None,
         help="owner/name of a data set on the Hugging Face hub, which gets the finished run: its card and "
-        "its rows; made private if there is none",
+        "its rows; created as a private one if it does not exist",
     )
     claims: str | None = option(
         None,

@@ -1,7 +1,8 @@
 """A rank of the sharded parity test: ranks 0 and 1 share each model, rank 2 stands by like a draft.
 
 Each computes the logits of its part of the vocabulary, one more of them on rank 0; of padding none does.
-``FOLDER=ADAPTER`` is a model with an adapter, merged here, beside the weights in PEFT.
+``FOLDER=ADAPTER`` is a model with an adapter, merged here, beside the weights in PEFT. After the word
+``--plain`` passes are run without graphs and kernels alone.
 """
 
 import importlib.util
@@ -40,7 +41,8 @@ def has_rms_norms(model: PreTrainedModel) -> bool:
 has_kernels = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 topology = join(tp_size=2)
 group = dist.new_group([0, 1])
-for argument in sys.argv[1:]:
+is_plain = sys.argv[1] == "--plain"
+for argument in sys.argv[1 + is_plain :]:
     folder, _, adapter = argument.partition("=")
     checkpoint = open_checkpoint("--target", folder)
     if adapter:
@@ -59,7 +61,7 @@ for argument in sys.argv[1:]:
     rows = np.random.default_rng(1).integers(2, VOCAB_SIZE, size=(2, 40))
     with torch.inference_mode():
         expected = plain(torch.from_numpy(rows)).logits[:, :, ids.start : ids.stop]
-    for accelerated in (False, True):
+    for accelerated in (False,) if is_plain else (False, True):
         # Fused where Triton is there to be interpreted: the projections between are sharded.
         acceleration = Acceleration(is_static=accelerated, is_fused=accelerated)
         runner = ModelRunner(model, topology.device, acceleration)
