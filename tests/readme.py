@@ -139,7 +139,7 @@ def generated() -> dict[str, str]:
         "distilled": distillation_tables.markdown(),
         "drafts-compared": distillation_tables.drafts(),
         "learning-emulated": learning_tables.markdown(),
-        "learning-wall-clock": learned_tables.wall_clock(),
+        "learning-wall-clock": learned_tables.markdown(),
         "memory-oracle": drafters_tables.oracle(),
         "memory-costs": drafters_tables.costs(),
     }
