@@ -18,8 +18,8 @@ from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy, PausingPolicy
 
-# After a decision against drafting; beside them the round in which it is made costs little.
-NUM_ROUNDS_ALONE = 32
+# After a decision against drafting; twice as many after each further one, since to decide takes time, too.
+NUM_ROUNDS_ALONE, MOST_ROUNDS_ALONE = 32, 256
 # Of the sequences that such a decision was about: with fewer it may be another.
 LEAST_SHARE = 0.75
 
@@ -43,7 +43,7 @@ class RestingDraftWorker(DraftWorker):
             runner, policy, num_slots=num_slots, max_context_tokens=max_context_tokens, **options
         )
         assert isinstance(policy, PausingPolicy) and not self._ahead.is_on
-        self._pausing_policy = policy
+        self._pausing_policy, self._num_rounds_alone = policy, NUM_ROUNDS_ALONE
         self._late_contexts = LateContexts(
             runner,
             self._draft_state,
@@ -57,10 +57,13 @@ class RestingDraftWorker(DraftWorker):
     def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
         self._note(request)
         reply = super()._respond(request)
-        slots_R = request.slots_R
+        if self._draft_state.num_candidates[request.slots_R].any():
+            self._num_rounds_alone = NUM_ROUNDS_ALONE
         # Where there is no room for candidates, the policy has not been asked.
-        if request.draft_now_R.any() and not self._draft_state.num_candidates[slots_R].any():
-            return partial(reply, num_rounds_alone=NUM_ROUNDS_ALONE)
+        elif request.draft_now_R.any():
+            num_rounds_alone = self._num_rounds_alone
+            self._num_rounds_alone = min(2 * num_rounds_alone, MOST_ROUNDS_ALONE)
+            return partial(reply, num_rounds_alone=num_rounds_alone)
         return reply
 
     def follow(self, request: ProposalRequest) -> None:

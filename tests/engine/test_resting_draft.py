@@ -103,6 +103,7 @@ class CheckedReplica(Harness):
 @pytest.fixture(autouse=True)
 def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resting_draft, "NUM_ROUNDS_ALONE", REST)
+    monkeypatch.setattr(resting_draft, "MOST_ROUNDS_ALONE", REST)
 
 
 @pytest.mark.parametrize("options", [
@@ -185,7 +186,26 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(ColocatedDraft, "propose", counted)
     monkeypatch.setattr(resting_draft, "NUM_ROUNDS_ALONE", 1000)
+    monkeypatch.setattr(resting_draft, "MOST_ROUNDS_ALONE", 1000)
     return found
+
+
+def test_rests_get_longer_until_something_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the longest."""
+    rests: list[int] = []
+    propose = ColocatedDraft.propose
+
+    def noted(self: ColocatedDraft, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        reply = propose(self, request, clock)
+        rests.append(reply.num_rounds_alone)
+        return reply
+
+    monkeypatch.setattr(ColocatedDraft, "propose", noted)
+    monkeypatch.setattr(resting_draft, "MOST_ROUNDS_ALONE", 3 * REST)
+    policy = Scripted([0, 0, 0, 0, 2, 0, 2, 2, 0, 0])
+    markov_replica(GREEDY, policy=policy, max_new_tokens=80, max_seq_len=96).generate(requests_for([[4]]))
+    # The first is a round of the prompt alone.
+    assert rests[:11] == [0, 3, 6, 9, 9, 0, 3, 0, 0, 3, 6]
 
 
 def test_with_fewer_sequences_the_draft_is_asked_again(asked: list[int]) -> None:

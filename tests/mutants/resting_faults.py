@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 RESTING = "tests/engine/test_resting_draft.py"
 CACHE = RESTING + "::test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache"
+LENGTHS = RESTING + "::test_rests_get_longer_until_something_is_drafted"
 ONCE = RESTING + "::test_prompts_are_run_once_and_only_if_anything_is_drafted"
 
 RESTING_FAULTS = (
@@ -52,9 +53,23 @@ RESTING_FAULTS = (
     Mutant(
         name="draft-rests-while-candidates-wait",
         file="engine/resting_draft.py",
-        old="if request.draft_now_R.any() and not self._draft_state.num_candidates[slots_R].any():",
-        new="if request.draft_now_R.any():",
+        old="if self._draft_state.num_candidates[request.slots_R].any():",
+        new="if False:",
         tests=(RESTING,),
+    ),
+    Mutant(
+        name="rests-get-ever-longer",
+        file="engine/resting_draft.py",
+        old="self._num_rounds_alone = min(2 * num_rounds_alone, MOST_ROUNDS_ALONE)",
+        new="self._num_rounds_alone = 2 * num_rounds_alone",
+        tests=(LENGTHS,),
+    ),
+    Mutant(
+        name="rest-after-a-draft-as-long-as-before-it",
+        file="engine/resting_draft.py",
+        old="            self._num_rounds_alone = NUM_ROUNDS_ALONE\n",
+        new="            pass\n",
+        tests=(LENGTHS,),
     ),
     Mutant(
         name="pauses-are-not-told-to-the-policy",
