@@ -14,6 +14,7 @@ import pytest
 
 from specdist.config.generate import GenerateConfig
 from specdist.policies.registry import POLICIES
+from tests.conftest import LONG
 from tests.ranks import REPOSITORY
 
 PACKAGE = REPOSITORY / "specdist"
@@ -190,3 +191,8 @@ def test_a_policy_is_a_module_and_a_line_of_the_registry() -> None:
     """Each in a module of its own name, which --policy offers."""
     assert {policy.__module__.rpartition(".")[2] for policy in POLICIES.values()} == set(POLICIES)
     assert set(get_args(get_type_hints(GenerateConfig)["policy"])) == {*POLICIES, "auto", "none"}
+
+
+def test_the_files_that_take_longest_exist() -> None:
+    """Of a file that was renamed the place in the order would be lost."""
+    assert [name for name in sorted(LONG) if not (REPOSITORY / "tests" / name).is_file()] == []

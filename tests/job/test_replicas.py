@@ -45,8 +45,10 @@ def shared(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 def test_replicas_share_the_work(
     shared: tuple[dict[str, Any], Path], tmp_path: Path, num_replicas: int
 ) -> None:
-    """All end with success when the run is complete, and all have done some of it."""
+    """All end with success when the run is complete, and none takes from another what that is at work on."""
     options, undisturbed = shared
+    # On a busy machine a heartbeat may be a second late.
+    options = options | {"claim_timeout": 60}
     output = tmp_path / "run"
     with replicas(num_replicas, **options, output=output) as processes:
         assert join_all(processes) == [0] * num_replicas
