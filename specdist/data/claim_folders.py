@@ -1,7 +1,7 @@
 """Where claims and heartbeats lie: those of many shards, or of many replicas, in numbered folders, so that
 none holds more than a few thousand files.
 
-The claims of a shard are in a folder with the number of that of its files, which is there while it holds any.
+The folder of a shard's claims follows from its number, and is there while it holds any.
 A replica's name ends with the number of the folder of its heartbeat, unless that is the folder of all.
 """
 

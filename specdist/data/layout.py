@@ -37,15 +37,16 @@ ADAPTED = "draft_adapted"
 ADAPTED_FILES = f"{ADAPTED}/*"
 # Up to so many lie in one folder, without a number.
 MAX_SHARDS_PER_FOLDER = 1000
-# In the manifest's ``info``, if their claims lie in numbered folders, too; in older runs they do not.
-CLAIM_FOLDERS = "claim_folders"
+# In the manifest's ``info``, if claims lie in numbered folders, too (in older runs they do not): of so many
+# shards each, since replicas list all of them, and few of the shards have claims at a time.
+SHARDS_PER_CLAIM_FOLDER, MAX_SHARDS_PER_CLAIM_FOLDER = "shards_per_claim_folder", 4000
 
 
 def layout_info(num_shards: int) -> dict[str, Any]:
     """What the manifest's ``info`` says about the layout of a new run."""
     if num_shards <= MAX_SHARDS_PER_FOLDER:
         return {}
-    return {SHARDS_PER_FOLDER: MAX_SHARDS_PER_FOLDER, CLAIM_FOLDERS: True}
+    return {SHARDS_PER_FOLDER: MAX_SHARDS_PER_FOLDER, SHARDS_PER_CLAIM_FOLDER: MAX_SHARDS_PER_CLAIM_FOLDER}
 
 
 def data_pattern(info: Mapping[str, Any]) -> str:
@@ -75,7 +76,7 @@ class RunLayout:
         self._shards_per_folder: int | None = None
         self._run_tag = ""
         self._claims: str | None = None
-        self._has_claim_folders = False
+        self._shards_per_claim_folder: int | None = None
         self._is_layout_known = False
 
     @property
@@ -164,7 +165,7 @@ class RunLayout:
         self._shards_per_folder = manifest.info.get(SHARDS_PER_FOLDER)
         self._run_tag = manifest.info.get(RUN_TAG, "")
         self._claims = manifest.info.get(CLAIMS)
-        self._has_claim_folders = manifest.info.get(CLAIM_FOLDERS, False)
+        self._shards_per_claim_folder = manifest.info.get(SHARDS_PER_CLAIM_FOLDER)
         self._is_layout_known = True
 
     def group_of(self, shard: int) -> str:
@@ -174,8 +175,9 @@ class RunLayout:
 
     def claims_level(self, shard: int) -> str:
         """The name of the numbered folder of a shard's claims; empty if there are no such folders."""
-        group = self.group_of(shard)
-        return group if self._has_claim_folders else ""
+        self._read_layout()
+        size = self._shards_per_claim_folder
+        return "" if size is None else f"{shard // size:05d}"
 
     def shards_of(self, group: str, num_shards: int) -> range:
         """The shards of a group, in a run of so many."""

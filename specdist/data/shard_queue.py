@@ -33,7 +33,7 @@ MAX_LATE, MAX_LOOKS = 2, 8
 # Watched claims change after so many times the silence after which a replica counts as gone.
 PERIOD_IN_SILENCES = 2.5
 # Completion records are listed at most so often that a replica reads this many names per second.
-RECORDS_PER_S = 500.0
+RECORDS_PER_S = 250.0
 # Offered splits that a replica tries to get at a time.
 MAX_TRIED = 3
 
@@ -147,7 +147,7 @@ class ShardQueue:
         for shard in first_choices(self._open_elsewhere(), claims.keys(), self._view.num_replicas):
             if shard not in self._open:
                 continue
-            if not self._see_complete(shard) and (taken := self._claim(shard, None)) is not None:
+            if not self._see_recorded(shard) and (taken := self._claim(shard, None)) is not None:
                 return False, taken
             num_late += 1
             if num_late == MAX_LATE:
@@ -331,6 +331,13 @@ class ShardQueue:
 
     def _see_complete(self, shard: int) -> bool:
         if not self._folder.is_complete(shard):
+            return False
+        self._complete_elsewhere(shard)
+        return True
+
+    def _see_recorded(self, shard: int) -> bool:
+        """As :meth:`_see_listed` does: the record alone counts."""
+        if not self._folder.record_path(shard).is_file():
             return False
         self._complete_elsewhere(shard)
         return True

@@ -9,7 +9,7 @@ import pytest
 from specdist.data import Manifest, Membership, ShardQueue, claim_folders
 from specdist.data.claim_folders import listings, placed, replicas_in
 from specdist.data.claims import Claim, claim_files, shard_name, split_name
-from specdist.data.layout import SHARDS_PER_FOLDER, layout_info
+from specdist.data.layout import SHARDS_PER_CLAIM_FOLDER, SHARDS_PER_FOLDER, layout_info
 from tests.data.folders import open_
 from tests.data.replicas import Member
 
@@ -63,7 +63,7 @@ def test_a_look_costs_a_listing_of_each_folder(tmp_path: Path) -> None:
 
 
 def test_replicas_take_shards_of_every_folder_once(tmp_path: Path) -> None:
-    both = queues(tmp_path, manifest(layout_info(NUM_SHARDS)), "a", "b")
+    both = queues(tmp_path, manifest(layout_info(NUM_SHARDS) | {SHARDS_PER_CLAIM_FOLDER: 1000}), "a", "b")
     for queue in both:
         for shard in set(range(NUM_SHARDS)) - {0, 1000, 1001, 2400}:
             queue._open.discard(shard)
@@ -88,7 +88,7 @@ def test_a_run_of_an_older_version_keeps_its_claims_in_one_folder(tmp_path: Path
     first, second = queues(tmp_path, older, "a", "b")
     taken = first.take()
     assert taken is not None and taken.claim.name == "shard-00000"
-    (other,) = queues(tmp_path, manifest(layout_info(NUM_SHARDS)), "c")
+    (other,) = queues(tmp_path, manifest(layout_info(NUM_SHARDS) | {SHARDS_PER_CLAIM_FOLDER: 1000}), "c")
     claimed = [other.take(), second.take()]
     assert [found.claim.name for found in claimed if found] == ["shard-00001", "shard-00002"]
     assert list(listings(tmp_path / "claims")) == [""]

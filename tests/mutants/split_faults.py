@@ -102,8 +102,8 @@ SPLIT_FAULTS = (
     Mutant(
         name="claims-of-an-older-run-in-numbered-folders",
         file="data/layout.py",
-        old='return group if self._has_claim_folders else ""',
-        new="return group",
+        old='return "" if size is None else f"{shard // size:05d}"\n\n    def shards_of',
+        new='return f"{shard // (size or 4000):05d}"\n\n    def shards_of',
         tests=(FOLDERS,),
     ),
     Mutant(
