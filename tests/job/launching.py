@@ -120,7 +120,7 @@ def refused(ended: Ended, *fragments: object) -> str:
 
 
 def shard_files(output: Path) -> list[Path]:
-    return sorted((output / "shards").glob("*.arrow"))
+    return sorted((output / "shards").rglob("*.arrow"))
 
 
 def shard_bytes(output: Path) -> dict[str, bytes]:
@@ -136,7 +136,7 @@ def read_output(output: Path) -> pa.Table:
 
 
 def shard_stats(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted((output / "stats").glob("*.json"))]
+    return [json.loads(path.read_text()) for path in sorted((output / "stats").rglob("shard-*.json"))]
 
 
 def logged_rows(output: Path, shard: int) -> bytes:

@@ -7,7 +7,8 @@ many have died; a complete run is compared with an undisturbed one, byte by byte
 Others are paused for longer than a claim lasts without a heartbeat. With ``--machines`` a replica may be on
 a machine of its own, which vanishes with it and with its files: the others see but silence. ``--shards 2``
 has fewer shards than replicas, so that these share rows of a shard. With ``--store`` the runs are in a bucket
-of an S3 server, and every so many of its answers are errors. The suite runs a short version.
+of an S3 server, and every so many of its answers are errors. With ``--folders`` every shard and every replica
+has its claims, files or heartbeat in numbered folders of their own. The suite runs a short version.
 """
 
 from __future__ import annotations
@@ -206,15 +207,15 @@ def stamps(output: Path) -> dict[str, object]:
     """Of every finished shard's data, what changes if it is written again."""
     if not isinstance(output, StorePath):
         return {path.name: path.stat().st_mtime_ns for path in shard_files(output)}
-    found = output.store.listing((output / "shards").key)
+    found = output.store.below((output / "shards").key)
     return {name: (info.st_mtime, info.version) for name, info in found.items()
-            if info is not None and name.endswith(".arrow")}  # fmt: skip
+            if name.endswith(".arrow")}  # fmt: skip
 
 
 def claimed_splits(output: Path) -> set[str]:
     """The names of splits that a replica has claimed."""
     with suppress(FileNotFoundError):
-        claims = [path.name.partition(".") for path in (output / "claims").iterdir()]
+        claims = [path.name.partition(".") for path in files_below(output / "claims")]
         return {f"{output} {name}" for name, _, number in claims
                 if name.startswith("split-") and number.isdigit() and int(number) > 1}  # fmt: skip
     return set()
@@ -233,6 +234,13 @@ def storms(folder: Path, options: dict[str, Any], *, num_kills: int, outputs: Pa
         yield tally
 
 
+def files_below(folder: Path) -> list[Path]:
+    """In numbered folders, too."""
+    if isinstance(folder, StorePath):
+        return [folder / name for name in folder.store.below(folder.key)]
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 def check_whole(output: Path, undisturbed: Path, *, has_vanished: bool = False) -> None:
     """Every row once, no byte different, and nothing left over but the last heartbeats of replicas that have
     vanished."""
@@ -241,7 +249,7 @@ def check_whole(output: Path, undisturbed: Path, *, has_vanished: bool = False) 
     rows = Counter(read_output(found)["row_id"].to_pylist())
     assert rows == dict.fromkeys(range(NUM_ROWS), 1)
     assert sum(stats["num_rows"] for stats in shard_stats(found)) == NUM_ROWS
-    left = [path for name in ("shards", "stats", "parts", "claims") for path in (output / name).iterdir()]
+    left = [path for name in ("shards", "stats", "parts", "claims") for path in files_below(output / name)]
     kept = {".arrow", ".json", *((".beat", ".waiting") if has_vanished else ())}
     left = [path for path in left if path.suffix not in kept and not path.name.startswith("setup.")]
     assert left == [], left
@@ -257,6 +265,7 @@ def main() -> None:
     parser.add_argument("--life", type=float, default=MAX_LIFE_S, help="longest time between two kills, in s")
     parser.add_argument("--machines", action="store_true", help="replicas on machines that vanish, too")
     parser.add_argument("--store", action="store_true", help="runs in a bucket of an S3 server that fails")
+    parser.add_argument("--folders", action="store_true", help="each shard and replica in folders of its own")
     parser.add_argument("--delay", type=float, default=0.0, help="of the S3 server's answers, in s")
     parser.add_argument("--claim_timeout", type=float, help="in s; by default 1, on a store 12")
     parser.add_argument("--seed", type=int, default=0)
@@ -270,6 +279,7 @@ def main() -> None:
             "prompts": pair.prompts, "target": pair.target, "draft": pair.draft, "device": "cpu",
             "rows_per_shard": NUM_ROWS // chosen.shards,
         }  # fmt: skip
+        small = {"small_folders": True} if chosen.folders else {}
         if chosen.shards < chosen.replicas:
             # Long enough that holders see who waits before their rows have all begun.
             options |= {"max_num_seqs": 1, "max_new_tokens": 80}
@@ -289,8 +299,9 @@ def main() -> None:
         if chosen.claim_timeout is not None:
             options |= {"claim_timeout": chosen.claim_timeout}
         totals = storms(
-            folder, options, num_kills=chosen.kills, outputs=outputs, num_replicas=chosen.replicas, rng=rng,
-            machine_share=MACHINE_SHARE if chosen.machines else 0.0, life_s=chosen.life,
+            folder, options | small, num_kills=chosen.kills, outputs=outputs, rng=rng,
+            num_replicas=chosen.replicas, life_s=chosen.life,
+            machine_share=MACHINE_SHARE if chosen.machines else 0.0,
         )  # fmt: skip
         for num_runs, tally in enumerate(totals, 1):
             line = f"{tally} in {num_runs} runs: all rows there, once, every byte the same"

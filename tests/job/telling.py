@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from specdist.cli.generate import main
-from specdist.data import heartbeat
+from specdist.data import claim_folders, heartbeat, layout
 from tests.forked import fork
 from tests.job.gate import Gate, install
 from tests.job.launching import job_arguments
@@ -23,12 +23,19 @@ SHOW_STACK = signal.SIGRTMIN
 
 
 def fork_telling(
-    told: Path, *, machine: str = "", gate: Gate | None = None, **options: object
+    told: Path,
+    *,
+    machine: str = "",
+    gate: Gate | None = None,
+    small_folders: bool = False,
+    **options: object,
 ) -> BaseProcess:
-    """Start the job; with ``machine``, as if on another machine, whose processes nobody here sees."""
+    """Start the job; with ``machine``, as if on another machine, whose processes nobody here sees. With
+    ``small_folders`` each shard and each replica has numbered folders of its own."""
     # Those of the process that all are forked from may be other ones.
     environment, folder = dict(os.environ), None if gate is None else gate.folder
-    process = fork(_run, job_arguments(main, options), told, environment, machine, folder)
+    words = job_arguments(main, options)
+    process = fork(_run, words, told, environment, machine, folder, small_folders)
     process.start()
     return process
 
@@ -43,12 +50,22 @@ def run_and_tell(told: Path, timeout_s: float, **options: object) -> tuple[int |
     return code, told.read_text(errors="replace") if told.exists() else ""
 
 
-def _run(words: list[str], told: Path, environment: dict[str, str], machine: str, gate: Path | None) -> None:
+def _run(
+    words: list[str],
+    told: Path,
+    environment: dict[str, str],
+    machine: str,
+    gate: Path | None,
+    small_folders: bool,
+) -> None:
     os.environ.update(environment)
     if gate is not None:
         install(gate)
     if machine:
         heartbeat._machine = lambda: machine
+    if small_folders:
+        layout.MAX_SHARDS_PER_FOLDER = layout.MAX_SHARDS_PER_CLAIM_FOLDER = 1
+        claim_folders.MAX_REPLICAS_PER_FOLDER = 1
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     with told.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
