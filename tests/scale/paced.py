@@ -26,9 +26,9 @@ from tests.job.launching import arguments
 from tests.job.pair import TEXT, random_llama, save, train_tokenizer, write_arrow
 from tests.scale.tail import TailOutcome, TailScenario
 
-# Plain, and with the rates of speculation: a full batch then takes about 70 ms.
+# Plain, and with the rates of speculation: a pass of a full batch then takes about 60 ms.
 SLOWDOWN = {False: 2.0, True: 8.0}
-SCENARIO = TailScenario(num_shards=10, rows_per_shard=48, max_num_seqs=16, median_tokens=60, most_tokens=800)
+SCENARIO = TailScenario(num_shards=10, rows_per_shard=64, max_num_seqs=8, median_tokens=60, most_tokens=400)
 MAX_POSITIONS = 1024
 
 

@@ -28,6 +28,7 @@ from tests.scale.tail import TailOutcome, TailScenario, TailSimulation
 
 RESULTS = REPOSITORY / "jobs/benchmarks/tails.json"
 NUM_REPLICAS = 4
+PACES = ("plain", "speculating")
 # By which the logarithms of lengths of samples of a row differ.
 SIBLING_SIGMA = 0.4
 
@@ -36,12 +37,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=6, help="simulated runs, or real ones")
     parser.add_argument("--real", action="store_true", help="real replicas")
+    parser.add_argument("--pace", nargs="+", choices=PACES, default=PACES, help="of decoding")
     parser.add_argument("--output", type=Path, help="JSON file to which the results are added")
     options = parser.parse_args()
     command = f"python -m tests.scale.tails {' '.join(sys.argv[1:])}"
     results = []
-    for has_rates, num_samples in itertools.product((False, True), (1,) if options.real else (1, 4)):
-        pace = "speculating" if has_rates else "plain"
+    for pace, num_samples in itertools.product(options.pace, (1,) if options.real else (1, 4)):
+        has_rates = pace == "speculating"
         for is_new in (False, True):
             with tempfile.TemporaryDirectory() as folder:
                 outcomes = [
