@@ -97,11 +97,13 @@ class Window:
         if not self._is_begun:
             self._is_begun = num_passes >= self._num_before_full + NUM_WARMUPS
             if self._is_begun:
+                engine.commit()
                 self.first_pass, self.num_tokens = num_passes, -self._count()
             return False
         num_measured = num_passes - self.first_pass
         if num_measured >= self._num_rounds and not self._is_over:
             self._is_over = True
+            engine.commit()
             self.num_tokens += self._count()
         # The pass of one more round ends the last one that is measured.
         return num_measured > self._num_rounds

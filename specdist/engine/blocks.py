@@ -7,6 +7,7 @@ N of them whose logits are wanted, M accepted candidates.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from specdist.cache.draft_window import DraftWindow
 from specdist.engine.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.packing import not_sent
 from specdist.engine.proposals import ProposalReply
-from specdist.engine.scheduler import Chunk
+from specdist.engine.round_plan import Chunk
 from specdist.engine.sequence import Sequence
 from specdist.models.flat import FlatBatch
 from specdist.stats.shard import AheadOutcome
@@ -63,15 +64,26 @@ class VerifiedBlock(NamedTuple):
     acceptance_K: np.ndarray | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifiedPass:
+    """All blocks of a pass, as :class:`VerifiedBlock` each."""
+
+    blocks: list[Block]
+    num_accepted_R: np.ndarray
+    acceptances: list[np.ndarray] | None = None
+
+    def __iter__(self) -> Iterator[VerifiedBlock]:
+        acceptances = itertools.repeat(None) if self.acceptances is None else self.acceptances
+        return map(VerifiedBlock, self.blocks, self.num_accepted_R.tolist(), acceptances)
+
+
 def accepted_tokens(
-    verified: list[VerifiedBlock], starts_R: np.ndarray
+    verified: VerifiedPass, starts_R: np.ndarray
 ) -> tuple[list[int], list[int], np.ndarray, np.ndarray]:
     """Of the accepted candidates: the orders of their sequences, positions, indices of logits, and ids."""
-    counts = [block.num_accepted for block in verified]
-    sequences = [block.block.sequence for block in verified]
-    index_M = ranges_from(starts_R, np.array(counts, np.int64))
+    index_M = ranges_from(starts_R, verified.num_accepted_R)
     tokens = [token_id for block in verified for token_id in block.block.candidate_ids[: block.num_accepted]]
-    pairs = list(zip(sequences, counts, strict=True))
+    pairs = [(block.block.sequence, block.num_accepted) for block in verified]
     orders = [sequence.order for sequence, count in pairs for _ in range(count)]
     positions = [len(sequence.token_ids) + depth for sequence, count in pairs for depth in range(count)]
     return orders, positions, index_M, np.array(tokens, np.int64)

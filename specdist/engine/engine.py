@@ -14,30 +14,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import numpy as np
-
-from specdist.engine.blocks import Block, NewBlocks, blocks_of, flat_context
+from specdist.engine.blocks import Block, NewBlocks, VerifiedBlock, VerifiedPass, blocks_of
 from specdist.engine.device_clock import clock_of
 from specdist.engine.faults import NonFiniteGuard, not_finite
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.logprobs import LogprobBook
-from specdist.engine.opened import OpenedSequences
+from specdist.engine.next_round import LastPass, NextRound, draft_request
 from specdist.engine.out_of_memory import MemoryGuard
-from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
+from specdist.engine.proposals import ProposalReply
 from specdist.engine.reports import EngineLoad
 from specdist.engine.request import Completion, FinishReason
-from specdist.engine.scheduler import RoundPlan, Scheduler
+from specdist.engine.round_plan import RoundPlan
+from specdist.engine.scheduler import Scheduler
 from specdist.engine.sequence import Sequence
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Kind, PhaseTime, Timeline
 from specdist.engine.tracing import record_block, record_token_ahead
-from specdist.engine.verify import VerifiedBlock, Verifier
+from specdist.engine.verify import Verifier
 from specdist.models.memory import peak_memory_bytes
 from specdist.sampling.distributions import NOT_FINITE
 from specdist.sampling.options import Processing
-from specdist.sampling.rejection_sampler import known_next_tokens
 from specdist.stats.shard import TargetTimes
 from specdist.utils.garbage import frozen_garbage
 
@@ -87,6 +85,9 @@ class Engine:
         self._finished: list[Sequence] = []
         self._due: list[Callable[[], None]] = []
         self._later: list[Callable[[], None]] = []
+        # The next round, where it is known already, and what is then still to be committed of the last one.
+        self._next: tuple[RoundPlan, LastPass] | None = None
+        self._uncommitted: Callable[[list[Callable[[], None]], list[Sequence]], None] | None = None
         self._memory_guard = MemoryGuard(
             scheduler, target, stats_recorder, on_resize=on_resize, on_lone_row=on_lone_row
         )
@@ -112,15 +113,17 @@ class Engine:
             if not (self.scheduler.running or self.scheduler.waiting):
                 # A request may follow from what has ended.
                 yield from self._completions()
-            plan = self.scheduler.plan()
+            known, self._next = self._next, None
+            plan, last = known or (self.scheduler.plan(), None)
             is_end = plan.is_empty
             finished: list[Sequence] = []
             out_of_memory: str | None = None
             try:
                 if not is_end:
                     self._memory_guard.begin_round()
-                    yield from self._round(plan, finished)
+                    yield from self._round(plan, last, finished)
             except (RuntimeError, MemoryError) as error:
+                self.commit()
                 # No error of a round takes what had been finished before it.
                 self._finished = self._memory_guard.still_ended(error, self._finished)
                 yield from self._completions()
@@ -131,6 +134,7 @@ class Engine:
                     self._finish(too_long, "error", finished)
             self._finished += self._nonfinite_guard.filter(finished, is_end=is_end)
             self._due, self._later = self._due + self._later, []
+        self.commit()
         yield from self._completions()
 
     def _completions(self) -> Iterator[Completion]:
@@ -143,16 +147,36 @@ class Engine:
             sequence.text = self._stop_rules.text(sequence)
             yield sequence.completion() if self._book is None else self._book.completed(sequence)
 
-    def _round(self, plan: RoundPlan, finished: list[Sequence]) -> Iterator[Completion]:
+    def commit(self) -> None:
+        """Append and count what the last pass has accepted, where that is still to be done."""
+        commit, self._uncommitted = self._uncommitted, None
+        if commit is not None:
+            ended: list[Sequence] = []
+            commit(self._due, ended)
+            assert not ended, "a sequence has ended that was to run in the next round"
+
+    def _round(
+        self, plan: RoundPlan, last: LastPass | None, finished: list[Sequence]
+    ) -> Iterator[Completion]:
         """Draft, verify and commit what the scheduler has planned. What the last round has finished is made
-        known while the target is at work."""
+        known while the target is at work; ``last``: what it has not committed yet."""
         count = self._stats_recorder
         self._later.append(partial(count.begin_round, plan))
         traffic = self._target.traffic
 
-        request = self._draft_request(plan)
+        request = draft_request(
+            plan,
+            last or LastPass.of(plan.decoding),
+            self._verifier,
+            window=self.scheduler.settings.draft_window,
+            suspended_slots=self._memory_guard.suspended_slots,
+            processing=self._processing,
+            tells_texts=self._tells_texts,
+            meanwhile=self.commit,
+        )
         with self._clock.phase("idle"):
             reply = self._proposer.propose(request, self._clock)
+        self.commit()
         self._memory_guard.note_reply()
         next_ids = reply.next_token_ids_R.tolist()
         self._verifier.note_next_tokens(plan.decoding, next_ids)
@@ -169,6 +193,8 @@ class Engine:
         weights: dict[Kind, int] = {"prefill": request.num_prefill_tokens, "verify": new_blocks.num_tokens}
         num_pass_tokens = sum(weights.values())
         pass_time: PhaseTime | None = None
+        verified: VerifiedPass | None = None
+        following: NextRound | None = None
         try:
             if num_pass_tokens:
                 with self._clock.mixed_phase(weights) as pass_time:
@@ -182,58 +208,31 @@ class Engine:
             yield from self._completions()
             # For those that have ended with their next tokens, and one that may end with a candidate.
             self.scheduler.look_ahead(len(finished) + 1)
-            kept = [self._commit_candidates(each, finished) for each in verified_blocks(blocks)]
-            self._later.append(partial(count.record_blocks, kept))
+            if self._book is None and reply.traced is None:
+                following = NextRound.foresee(self.scheduler, self._stop_rules, blocks, plan)
+            verified = verified_blocks(blocks)
 
-        times, traffic = self._clock.cut(), self._target.traffic - traffic
-        self._later.append(
-            lambda: count.record_round(
-                plan,
-                target=TargetTimes(**times()),
-                reply=reply,
-                num_pass_tokens=num_pass_tokens,
-                pass_time=pass_time,
-                target_traffic=traffic,
-                target_peak_bytes=peak_memory_bytes(self._target.device),
+        def commit(counts: list[Callable[[], None]], ended: list[Sequence]) -> None:
+            if verified is not None:
+                kept = [self._commit_candidates(each, ended) for each in verified]
+                counts.append(partial(count.record_blocks, kept))
+            times, used = self._clock.cut(), self._target.traffic - traffic
+            counts.append(
+                lambda: count.record_round(
+                    plan,
+                    target=TargetTimes(**times()),
+                    reply=reply,
+                    num_pass_tokens=num_pass_tokens,
+                    pass_time=pass_time,
+                    target_traffic=used,
+                    target_peak_bytes=peak_memory_bytes(self._target.device),
+                )
             )
-        )
 
-    def _draft_request(self, plan: RoundPlan) -> ProposalRequest:
-        """How the last round ended, and how many candidates there may be in this one."""
-        sequences, window = plan.decoding, self.scheduler.settings.draft_window
-        numbers = [
-            (
-                s.slot,
-                s.num_accepted,
-                s.num_redraft,
-                DRAW if s.forced_next_token is None else s.forced_next_token,
-            )
-            for s in sequences
-        ]
-        columns = np.array(numbers, np.int64).reshape(-1, 4).T.copy()
-        slots_R, num_accepted_R, num_redraft_R, next_token_ids_R = columns
-        next_distributions = None
-        drawn = [sequence for sequence in sequences if sequence.forced_next_token is None]
-        if drawn:
-            next_distributions = self._verifier.next_distributions(drawn)
-            known_ids = known_next_tokens(next_distributions)
-            if known_ids is not None:
-                next_token_ids_R[next_token_ids_R == DRAW] = known_ids.cpu().numpy()
-                next_distributions = None
-        return ProposalRequest(
-            page_updates=plan.page_updates,
-            slots_R=slots_R,
-            num_accepted_R=num_accepted_R,
-            next_token_ids_R=next_token_ids_R,
-            draft_now_R=np.array(plan.draft_limits, np.int64),
-            num_redraft_R=num_redraft_R,
-            next_distributions_W=next_distributions,
-            sequences=sequences,
-            suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
-            opened=OpenedSequences.of(plan.opened, self._processing, self._tells_texts, window is not None),
-            context=flat_context(plan.chunks, window),
-            num_prefill_tokens=sum(chunk.end - chunk.begin for chunk in plan.chunks),
-        )
+        if following is None or verified is None:
+            commit(self._later, finished)
+        else:
+            self._next, self._uncommitted = following.after(verified.num_accepted_R), commit
 
     def _commit_next_tokens(
         self,

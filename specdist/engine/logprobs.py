@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdist.engine.blocks import NO_PROMPT_TOKENS, PromptTokens
 from specdist.engine.request import Completion, PromptLogprobs, TokenLogprobs
-from specdist.engine.scheduler import Chunk
+from specdist.engine.round_plan import Chunk
 from specdist.engine.sequence import Sequence
 from specdist.sampling.distributions import Dense, Distributions, SamplingSettings
 from specdist.sampling.logprobs import (

@@ -39,6 +39,7 @@ def sample_alone(request: ProposalRequest, rejected_ids_R: np.ndarray | None = N
     ``rejected_ids_R``: candidates of a draft that was certain of them and that were rejected there, or
     ``NONE_REJECTED``.
     """
+    request.meanwhile()
     next_token_ids_R = request.next_token_ids_R.copy()
     drawn = np.flatnonzero(next_token_ids_R == DRAW)
     if len(drawn):

@@ -16,7 +16,8 @@ from specdist.engine.faults import DraftChanged, DraftOutOfMemory, is_out_of_mem
 from specdist.engine.histories import Histories, HistoriesSnapshot
 from specdist.engine.interfaces import Target
 from specdist.engine.limits import SchedulerSettings
-from specdist.engine.scheduler import RoundPlan, Scheduler
+from specdist.engine.round_plan import RoundPlan
+from specdist.engine.scheduler import Scheduler
 from specdist.engine.sequence import Sequence
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.models.memory import release_memory

@@ -6,6 +6,7 @@ all sequences, one after the other, T flat tokens, N of them whose logits are wa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,6 +41,8 @@ class ProposalRequest:
         num_prefill_tokens: context tokens of the target pass.
         away_ns: of a group that shares its draft, from the last reply to this request; 0 at first.
         groups: whose sequences they are, where a draft serves several target groups.
+        meanwhile: to be called before the ``sequences`` are looked at, or while the request is under way: may
+            have to commit what the last pass has accepted. Called after the reply in any case.
     """
 
     page_updates: PageUpdates
@@ -58,6 +61,7 @@ class ProposalRequest:
     next_distributions_W: Distributions | None = not_sent()
     groups: tuple[int, ...] = not_sent((0,))
     sequences: list[Sequence] = not_sent(())
+    meanwhile: Callable[[], None] = not_sent(lambda: None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,45 +8,13 @@ is preempted: it waits, is prefilled again, and continues where its last block b
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from specdist.cache.pages import PageTable, PageUpdates
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Request, Requests
+from specdist.engine.round_plan import Chunk, RoundPlan, candidates_within
 from specdist.engine.sequence import Sequence
 from specdist.sampling.keys import stream_key
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Context tokens ``begin .. end - 1`` of a sequence, to be prefilled in this pass."""
-
-    sequence: Sequence
-    begin: int
-    end: int
-
-    @property
-    def completes_context(self) -> bool:
-        return self.end == self.sequence.context_length
-
-
-@dataclass(frozen=True)
-class RoundPlan:
-    """One round: the sequences that decode, the most candidates of each, and the prompt chunks beside them.
-
-    ``opened``: sequences that were just admitted. ``suspended_slots``: slots of those just preempted.
-    """
-
-    decoding: list[Sequence]
-    draft_limits: list[int]
-    chunks: list[Chunk]
-    opened: list[Sequence]
-    suspended_slots: list[int]
-    page_updates: PageUpdates
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.decoding and not self.chunks
 
 
 class Scheduler:
@@ -127,22 +95,47 @@ class Scheduler:
         """
         limits: dict[int, int] = {}
         suspended_slots: list[int] = []
-        most = self.settings.most_candidates(max(1, len(self.running)))
+        most = self.most_candidates
         for sequence in list(self.running):
             if sequence.slot < 0 or sequence.is_prefilling:
                 continue
             length = len(sequence.token_ids)
-            # One more token always follows the accepted candidates.
-            limit = max(0, min(most, sequence.max_length - length - 2))
-            limits[sequence.order] = limit
-            reach = min(length + 1 + limit + self.settings.num_ahead_tokens, sequence.max_length)
-            if reach <= sequence.num_reserved:
-                continue
-            while sequence.slot >= 0 and not self._pages.extend(sequence.slot, reach):
+            limits[sequence.order] = candidates_within(most, sequence.max_length - length)
+            reach = self._reach(sequence, length, most)
+            while sequence.slot >= 0 and not self._reserve(sequence, reach):
                 suspended_slots.append(self.running[-1].slot)
                 self._preempt(self.running[-1])
-            sequence.num_reserved = self._pages.num_pages_for(reach) * self._pages.page_size
         return limits, suspended_slots
+
+    @property
+    def most_candidates(self) -> int:
+        """Of a sequence in a pass, as many as run now."""
+        return self.settings.most_candidates(max(1, len(self.running)))
+
+    def _reach(self, sequence: Sequence, length: int, most: int) -> int:
+        """Tokens that need pages when the next block follows so many tokens."""
+        limit = candidates_within(most, sequence.max_length - length)
+        return min(length + 1 + limit + self.settings.num_ahead_tokens, sequence.max_length)
+
+    def _reserve(self, sequence: Sequence, reach: int) -> bool:
+        if reach > sequence.num_reserved:
+            if not self._pages.extend(sequence.slot, reach):
+                return False
+            sequence.num_reserved = self._pages.num_pages_for(reach) * self._pages.page_size
+        return True
+
+    def reserve_early(self, num_candidates: list[int]) -> PageUpdates | None:
+        """While a pass verifies so many candidates of each running sequence: pages for the next blocks,
+        however many are accepted, if the next round is one of the same sequences. None where others may join
+        them, and where pages are too few to take any before they are needed."""
+        block = self._pages.num_pages_for(1 + self.settings.max_draft_tokens + self.settings.num_ahead_tokens)
+        may_join = self._free_slots and self.waiting
+        if may_join or self.num_free_pages < 2 * len(self.running) * (block + 1):
+            return None
+        most = self.most_candidates
+        for sequence, num_more in zip(self.running, num_candidates, strict=True):
+            self._reserve(sequence, self._reach(sequence, len(sequence.token_ids) + num_more, most))
+        return self._pages.drain_updates()
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from specdist.engine.blocks import Block
 from specdist.engine.proposals import ProposalReply
 from specdist.engine.reports import Traffic
-from specdist.engine.scheduler import RoundPlan
+from specdist.engine.round_plan import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.engine.timeline import PhaseTime
 from specdist.stats.shard import Stats, TargetTimes, split_proportionally

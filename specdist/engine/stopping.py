@@ -35,21 +35,26 @@ class StopRules:
     token_ids: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
 
+    def _strings_of(self, sequence: Sequence) -> tuple[str, ...]:
+        return self.strings if sequence.request.stop is None else sequence.request.stop
+
+    def may_end(self, sequence: Sequence, new_ids: list[int]) -> bool:
+        """Whether any of these tokens may end the sequence, as far as that is seen without their text."""
+        strings = self._strings_of(sequence)
+        has_room = len(new_ids) < sequence.max_length - len(sequence.token_ids)
+        return bool(strings) or not has_room or not self.token_ids.isdisjoint(new_ids)
+
     def end(self, sequence: Sequence, next_token_id: int) -> FinishReason | None:
         """How this token would end the sequence, if it would."""
-        is_plain = not self.strings and sequence.request.stop is None
-        is_last = len(sequence.token_ids) + 1 >= sequence.max_length
-        if is_plain and not is_last and next_token_id not in self.token_ids:
-            return None
         return self.check(sequence, [next_token_id]).reason
 
     def check(self, sequence: Sequence, new_ids: list[int]) -> StopCheck:
         """Look for the first stop in tokens that are about to be appended."""
+        if not self.may_end(sequence, new_ids):
+            return StopCheck(len(new_ids), None)
         reason: FinishReason | None = None
         num_kept, room = len(new_ids), sequence.max_length - len(sequence.token_ids)
-        strings = self.strings if sequence.request.stop is None else sequence.request.stop
-        if num_kept < room and not strings and self.token_ids.isdisjoint(new_ids):
-            return StopCheck(num_kept, None)
+        strings = self._strings_of(sequence)
         if num_kept >= room:
             num_kept, reason = room, "length"
         for index, token_id in enumerate(new_ids[:num_kept]):
@@ -83,8 +88,7 @@ class StopRules:
     def text(self, sequence: Sequence) -> str:
         """The completion's text, up to the first stop string."""
         text = self.decode(sequence.token_ids[sequence.num_prompt_tokens :])
-        own = sequence.request.stop
-        return text[: first_stop(text, self.strings if own is None else own)]
+        return text[: first_stop(text, self._strings_of(sequence))]
 
 
 def first_stop(text: str, strings: tuple[str, ...]) -> int | None:

@@ -22,7 +22,7 @@ from specdist.engine.blocks import (
     NO_PROMPT_TOKENS,
     Block,
     NewBlocks,
-    VerifiedBlock,
+    VerifiedPass,
     VerifyInput,
     accepted_tokens,
     flat_batch,
@@ -30,7 +30,7 @@ from specdist.engine.blocks import (
 from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.logprobs import EmittedTokens, LogprobBook, ScoresTokens
 from specdist.engine.opened import OpenedSequences
-from specdist.engine.scheduler import Chunk
+from specdist.engine.round_plan import Chunk
 from specdist.engine.sequence import Sequence
 from specdist.sampling.distributions import NOT_FINITE, Distributions
 from specdist.sampling.random import Purpose, RandomKeys
@@ -49,24 +49,30 @@ class Verifier:
         self._scores: ScoresTokens | None = None
         self._next_index_W = np.zeros(0, np.int64)
         self._next_distributions: Distributions | None = None
-        # By the sequences' order of admission.
-        self._next_index_of: dict[int, int] = {}
+        # Whose next tokens these are.
+        self._next_sequences: list[Sequence] = []
 
     def next_distributions(self, sequences: list[Sequence]) -> Distributions:
         """The target's distributions [W] after the tokens that the last pass has accepted."""
         assert self._next_distributions is not None
-        index_W = np.array([self._next_index_of[sequence.order] for sequence in sequences], np.int64)
-        if len(index_W) == len(self._next_index_of) and (index_W == np.arange(len(index_W))).all():
+        if sequences == self._next_sequences:
             return self._next_distributions
+        index_of = self._next_index_of
+        index_W = np.array([index_of[sequence.order] for sequence in sequences], np.int64)
         return self._next_distributions.select(*upload(self._next_distributions.device, index_W))
+
+    @property
+    def _next_index_of(self) -> dict[int, int]:
+        """By the sequences' order of admission."""
+        return {sequence.order: index for index, sequence in enumerate(self._next_sequences)}
 
     def note_next_tokens(self, sequences: list[Sequence], token_ids: list[int]) -> None:
         """What these sequences' next tokens are, before the next pass. That of a resumed sequence was noted
         before it was preempted."""
-        pairs = zip(sequences, token_ids, strict=True)
-        drawn = [each for each in pairs if each[0].forced_next_token is None and each[1] != NOT_FINITE]
         if self._book is not None:
-            index = [self._next_index_of[sequence.order] for sequence, _ in drawn]
+            pairs, index_of = zip(sequences, token_ids, strict=True), self._next_index_of
+            drawn = [each for each in pairs if each[0].forced_next_token is None and each[1] != NOT_FINITE]
+            index = [index_of[sequence.order] for sequence, _ in drawn]
             tokens = EmittedTokens(
                 [sequence.order for sequence, _ in drawn],
                 [len(sequence.token_ids) for sequence, _ in drawn],
@@ -77,7 +83,7 @@ class Verifier:
 
     def verify(
         self, page_updates: PageUpdates, new_blocks: NewBlocks, chunks: list[Chunk], opened: OpenedSequences
-    ) -> Callable[[list[Block]], list[VerifiedBlock]]:
+    ) -> Callable[[list[Block]], VerifiedPass]:
         """Begin one target pass over the blocks and the prompt chunks. What is returned waits for it, and is
         to be given the same blocks once their next tokens are committed."""
         lengths_R = new_blocks.num_candidates_R + 1
@@ -106,11 +112,11 @@ class Verifier:
             prompts=self._book.prompt_tokens(chunks, lengths_R.sum()) if self._book else NO_PROMPT_TOKENS,
         )
         verify_output = self._target.forward(page_updates, verify_input)
-        self._next_index_of = {sequence.order: index for index, sequence in enumerate(sequences)}
+        self._next_sequences = sequences
 
-        def verified_blocks(blocks: list[Block]) -> list[VerifiedBlock]:
-            verified = _verify_blocks(blocks, num_logits_R - 1, verify_input, verify_output)
-            num_accepted_R = np.array([block.num_accepted for block in verified], np.int64)
+        def verified_blocks(blocks: list[Block]) -> VerifiedPass:
+            verified = _verify_blocks(blocks, num_skipped_R, num_logits_R - 1, verify_input, verify_output)
+            num_accepted_R = verified.num_accepted_R
             index_W = starts_R + num_accepted_R - num_skipped_R
             if complete:
                 index_W = np.r_[index_W, num_block_logits + np.arange(len(complete))]
@@ -125,12 +131,16 @@ class Verifier:
 
 
 def _verify_blocks(
-    blocks: list[Block], num_verified_R: np.ndarray, verify_input: VerifyInput, verify_output: VerifyOutput
-) -> list[VerifiedBlock]:
+    blocks: list[Block],
+    num_skipped_R: np.ndarray,
+    num_verified_R: np.ndarray,
+    verify_input: VerifyInput,
+    verify_output: VerifyOutput,
+) -> VerifiedPass:
     """By the rejection rule; trusted candidates are kept whatever it says. What needs no result of the pass
     is done before the first one is asked for, which waits."""
     if not num_verified_R.sum():
-        return [VerifiedBlock(block, block.num_skipped) for block in blocks]
+        return VerifiedPass(blocks=blocks, num_accepted_R=num_skipped_R)
     index_C = verify_input.target_logits_indices_C
     num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
     keys_C = RandomKeys(
@@ -144,13 +154,9 @@ def _verify_blocks(
     is_trusted_C = arange_segments(num_verified_R) < np.repeat(trusted_R, num_verified_R)
     target_C = verify_output.candidate_probabilities()
     accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C
-    num_accepted_R = count_accepted(accepted_C, num_verified_R).tolist()
-    if blocks[0].features_4K is None:
-        verified = zip(blocks, num_accepted_R, strict=True)
-        return [VerifiedBlock(block, block.num_skipped + count) for block, count in verified]
-    acceptance_C = acceptance_probabilities(*map(torch.from_numpy, (target_C, draft_C))).numpy()
-    acceptances = np.split(acceptance_C, np.cumsum(num_verified_R))[: len(blocks)]
-    return [
-        VerifiedBlock(block, block.num_skipped + num_accepted, acceptance_K)
-        for block, num_accepted, acceptance_K in zip(blocks, num_accepted_R, acceptances, strict=True)
-    ]
+    num_accepted_R = num_skipped_R + count_accepted(accepted_C, num_verified_R)
+    acceptances = None
+    if blocks[0].features_4K is not None:
+        acceptance_C = acceptance_probabilities(*map(torch.from_numpy, (target_C, draft_C))).numpy()
+        acceptances = np.split(acceptance_C, np.cumsum(num_verified_R))[: len(blocks)]
+    return VerifiedPass(blocks=blocks, num_accepted_R=num_accepted_R, acceptances=acceptances)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdist.engine.histories import Histories
-from specdist.engine.scheduler import RoundPlan
+from specdist.engine.round_plan import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.policies import (
     BatchPolicy,

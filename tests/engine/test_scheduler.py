@@ -3,7 +3,8 @@
 from specdist.cache.pages import PageTable
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Request
-from specdist.engine.scheduler import RoundPlan, Scheduler
+from specdist.engine.round_plan import RoundPlan
+from specdist.engine.scheduler import Scheduler
 
 PAGE_SIZE = 4
 

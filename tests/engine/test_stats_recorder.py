@@ -16,7 +16,7 @@ from specdist.engine.device_clock import DeviceClock
 from specdist.engine.proposals import ProposalReply
 from specdist.engine.reports import AheadReport, RoleTimes, Traffic
 from specdist.engine.request import Request
-from specdist.engine.scheduler import RoundPlan
+from specdist.engine.round_plan import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.engine.stats_recorder import ReplicaStart, StatsRecorder
 from specdist.engine.timeline import PhaseTime

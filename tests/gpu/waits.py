@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.engine import Engine
-from specdist.engine.scheduler import RoundPlan
+from specdist.engine.round_plan import RoundPlan
 from tests.gpu.device import DEVICE
 
 Waits = Counter[tuple[str, str]]

@@ -95,7 +95,7 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="row-gave-way-goes-on-with-new-decision",
-        file="engine/engine.py",
+        file="engine/next_round.py",
         old="DRAW if s.forced_next_token is None else s.forced_next_token",
         new="s.token_ids[-1] if s.forced_next_token is not None else DRAW",
         tests=(ROW_IDENTITY, GIVING_WAY),

@@ -7,7 +7,51 @@ DEVICE = "tests/emulation/test_device.py"
 MARKOV = "tests/emulation/test_markov.py"
 SIMULATED, ADVICE = "tests/planning/test_simulate.py", "tests/planning/test_advise.py"
 
+NEXT_ROUND = "tests/engine/test_next_round.py"
+
 HOST_FAULTS = (
+    Mutant(
+        name="round-known-early-though-a-candidate-may-end-a-sequence",
+        file="engine/next_round.py",
+        old="any(stop_rules.may_end(block.sequence, block.candidate_ids) for block in blocks)",
+        new="False",
+        tests=(NEXT_ROUND,),
+    ),
+    Mutant(
+        name="early-plan-counts-no-accepted-candidate",
+        file="engine/next_round.py",
+        old="for room in (self.room_R - num_accepted_R).tolist()",
+        new="for room in self.room_R.tolist()",
+        tests=(NEXT_ROUND,),
+    ),
+    Mutant(
+        name="pages-reserved-early-as-if-nothing-were-accepted",
+        file="engine/scheduler.py",
+        old="self._reach(sequence, len(sequence.token_ids) + num_more, most)",
+        new="self._reach(sequence, len(sequence.token_ids), most)",
+        tests=(NEXT_ROUND,),
+    ),
+    Mutant(
+        name="nobody-joins-a-round-known-early",
+        file="engine/scheduler.py",
+        old="may_join = self._free_slots and self.waiting",
+        new="may_join = False",
+        tests=(NEXT_ROUND,),
+    ),
+    Mutant(
+        name="tokens-drawn-before-last-pass-is-committed",
+        file="engine/no_draft.py",
+        old="    request.meanwhile()\n",
+        new="",
+        tests=(NEXT_ROUND,),
+    ),
+    Mutant(
+        name="counts-of-a-round-committed-late-come-a-round-late",
+        file="engine/engine.py",
+        old="commit(self._due, ended)",
+        new="commit(self._later, ended)",
+        tests=(NEXT_ROUND,),
+    ),
     Mutant(
         name="shard-counts-as-finished-before-its-files-are-there",
         file="job/uploads.py",

@@ -132,8 +132,8 @@ PROCESSING_FAULTS = (
     Mutant(
         name="row-stops-as-run-does",
         file="engine/stopping.py",
-        old="strings = self.strings if sequence.request.stop is None else sequence.request.stop",
-        new="strings = self.strings",
+        old="return self.strings if sequence.request.stop is None else sequence.request.stop",
+        new="return self.strings",
         tests=("tests/engine/test_stopping.py",),
     ),
     Mutant(

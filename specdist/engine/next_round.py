@@ -1,0 +1,172 @@
+"""The next round's plan and request, most of which is there before this round's pass is over.
+
+In most rounds no sequence ends and none begins. Then the next round has the sequences of this one, and what
+the pass accepts only decides how long they are. So the request is sent first, and the accepted tokens are
+appended and counted while it is on its way or the draft is at work.
+
+R sequences that decode, W of them whose next token is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdist.cache.draft_window import DraftWindow
+from specdist.cache.pages import PageUpdates
+from specdist.engine.blocks import Block, flat_context
+from specdist.engine.opened import OpenedSequences
+from specdist.engine.proposals import DRAW, ProposalRequest
+from specdist.engine.scheduler import RoundPlan, Scheduler, candidates_within
+from specdist.engine.sequence import Sequence
+from specdist.engine.stopping import StopRules
+from specdist.engine.verify import Verifier
+from specdist.sampling.options import Processing
+from specdist.sampling.rejection_sampler import known_next_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastPass:
+    """How the last pass ended for each sequence of a round.
+
+    Attributes:
+        slots_R, num_accepted_R: how many of its candidates are accepted.
+        num_redraft_R, next_token_ids_R: of a resumed sequence; else 0, and ``DRAW``.
+    """
+
+    slots_R: np.ndarray
+    num_accepted_R: np.ndarray
+    num_redraft_R: np.ndarray
+    next_token_ids_R: np.ndarray
+
+    @staticmethod
+    def of(sequences: list[Sequence]) -> LastPass:
+        """From what has been committed."""
+        numbers = [
+            (
+                s.slot,
+                s.num_accepted,
+                s.num_redraft,
+                DRAW if s.forced_next_token is None else s.forced_next_token,
+            )
+            for s in sequences
+        ]
+        slots_R, num_accepted_R, num_redraft_R, next_token_ids_R = (
+            np.array(numbers, np.int64).reshape(-1, 4).T.copy()
+        )
+        return LastPass(
+            slots_R=slots_R,
+            num_accepted_R=num_accepted_R,
+            num_redraft_R=num_redraft_R,
+            next_token_ids_R=next_token_ids_R,
+        )
+
+
+@dataclass(frozen=True)
+class NextRound:
+    """A round of the sequences that run now, known while the pass before it is under way.
+
+    Attributes:
+        room_R: tokens that each completion has room for.
+        num_new: the last sequences, whose first token this round's is.
+    """
+
+    sequences: list[Sequence]
+    slots_R: np.ndarray
+    room_R: np.ndarray
+    num_new: int
+    most_candidates: int
+    page_updates: PageUpdates
+
+    @staticmethod
+    def foresee(
+        scheduler: Scheduler, stop_rules: StopRules, blocks: list[Block], plan: RoundPlan
+    ) -> NextRound | None:
+        """To be asked when all next tokens are committed. None if a sequence may end or begin after the pass
+        over ``blocks`` and ``plan``'s chunks."""
+        new = [chunk.sequence for chunk in plan.chunks]
+        sequences, num_more = (
+            scheduler.running,
+            [*(block.num_candidates for block in blocks), *(0 for _ in new)],
+        )
+        if (
+            not sequences
+            or sequences != [*(block.sequence for block in blocks), *new]
+            or any(sequence.is_prefilling or sequence.forced_next_token is not None for sequence in new)
+            or any(stop_rules.may_end(block.sequence, block.candidate_ids) for block in blocks)
+        ):
+            return None
+        page_updates = scheduler.reserve_early(num_more)
+        if page_updates is None:
+            return None
+        return NextRound(
+            sequences=list(sequences),
+            slots_R=np.array([sequence.slot for sequence in sequences], np.int64),
+            room_R=np.array([s.max_length - len(s.token_ids) for s in sequences], np.int64),
+            num_new=len(new),
+            most_candidates=scheduler.most_candidates,
+            page_updates=page_updates,
+        )
+
+    def after(self, num_accepted_R: np.ndarray) -> tuple[RoundPlan, LastPass]:
+        """The round, once it is known how many candidates of each block are accepted."""
+        if self.num_new:
+            num_accepted_R = np.concatenate([num_accepted_R, np.zeros(self.num_new, np.int64)])
+        plan = RoundPlan(
+            decoding=self.sequences,
+            draft_limits=[
+                candidates_within(self.most_candidates, room)
+                for room in (self.room_R - num_accepted_R).tolist()
+            ],
+            chunks=[],
+            opened=[],
+            suspended_slots=[],
+            page_updates=self.page_updates,
+        )
+        last = LastPass(
+            slots_R=self.slots_R,
+            num_accepted_R=num_accepted_R,
+            num_redraft_R=np.zeros_like(self.slots_R),
+            next_token_ids_R=np.full(len(self.slots_R), DRAW),
+        )
+        return plan, last
+
+
+def draft_request(
+    plan: RoundPlan,
+    last: LastPass,
+    verifier: Verifier,
+    *,
+    window: DraftWindow | None,
+    suspended_slots: list[int],
+    processing: Processing | None,
+    tells_texts: bool,
+    meanwhile: Callable[[], None],
+) -> ProposalRequest:
+    """How the last round ended, and how many candidates there may be in this one."""
+    sequences, next_token_ids_R = plan.decoding, last.next_token_ids_R
+    next_distributions = None
+    drawn = [sequence for sequence in sequences if sequence.forced_next_token is None]
+    if drawn:
+        next_distributions = verifier.next_distributions(drawn)
+        known_ids = known_next_tokens(next_distributions)
+        if known_ids is not None:
+            next_token_ids_R[next_token_ids_R == DRAW] = known_ids.cpu().numpy()
+            next_distributions = None
+    return ProposalRequest(
+        page_updates=plan.page_updates,
+        slots_R=last.slots_R,
+        num_accepted_R=last.num_accepted_R,
+        next_token_ids_R=next_token_ids_R,
+        draft_now_R=np.array(plan.draft_limits, np.int64),
+        num_redraft_R=last.num_redraft_R,
+        next_distributions_W=next_distributions,
+        sequences=sequences,
+        meanwhile=meanwhile,
+        suspended_slots=np.array(suspended_slots + plan.suspended_slots, np.int64),
+        opened=OpenedSequences.of(plan.opened, processing, tells_texts, window is not None),
+        context=flat_context(plan.chunks, window),
+        num_prefill_tokens=sum(chunk.end - chunk.begin for chunk in plan.chunks),
+    )

@@ -1,0 +1,91 @@
+"""Rounds whose request is sent before the last one is committed: the same tokens and statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from specdist.engine.next_round import NextRound
+from specdist.engine.request import Request
+from specdist.engine.scheduler import Scheduler
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import Harness, requests_for
+from tests.engine.test_greedy import prompts_of_lengths
+from tests.engine.test_scheduler import run_round, scheduler
+from tests.models.families import noisy_copy, tiny_model
+
+GUMBEL = SamplingSettings(temperature=1.0, is_coupled=True)
+PROMPTS = prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8)
+
+
+def counted(replica: Harness, requests: list[Request]) -> dict[str, Any]:
+    """All that the run has counted but times, and its completions."""
+    completions = replica.generate(requests)
+    stats = dataclasses.asdict(replica.stats_recorder.close_shard(0))
+    sums = stats.pop("cost_sums")
+    stats |= {f"sum of {name}": sums[name] for name in ("num", "dd", "dv", "vv")}
+    times = {
+        name
+        for name in stats
+        if "_ns" in name or name in ("shard_cost_sums", "work_span", "peak_memory_bytes")
+    }
+    return {"completions": completions} | {name: stats[name] for name in stats.keys() - times}
+
+
+@pytest.mark.parametrize("settings", [SamplingSettings(temperature=1.0), GUMBEL], ids=["rejection", "gumbel"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_ahead_tokens": 3, "num_branches": 2}, None], ids=["turns", "ahead", "alone"]
+)
+def test_most_rounds_are_known_early_and_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch, settings: SamplingSettings, options: dict[str, int] | None
+) -> None:
+    """Of sequences that end by tokens and by length, and make room for others."""
+    target = tiny_model("llama", seed=3)
+    draft = None if options is None else noisy_copy(target, scale=0.06)
+    replica = Harness(
+        target, draft, settings=settings, eos=[7], max_num_seqs=5, max_new_tokens=24, **(options or {})
+    )
+    known: list[bool] = []
+    foresee = NextRound.foresee
+
+    def noted(*arguments: Any) -> NextRound | None:
+        found = foresee(*arguments)
+        known.append(found is not None)
+        return found
+
+    monkeypatch.setattr(NextRound, "foresee", noted)
+    early = counted(replica, requests_for(PROMPTS))
+    assert 0.3 < sum(known) / len(known) < 1
+    monkeypatch.setattr(NextRound, "foresee", lambda *_: None)
+    assert early == counted(replica, requests_for(PROMPTS))
+
+
+def test_pages_are_reserved_early_however_many_candidates_are_accepted() -> None:
+    for num_accepted in range(4):
+        rounds = scheduler([6, 9], max_new_tokens=40, max_num_seqs=2)
+        run_round(rounds.plan())
+        plan = rounds.plan()
+        for sequence in plan.decoding:
+            sequence.begin_block(7, 3, missed=False)
+        updates = rounds.reserve_early([3, 3])
+        assert updates is not None and len(updates.slots)
+        for sequence in plan.decoding:
+            sequence.end_block([7] * num_accepted, 3)
+        # The scheduler's own plan needs nothing more.
+        assert not len(rounds.plan().page_updates.slots)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "num_pages", "is_known"), [([], 100, True), ([5], 100, False), ([], 5, False)]
+)
+def test_a_round_that_others_may_join_or_that_lacks_pages_is_not_known_early(
+    waiting: list[int], num_pages: int, is_known: bool
+) -> None:
+    rounds: Scheduler = scheduler([8, *waiting], num_pages=num_pages, max_num_batched_tokens=8)
+    plan = rounds.plan()
+    run_round(plan)
+    rounds.look_ahead()
+    num_running = len(rounds.running)
+    assert (rounds.reserve_early([0] * num_running) is not None) == is_known
