@@ -111,6 +111,23 @@ def blocks_of(
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Tails:
+    """Where sequences go on: their slots and random streams, and the positions of their next tokens."""
+
+    slots_R: np.ndarray
+    stream_keys_R: np.ndarray
+    positions_R: np.ndarray
+
+    @staticmethod
+    def of(sequences: list[Sequence]) -> Tails:
+        numbers = [(each.slot, each.stream_key, len(each.token_ids)) for each in sequences]
+        return Tails(*np.array(numbers, np.int64).reshape(-1, 3).T)
+
+    def __getitem__(self, index: np.ndarray) -> Tails:
+        return Tails(self.slots_R[index], self.stream_keys_R[index], self.positions_R[index])
+
+
 @dataclass(frozen=True, kw_only=True)
 class NewBlocks:
     """Blocks as arrays, before their next tokens are committed: all that a pass needs of them.
@@ -119,6 +136,7 @@ class NewBlocks:
     """
 
     sequences: list[Sequence]
+    tails: Tails
     next_token_ids_R: np.ndarray
     candidate_ids_C: np.ndarray
     num_candidates_R: np.ndarray
@@ -126,13 +144,18 @@ class NewBlocks:
 
     @staticmethod
     def of(
-        reply: ProposalReply, decoding: list[Sequence], goes_on: list[bool], *, trusts_draft: bool
+        reply: ProposalReply,
+        decoding: list[Sequence],
+        tails: Tails,
+        goes_on: list[bool],
+        *,
+        trusts_draft: bool,
     ) -> NewBlocks:
         """Those of the sequences that go on after their next tokens."""
         next_ids_R, ids_C, num_R = reply.next_token_ids_R, reply.candidate_ids_C, reply.num_drafted_R
         if not all(goes_on):
             goes_on_R = np.array(goes_on, bool)
-            decoding = [decoding[index] for index in np.flatnonzero(goes_on_R)]
+            decoding, tails = [decoding[index] for index in np.flatnonzero(goes_on_R)], tails[goes_on_R]
             next_ids_R, ids_C, num_R = (
                 next_ids_R[goes_on_R],
                 ids_C[np.repeat(goes_on_R, num_R)],
@@ -141,6 +164,7 @@ class NewBlocks:
         is_skipping = trusts_draft and reply.traced is None
         return NewBlocks(
             sequences=decoding,
+            tails=tails,
             next_token_ids_R=next_ids_R,
             candidate_ids_C=ids_C,
             num_candidates_R=num_R,
@@ -159,9 +183,8 @@ def flat_batch(blocks: NewBlocks, chunks: list[Chunk]) -> FlatBatch:
     is_next_T[lengths_R.cumsum() - lengths_R] = True
     token_ids_T = np.empty(len(is_next_T), np.int64)
     token_ids_T[is_next_T], token_ids_T[~is_next_T] = blocks.next_token_ids_R, blocks.candidate_ids_C
-    begins_R = np.array([len(sequence.token_ids) for sequence in blocks.sequences], np.int64)
-    slots_R = np.array([sequence.slot for sequence in blocks.sequences], np.int64)
-    batch = FlatBatch(token_ids_T, *places_from(slots_R, begins_R, lengths_R))
+    places = places_from(blocks.tails.slots_R, blocks.tails.positions_R, lengths_R)
+    batch = FlatBatch(token_ids_T, *places)
     return _joined([batch, *map(_flat_chunk, chunks)]) if chunks else batch
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from specdist.engine.blocks import Block, NewBlocks, VerifiedBlock, VerifiedPass, blocks_of
+from specdist.engine.blocks import Block, NewBlocks, Tails, VerifiedBlock, VerifiedPass, blocks_of
 from specdist.engine.device_clock import clock_of
 from specdist.engine.faults import NonFiniteGuard, not_finite
 from specdist.engine.interfaces import Proposer, Target
@@ -163,6 +163,11 @@ class Engine:
         count = self._stats_recorder
         self._later.append(partial(count.begin_round, plan))
         traffic = self._target.traffic
+        tails: list[Tails] = []
+
+        def meanwhile() -> None:
+            self.commit()
+            tails.append(Tails.of(plan.decoding))
 
         request = draft_request(
             plan,
@@ -172,22 +177,18 @@ class Engine:
             suspended_slots=self._memory_guard.suspended_slots,
             processing=self._processing,
             tells_texts=self._tells_texts,
-            meanwhile=self.commit,
+            meanwhile=meanwhile,
         )
         with self._clock.phase("idle"):
             reply = self._proposer.propose(request, self._clock)
-        self.commit()
+        if not tails:
+            meanwhile()
         self._memory_guard.note_reply()
         next_ids = reply.next_token_ids_R.tolist()
         self._verifier.note_next_tokens(plan.decoding, next_ids)
-        end = self._stop_rules.end
-        ends: list[FinishReason | None] = [
-            "error" if token_id == NOT_FINITE else end(sequence, token_id)
-            for sequence, token_id in zip(plan.decoding, next_ids, strict=True)
-        ]
-        new_blocks = NewBlocks.of(
-            reply, plan.decoding, [end is None for end in ends], trusts_draft=self._trusts_draft
-        )
+        ends = self._stop_rules.ends(plan.decoding, next_ids)
+        goes_on = [end is None for end in ends]
+        new_blocks = NewBlocks.of(reply, plan.decoding, tails[0], goes_on, trusts_draft=self._trusts_draft)
 
         # Without tokens there is no pass: the page updates are those of sequences that have just ended.
         weights: dict[Kind, int] = {"prefill": request.num_prefill_tokens, "verify": new_blocks.num_tokens}

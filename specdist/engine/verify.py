@@ -89,7 +89,7 @@ class Verifier:
         lengths_R = new_blocks.num_candidates_R + 1
         # Logits are wanted of a block's tokens, except of those before skipped candidates, and of the last
         # token of a context that is complete.
-        num_skipped_R = new_blocks.num_skipped_R
+        num_skipped_R, stream_keys = new_blocks.num_skipped_R, new_blocks.tails.stream_keys_R
         num_logits_R = lengths_R - num_skipped_R
         logits_indices_N = ranges_from(lengths_R.cumsum() - num_logits_R, num_logits_R)
         num_block_logits = len(logits_indices_N)
@@ -98,8 +98,7 @@ class Verifier:
             chunk_ends = new_blocks.num_tokens + np.cumsum([chunk.end - chunk.begin for chunk in chunks])
             is_complete = [chunk.completes_context for chunk in chunks]
             logits_indices_N = np.r_[logits_indices_N, chunk_ends[is_complete] - 1]
-        sequences = new_blocks.sequences + complete
-        stream_keys = np.array([sequence.stream_key for sequence in sequences], np.int64)
+            stream_keys = np.r_[stream_keys, [sequence.stream_key for sequence in complete]]
         num_keys = np.r_[num_logits_R, np.ones(len(complete), np.int64)] if complete else num_logits_R
         starts_R = num_logits_R.cumsum() - num_logits_R
         verify_input = VerifyInput(
@@ -112,7 +111,7 @@ class Verifier:
             prompts=self._book.prompt_tokens(chunks, lengths_R.sum()) if self._book else NO_PROMPT_TOKENS,
         )
         verify_output = self._target.forward(page_updates, verify_input)
-        self._next_sequences = sequences
+        self._next_sequences = new_blocks.sequences + complete
 
         def verified_blocks(blocks: list[Block]) -> VerifiedPass:
             verified = _verify_blocks(blocks, num_skipped_R, num_logits_R - 1, verify_input, verify_output)
