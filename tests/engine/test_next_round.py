@@ -12,12 +12,14 @@ from specdist.engine.request import Request
 from specdist.engine.scheduler import Scheduler
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
+from tests.engine.markov import repetitive_model
+from tests.engine.sampled import PLAIN, PROMPTS, markov_replica
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.engine.test_scheduler import run_round, scheduler
 from tests.models.families import noisy_copy, tiny_model
 
 GUMBEL = SamplingSettings(temperature=1.0, is_coupled=True)
-PROMPTS = prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8)
+ROWS = prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8)
 
 
 def counted(replica: Harness, requests: list[Request]) -> dict[str, Any]:
@@ -56,10 +58,21 @@ def test_most_rounds_are_known_early_and_nothing_changes(
         return found
 
     monkeypatch.setattr(NextRound, "foresee", noted)
-    early = counted(replica, requests_for(PROMPTS))
+    early = counted(replica, requests_for(ROWS))
     assert 0.3 < sum(known) / len(known) < 1
     monkeypatch.setattr(NextRound, "foresee", lambda *_: None)
-    assert early == counted(replica, requests_for(PROMPTS))
+    assert early == counted(replica, requests_for(ROWS))
+
+
+def test_tokens_drawn_on_the_target_s_side_have_the_random_numbers_of_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With candidates from memory the next tokens are drawn where the sequences are looked at."""
+    replica = markov_replica(PLAIN, pair=(repetitive_model(), None), memory=0.0, num_draft_tokens=4)
+    early = counted(replica, requests_for(PROMPTS, 20))
+    assert early["num_accepted_tokens"] > 20
+    monkeypatch.setattr(NextRound, "foresee", lambda *_: None)
+    assert early == counted(replica, requests_for(PROMPTS, 20))
 
 
 def test_pages_are_reserved_early_however_many_candidates_are_accepted() -> None:
