@@ -186,7 +186,7 @@ class Engine:
         self._memory_guard.note_reply()
         next_ids = reply.next_token_ids_R.tolist()
         self._verifier.note_next_tokens(plan.decoding, next_ids)
-        ends = self._stop_rules.ends(plan.decoding, next_ids)
+        ends = self._stop_rules.ends(plan.decoding, next_ids, not_finite=NOT_FINITE)
         goes_on = [end is None for end in ends]
         new_blocks = NewBlocks.of(reply, plan.decoding, tails[0], goes_on, trusts_draft=self._trusts_draft)
 

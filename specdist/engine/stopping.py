@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from specdist.engine.request import FinishReason
 from specdist.engine.sequence import Sequence
-from specdist.sampling.distributions import NOT_FINITE
 
 # The text of a completion's last tokens is the end of its text, but for a space or so where it begins; unless
 # it begins inside a character, whose bytes then show as a character that stands for none.
@@ -45,10 +44,13 @@ class StopRules:
         has_room = len(new_ids) < sequence.max_length - len(sequence.token_ids)
         return bool(strings) or not has_room or not self.token_ids.isdisjoint(new_ids)
 
-    def ends(self, sequences: list[Sequence], next_token_ids: list[int]) -> list[FinishReason | None]:
-        """How these next tokens would end their sequences, where they would."""
+    def ends(
+        self, sequences: list[Sequence], next_token_ids: list[int], *, not_finite: int
+    ) -> list[FinishReason | None]:
+        """How these next tokens would end their sequences, where they would. ``not_finite``: in the place of
+        one that could not be drawn."""
         return [
-            "error" if token_id == NOT_FINITE else self.check(sequence, [token_id]).reason
+            "error" if token_id == not_finite else self.check(sequence, [token_id]).reason
             for sequence, token_id in zip(sequences, next_token_ids, strict=True)
         ]
 

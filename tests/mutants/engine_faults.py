@@ -37,8 +37,8 @@ ENGINE_FAULTS = (
     Mutant(
         name="blocks-stand-one-position-too-late",
         file="engine/blocks.py",
-        old="np.array([len(sequence.token_ids) for sequence in blocks.sequences], np.int64)",
-        new="np.array([len(sequence.token_ids) + 1 for sequence in blocks.sequences], np.int64)",
+        old="(each.slot, each.stream_key, len(each.token_ids))",
+        new="(each.slot, each.stream_key, len(each.token_ids) + 1)",
         tests=(IN_TURNS,),
     ),
     Mutant(

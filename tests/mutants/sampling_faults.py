@@ -105,9 +105,9 @@ SAMPLING_FAULTS = (
     ),
     Mutant(
         name="all-rows-judge-with-numbers-of-one-stream",
-        file="engine/verify.py",
-        old="stream_keys = np.array([sequence.stream_key for sequence in sequences], np.int64)",
-        new="stream_keys = np.zeros(len(sequences), np.int64)",
+        file="engine/blocks.py",
+        old="(each.slot, each.stream_key, len(each.token_ids))",
+        new="(each.slot, 0, len(each.token_ids))",
         tests=(IN_TURNS,),
     ),
     Mutant(
