@@ -18,6 +18,7 @@ from specdist.cache.draft_window import DraftWindow
 from specdist.engine.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.packing import not_sent
 from specdist.engine.proposals import ProposalReply
+from specdist.engine.request import FinishReason
 from specdist.engine.round_plan import Chunk
 from specdist.engine.sequence import Sequence
 from specdist.models.flat import FlatBatch
@@ -147,14 +148,14 @@ class NewBlocks:
         reply: ProposalReply,
         decoding: list[Sequence],
         tails: Tails,
-        goes_on: list[bool],
+        ends: list[FinishReason | None],
         *,
         trusts_draft: bool,
     ) -> NewBlocks:
         """Those of the sequences that go on after their next tokens."""
         next_ids_R, ids_C, num_R = reply.next_token_ids_R, reply.candidate_ids_C, reply.num_drafted_R
-        if not all(goes_on):
-            goes_on_R = np.array(goes_on, bool)
+        if any(ends):
+            goes_on_R = np.array([end is None for end in ends])
             decoding, tails = [decoding[index] for index in np.flatnonzero(goes_on_R)], tails[goes_on_R]
             next_ids_R, ids_C, num_R = (
                 next_ids_R[goes_on_R],

@@ -166,8 +166,9 @@ class Engine:
         tails: list[Tails] = []
 
         def meanwhile() -> None:
-            self.commit()
-            tails.append(Tails.of(plan.decoding))
+            with self._clock.phase("host"):
+                self.commit()
+                tails.append(Tails.of(plan.decoding))
 
         request = draft_request(
             plan,
@@ -187,8 +188,7 @@ class Engine:
         next_ids = reply.next_token_ids_R.tolist()
         self._verifier.note_next_tokens(plan.decoding, next_ids)
         ends = self._stop_rules.ends(plan.decoding, next_ids, not_finite=NOT_FINITE)
-        goes_on = [end is None for end in ends]
-        new_blocks = NewBlocks.of(reply, plan.decoding, tails[0], goes_on, trusts_draft=self._trusts_draft)
+        new_blocks = NewBlocks.of(reply, plan.decoding, tails[0], ends, trusts_draft=self._trusts_draft)
 
         # Without tokens there is no pass: the page updates are those of sequences that have just ended.
         weights: dict[Kind, int] = {"prefill": request.num_prefill_tokens, "verify": new_blocks.num_tokens}

@@ -86,11 +86,7 @@ class NextRound:
     ) -> NextRound | None:
         """To be asked when all next tokens are committed. None if a sequence may end or begin after the pass
         over ``blocks`` and ``plan``'s chunks."""
-        new = [chunk.sequence for chunk in plan.chunks]
-        sequences, num_more = (
-            scheduler.running,
-            [*(block.num_candidates for block in blocks), *(0 for _ in new)],
-        )
+        sequences, new = scheduler.running, [chunk.sequence for chunk in plan.chunks]
         if (
             not sequences
             or sequences != [*(block.sequence for block in blocks), *new]
@@ -98,7 +94,8 @@ class NextRound:
             or any(stop_rules.may_end(block.sequence, block.candidate_ids) for block in blocks)
         ):
             return None
-        page_updates = scheduler.reserve_early(num_more)
+        num_candidates = [block.num_candidates for block in blocks]
+        page_updates = scheduler.reserve_early(num_candidates + [0] * len(new))
         if page_updates is None:
             return None
         return NextRound(

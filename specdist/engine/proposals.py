@@ -41,8 +41,7 @@ class ProposalRequest:
         num_prefill_tokens: context tokens of the target pass.
         away_ns: of a group that shares its draft, from the last reply to this request; 0 at first.
         groups: whose sequences they are, where a draft serves several target groups.
-        meanwhile: to be called before the ``sequences`` are looked at, or while the request is under way: may
-            have to commit what the last pass has accepted. Called after the reply in any case.
+        meanwhile: to be called while the request is under way, and before ``sequences`` are looked at.
     """
 
     page_updates: PageUpdates

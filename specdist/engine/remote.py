@@ -60,8 +60,7 @@ class RemoteDraft:
         if isinstance(request, StatefulRequest):
             with clock.phase("transfer"):
                 request.send_states(self._requests.transfer)
-        with clock.phase("host"):
-            request.meanwhile()
+        request.meanwhile()
         arrays = self._replies.receive()
         if len(arrays) == 1:
             raise DraftOutOfMemory(arrays[0].astype(np.uint8).tobytes().decode())

@@ -125,9 +125,8 @@ class Scheduler:
         return True
 
     def reserve_early(self, num_candidates: list[int]) -> PageUpdates | None:
-        """While a pass verifies so many candidates of each running sequence: pages for the next blocks,
-        however many are accepted, if the next round is one of the same sequences. None where others may join
-        them, and where pages are too few to take any before they are needed."""
+        """Pages for the blocks after a pass over so many candidates of each running sequence, however many
+        are accepted. None where others may join the next round, or pages are few."""
         block = self._pages.num_pages_for(1 + self.settings.max_draft_tokens + self.settings.num_ahead_tokens)
         may_join = self._free_slots and self.waiting
         if may_join or self.num_free_pages < 2 * len(self.running) * (block + 1):

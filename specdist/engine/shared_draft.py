@@ -55,8 +55,7 @@ class LinkedDraft:
         with clock.phase("transfer"):
             message = _packed(Kind.REQUEST, request)
             self._link.send(message)
-        with clock.phase("host"):
-            request.meanwhile()
+        request.meanwhile()
         answer = self._link.receive()
         if answer.kind is Kind.OUT_OF_MEMORY:
             raise DraftOutOfMemory(answer.text)
