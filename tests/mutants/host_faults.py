@@ -43,7 +43,9 @@ HOST_FAULTS = (
         file="engine/no_draft.py",
         old="    request.meanwhile()\n",
         new="",
-        tests=(NEXT_ROUND,),
+        tests=(
+            f"{NEXT_ROUND}::test_tokens_drawn_on_the_target_s_side_have_the_random_numbers_of_their_places",
+        ),
     ),
     Mutant(
         name="counts-of-a-round-committed-late-come-a-round-late",
