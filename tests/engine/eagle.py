@@ -77,6 +77,7 @@ class Watched:
         self._draft, self._blocks = draft, blocks
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        request.meanwhile()
         reply = self._draft.propose(request, clock)
         ends = np.cumsum(reply.num_drafted_R)
         for index, sequence in enumerate(request.sequences):

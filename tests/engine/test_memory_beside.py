@@ -141,6 +141,7 @@ class Repeating:
         self.num_repeated = 0
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        request.meanwhile()
         keys = [(sequence.stream_key, len(sequence.token_ids)) for sequence in request.sequences]
         reply = self._inner.propose(request, clock)
         blocks = np.split(reply.candidate_ids_C, np.cumsum(reply.num_drafted_R))[: len(keys)]
@@ -158,6 +159,7 @@ class Knowing:
         self._inner, self.close = inner, inner.close
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        request.meanwhile()
         reply = self._inner.propose(request, clock)
         memory = self._inner._draft._memory
         assert isinstance(memory, MemoryBeside)
