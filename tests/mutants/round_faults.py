@@ -46,8 +46,8 @@ ROUND_FAULTS = (
     Mutant(
         name="prompts-give-the-draft-time-in-all-rounds",
         file="theory/rounds.py",
-        old="chunks = np.maximum(int(self._chunk_tokens), prompts_of_round)",
-        new="chunks = np.maximum(1.0, prompts_of_round)",
+        old="share = prompts_of_round / chunks",
+        new="share = np.ones_like(chunks)",
         tests=(ROUNDS,),
     ),
     Mutant(
