@@ -116,19 +116,17 @@ def _key(setting: dict[str, Any]) -> tuple[int, float, int, float]:
 
 
 def _best_other(setting: dict[str, Any], settings: list[dict[str, Any]]) -> tuple[str, str, float]:
-    """The best of all but goodput in this setting, or, where every round is chosen, of all in other modes:
-    its mode, its name and its tokens per second."""
+    """The best of all but goodput in this setting, or, where every round is chosen and there are other
+    settings, of all in other modes: its mode, its name and its tokens per second."""
     names = ("batch_size", "temperature", "acceptance")
-    others = [setting]
-    if setting["mode"] == CHOSEN:
-        is_alike = [all(one[name] == setting[name] for name in names) for one in settings]
-        others = [one for one, alike in zip(settings, is_alike, strict=True) if alike]
-        others = [one for one in others if one["mode"] != CHOSEN]
+    across = [] if setting["mode"] != CHOSEN else [
+        one for one in settings if one["mode"] != CHOSEN and all(one[name] == setting[name] for name in names)
+    ]  # fmt: skip
     rates = [
         (one["mode"], name, rate)
-        for one in others
+        for one in across or [setting]
         for name, rate in one["tokens_per_s"].items()
-        if setting["mode"] == CHOSEN or name not in (GOODPUT, TARGET_ONLY)
+        if across or name not in (GOODPUT, TARGET_ONLY)
     ]
     return max(rates, key=lambda one: one[2])
 
