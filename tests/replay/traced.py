@@ -8,6 +8,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from specdist.engine.assembly import Assembly
+from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.interfaces import Proposer
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Completion
 from specdist.engine.stopping import StopRules
@@ -81,6 +83,13 @@ POLICY_NAMES = (
 )  # fmt: skip
 
 
+class AskedReplica(Harness):
+    """Its draft is asked in every round, as in a replay, even where ``goodput`` would let it rest."""
+
+    def proposer(self) -> Proposer:
+        return ColocatedDraft(self.assembly.draft_worker(self.runners[1], self.policy))
+
+
 def live_replica(
     target: PreTrainedModel,
     draft: PreTrainedModel,
@@ -93,7 +102,7 @@ def live_replica(
     **options: Any,
 ) -> Harness:
     head = random_head(draft, uses_features=True, hidden_state="drawing" if is_drawing else "own")
-    return Harness(
+    return AskedReplica(
         target,
         draft,
         policy=policy,
