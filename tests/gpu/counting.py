@@ -227,9 +227,9 @@ class Runs:
         rounds: list[tuple[bool, dict[str, Counter[str]]]] = []
         harness, observer, one_round = self.harness, self.observer, Engine._round
 
-        def counted(engine: Engine, plan: Any, finished: list[Any]) -> Iterator[Any]:
+        def counted(engine: Engine, plan: Any, last: Any, finished: list[Any]) -> Iterator[Any]:
             before = observer.snapshot()
-            yield from one_round(engine, plan, finished)
+            yield from one_round(engine, plan, last, finished)
             steady = len(plan.decoding) == self.num_rows and not plan.chunks and not finished
             rounds.append((steady, observer.since(before)))
 
