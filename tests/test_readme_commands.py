@@ -70,7 +70,7 @@ ELSEWHERE = {
     ),
     "--adapt_draft": (
         "needs a rank for the draft",
-        ["tests/job/test_adaptation.py::test_a_run_goes_on_with_what_was_learned_and_writes_the_same_bytes"],
+        ["tests/job/test_adaptation.py::test_a_killed_run_goes_on_with_what_was_learned_and_writes_the_same_rows"],
     ),
     "gpu8-groups.yaml": (
         "starts many ranks",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from specdist.sampling.distributions import Distributions
 
 # In a token id's place: to be sampled.
 DRAW = -1
+# Unlike a function of the class, it is not bound to a request that was received.
+NOTHING_TO_DO = partial(lambda: None)
 NOTHING_MISSED = FlatBatch(*np.zeros((3, 0), np.int64))
 
 
@@ -60,7 +63,7 @@ class ProposalRequest:
     next_distributions_W: Distributions | None = not_sent()
     groups: tuple[int, ...] = not_sent((0,))
     sequences: list[Sequence] = not_sent(())
-    meanwhile: Callable[[], None] = not_sent(lambda: None)
+    meanwhile: Callable[[], None] = not_sent(NOTHING_TO_DO)
 
 
 @dataclass(frozen=True, kw_only=True)

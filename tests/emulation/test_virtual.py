@@ -57,7 +57,7 @@ def test_every_round_chosen_is_as_fast_as_the_best_that_stays_the_same() -> None
     """A batch whose passes are as long as the candidates are many, and a fixed length that is too long for
     it: blocks ahead are shorter, and the same sequences are drafted for as where every round has branches."""
     config = EmulationConfig(
-        emulate="h100-sxm", target="70b", draft="1b", tp_size=4, batch_sizes=[64], rounds=16,
+        emulate="h100-sxm", target="70b", draft="1b", tp_size=4, batch_sizes=[64], rounds=48,
         prompt_tokens=128, output_tokens=256,
     )  # fmt: skip
     fixed, goodput = PolicyChoice.of("fixed", num_draft_tokens=8), PolicyChoice.of("goodput")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdist.engine.blocks import NewBlocks, flat_batch
+from specdist.engine.blocks import NewBlocks, Tails, flat_batch
 from specdist.engine.proposals import ProposalReply
 from specdist.engine.reports import AheadReport, RoleTimes
-from specdist.engine.request import Request
+from specdist.engine.request import FinishReason, Request
 from specdist.engine.sequence import Sequence
 
 
@@ -33,7 +33,8 @@ def test_a_sequence_that_ends_with_its_next_token_leaves_none_of_its_candidates(
         draft_pass_sizes_P=np.zeros(0, np.int64),
         times=RoleTimes(),
     )
-    blocks = NewBlocks.of(reply, sequences, [True, False, True], trusts_draft=False)
+    ends: list[FinishReason | None] = [None, "stop", None]
+    blocks = NewBlocks.of(reply, sequences, Tails.of(sequences), ends, trusts_draft=False)
     batch = flat_batch(blocks, [])
     assert np.asarray(batch.token_ids_T).tolist() == [10, 11, 12, 30, 31]
     assert batch.slots_T.tolist() == [0, 0, 0, 2, 2]

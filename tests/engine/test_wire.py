@@ -101,7 +101,9 @@ def test_requests_and_replies_arrive_unchanged() -> None:
         context=FlatBatch(ints(8, 9), ints(1, 1), ints(0, 1)),
     )
     line.near.send(pack(request))
-    assert_same(request, unpack(ProposalRequest, line.far.receive()))
+    received = unpack(ProposalRequest, line.far.receive())
+    assert_same(request, received)
+    received.meanwhile()
     probabilities = torch.rand(3, generator=torch.Generator().manual_seed(0)).double().numpy()
     reply = ProposalReply(
         next_token_ids_R=ints(4, 151_000),

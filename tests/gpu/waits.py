@@ -60,10 +60,10 @@ def counted_waits() -> Iterator[RoundWaits]:
         drafting.update(DEVICE.counts().synchronisations - before)
         return reply
 
-    def counted_round(self: Engine, plan: RoundPlan, finished: Any) -> Iterator[Any]:
+    def counted_round(self: Engine, plan: RoundPlan, last: Any, finished: Any) -> Iterator[Any]:
         drafting.clear()
         before = DEVICE.counts().synchronisations
-        yield from run_round(self, plan, finished)
+        yield from run_round(self, plan, last, finished)
         if not (plan.chunks or plan.opened):
             found.draft.append(Waits(drafting))
             found.target.append(DEVICE.counts().synchronisations - before - drafting)
