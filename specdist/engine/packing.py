@@ -26,6 +26,8 @@ import numpy as np
 
 Message = TypeVar("Message")
 NOT_SENT = "not_sent"
+# A default that, unlike a function, does not become a method of a message that was received.
+NOTHING_TO_DO = functools.partial(lambda: None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.opened import NONE, OpenedSequences
-from specdist.engine.packing import FloatArray, not_sent
+from specdist.engine.packing import NOTHING_TO_DO, FloatArray, not_sent
 from specdist.engine.reports import NO_DRAFT_STEPS, AheadReport, DraftSteps, RoleTimes, TracedDrafts, Traffic
 from specdist.engine.sequence import Sequence
 from specdist.models.flat import FlatBatch
@@ -22,8 +21,6 @@ from specdist.sampling.distributions import Distributions
 
 # In a token id's place: to be sampled.
 DRAW = -1
-# Unlike a function of the class, it is not bound to a request that was received.
-NOTHING_TO_DO = partial(lambda: None)
 NOTHING_MISSED = FlatBatch(*np.zeros((3, 0), np.int64))
 
 
