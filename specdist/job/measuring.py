@@ -39,10 +39,11 @@ from specdist.sampling.distributions import Dense
 TARGET_GROUP = 0
 NUM_REQUESTS = 7
 NUM_WARMUPS = 2
-# Tokens of the sequences of a request; rounds of every kind, and most draft steps in one.
+# Tokens of the sequences of a request; rounds of every kind, and most draft steps in one: ahead as many as
+# fit beside a large model's pass, since a policy that is asked after each has work between any two.
 FIRST_TOKENS = 2
 NUM_ROUNDS = 5
-MOST_STEPS = 4
+MOST_STEPS, MOST_STEPS_AHEAD = 4, 12
 # Without a draft model: of each sequence's blocks, and of all, the passes that are measured.
 MEASURED_BLOCK, MEASURED_TOKENS = 8, 256
 NOTHING = Curve([1], [0])
@@ -215,8 +216,9 @@ def drafting_curves(
     # Rows' own options are left out: the rows of this measurement have none.
     settings = dataclasses.replace(assembly.settings, processing=None)
     assembly = dataclasses.replace(assembly, settings=settings)
-    num_steps = min(MOST_STEPS, assembly.scheduling.max_draft_tokens)
-    ahead = DraftAhead(num_tokens=num_steps + 1, num_branches=num_branches)
+    most = assembly.scheduling.max_draft_tokens
+    num_steps = min(MOST_STEPS, most)
+    ahead = DraftAhead(num_tokens=min(MOST_STEPS_AHEAD, most) + 1, num_branches=num_branches)
     sizes = sorted({1, assembly.scheduling.num_slots})
     found = []
     for size in sizes:

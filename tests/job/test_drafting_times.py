@@ -11,7 +11,7 @@ from specdist.config.arguments import parse_arguments
 from specdist.emulation.config import EmulationConfig
 from specdist.emulation.run import Emulation
 from specdist.emulation.sides import DraftServer, EmulatedOrder
-from specdist.job.measuring import MOST_STEPS, drafting_curves
+from specdist.job.measuring import MOST_STEPS, MOST_STEPS_AHEAD, drafting_curves
 from specdist.models.runner import ModelRunner
 from specdist.sampling.options import Processing
 
@@ -50,7 +50,7 @@ def test_the_steps_of_both_kinds_of_round_are_not_counted(
     assert turns.sizes == ahead.sizes == [1, NUM_ROWS]
     for num_rows, in_turns_ns, ahead_ns in zip(turns.sizes, turns.ns, ahead.ns, strict=True):
         assert in_turns_ns // SECOND == num_rows * MOST_STEPS
-        assert ahead_ns // SECOND == num_rows * (1 + MOST_STEPS * (1 + num_branches))
+        assert ahead_ns // SECOND == num_rows * (1 + MOST_STEPS_AHEAD * (1 + num_branches))
 
 
 def test_a_draft_measures_its_host_beside_its_passes(served: tuple[DraftServer, EmulatedOrder]) -> None:
@@ -61,5 +61,5 @@ def test_a_draft_measures_its_host_beside_its_passes(served: tuple[DraftServer, 
     pace._known_ns = lambda *sizes: 20 * known_ns(*sizes)  # type: ignore[assignment, misc]
     turns, ahead = server.measure(order)
     pace._known_ns = known_ns
-    longest_ns = 20 * MOST_STEPS * known_ns(1, 1, 0)
+    longest_ns = 20 * MOST_STEPS_AHEAD * known_ns(1, 1, 0)
     assert 0 < turns.ns[0] < longest_ns and 0 < ahead.ns[0] < longest_ns
