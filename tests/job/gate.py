@@ -16,7 +16,7 @@ from typing import Any
 from tests.job.launching import TIMEOUT_S, Main
 
 POLL_S = 0.002
-WAITS, PASSES, OPEN = ".waits", ".passes", "open"
+WAITS, PASSES, DONE, OPEN = ".waits", ".passes", ".done", "open"
 FOLDER = "SPECDIST_TESTS_GATE"
 # For commands: Python imports ``sitecustomize`` from here at its start.
 SITE = Path(__file__).parent / "gated"
@@ -36,7 +36,8 @@ class Gate:
         return {FOLDER: str(self.folder), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def let_through(self, until: Callable[[], bool], is_running: Callable[[], bool] = lambda: True) -> None:
-        """One after the other, until the moment comes or the jobs end by themselves. The next ones wait."""
+        """One after the other, each to its end, until the moment comes or the jobs end by themselves. The
+        next ones wait."""
         deadline = time.monotonic() + TIMEOUT_S
         while not until() and is_running():
             assert time.monotonic() < deadline, "the moment never came"
@@ -44,6 +45,9 @@ class Gate:
                 if until():
                     return
                 waiting.rename(waiting.with_suffix(PASSES))
+                while is_running() and not waiting.with_suffix(DONE).exists():
+                    assert time.monotonic() < deadline, "what was let through has not ended"
+                    time.sleep(POLL_S)
             time.sleep(POLL_S)
 
     def open(self) -> None:
@@ -57,16 +61,19 @@ def install(folder: Path) -> None:
 
     numbers = itertools.count()
 
-    def wait() -> None:
-        place = folder / f"{next(numbers):05d}-{os.getpid()}"
+    def wait(place: Path) -> None:
         place.with_suffix(WAITS).touch()
         while not (place.with_suffix(PASSES).exists() or (folder / OPEN).exists()):
             time.sleep(POLL_S)
 
     def gated_method(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            wait()
-            return method(*arguments, **options)
+            place = folder / f"{next(numbers):05d}-{os.getpid()}"
+            wait(place)
+            try:
+                return method(*arguments, **options)
+            finally:
+                place.with_suffix(DONE).touch()
 
         return call
 
