@@ -19,7 +19,8 @@ from specdist.cache.pages import PageUpdates
 from specdist.engine.blocks import Block, flat_context
 from specdist.engine.opened import OpenedSequences
 from specdist.engine.proposals import DRAW, ProposalRequest
-from specdist.engine.scheduler import RoundPlan, Scheduler, candidates_within
+from specdist.engine.round_plan import RoundPlan, candidates_within
+from specdist.engine.scheduler import Scheduler
 from specdist.engine.sequence import Sequence
 from specdist.engine.stopping import StopRules
 from specdist.engine.verify import Verifier
