@@ -29,7 +29,7 @@ from tests.engine.harness import Harness
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, COUPLED, FILTERED, PLAIN, markov_replica
 from tests.engine.sliced import SlicedMarkovReplica
-from tests.engine.test_draft_cache import CheckedReplica
+from tests.engine.test_draft_cache import Cached
 from tests.statistics import chi_square_p_value
 
 TARGET, DRAFT = markov_pair()
@@ -213,7 +213,7 @@ def test_memory_proposes_what_is_forced_and_nothing_that_is_not_allowed(options:
 def test_the_draft_s_cache_takes_in_what_was_forced(options: dict[str, Any]) -> None:
     """Also in a branch that becomes the row's candidates; else the draft would go on from stale tokens."""
     rule = RowRule(Constraint("regex", "(abd(ab|d)c?ddd[abc]){3}").grammar)
-    harness: Any = constrained(kind=CheckedReplica, max_new_tokens=40, max_num_seqs=20, **options)
+    harness: Any = constrained(kind=Cached, max_new_tokens=40, max_num_seqs=20, **options)
     generate(harness, 40, rule)
     stats = harness.stats_recorder.close_shard(0)
     assert harness.checked.num_checked > 300 and stats.num_forced_draft_tokens > 200

@@ -7,19 +7,17 @@ and no test of the output detects it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from specdist.engine.colocated import ColocatedDraft
-from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.interfaces import Proposer
 from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.timeline import Timeline
 from specdist.policies import DraftSequences, FixedLength, WithoutHistory
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Harness, requests_for
+from tests.engine.checked import CheckedDraft, CheckedReplica
+from tests.engine.harness import requests_for
 from tests.engine.markov import MarkovRunner
 from tests.engine.sampled import FILTERED, PLAIN, PROMPTS, markov_replica
 from tests.engine.test_greedy import MODES
@@ -42,40 +40,25 @@ class Pausing(WithoutHistory):
         return np.full(len(rows.slots_R), not is_pause and rows.num_drafted < self.max_draft_tokens)
 
 
-class CheckedDraft:
-    """Checks the cache of every row after every round."""
+class EverySequence(CheckedDraft):
+    """The tokens of every sequence are those in the cache, from its context on."""
 
-    def __init__(self, draft: DraftWorker, runner: MarkovRunner) -> None:
-        self._draft = draft
-        self._runner = runner
-        self._inner = ColocatedDraft(draft)
+    def __init__(self, inner: Proposer, runner: MarkovRunner) -> None:
+        super().__init__(inner, runner)
         self._begins: dict[int, int] = {}
-        self.num_checked = 0
 
-    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        reply = self._inner.propose(request, clock)
-        rows = self._draft._draft_state
+    def check(self, request: ProposalRequest, reply: ProposalReply) -> None:
         for slot in request.slots_R.tolist():
-            begin, end = self._begins[slot], int(rows.num_computed[slot])
-            assert self._runner.is_cached(slot, begin, rows.token_ids[slot, begin:end])
+            begin, end = self._begins[slot], int(self.state.num_computed[slot])
+            assert self.runner.is_cached(slot, begin, self.state.token_ids[slot, begin:end])
             self.num_checked += end - begin
         # The tokens before a context are in pages that another row has written.
         for slot in request.opened.slots.tolist():
             self._begins[slot] = int(request.context.positions_T[request.context.slots_T == slot].min())
-        return reply
-
-    def close(self) -> None:
-        self._inner.close()
 
 
-class CheckedReplica(Harness):
-    """A replica whose draft is checked."""
-
-    def proposer(self) -> Proposer:
-        inner = super().proposer()
-        assert isinstance(inner, ColocatedDraft)
-        self.checked = CheckedDraft(inner._draft, cast(MarkovRunner, self.runners[1]))
-        return self.checked
+class Cached(CheckedReplica):
+    checks = EverySequence
 
 
 @pytest.mark.parametrize("settings", [GREEDY, PLAIN, FILTERED], ids=["greedy", "plain", "filtered"])
@@ -90,7 +73,7 @@ def test_the_cache_of_every_row_is_what_the_draft_assumes(
     policy = Pausing() if pauses else FixedLength(3)
     replica = markov_replica(
         settings,
-        kind=CheckedReplica,
+        kind=Cached,
         policy=policy,
         max_num_seqs=20,
         num_pages=num_pages,

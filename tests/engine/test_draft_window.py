@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 
 from specdist.cache.draft_window import NUM_SINK_PAGES, WindowPageTable
-from specdist.engine.colocated import ColocatedDraft
-from specdist.engine.interfaces import Proposer
 from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.timeline import Timeline
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.shard import Stats
 from specdist.theory.rounds import RoundShape
+from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
-from tests.engine.markov import MarkovRunner, markov_pair
+from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, COUPLED, PLAIN, PROMPTS, markov_replica, p_values
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.engine.test_identity import check_preempted, outcome
@@ -30,16 +28,11 @@ LONG: dict[str, Any] = {"max_new_tokens": 50, "max_seq_len": 64, "draft_window":
 every_mode = pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 
 
-class Checked:
-    """Compares what each sequence of the draft sees, after every round, with the tokens that belong there."""
+class WhatIsSeen(CheckedDraft):
+    """What each sequence of the draft sees is the tokens that belong there."""
 
-    def __init__(self, inner: ColocatedDraft, runner: MarkovRunner) -> None:
-        self._inner, self._runner = inner, runner
-        self.num_checked = 0
-
-    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        reply = self._inner.propose(request, clock)
-        state, table = self._inner._draft._draft_state, self._runner.pages
+    def check(self, request: ProposalRequest, reply: ProposalReply) -> None:
+        state, table = self.state, self.runner.pages
         assert isinstance(table, WindowPageTable)
         for slot in request.slots_R.tolist():
             # The first position that may be run now.
@@ -54,20 +47,12 @@ class Checked:
             positions = np.where(is_sink, places, places + first * PAGE_SIZE)
             assert pages.tolist() == [held[position // PAGE_SIZE] for position in positions]
             tokens = state.token_ids[slot, positions] * (positions % (7 - 1) + 1)
-            assert (self._runner._cache[pages * PAGE_SIZE + places % PAGE_SIZE] == tokens).all()
+            assert (self.runner._cache[pages * PAGE_SIZE + places % PAGE_SIZE] == tokens).all()
             self.num_checked += len(places)
-        return reply
-
-    def close(self) -> None:
-        self._inner.close()
 
 
-class CheckedReplica(Harness):
-    def proposer(self) -> Proposer:
-        inner = super().proposer()
-        assert isinstance(inner, ColocatedDraft)
-        self.checked = Checked(inner, self.runners[1])  # type: ignore[arg-type]
-        return self.checked
+class Windowed(CheckedReplica):
+    checks = WhatIsSeen
 
 
 @pytest.mark.parametrize(
@@ -79,16 +64,16 @@ def test_no_token_depends_on_the_batch_chunks_shared_prefixes_or_preemption(
 ) -> None:
     """Also under rejection, where a token depends on what the draft said; and all pages come back."""
     requests = requests_for(PROMPTS, 3)
-    first = markov_replica(settings, kind=CheckedReplica, **LONG, **ahead)
+    first = markov_replica(settings, kind=Windowed, **LONG, **ahead)
     expected = outcome(first.generate(requests))
-    assert first.checked.num_checked > 1000  # type: ignore[attr-defined]
+    assert first.checked.num_checked > 1000
     total = Stats()
     for limits in (
         {"max_num_seqs": 2},
         {"max_num_seqs": 20, "num_pages": 24},
         {"max_num_batched_tokens": 23},
     ):
-        replica = markov_replica(settings, kind=CheckedReplica, **LONG, **ahead, **limits)
+        replica = markov_replica(settings, kind=Windowed, **LONG, **ahead, **limits)
         assert outcome(replica.generate(requests)) == expected, limits
         total.add(replica.stats_recorder.close_shard(0))
         table = replica.runners[1].pages

@@ -6,23 +6,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from specdist.engine import assembly, resting_draft
 from specdist.engine.colocated import ColocatedDraft
-from specdist.engine.interfaces import Proposer
-from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.timeline import Timeline
 from specdist.models.flat import FlatBatch
 from specdist.policies import DraftFeatures, DraftSequences, RoundContext, VerifiedTokens, WithoutHistory
 from specdist.sampling.distributions import SamplingSettings
+from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import Harness, requests_for
-from tests.engine.markov import MarkovModel, MarkovRunner, markov_pair
+from tests.engine.markov import MarkovModel, markov_pair
 from tests.engine.sampled import FILTERED, PLAIN, markov_replica
 
 GREEDY = SamplingSettings(temperature=0.0)
@@ -65,39 +64,26 @@ class Scripted(WithoutHistory):
         self.num_paused += num_rounds
 
 
-class CheckedDraft:
-    """Checks the cache of every sequence that was drafted for, after every round."""
+class WhoeverIsDraftedFor(CheckedDraft):
+    """Every sequence that was drafted for has all its tokens in the cache."""
 
-    def __init__(self, inner: DraftOnDemand, runner: MarkovRunner) -> None:
-        assert isinstance(inner._draft, ColocatedDraft)
-        self._inner, self._runner = inner, runner
-        self._worker = inner._draft._draft
-        self.num_checked = self.num_alone = 0
+    num_alone = 0
 
-    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        reply = self._inner.propose(request, clock)
-        state = self._worker._draft_state
+    def check(self, request: ProposalRequest, reply: ProposalReply) -> None:
         self.num_alone += not len(reply.draft_pass_sizes_P)
         for slot, sequence, num_drafted in zip(
             request.slots_R.tolist(), request.sequences, reply.num_drafted_R, strict=True
         ):
             if num_drafted:
-                end = min(int(state.num_computed[slot]), len(sequence.token_ids))
+                end = min(int(self.state.num_computed[slot]), len(sequence.token_ids))
                 assert end == len(sequence.token_ids)
-                assert self._runner.is_cached(slot, 0, np.array(sequence.token_ids))
+                assert self.runner.is_cached(slot, 0, np.array(sequence.token_ids))
                 self.num_checked += 1
-        return reply
-
-    def close(self) -> None:
-        self._inner.close()
 
 
-class CheckedReplica(Harness):
-    def proposer(self) -> Proposer:
-        inner = super().proposer()
-        assert isinstance(inner, DraftOnDemand)
-        self.checked = CheckedDraft(inner, cast(MarkovRunner, self.runners[1]))
-        return self.checked
+class Resting(CheckedReplica):
+    checks = WhoeverIsDraftedFor
+    checked: WhoeverIsDraftedFor
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +106,7 @@ def test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache(
     come in chunks, and where sequences are preempted."""
     policy = Scripted([0, 0, 2, 0, 3, 3], only_odd=only_odd)
     sizes = {"max_num_seqs": 8, "max_new_tokens": 30, "max_seq_len": 48, "max_num_batched_tokens": 64}
-    replica = markov_replica(settings, kind=CheckedReplica, policy=policy, **sizes | options)
+    replica = markov_replica(settings, kind=Resting, policy=policy, **sizes | options)
     replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
     stats = replica.stats_recorder.close_shard(0)
     assert replica.checked.num_checked > 20 and replica.checked.num_alone > 10
