@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 PASS_SOURCE = Path(__file__).with_name("cpu_pass.c")
+HEADERS = [PASS_SOURCE.with_name(name) for name in ("cpu_products.h", "cpu_tiles.h")]
 NGRAMS_SOURCE = Path(__file__).with_name("ngrams.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp")
@@ -100,10 +101,12 @@ class Ngrams(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """A model's passes. Raises :class:`OSError` or :class:`subprocess.SubprocessError` where it cannot be
-    compiled."""
+    """A model's passes, with tiles where the system allows them. Raises :class:`OSError` or
+    :class:`subprocess.SubprocessError` where it cannot be compiled."""
     loaded = _compiled(PASS_SOURCE)
     loaded.panel_width.restype = loaded.num_workspace_numbers.restype = c_index
+    loaded.use_tiles.argtypes, loaded.use_tiles.restype = (c_index,), c_index
+    loaded.use_tiles(True)
     loaded.pack_weight.argtypes = (c_address, c_index, c_index, c_index, c_address)
     loaded.pack_weight.restype = loaded.run_pass.restype = None
     return loaded
@@ -127,7 +130,7 @@ def _compiled(source: Path) -> ctypes.CDLL:
     if compiler is None:
         raise FileNotFoundError("no C compiler was found")
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "specdist")
-    parts = [source.read_text(), *FLAGS, compiler, *_instructions()]
+    parts = [*(each.read_text() for each in (source, *HEADERS)), *FLAGS, compiler, *_instructions()]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     path = folder / f"{source.stem.replace('_', '-')}-{digest}.so"
     if not path.exists():
@@ -138,6 +141,11 @@ def _compiled(source: Path) -> ctypes.CDLL:
             subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
             compiled.replace(path)
     return ctypes.CDLL(str(path))
+
+
+def has_instruction(name: str) -> bool:
+    """Whether the processor lists it."""
+    return any(name in line.split() for line in _instructions())
 
 
 def _instructions() -> list[str]:

@@ -3,48 +3,12 @@
    A sum's order depends on nothing but the model: not on the other tokens of the pass, nor on the number of
    threads. So a token's logits are the same bits alone, in a verification block, or in a batch.
 
-   Weights are packed in panels of PANEL outputs. In float32 a panel is [inputs, PANEL]; in bfloat16 it is
-   [inputs / 2, PANEL, 2], as the instruction for products of pairs takes it. Names as in cpu_pass.py. */
+   Structures and names as in cpu_library.py. */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "cpu_products.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
-/* Numbers in a vector, and tokens whose sums with two vectors of outputs fit into the registers. */
-#if defined(__AVX512F__)
-#define WIDTH 16
-#define TOKENS 12
-#elif defined(__AVX__)
-#define WIDTH 8
-#define TOKENS 6
-#else
-#define WIDTH 4
-#define TOKENS 6
-#endif
-#define PANEL (2 * WIDTH)
-#define STEPS 256 /* of inputs whose weights stay in the nearest cache until all tokens have met them */
-#define GROUPS 16 /* of tokens that share a look at the weights: their sums stay near, too */
-#define MOST_SUMS 24 /* vectors */
 #define KEYS 16 /* whose scores are held at a time */
 #define QUERIES 8 /* tokens of a sequence that read its keys together */
-
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float Vector __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t Integers __attribute__((vector_size(4 * WIDTH)));
-typedef float Unaligned __attribute__((vector_size(4 * WIDTH), aligned(4)));
-typedef float Eight __attribute__((vector_size(32)));
-typedef float UnalignedEight __attribute__((vector_size(32), aligned(4)));
-
-typedef struct {
-    const void *weight; /* packed */
-    const float *bias;  /* or null */
-    int64_t num_inputs, num_outputs;
-} Product;
 
 typedef struct {
     Product qkv, output, gate_up, down;
@@ -74,34 +38,6 @@ typedef struct {
     float *workspace;
 } Batch;
 
-int64_t panel_width(void) { return PANEL; }
-
-INLINE float from_half(uint16_t value) {
-    uint32_t bits = (uint32_t)value << 16;
-    float number;
-    memcpy(&number, &bits, 4);
-    return number;
-}
-
-INLINE uint16_t to_half(float number) {
-    uint32_t bits;
-    memcpy(&bits, &number, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000)
-        return (uint16_t)(bits >> 16 | 0x40); /* NaN stays NaN */
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-INLINE float number_at(const void *numbers, int64_t index, int is_half) {
-    return is_half ? from_half(((const uint16_t *)numbers)[index]) : ((const float *)numbers)[index];
-}
-
-INLINE void put(void *numbers, int64_t index, float number, int is_half) {
-    if (is_half)
-        ((uint16_t *)numbers)[index] = to_half(number);
-    else
-        ((float *)numbers)[index] = number;
-}
-
 INLINE float exponential(float x) {
     /* Cephes' expf: x = n log 2 + r, and a polynomial of r; to 2 units in the last place. Exactly 0 below -87. */
     float is_positive = x < -87.0f ? 0.0f : 1.0f;
@@ -117,190 +53,6 @@ INLINE float exponential(float x) {
     p = p * r * r + r + 1.0f;
     union { int32_t bits; float number; } power = {((int32_t)n + 127) << 23};
     return p * power.number * is_positive;
-}
-
-/* ---- products ---- */
-
-/* Sizes of the groups of tokens that a product works on at once, as equal as possible. */
-INLINE int64_t num_groups(int64_t num_tokens) { return (num_tokens + TOKENS - 1) / TOKENS; }
-
-INLINE int64_t first_of_group(int64_t group, int64_t num_tokens) {
-    return group * num_tokens / num_groups(num_tokens);
-}
-
-/* Inputs of each group as the kernel reads them: [inputs, tokens], or in bfloat16 [inputs / 2, tokens, 2]. */
-static void pack_group(const float *inputs, int64_t size, int64_t num_tokens, float *packed, int is_half) {
-    if (is_half) {
-        uint16_t *pairs = (uint16_t *)packed;
-        for (int64_t token = 0; token < num_tokens; token++)
-            for (int64_t index = 0; index < size; index += 2) {
-                uint16_t *pair = pairs + (index / 2 * num_tokens + token) * 2;
-                pair[0] = to_half(inputs[token * size + index]);
-                pair[1] = to_half(inputs[token * size + index + 1]);
-            }
-        return;
-    }
-    for (int64_t token = 0; token < num_tokens; token++)
-        for (int64_t index = 0; index < size; index++)
-            packed[index * num_tokens + token] = inputs[token * size + index];
-}
-
-/* As an instruction: compilers do not fuse every sum of products, and the same sums must have the same bits. */
-INLINE Vector fused(Vector one, Vector other, Vector sum) {
-#if defined(__AVX512F__)
-    return (Vector)_mm512_fmadd_ps((__m512)one, (__m512)other, (__m512)sum);
-#elif defined(__FMA__)
-    return (Vector)_mm256_fmadd_ps((__m256)one, (__m256)other, (__m256)sum);
-#else
-    return one * other + sum;
-#endif
-}
-
-INLINE Eight fused_eight(Eight one, Eight other, Eight sum) {
-#if defined(__FMA__)
-    return (Eight)_mm256_fmadd_ps((__m256)one, (__m256)other, (__m256)sum);
-#else
-    return one * other + sum;
-#endif
-}
-
-INLINE void add_products(Vector *sums, const float *input, const float *weights, int is_half) {
-    if (!is_half) {
-        for (int half = 0; half < 2; half++)
-            sums[half] = fused(*input - (Vector){0}, *(const Vector *)(weights + half * WIDTH), sums[half]);
-        return;
-    }
-#if defined(__AVX512BF16__)
-    int32_t pair;
-    memcpy(&pair, input, 4);
-    __m512bh inputs = (__m512bh)_mm512_set1_epi32(pair);
-    for (int half = 0; half < 2; half++)
-        sums[half] = (Vector)_mm512_dpbf16_ps((__m512)sums[half], inputs,
-                                              (__m512bh)_mm512_load_si512(weights + half * WIDTH));
-#else
-    uint32_t pair;
-    memcpy(&pair, input, 4);
-    union { uint32_t bits; float number; } first = {pair << 16}, second = {pair & 0xffff0000u};
-    for (int half = 0; half < 2; half++) {
-        Integers pairs = *(const Integers *)(weights + half * WIDTH);
-        sums[half] = fused(first.number - (Vector){0}, (Vector)(pairs << 16), sums[half]);
-        sums[half] = fused(second.number - (Vector){0}, (Vector)(pairs & (int32_t)0xffff0000), sums[half]);
-    }
-#endif
-}
-
-/* Adds the products of so many steps to the sums of `num_panels` panels, for a group of tokens. Several panels
-   only hide latency. A panel alone fetches weights `ahead` meanwhile, `stride` bytes further at each step. */
-INLINE void panels_of(const float *inputs, const float *weights, int64_t steps, int64_t panel_size, int num_tokens,
-                      int num_panels, const char *ahead, int64_t stride, float *sums_out, int is_half) {
-    Vector sums[MOST_SUMS];
-    for (int index = 0; index < num_tokens * num_panels * 2; index++)
-        sums[index] = ((const Vector *)sums_out)[index];
-    for (int64_t step = 0; step < steps; step++) {
-        for (int half = 0; half < 2 && num_panels == 1; half++)
-            __builtin_prefetch(ahead + step * stride + half * WIDTH * 4);
-#pragma GCC unroll 16
-        for (int panel = 0; panel < num_panels; panel++)
-#pragma GCC unroll 16
-            for (int token = 0; token < num_tokens; token++)
-                add_products(sums + 2 * (panel * num_tokens + token), inputs + step * num_tokens + token,
-                             weights + panel * panel_size + step * PANEL, is_half);
-    }
-    for (int index = 0; index < num_tokens * num_panels * 2; index++)
-        ((Vector *)sums_out)[index] = sums[index];
-}
-
-/* With one or two tokens several panels at once: a sum waits for its last addition. */
-INLINE int panels_at_once(int64_t num_tokens) { return num_tokens == 1 ? 4 : num_tokens == 2 ? 2 : 1; }
-
-#define SIZE(count)                                                                                          \
-    case count:                                                                                              \
-        panels_of(inputs, weights, steps, panel_size, count, is_single ? 1 : panels_at_once(count), ahead,   \
-                  stride, sums, is_half);                                                                    \
-        break;
-#define ARGUMENTS                                                                                            \
-    const float *inputs, const float *weights, int64_t steps, int64_t panel_size, int num_tokens,            \
-        const char *ahead, int64_t stride, float *sums
-/* The number of tokens is a constant in each case, so that the sums are registers. */
-INLINE void panels_of_any(ARGUMENTS, int is_single, int is_half) {
-    switch (num_tokens) {
-        SIZE(1) SIZE(2) SIZE(3) SIZE(4) SIZE(5) SIZE(6) SIZE(7) SIZE(8) SIZE(9) SIZE(10) SIZE(11) SIZE(12)
-    }
-}
-
-typedef void Kernel(ARGUMENTS);
-#define KERNEL(name, is_single, is_half)                                                                     \
-    static void name(ARGUMENTS) {                                                                            \
-        panels_of_any(inputs, weights, steps, panel_size, num_tokens, ahead, stride, sums, is_single, is_half); \
-    }
-KERNEL(panels_float, 0, 0)
-KERNEL(panels_half, 0, 1)
-KERNEL(panel_float, 1, 0)
-KERNEL(panel_half, 1, 1)
-
-typedef enum { WRITE, ADD, WRITE_RESULT } Use;
-
-/* What becomes of the sums of panels from this one on, for a group of tokens. */
-INLINE void use_sums(const Product *product, float *sums, int64_t panel, int num_panels, int64_t first, int size,
-                     void *outputs, Use use, int is_half) {
-    for (int each = 0; each < num_panels; each++) {
-        int64_t column = (panel + each) * PANEL;
-        int64_t width = product->num_outputs - column < PANEL ? product->num_outputs - column : PANEL;
-        for (int token = 0; token < size; token++) {
-            float *found = sums + (each * size + token) * PANEL;
-            int64_t place = (first + token) * product->num_outputs + column;
-            if (product->bias)
-                for (int64_t index = 0; index < width; index++)
-                    found[index] += product->bias[column + index];
-            if (use == ADD)
-                for (int64_t index = 0; index < width; index++)
-                    ((float *)outputs)[place + index] += found[index];
-            else if (use == WRITE || !is_half)
-                memcpy((float *)outputs + place, found, (size_t)width * 4);
-            else
-                for (int64_t index = 0; index < width; index++)
-                    put(outputs, place + index, found[index], 1);
-        }
-    }
-}
-
-/* outputs [T, num_outputs] of inputs that are packed already; this thread's share of the panels. All tokens
-   meet a few weights after one another, and fetch those that come next. */
-static void multiply(const Product *product, const float *packed, int64_t num_tokens, void *outputs, Use use,
-                     int is_half, int64_t thread, int64_t num_threads) {
-    int64_t steps = is_half ? product->num_inputs / 2 : product->num_inputs;
-    int64_t num_panels = (product->num_outputs + PANEL - 1) / PANEL, all_groups = num_groups(num_tokens);
-    int64_t end = num_panels * (thread + 1) / num_threads;
-    int at_once = panels_at_once(num_tokens);
-    float sums[GROUPS * MOST_SUMS * WIDTH] __attribute__((aligned(64)));
-    for (int64_t first_group = 0; first_group < all_groups; first_group += GROUPS) {
-        int64_t groups = all_groups - first_group < GROUPS ? all_groups - first_group : GROUPS;
-        int64_t most_steps = groups == 1 ? steps : STEPS, stride = (PANEL * 4 + groups - 1) / groups;
-        for (int64_t panel = num_panels * thread / num_threads; panel < end;) {
-            int count = end - panel >= at_once ? at_once : 1;
-            Kernel *kernel = is_half ? (count == 1 ? panel_half : panels_half)
-                                     : (count == 1 ? panel_float : panels_float);
-            const float *weights = (const float *)product->weight + panel * steps * PANEL;
-            memset(sums, 0, (size_t)(groups * MOST_SUMS * WIDTH * 4));
-            for (int64_t step = 0, now; step < steps; step += now) {
-                now = steps - step < most_steps ? steps - step : most_steps;
-                const float *block = weights + step * PANEL;
-                for (int64_t group = 0; group < groups; group++) {
-                    int64_t first = first_of_group(first_group + group, num_tokens);
-                    int size = (int)(first_of_group(first_group + group + 1, num_tokens) - first);
-                    kernel(packed + first * steps + step * size, block, now, steps * PANEL, size,
-                           (const char *)(block + STEPS * PANEL) + group * now * stride, stride,
-                           sums + group * MOST_SUMS * WIDTH);
-                }
-            }
-            for (int64_t group = 0; group < groups; group++) {
-                int64_t first = first_of_group(first_group + group, num_tokens);
-                int size = (int)(first_of_group(first_group + group + 1, num_tokens) - first);
-                use_sums(product, sums + group * MOST_SUMS * WIDTH, panel, count, first, size, outputs, use, is_half);
-            }
-            panel += count;
-        }
-    }
 }
 
 /* ---- norms, rotation, attention ---- */
@@ -330,93 +82,241 @@ static void rotate(float *head, const void *cosines, const void *sines, int64_t 
     }
 }
 
-INLINE Eight eight_at(const void *numbers, int64_t index, int is_half) {
+typedef float Keys __attribute__((vector_size(4 * KEYS)));
+typedef int32_t KeyBits __attribute__((vector_size(4 * KEYS)));
+
+/* The state of a query's softmax over the keys so far. */
+typedef struct {
+    float highest, total;
+    int32_t first, last; /* the keys that it sees */
+} Softmax;
+
+/* So many numbers from an index on, as a vector; the rest of it is zeros. A head's width is a multiple of 8. */
+INLINE Vector numbers_at(const void *numbers, int64_t index, int64_t count, int is_half) {
+#if defined(__AVX512BW__)
+    __mmask16 mask = count >= WIDTH ? 0xffff : 0xff;
     if (!is_half)
-        return *(const UnalignedEight *)((const float *)numbers + index);
-    typedef uint16_t Halves __attribute__((vector_size(16), aligned(2)));
-    typedef uint32_t Bits __attribute__((vector_size(32)));
-    return (Eight)(__builtin_convertvector(*(const Halves *)((const uint16_t *)numbers + index), Bits) << 16);
+        return (Vector)_mm512_maskz_loadu_ps(mask, (const float *)numbers + index);
+    __m256i halves = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)numbers + index);
+    return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#else
+    (void)count;
+    if (!is_half)
+        return *(const Unaligned *)((const float *)numbers + index);
+    typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH), aligned(2)));
+    typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH)));
+    return (Vector)(__builtin_convertvector(*(const Halves *)((const uint16_t *)numbers + index), Bits) << 16);
+#endif
 }
 
-INLINE float sum_of(Eight numbers) {
-    Eight halves = numbers + __builtin_shufflevector(numbers, numbers, 4, 5, 6, 7, 0, 1, 2, 3);
-    Eight quarters = halves + __builtin_shufflevector(halves, halves, 2, 3, 0, 1, 6, 7, 4, 5);
-    return quarters[0] + quarters[1];
+INLINE void put_numbers(float *numbers, int64_t count, Vector found) {
+    if (count >= WIDTH)
+        *(Unaligned *)numbers = found;
+    else
+        memcpy(numbers, &found, 32);
 }
 
-/* Consecutive tokens of a sequence, from `position` on, over the keys of key/value heads head .. end_head. A
-   head's width is a multiple of eight. Queries are `stride` numbers apart. */
+/* The sum of each of KEYS vectors. */
+INLINE Keys sums_of(const Vector *vectors) {
+#if WIDTH == KEYS
+#define HALVES(from, to, gap, low, high)                                                                     \
+    for (int each = 0; each < gap; each++)                                                                   \
+        to[each] = __builtin_shufflevector(from[each], from[each + gap], low) +                              \
+                   __builtin_shufflevector(from[each], from[each + gap], high);
+    Vector eights[8], fours[4], twos[2], ones[1];
+#define LOW8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define HIGH8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define LOW4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define HIGH4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define LOW2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define HIGH2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define LOW1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define HIGH1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+    HALVES(vectors, eights, 8, LOW8, HIGH8)
+    HALVES(eights, fours, 4, LOW4, HIGH4)
+    HALVES(fours, twos, 2, LOW2, HIGH2)
+    HALVES(twos, ones, 1, LOW1, HIGH1)
+    return ones[0];
+#else
+    Keys sums;
+    for (int each = 0; each < KEYS; each++) {
+        float total = 0.0f;
+        for (int lane = 0; lane < WIDTH; lane++)
+            total += vectors[each][lane];
+        sums[each] = total;
+    }
+    return sums;
+#endif
+}
+
+INLINE float largest_of(Keys numbers) {
+#if WIDTH == KEYS
+    return _mm512_reduce_max_ps((__m512)numbers);
+#else
+    float largest = numbers[0];
+    for (int key = 1; key < KEYS; key++)
+        largest = numbers[key] > largest ? numbers[key] : largest;
+    return largest;
+#endif
+}
+
+INLINE float total_of(Keys numbers) {
+#if WIDTH == KEYS
+    return _mm512_reduce_add_ps((__m512)numbers);
+#else
+    float total = 0.0f;
+    for (int key = 0; key < KEYS; key++)
+        total += numbers[key];
+    return total;
+#endif
+}
+
+INLINE Keys choose(KeyBits is_first, Keys one, Keys other) {
+    return (Keys)((is_first & (KeyBits)one) | (~is_first & (KeyBits)other));
+}
+
+/* Turns products with keys into their weights; returns what becomes of the sum so far. Called, so that it is
+   the same code for one query as for several: compilers do not fuse everywhere alike. */
+static __attribute__((noinline)) float weigh(Softmax *softmax, Keys *weights, int32_t begin, float scale) {
+    const Keys zeros = {0};
+    KeyBits keys;
+    for (int32_t key = 0; key < KEYS; key++)
+        keys[key] = begin + key;
+    KeyBits is_visible = (keys >= softmax->first) & (keys <= softmax->last);
+    Keys scores = choose(is_visible, *weights * scale, zeros - INFINITY);
+    float most = largest_of(scores);
+    most = most > softmax->highest ? most : softmax->highest;
+    if (most == -INFINITY) {
+        *weights = zeros;
+        return 1.0f;
+    }
+    /* As exponential(). */
+    Keys x = scores - most;
+    KeyBits is_zero = x < -87.0f;
+    x = choose(is_zero, zeros, x);
+    Keys n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+    Keys r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    Keys p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Keys power = (Keys)((__builtin_convertvector(n, KeyBits) + 127) << 23);
+    *weights = choose(is_zero, zeros, p * power);
+    float factor = exponential(softmax->highest - most);
+    softmax->total = softmax->total * factor + total_of(*weights);
+    softmax->highest = most;
+    return factor;
+}
+
+/* Takes a query over the next keys: its products with them, their weights, and the sum of values. */
+INLINE void attend_block(Softmax *softmax, const float *query, const void *keys, const void *values,
+                         const int64_t *rows, int32_t begin, int count, int64_t D, float scale, float *output,
+                         int is_half, int parts) {
+    Vector products[KEYS];
+    for (int key = 0; key < count; key++) {
+        Vector sum = {0};
+#pragma GCC unroll 8
+        for (int64_t index = 0; index < D; index += WIDTH)
+            sum = fused(numbers_at(query, index, D - index, 0), numbers_at(keys, rows[key] + index, D - index, is_half),
+                        sum);
+        products[key] = sum;
+    }
+    for (int key = count; key < KEYS; key++)
+        products[key] = (Vector){0};
+    Keys weights = sums_of(products);
+    float factor = weigh(softmax, &weights, begin, scale);
+    for (int64_t index = 0; index < D; index += parts * WIDTH) {
+        Vector sums[4];
+        for (int part = 0; part < parts; part++)
+            sums[part] = numbers_at(output, index + part * WIDTH, D - index - part * WIDTH, 0) * factor;
+        for (int key = 0; key < count; key++)
+#pragma GCC unroll 4
+            for (int part = 0; part < parts; part++)
+                sums[part] = fused(weights[key] - (Vector){0},
+                                   numbers_at(values, rows[key] + index + part * WIDTH, D - index - part * WIDTH,
+                                              is_half), sums[part]);
+        for (int part = 0; part < parts; part++)
+            put_numbers(output + index + part * WIDTH, D - index - part * WIDTH, sums[part]);
+    }
+}
+
+/* The same with what compilers should know: the width, and how many vectors of it to sum at once. */
+INLINE void attend_known(Softmax *softmax, const float *query, const void *keys, const void *values,
+                         const int64_t *rows, int32_t begin, int count, int64_t D, float scale, float *output,
+                         int is_half) {
+#define KNOWN(width, parts)                                                                                  \
+    attend_block(softmax, query, keys, values, rows, begin, count, width, scale, output, is_half, parts)
+    if (D == 64)
+        KNOWN(64, 64 / WIDTH < 4 ? 64 / WIDTH : 4);
+    else if (D == 128)
+        KNOWN(128, 4);
+    else
+        KNOWN(D, 1);
+}
+
+/* Consecutive tokens of a sequence, from `position` on, over the keys of key/value heads head .. end_head.
+   Queries are `stride` numbers apart. */
 INLINE void attend(const Model *model, const Layer *layer, const int32_t *pages, const float *queries, int64_t stride,
                    int64_t position, int num_queries, int64_t head, int64_t end_head, float *outputs, int is_half) {
-    int64_t D = model->head_width, G = model->num_kv_heads, repeats = model->num_heads / G;
-    int64_t num_own = (end_head - head) * repeats, first_query = head * repeats;
-    float highest[QUERIES * num_own], totals[QUERIES * num_own], scores[QUERIES * num_own][KEYS];
-    int64_t firsts[QUERIES], last = position + num_queries - 1;
+    int64_t D = model->head_width, G = model->num_kv_heads, H = model->num_heads, repeats = H / G;
+    int64_t num_items = (end_head - head) * repeats, last = position + num_queries - 1;
+    Softmax softmaxes[QUERIES * num_items];
     for (int query = 0; query < num_queries; query++) {
         int64_t own = position + query;
-        firsts[query] = layer->window && own >= layer->window ? own - layer->window + 1 : 0;
-        memset(outputs + query * model->num_heads * D + first_query * D, 0, (size_t)(num_own * D) * 4);
+        for (int64_t item = 0; item < num_items; item++)
+            softmaxes[query * num_items + item] = (Softmax){
+                -INFINITY, 0.0f, (int32_t)(layer->window && own >= layer->window ? own - layer->window + 1 : 0),
+                (int32_t)own};
+        memset(outputs + (query * H + head * repeats) * D, 0, (size_t)(num_items * D) * 4);
     }
-    for (int64_t item = 0; item < num_queries * num_own; item++) {
-        highest[item] = -INFINITY;
-        totals[item] = 0.0f;
-    }
+    /* What several queries read is converted once. */
+    int is_converted = is_half && num_queries * repeats > 1;
+    float numbers[is_converted ? 2 * KEYS * D : 1];
     /* Blocks begin at multiples of KEYS whatever the query, so that sums have the same order. */
-    for (int64_t begin = firsts[0] / KEYS * KEYS; begin <= last; begin += KEYS) {
-        int64_t high = begin + KEYS <= last ? begin + KEYS : last + 1, rows[KEYS];
-        for (int64_t key = begin; key < high; key++) {
-            int64_t place = (int64_t)pages[key / model->page_size] * model->page_size + key % model->page_size;
-            int64_t row = rows[key - begin] = (place * G + head) * D;
+    for (int64_t begin = softmaxes[0].first / KEYS * KEYS; begin <= last; begin += KEYS) {
+        int count = (int)(begin + KEYS <= last ? KEYS : last + 1 - begin);
+        int64_t rows[KEYS], own_rows[KEYS];
+        for (int key = 0; key < count; key++) {
+            int64_t page = (begin + key) / model->page_size, at = (begin + key) % model->page_size;
+            rows[key] = ((pages[page] * model->page_size + at) * G + head) * D;
             for (int64_t index = 0; index < (end_head - head) * D; index += is_half ? 32 : 16)
-                __builtin_prefetch((const char *)layer->values + (row + index) * (is_half ? 2 : 4));
-            for (int64_t own = 0; own < num_own; own++)
-                for (int query = 0; query < num_queries; query++) {
-                    const float *numbers = queries + query * stride + (first_query + own) * D;
-                    Eight sums = {0};
-                    for (int64_t index = 0; index < D; index += 8)
-                        sums = fused_eight(*(const UnalignedEight *)(numbers + index),
-                                           eight_at(layer->keys, row + own / repeats * D + index, is_half), sums);
-                    int is_visible = key <= position + query && key >= firsts[query];
-                    scores[query * num_own + own][key - begin] = is_visible ? sum_of(sums) * layer->scale : -INFINITY;
-                }
+                __builtin_prefetch((const char *)layer->values + (rows[key] + index) * (is_half ? 2 : 4));
         }
-        for (int64_t item = 0; item < num_queries * num_own; item++) {
-            float *weights = scores[item], most = highest[item], total = 0.0f;
-            for (int64_t key = high - begin; key < KEYS; key++)
-                weights[key] = -INFINITY;
-            for (int key = 0; key < KEYS; key++)
-                most = weights[key] > most ? weights[key] : most;
-            if (most == -INFINITY)
-                continue;
-            float factor = exponential(highest[item] - most);
-            for (int key = 0; key < KEYS; key++)
-                weights[key] = exponential(weights[key] - most);
-            for (int key = 0; key < KEYS; key++)
-                total += weights[key];
-            totals[item] = totals[item] * factor + total;
-            highest[item] = most;
-            int64_t own = item % num_own, shift = own / repeats * D;
-            float *output = outputs + (item / num_own * model->num_heads + first_query + own) * D;
-            for (int64_t index = 0; index < D; index += 32) {
-                Eight sums[4];
-                int count = D - index < 32 ? (int)(D - index) / 8 : 4;
-                for (int part = 0; part < count; part++)
-                    sums[part] = *(UnalignedEight *)(output + index + part * 8) * factor;
-                for (int64_t key = 0; key < high - begin; key++)
-                    for (int part = 0; part < count; part++)
-                        sums[part] = fused_eight(
-                            weights[key] - (Eight){0},
-                            eight_at(layer->values, rows[key] + shift + index + part * 8, is_half), sums[part]);
-                for (int part = 0; part < count; part++)
-                    *(UnalignedEight *)(output + index + part * 8) = sums[part];
+        for (int64_t own = head; own < end_head; own++) {
+            const void *keys = layer->keys, *values = layer->values;
+            for (int key = 0; key < count; key++)
+                own_rows[key] = rows[key] + (own - head) * D;
+            if (is_converted)
+                for (int key = 0; key < count; own_rows[key] = key * D, key++)
+                    for (int64_t index = 0; index < D; index += WIDTH) {
+                        int64_t place = own_rows[key] + index;
+                        float *to = numbers + key * D + index;
+                        put_numbers(to, D - index, numbers_at(keys, place, D - index, 1));
+                        put_numbers(to + KEYS * D, D - index, numbers_at(values, place, D - index, 1));
+                    }
+            for (int64_t item = 0; item < num_queries * repeats; item++) {
+                int64_t query = item / repeats, each = own * repeats + item % repeats;
+                Softmax *softmax = softmaxes + query * num_items + each - head * repeats;
+                const float *numbers_of = queries + query * stride + each * D;
+                float *output = outputs + (query * H + each) * D;
+                if (is_half && !is_converted)
+                    attend_known(softmax, numbers_of, keys, values, own_rows, (int32_t)begin, count, D, layer->scale,
+                                 output, 1);
+                else
+                    attend_known(softmax, numbers_of, is_converted ? numbers : keys,
+                                 is_converted ? numbers + KEYS * D : values, own_rows, (int32_t)begin, count, D,
+                                 layer->scale, output, 0);
             }
         }
     }
     for (int query = 0; query < num_queries; query++)
-        for (int64_t own = 0; own < num_own; own++) {
-            float *output = outputs + (query * model->num_heads + first_query + own) * D;
+        for (int64_t item = 0; item < num_items; item++) {
+            float *output = outputs + (query * H + head * repeats + item) * D;
+            float factor = 1.0f / softmaxes[query * num_items + item].total;
             for (int64_t index = 0; index < D; index++)
-                output[index] /= totals[query * num_own + own];
+                output[index] *= factor;
         }
 }
 
@@ -454,12 +354,6 @@ INLINE void run_thread(const Model *model, const Batch *batch, int64_t thread, i
     float *residual = batch->workspace, *narrow = residual + T * E;
     float *packed = narrow + T * widest_input(model), *wide = packed + T * widest_input(model);
 #define BARRIER _Pragma("omp barrier")
-#define PACK(inputs, size, count)                                                                            \
-    for (int64_t group = thread; group < num_groups(count); group += num_threads) {                          \
-        int64_t first = first_of_group(group, count);                                                        \
-        pack_group((inputs) + first * (size), size, first_of_group(group + 1, count) - first,                \
-                   packed + first * (is_half ? (size) / 2 : (size)), is_half);                               \
-    }
 
     for (int64_t token = begin; token < end; token++)
         for (int64_t index = 0; index < E; index++)
@@ -470,7 +364,7 @@ INLINE void run_thread(const Model *model, const Batch *batch, int64_t thread, i
         for (int64_t token = begin; token < end; token++)
             normalize(residual + token * E, layer->norm_before_attention, E, model->epsilon, narrow + token * E);
         BARRIER
-        PACK(narrow, E, T)
+        pack(&layer->qkv, narrow, T, packed, is_half, thread, num_threads);
         BARRIER
         multiply(&layer->qkv, packed, T, wide, WRITE, is_half, thread, num_threads);
         BARRIER
@@ -504,14 +398,14 @@ INLINE void run_thread(const Model *model, const Batch *batch, int64_t thread, i
                        narrow + token * H * D, is_half);
         }
         BARRIER
-        PACK(narrow, H * D, T)
+        pack(&layer->output, narrow, T, packed, is_half, thread, num_threads);
         BARRIER
         multiply(&layer->output, packed, T, residual, ADD, is_half, thread, num_threads);
         BARRIER
         for (int64_t token = begin; token < end; token++)
             normalize(residual + token * E, layer->norm_before_mlp, E, model->epsilon, narrow + token * E);
         BARRIER
-        PACK(narrow, E, T)
+        pack(&layer->gate_up, narrow, T, packed, is_half, thread, num_threads);
         BARRIER
         multiply(&layer->gate_up, packed, T, wide, WRITE, is_half, thread, num_threads);
         BARRIER
@@ -522,7 +416,7 @@ INLINE void run_thread(const Model *model, const Batch *batch, int64_t thread, i
                 products[index] = gates[index] / (1.0f + exponential(-gates[index])) * ups[index];
         }
         BARRIER
-        PACK(narrow, F, T)
+        pack(&layer->down, narrow, T, packed, is_half, thread, num_threads);
         BARRIER
         multiply(&layer->down, packed, T, residual, ADD, is_half, thread, num_threads);
         BARRIER
@@ -537,16 +431,18 @@ INLINE void run_thread(const Model *model, const Batch *batch, int64_t thread, i
     if (!batch->logits)
         return;
     BARRIER
-    PACK(narrow, E, N)
+    pack(&model->head, narrow, N, packed, is_half, thread, num_threads);
     BARRIER
     multiply(&model->head, packed, N, batch->logits, WRITE_RESULT, is_half, thread, num_threads);
 }
 
 static void run_team(const Model *model, const Batch *batch, int64_t thread, int64_t num_threads) {
-    if (model->is_half)
+    if (model->is_half) {
         run_thread(model, batch, thread, num_threads, 1);
-    else
+        free_tiles();
+    } else {
         run_thread(model, batch, thread, num_threads, 0);
+    }
 }
 
 int omp_get_thread_num(void);
@@ -555,21 +451,4 @@ int omp_get_num_threads(void);
 void run_pass(const Model *model, const Batch *batch) {
 #pragma omp parallel num_threads((int)model->num_threads)
     run_team(model, batch, omp_get_thread_num(), omp_get_num_threads());
-}
-
-/* Packs [num_outputs, num_inputs] into panels; outputs beyond the last are zeros. */
-void pack_weight(const void *weight, int64_t num_outputs, int64_t num_inputs, int64_t is_half, void *packed) {
-    int64_t num_panels = (num_outputs + PANEL - 1) / PANEL;
-#pragma omp parallel for
-    for (int64_t panel = 0; panel < num_panels; panel++)
-        for (int64_t input = 0; input < num_inputs; input++)
-            for (int64_t output = 0; output < PANEL; output++) {
-                int64_t row = panel * PANEL + output, from = row * num_inputs + input;
-                if (is_half)
-                    ((uint16_t *)packed)[((panel * (num_inputs / 2) + input / 2) * PANEL + output) * 2 + input % 2] =
-                        row < num_outputs ? ((const uint16_t *)weight)[from] : 0;
-                else
-                    ((float *)packed)[(panel * num_inputs + input) * PANEL + output] =
-                        row < num_outputs ? ((const float *)weight)[from] : 0.0f;
-            }
 }

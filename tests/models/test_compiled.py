@@ -4,6 +4,7 @@ import copy
 import itertools
 import logging
 import shutil
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.models.chunks import MIXED, STEPS, GrowingRows
 from tests.models.families import VOCAB_SIZE, tiny_model
 
 CPU = torch.device("cpu")
+TILES = "amx_bf16"
 COMPILED = ("llama", "qwen2", "qwen3", "mistral")
 # float32 sums in another order; the logits are of order 1 to 10.
 TOLERANCE = 5e-5
@@ -39,6 +41,19 @@ def paged(model: PreTrainedModel) -> PreTrainedModel:
 
 def runner_of(model: PreTrainedModel) -> ModelRunner:
     return ModelRunner(paged(model), CPU)
+
+
+@pytest.fixture(params=["float32", "bfloat16", "bfloat16 without tiles"])
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """In bfloat16 with the processor's tiles, if it has any, and without."""
+    if not request.param.endswith("tiles"):
+        yield getattr(torch, request.param)
+        return
+    if not cpu_library.has_instruction(TILES):
+        pytest.skip("this processor has no tiles")
+    cpu_library.library().use_tiles(False)
+    yield torch.bfloat16
+    cpu_library.library().use_tiles(True)
 
 
 @needs_compiler
@@ -93,7 +108,6 @@ def logits_of(runner: ModelRunner, rows: list[np.ndarray], cuts: list[list[int]]
 
 @needs_compiler
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_logits_are_the_same_bits_in_any_batch(dtype: torch.dtype, num_threads: int) -> None:
     """Alone, a token at a time; as a prompt at once; in blocks beside another row; on one thread and two."""
     generator = np.random.default_rng(0)
@@ -113,7 +127,6 @@ def test_logits_are_the_same_bits_in_any_batch(dtype: torch.dtype, num_threads: 
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_more_inputs_and_tokens_than_a_cache_keeps(dtype: torch.dtype) -> None:
     """Products whose inputs are taken in several parts, the last one shorter, and more tokens than share a
     look at the weights: transformers' numbers, and the bits of single tokens. The check at the start has

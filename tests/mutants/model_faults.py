@@ -1,5 +1,6 @@
 """Faults in how models run."""
 
+from specdist.kernels import cpu_library
 from tests.mutants.mutant import Mutant
 
 OTHER_LAYERS = "tests/models/test_llama.py::test_a_model_that_computes_something_else_keeps_its_layers"
@@ -13,7 +14,27 @@ PEER_MEMORY = (
 
 LEDGER = "tests/engine/test_stats_recorder.py"
 
+# Faults in code for instructions that not every processor has.
+TILE_FAULTS = (
+    Mutant(
+        name="compiled-tiles-in-passes-of-many-tokens-alone",
+        file="kernels/cpu_tiles.h",
+        old="    for (int64_t input = 0; input < num_inputs; input += TILE_INPUTS, weights += BLOCK_BYTES) {",
+        new="    for (int64_t input = rows > 8 ? TILE_INPUTS : 0; input < num_inputs; "
+        "input += TILE_INPUTS, weights += BLOCK_BYTES) {",
+        tests=(COMPILED + "test_logits_are_the_same_bits_in_any_batch[bfloat16-1]",),
+    ),
+    Mutant(
+        name="compiled-tiles-whose-last-group-writes-beyond-its-tokens",
+        file="kernels/cpu_tiles.h",
+        old="(int)(left < 2 * rows ? left : 2 * rows)",
+        new="(int)(2 * rows)",
+        tests=(COMPILED + "test_more_inputs_and_tokens_than_a_cache_keeps[bfloat16]",),
+    ),
+)
+
 MODEL_FAULTS = (
+    *(TILE_FAULTS if cpu_library.has_instruction("amx_bf16") else ()),
     Mutant(
         name="layers-of-any-model-taken-for-known-ones",
         file="models/llama_check.py",
@@ -38,20 +59,20 @@ MODEL_FAULTS = (
     Mutant(
         name="compiled-sums-that-depend-on-the-batch",
         file="kernels/cpu_pass.c",
-        old="begin = firsts[0] / KEYS * KEYS;",
-        new="begin = firsts[0];",
+        old="begin = softmaxes[0].first / KEYS * KEYS;",
+        new="begin = softmaxes[0].first;",
         tests=(COMPILED + "test_logits_are_the_same_bits_in_any_batch[float32-1]",),
     ),
     Mutant(
         name="compiled-products-that-begin-anew-with-every-part-of-the-inputs",
-        file="kernels/cpu_pass.c",
+        file="kernels/cpu_products.h",
         old="kernel(packed + first * steps + step * size, block, now,",
         new="kernel(packed + first * steps, block, now,",
         tests=(COMPILED + "test_more_inputs_and_tokens_than_a_cache_keeps[float32]",),
     ),
     Mutant(
         name="compiled-tokens-beyond-the-first-that-share-a-look-at-the-weights",
-        file="kernels/cpu_pass.c",
+        file="kernels/cpu_products.h",
         old="int64_t first = first_of_group(first_group + group, num_tokens);\n                    int size",
         new="int64_t first = first_of_group(group, num_tokens);\n                    int size",
         tests=(COMPILED + "test_more_inputs_and_tokens_than_a_cache_keeps[float32]",),
@@ -62,6 +83,20 @@ MODEL_FAULTS = (
         old="own - layer->window + 1 : 0;",
         new="own - layer->window + 2 : 0;",
         tests=(COMPILED + "test_ragged_chunks_match_plain_forwards[mistral]",),
+    ),
+    Mutant(
+        name="compiled-attention-to-keys-of-the-future",
+        file="kernels/cpu_pass.c",
+        old="(keys >= softmax->first) & (keys <= softmax->last);",
+        new="keys >= softmax->first;",
+        tests=(COMPILED + "test_logits_are_the_same_bits_in_any_batch[float32-1]",),
+    ),
+    Mutant(
+        name="compiled-attention-with-the-first-of-converted-values",
+        file="kernels/cpu_pass.c",
+        old="is_converted ? numbers + KEYS * D : values",
+        new="is_converted ? numbers : values",
+        tests=(COMPILED + "test_logits_are_the_same_bits_in_any_batch[bfloat16-1]",),
     ),
     Mutant(
         name="peers-memory-may-give-ranks-other-bits",
