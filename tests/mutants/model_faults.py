@@ -80,8 +80,8 @@ MODEL_FAULTS = (
     Mutant(
         name="compiled-attention-one-key-short-of-the-window",
         file="kernels/cpu_pass.c",
-        old="own - layer->window + 1 : 0;",
-        new="own - layer->window + 2 : 0;",
+        old="own - layer->window + 1 : 0)",
+        new="own - layer->window + 2 : 0)",
         tests=(COMPILED + "test_ragged_chunks_match_plain_forwards[mistral]",),
     ),
     Mutant(
