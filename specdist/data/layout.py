@@ -24,6 +24,7 @@ SHARD_FILE = re.compile(
 RECORD_FILE = re.compile(r"shard-(\d{5,})\.json")
 NUMBERED_FOLDER = re.compile(r"\d{5,}")
 TOTAL_FILE = re.compile(r"total-(\d{5,})\.json")
+SUBTOTAL_FILE = re.compile(r"subtotal-(\d{5,})\.json")
 # In the manifest's ``info``, if the shards lie in numbered folders.
 SHARDS_PER_FOLDER = "shards_per_folder"
 RUN_TAG = "run_tag"
@@ -78,6 +79,9 @@ class RunLayout:
         self._claims: str | None = None
         self._shards_per_claim_folder: int | None = None
         self._is_layout_known = False
+        # Groups whose folders are known to be there: they are never removed.
+        self._made = set[str]()
+        self._places: dict[tuple[str, str], Path] = {}
 
     @property
     def manifest(self) -> Manifest:
@@ -195,21 +199,33 @@ class RunLayout:
         """The summed statistics of a group's shards, once all are complete."""
         return self.path / "stats" / f"total-{group}.json"
 
+    def subtotal_path(self, group: str) -> Path:
+        """The summed statistics of some of a group's shards, while not all are complete."""
+        return self.path / "stats" / f"subtotal-{group}.json"
+
     def totalled_groups(self) -> set[str]:
         """The groups that have a total, by one listing."""
+        return self._groups_of(TOTAL_FILE)
+
+    def subtotalled_groups(self) -> set[str]:
+        """The groups that have a subtotal, by one listing."""
+        return self._groups_of(SUBTOTAL_FILE)
+
+    def _groups_of(self, file: re.Pattern[str]) -> set[str]:
         if self.shards_per_folder is None:
             return set()
-        return {match[1] for name in _names_in(self.path / "stats") if (match := TOTAL_FILE.fullmatch(name))}
+        return {match[1] for name in _names_in(self.path / "stats") if (match := file.fullmatch(name))}
 
     def make_folders(self, shard: int) -> None:
         """The numbered folders of a shard, durably. Raises OSError."""
-        if self.shards_per_folder is None:
+        if self.shards_per_folder is None or self.group_of(shard) in self._made:
             return
         for kind in SHARD_FOLDERS:
             folder = self._place(kind, shard)
             if not folder.is_dir():
                 folder.mkdir(exist_ok=True)
                 fsync_folder(folder.parent)
+        self._made.add(self.group_of(shard))
 
     def files(self, kind: str, group: str, shard: int | None = None) -> list[tuple[Path, re.Match[str]]]:
         """The files of a group's shards, or of one of them, in one of :data:`SHARD_FOLDERS`, temporary ones
@@ -235,7 +251,10 @@ class RunLayout:
         return {int(match[1]) for name in names if (match := RECORD_FILE.fullmatch(name))}
 
     def _place(self, kind: str, shard: int) -> Path:
-        return self.path / kind / self.group_of(shard)
+        group = self.group_of(shard)
+        if (kind, group) not in self._places:
+            self._places[kind, group] = self.path / kind / group
+        return self._places[kind, group]
 
 
 def _names_in(folder: Path, prefix: str = "") -> list[str]:

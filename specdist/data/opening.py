@@ -119,6 +119,7 @@ def delete_run_files(folder: RunFolder) -> None:
     """Delete results, durably before the new manifest atomically replaces the old one."""
     groups = folder.groups()
     paths = [folder.total_path(group) for group in folder.totalled_groups()]
+    paths += [folder.subtotal_path(group) for group in folder.subtotalled_groups()]
     paths += [path for group in groups for path, _ in _files_of(folder, group)]
     claims = (path for path, _ in claim_files(folder.claims_path))
     for path in [*paths, *folder.path.glob(ADAPTED_FILES), *claims]:
@@ -139,6 +140,9 @@ def _tidy(folder: RunFolder) -> None:
         for temporary in folder.path.glob(f"{path.name}*{TEMPORARY_SUFFIX}"):
             temporary.unlink(missing_ok=True)
     totalled = folder.totalled_groups()
+    # Shards may have been deleted since: one is written anew as shards are finished.
+    for group in folder.subtotalled_groups():
+        folder.subtotal_path(group).unlink(missing_ok=True)
     for group in folder.groups():
         files = _files_of(folder, group)
         if group in totalled and _is_whole(folder, group, files):

@@ -18,7 +18,7 @@ from specdist.data.claim_folders import replicas_in
 from specdist.data.claims import Claims
 from specdist.data.heartbeat import Beat, Watch, beat_path
 from specdist.data.reading import read_columns
-from specdist.job.totals import Total, total_of
+from specdist.job.totals import Total, subtotalled, total_of
 from specdist.stats.learning import learned
 from specdist.utils.errors import UserError
 
@@ -195,6 +195,8 @@ class StatusReader:
         recorded = self._folder.recorded_shards(set(range(num_shards)) - self._done)
         totalled = self._folder.totalled_groups()
         new = {shard for shard in recorded - self._done if self._folder.group_of(shard) in totalled}
+        for group in self._folder.subtotalled_groups():
+            new |= subtotalled(self._folder, group) & recorded - self._done
         new |= {*self._folder.complete_among(sorted(recorded - self._done - new))}
         found = total_of(self._folder, new)
         for shard in found.error_shards:

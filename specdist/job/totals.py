@@ -1,9 +1,11 @@
-"""Sums of finished shards' statistics: of a run with many shards, a file for each of its numbered folders."""
+"""Sums of finished shards' statistics: of a run with many shards, a file for each of its numbered folders;
+and of a folder with unfinished shards one that says which of them it sums, written from time to time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from specdist.data import RunFolder
@@ -13,6 +15,10 @@ from specdist.data.storage import in_parallel
 from specdist.stats.shard import Stats
 from specdist.utils.json_values import parse_object
 
+# A subtotal is written when a shard with a multiple of this number is finished.
+SHARDS_PER_SUBTOTAL = 64
+SHARDS = "shards"
+
 
 @dataclass
 class Total:
@@ -21,11 +27,13 @@ class Total:
     Attributes:
         num_rows: in their data files: completions and errors.
         error_shards: those that have rows with an error.
+        shards: of a subtotal, those that it sums.
     """
 
     stats: Stats = field(default_factory=Stats)
     num_rows: int = 0
     error_shards: list[int] = field(default_factory=list)
+    shards: list[int] = field(default_factory=list)
 
     def add(self, other: Total) -> None:
         self.stats.add(other.stats)
@@ -41,30 +49,62 @@ class Total:
 
 
 def write_total(folder: RunFolder, shard: int, num_shards: int) -> None:
-    """If this shard's numbered folder is complete now, write its total. Raises :class:`UserError` if the disk
-    fails, or if a file is damaged."""
+    """If this shard's numbered folder is complete now, write its total; if not, from time to time the sum of
+    those that are finished. Raises :class:`UserError` if the disk fails, or if a file is damaged."""
     group = folder.group_of(shard)
     if not group:
         return
     shards = folder.shards_of(group, num_shards)
-    if folder.recorded_in(group).issuperset(shards):
+    recorded = folder.recorded_in(group)
+    subtotal = folder.subtotal_path(group)
+    if recorded.issuperset(shards):
         with writing(folder.total_path(group)):
-            write_json(folder.total_path(group), sealed(_of_shards(folder, shards).to_json()))
+            write_json(folder.total_path(group), sealed(_of_group(folder, group, recorded).to_json()))
+            subtotal.unlink(missing_ok=True)
+    elif shard % SHARDS_PER_SUBTOTAL == 0:
+        total = _of_group(folder, group, recorded)
+        with writing(subtotal):
+            write_json(subtotal, sealed({SHARDS: sorted(recorded)} | total.to_json()))
 
 
 def total_of(folder: RunFolder, shards: Iterable[int]) -> Total:
-    """Of these finished shards, from the totals of the folders that are among them whole. Raises
-    :class:`UserError` for damaged statistics."""
+    """Of these finished shards, from the totals of the folders that are among them whole, and the subtotals
+    of others. Raises :class:`UserError` for damaged statistics."""
     left = set(shards)
     total = Total()
     num_shards = folder.plan().num_shards if left else 0
-    for group in sorted(folder.totalled_groups()):
+    totalled = folder.totalled_groups()
+    for group in sorted(totalled):
         members = folder.shards_of(group, num_shards)
-        if left.issuperset(members) and (found := _read(folder, group)) is not None:
+        if left.issuperset(members) and (found := _read(folder.total_path(group))) is not None:
             total.add(found)
             left.difference_update(members)
+    for group in sorted({folder.group_of(shard) for shard in left} - totalled - {""}):
+        mine = left.intersection(folder.shards_of(group, num_shards))
+        total.add(_of_group(folder, group, mine))
+        left -= mine
     total.add(_of_shards(folder, sorted(left)))
     return total
+
+
+def subtotalled(folder: RunFolder, group: str) -> set[int]:
+    """The shards of a group that its subtotal sums, all of which were complete then."""
+    return set(_read_subtotal(folder, group)[0])
+
+
+def _of_group(folder: RunFolder, group: str, shards: set[int]) -> Total:
+    """Of these shards of a group, with its subtotal if it is of shards among them."""
+    known, total = _read_subtotal(folder, group)
+    if not shards.issuperset(known):
+        known, total = [], Total()
+    total.add(_of_shards(folder, sorted(shards.difference(known))))
+    return total
+
+
+def _read_subtotal(folder: RunFolder, group: str) -> tuple[list[int], Total]:
+    """Of no shards, if there is no valid one."""
+    total = _read(folder.subtotal_path(group))
+    return ([], Total()) if total is None else (total.shards, total)
 
 
 def _of_shards(folder: RunFolder, shards: Iterable[int]) -> Total:
@@ -80,12 +120,15 @@ def _of_shard(folder: RunFolder, shard: int) -> Total:
     return Total(stats, 0 if record is None else record.num_rows, [shard] if stats.num_error_rows else [])
 
 
-def _read(folder: RunFolder, group: str) -> Total | None:
+def _read(path: Path) -> Total | None:
     """None if the file is missing or damaged: what it sums is still there."""
     try:
-        values = unsealed(parse_object(folder.total_path(group).read_bytes()))
+        values = unsealed(parse_object(path.read_bytes()))
         return Total(
-            Stats.from_json(values["stats"]), int(values["num_output_rows"]), list(values["error_shards"])
+            Stats.from_json(values["stats"]),
+            int(values["num_output_rows"]),
+            list(values["error_shards"]),
+            list(values.get(SHARDS, ())),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

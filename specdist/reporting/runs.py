@@ -143,9 +143,6 @@ def read_run(path: Path, label: str) -> ReportedRun:
         )
     documents = {shard: folder.read_stats(shard) for shard in run.finished_shards}
     shards = {shard: Stats.from_json(document) for shard, document in documents.items()}
-    total = Stats()
-    for stats in shards.values():
-        total.add(stats)
     fingerprint = run.manifest.fingerprint
     return ReportedRun(
         label=label,
@@ -155,7 +152,7 @@ def read_run(path: Path, label: str) -> ReportedRun:
         num_shards=run.num_shards,
         shards=shards,
         replicas={shard: str(document.get("replica", "")) for shard, document in documents.items()},
-        total=total,
+        total=run.stats,
         status=None if run.is_complete else StatusReader(path).read(),
         errors=read_error_rows(folder, [shard for shard, stats in shards.items() if stats.num_error_rows]),
         trace=read_traced_tokens(folder, shards),

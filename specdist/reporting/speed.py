@@ -56,15 +56,13 @@ def over_time(shards: Mapping[int, Stats], replicas: Mapping[int, str], num_inte
     first = min(begin for begin, _ in spans.values())
     edges = np.linspace(first, max(end for _, end in spans.values()), num_intervals + 1)
     tokens, work_s = np.zeros(num_intervals + 1), np.zeros(num_intervals + 1)
-    for replica in set(replicas.values()):
-        mine = [shard for shard in spans if replicas[shard] == replica]
-        times = np.unique([time for shard in mine for time in spans[shard]])
-        num_open = sum(_is_inside(times, spans[shard]) for shard in mine)
-        for shard in mine:
-            pace = np.diff(times) * _is_inside(times, spans[shard]) / np.maximum(1, num_open)
-            is_done = np.interp(edges, times, np.concatenate([[0.0], np.cumsum(pace) / (pace.sum() or 1.0)]))
-            tokens += shards[shard].num_completion_tokens * is_done
-            work_s += shards[shard].wall_ns / NS_PER_S * is_done
+    of_replicas: dict[str, list[int]] = {}
+    for shard in spans:
+        of_replicas.setdefault(replicas[shard], []).append(shard)
+    for mine in of_replicas.values():
+        is_done_SE = _progress(np.array([spans[shard] for shard in mine]), edges)
+        tokens += np.array([shards[shard].num_completion_tokens for shard in mine]) @ is_done_SE
+        work_s += np.array([shards[shard].wall_ns / NS_PER_S for shard in mine]) @ is_done_SE
     worked = np.diff(work_s)
     per_work_s = np.divide(np.diff(tokens), worked, out=np.full(num_intervals, np.nan), where=worked > 1e-9)
     return SpeedOverTime(edges - first, np.diff(tokens) / np.diff(edges), per_work_s)
@@ -74,9 +72,18 @@ def _span_s(stats: Stats) -> tuple[float, float]:
     return stats.work_span.begin_unix_ns / NS_PER_S, stats.work_span.end_unix_ns / NS_PER_S
 
 
-def _is_inside(times: np.ndarray, span_s: tuple[float, float]) -> np.ndarray:
-    """Whether each interval between two times belongs to the span."""
-    return (times[:-1] >= span_s[0]) & (times[1:] <= span_s[1])
+def _progress(spans_S2: np.ndarray, edges_E: np.ndarray) -> np.ndarray:
+    """The part of each of a replica's shards that is done at each time: open shards share its speed."""
+    times_T, places_S2 = np.unique(spans_S2, return_inverse=True)
+    begins_S, ends_S = places_S2.reshape(-1, 2).T
+    size = len(times_T)
+    num_open_T = np.cumsum(np.bincount(begins_S, minlength=size) - np.bincount(ends_S, minlength=size))
+    pace_T = np.diff(times_T) * (num_open_T[:-1] > 0) / np.maximum(1, num_open_T[:-1])
+    done_T = np.concatenate([[0.0], np.cumsum(pace_T)])
+    done_E = np.interp(edges_E, times_T, done_T)
+    whole_S1 = (done_T[ends_S] - done_T[begins_S])[:, None]
+    is_done_SE = (done_E - done_T[begins_S][:, None]) / np.where(whole_S1 > 0, whole_S1, np.inf)
+    return np.clip(is_done_SE, 0.0, 1.0)
 
 
 def speed_over_time(runs: Sequence[ReportedRun]) -> Panel:

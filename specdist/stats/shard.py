@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any, TypeVar
 
 from specdist.stats.learning import Learned
@@ -365,20 +366,19 @@ def _count(counts: dict[int, int], key: int, amount: int) -> None:
 
 
 def _merge(into: Any, other: Any) -> None:
-    for item in dataclasses.fields(into):
-        mine, theirs = getattr(into, item.name), getattr(other, item.name)
-        if isinstance(mine, PeakMemory):
+    for name in into.__dataclass_fields__:
+        mine, theirs = getattr(into, name), getattr(other, name)
+        if isinstance(mine, int):
+            setattr(into, name, mine + theirs)
+        elif isinstance(mine, list):
+            mine.extend([0] * (len(theirs) - len(mine)))
+            mine[: len(theirs)] = map(add, mine, theirs)
+        elif isinstance(mine, dict):
+            mine |= {key: mine.get(key, 0) + amount for key, amount in theirs.items()}
+        elif isinstance(mine, PeakMemory):
             mine.target, mine.draft = max(mine.target, theirs.target), max(mine.draft, theirs.draft)
         elif isinstance(mine, WorkSpan):
             mine.extend(theirs.begin_unix_ns, theirs.end_unix_ns)
-        elif isinstance(mine, int):
-            setattr(into, item.name, mine + theirs)
-        elif isinstance(mine, list):
-            for index, amount in enumerate(theirs):
-                _add_to(mine, index, amount)
-        elif isinstance(mine, dict):
-            for key, amount in theirs.items():
-                _count(mine, key, amount)
         else:
             _merge(mine, theirs)
 

@@ -12,7 +12,8 @@ from specdist.data.claims import claim_files
 from specdist.data.layout import SHARDS_PER_FOLDER, data_pattern, layout_info
 from specdist.data.merging import merge_run
 from specdist.data.reading import read_columns
-from specdist.job.totals import total_of, write_total
+from specdist.job.status import StatusReader
+from specdist.job.totals import subtotalled, total_of, write_total
 from specdist.stats.shard import Stats
 from tests.data.folders import INPUTS, contents, open_
 from tests.data.samples import row_result
@@ -21,6 +22,7 @@ NUM_SHARDS = 8
 MANIFEST = Manifest(
     fingerprint={"num_rows": NUM_SHARDS, "rows_per_shard": 1, "num_samples": 1}, info={SHARDS_PER_FOLDER: 3}
 )
+FOURS = Manifest(fingerprint=MANIFEST.fingerprint, info={SHARDS_PER_FOLDER: 4})
 
 
 @pytest.fixture
@@ -74,6 +76,45 @@ def test_the_last_folder_may_have_fewer_shards(folder: RunFolder) -> None:
     assert folder.totalled_groups() == {"00000", "00001", "00002"}
     assert folder.recorded_shards() == set(range(NUM_SHARDS))
     assert merge_run(folder, folder.path.parent / "merged.arrow") == NUM_SHARDS
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> RunFolder:
+    """A run in folders of four shards, of which the first has three that are complete: one is summed."""
+    folder = open_(tmp_path, manifest=FOURS)
+    for shard in (2, 0, 1):
+        finish(folder, shard)
+    return folder
+
+
+def test_a_subtotal_is_of_the_shards_that_it_names(unfinished: RunFolder) -> None:
+    assert unfinished.subtotalled_groups() == {"00000"}
+    assert subtotalled(unfinished, "00000") == {0, 2}
+    assert total_of(unfinished, [0, 1, 2]).stats.num_completion_tokens == 3
+    assert total_of(unfinished, [0, 1]).stats.num_completion_tokens == 1
+    status = StatusReader(unfinished.path).read()
+    assert (status.num_done, status.num_rows, status.num_tokens) == (3, 3, 3)
+    # What it sums is not read again; what a damaged one sums is still there.
+    kept = unfinished.stats_path(2).rename(unfinished.path / "kept")
+    assert total_of(unfinished, [0, 1, 2]).num_rows == 3
+    kept.rename(unfinished.stats_path(2))
+    unfinished.subtotal_path("00000").write_text("{}")
+    assert total_of(unfinished, [0, 1, 2]).stats.num_completion_tokens == 3
+
+
+def test_a_subtotal_ends_with_a_restart_and_with_the_total(unfinished: RunFolder) -> None:
+    unfinished.data_path(2).unlink()
+    again = open_(unfinished.path, manifest=FOURS)
+    assert not again.subtotalled_groups()
+    for shard in (2, 3):
+        finish(again, shard)
+    assert (again.totalled_groups(), again.subtotalled_groups()) == ({"00000"}, set())
+    assert total_of(again, range(4)).stats.num_completion_tokens == 6
+    finish(again, 4)
+    assert again.subtotalled_groups() == set()
+    other = Manifest(fingerprint={**MANIFEST.fingerprint, "seed": 2})
+    open_(again.path, manifest=other, overwrite=True)
+    assert sorted(contents(again.path)) == ["config.yaml", "manifest.json"]
 
 
 @pytest.mark.parametrize("name", ["record", "data", "stats"])

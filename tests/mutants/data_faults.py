@@ -300,8 +300,22 @@ DATA_FAULTS = (
     Mutant(
         name="total-of-one-shard-too-few",
         file="job/totals.py",
-        old="if folder.recorded_in(group).issuperset(shards):",
-        new="if folder.recorded_in(group).issuperset(shards[:-1]):",
+        old="if recorded.issuperset(shards):",
+        new="if recorded.issuperset(shards[:-1]):",
+        tests=(LAYOUT,),
+    ),
+    Mutant(
+        name="subtotal-of-shards-not-asked-for",
+        file="job/totals.py",
+        old="if not shards.issuperset(known):",
+        new="if shards.isdisjoint(known):",
+        tests=(LAYOUT,),
+    ),
+    Mutant(
+        name="subtotal-outlives-a-deleted-shard",
+        file="data/opening.py",
+        old="for group in folder.subtotalled_groups():\n        folder",
+        new="for group in set[str]():\n        folder",
         tests=(LAYOUT,),
     ),
     Mutant(
