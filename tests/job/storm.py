@@ -7,7 +7,8 @@ many have died; a complete run is compared with an undisturbed one, byte by byte
 Others are paused for longer than a claim lasts without a heartbeat. With ``--machines`` a replica may be on
 a machine of its own, which vanishes with it and with its files: the others see but silence. ``--shards 2``
 has fewer shards than replicas, so that these share rows of a shard. With ``--store`` the runs are in a bucket
-of an S3 server, and every so many of its answers are errors. With ``--folders`` every shard and every replica
+of an S3 server, and every so many of its answers are errors; with ``--claims``, too, they meet in a folder,
+since the server creates no object exclusively. With ``--folders`` every shard and every replica
 has its claims, files or heartbeat in numbered folders of their own. The suite runs a short version.
 """
 
@@ -32,6 +33,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from specdist.data.access import claims_folder
+from specdist.data.layout import DECISIONS
 from specdist.data.mirror import mirrored
 from specdist.data.storage import StorePath, storage_path
 from tests.data.s3 import BUCKET, Failure, s3_server
@@ -176,7 +179,7 @@ def storm(
         while tally.num_killed < num_kills and all(process.exitcode is None for process in processes):
             until = time.monotonic() + rng.random() * life_s
             while (left := until - time.monotonic()) > 0:
-                tally.splits |= claimed_splits(output)
+                tally.splits |= claimed_splits(claims_of(output, options))
                 time.sleep(min(left, LOOK_S))
             index = rng.randrange(len(processes))
             victim = processes[index]
@@ -212,11 +215,16 @@ def stamps(output: Path) -> dict[str, object]:
             if name.endswith(".arrow")}  # fmt: skip
 
 
-def claimed_splits(output: Path) -> set[str]:
+def claims_of(output: Path, options: dict[str, Any]) -> Path:
+    """Where the replicas meet."""
+    return claims_folder(output, options.get("claims")) or output / "claims"
+
+
+def claimed_splits(folder: Path) -> set[str]:
     """The names of splits that a replica has claimed."""
     with suppress(FileNotFoundError):
-        claims = [path.name.partition(".") for path in files_below(output / "claims")]
-        return {f"{output} {name}" for name, _, number in claims
+        claims = [path.name.partition(".") for path in files_below(folder)]
+        return {f"{folder} {name}" for name, _, number in claims
                 if name.startswith("split-") and number.isdigit() and int(number) > 1}  # fmt: skip
     return set()
 
@@ -229,7 +237,12 @@ def storms(folder: Path, options: dict[str, Any], *, num_kills: int, outputs: Pa
     while tally.num_killed < num_kills:
         output = (outputs or folder) / f"run-{num_runs}"
         storm(output, options, tally, num_kills=num_kills, **chosen)
-        check_whole(output, folder / "undisturbed", has_vanished=tally.num_vanished > 0)
+        check_whole(
+            output,
+            folder / "undisturbed",
+            has_vanished=tally.num_vanished > 0,
+            claims=claims_of(output, options),
+        )
         num_runs += 1
         yield tally
 
@@ -241,15 +254,20 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def check_whole(output: Path, undisturbed: Path, *, has_vanished: bool = False) -> None:
+def check_whole(
+    output: Path, undisturbed: Path, *, has_vanished: bool = False, claims: Path | None = None
+) -> None:
     """Every row once, no byte different, and nothing left over but the last heartbeats of replicas that have
-    vanished."""
+    vanished. ``claims``: where they met, if not in the run's own folder."""
     found = mirrored(output)
     assert shard_bytes(found) == shard_bytes(undisturbed)
     rows = Counter(read_output(found)["row_id"].to_pylist())
     assert rows == dict.fromkeys(range(NUM_ROWS), 1)
     assert sum(stats["num_rows"] for stats in shard_stats(found)) == NUM_ROWS
-    left = [path for name in ("shards", "stats", "parts", "claims") for path in files_below(output / name)]
+    folders = [*(output / name for name in ("shards", "stats", "parts")), claims or output / "claims"]
+    left = [path for folder in folders for path in files_below(folder)]
+    # With a folder of claims, which data was chosen is kept for replicas that wake up late.
+    left = [path for path in left if not path.parent.parent.name.startswith(f"{DECISIONS}-")]
     kept = {".arrow", ".json", *((".beat", ".waiting") if has_vanished else ())}
     left = [path for path in left if path.suffix not in kept and not path.name.startswith("setup.")]
     assert left == [], left
@@ -265,6 +283,7 @@ def main() -> None:
     parser.add_argument("--life", type=float, default=MAX_LIFE_S, help="longest time between two kills, in s")
     parser.add_argument("--machines", action="store_true", help="replicas on machines that vanish, too")
     parser.add_argument("--store", action="store_true", help="runs in a bucket of an S3 server that fails")
+    parser.add_argument("--claims", action="store_true", help="with --store: they meet in a folder")
     parser.add_argument("--folders", action="store_true", help="each shard and replica in folders of its own")
     parser.add_argument("--delay", type=float, default=0.0, help="of the S3 server's answers, in s")
     parser.add_argument("--claim_timeout", type=float, help="in s; by default 1, on a store 12")
@@ -287,6 +306,7 @@ def main() -> None:
         outputs = folder
         if chosen.store:
             server = stack.enter_context(s3_server())
+            server.ignores_conditions = chosen.claims
             os.environ.update(server.environment)
             faults = random.Random(chosen.seed)
             delay = Failure(200, seconds=chosen.delay) if chosen.delay else None
@@ -296,6 +316,8 @@ def main() -> None:
             )  # fmt: skip
             outputs = storage_path(f"s3://{BUCKET}/storm", spool=str(folder / "spool"))
             options |= {"spool": folder / "machines", "claim_timeout": STORE_TIMEOUT_S}
+            if chosen.claims:
+                options |= {"claims": str(folder / "claims")}
         if chosen.claim_timeout is not None:
             options |= {"claim_timeout": chosen.claim_timeout}
         totals = storms(
