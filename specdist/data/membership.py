@@ -33,7 +33,7 @@ MAX_POLL_S = 0.5
 # Replicas that wait for each other look less often the more there are and the more each has to read, but
 # never so seldom that a look comes too late to tell silence.
 REPLICAS_PER_POLL, POLLS_PER_READ, MAX_POLLS = 16, 1.6, 8
-S_PER_LISTED_FILE = 0.75e-3
+S_PER_LISTED_FILE = 1e-3
 MAX_SILENCE_SHARE = 0.25
 # A heartbeat that cannot be told otherwise is kept for so many times the silence that means the end.
 SILENCES_KEPT = 10
@@ -138,7 +138,7 @@ class Membership:
             num_replicas: that may wait for the same.
             num_reads: of a look.
         """
-        polls = min(max(1.0, num_replicas / REPLICAS_PER_POLL, num_reads * POLLS_PER_READ), MAX_POLLS)
+        polls = max(1.0, min(num_replicas / REPLICAS_PER_POLL, MAX_POLLS), num_reads * POLLS_PER_READ)
         poll_s = self._poll_s * polls + S_PER_LISTED_FILE * num_files
         return min(poll_s, MAX_SILENCE_SHARE * self.silent_after_s) * random.uniform(0.8, 1.2)
 

@@ -20,7 +20,7 @@ FEW_REPLICAS = 8
 # The shards to draw from, for each replica: half of those that are not claimed may be complete.
 SHARDS_PER_REPLICA = 2
 # A replica that waits watches at least so many claims; and so many replicas watch a claim, on average.
-MIN_WATCHED, WATCHERS_PER_CLAIM = 5, 2
+MIN_WATCHED, WATCHERS_PER_CLAIM = 2, 2
 # Part of the claimed shards that are taken to be stragglers: others near them have long been complete.
 STRAGGLERS = 0.25
 # Most splits of a shard that are offered at a time.

@@ -20,7 +20,7 @@ def test_the_first_shards_are_tried_once_none_is_left_after_the_claimed_ones():
 
 
 def test_replicas_that_wait_watch_few_claims_each_and_all_of_them_in_a_few_periods():
-    claimed, num_waiting = [f"shard-{shard:05d}" for shard in range(400)], 200
+    claimed, num_waiting = [f"shard-{shard:05d}" for shard in range(200)], 200
     unseen = set(claimed)
     for period in range(6):
         for replica in range(num_waiting):
@@ -29,4 +29,4 @@ def test_replicas_that_wait_watch_few_claims_each_and_all_of_them_in_a_few_perio
             unseen -= set(chosen)
     assert not unseen
     assert watched(claimed, 1, replica="alone", period=0) == claimed
-    assert watched(claimed[:3], 200, replica="any", period=0) == claimed[:3]
+    assert watched(claimed[:2], 200, replica="any", period=0) == claimed[:2]
