@@ -28,7 +28,7 @@ from tests.scale.tail import TailOutcome, TailScenario
 
 # Plain, and with the rates of speculation: a pass of a full batch then takes about 60 ms.
 SLOWDOWN = {False: 2.0, True: 8.0}
-SCENARIO = TailScenario(num_shards=10, rows_per_shard=64, max_num_seqs=8, median_tokens=60, most_tokens=400)
+SCENARIO = TailScenario(num_shards=10, rows_per_shard=256, max_num_seqs=8, median_tokens=30, most_tokens=200)
 MAX_POSITIONS = 1024
 
 
