@@ -159,7 +159,7 @@ class AheadDrafter:
     def observe(self, num_accepted_R: np.ndarray, is_rejected_R: np.ndarray) -> None:
         """The target has verified so many accepted tokens of each sequence, and perhaps a rejected one."""
         if self._chooser is not None:
-            self._chooser.observe(int(num_accepted_R.sum()), int(is_rejected_R.sum()))
+            self._chooser.observe(num_accepted_R, is_rejected_R)
 
     def num_rounds_alone(self, slots_R: np.ndarray, *, is_asked: bool) -> int:
         """Rounds in which the target need not ask; 0 while it has anything to verify. In those in which it

@@ -42,10 +42,13 @@ from specdist.policies.costs import CostModel, Sizes
 from specdist.policies.options import MAX_DRAFT_TOKENS, HeadKind, OptionInfo, RegisteredPolicy
 from specdist.policies.references import Reference
 
-# Acceptance assumed before any token was verified, and the half-life of the running estimate, in tokens.
-PRIOR_ACCEPTANCE = 0.7
+# Acceptance assumed before any token was verified, and how many verified tokens the assumption is worth. Only
+# drafted tokens teach anything, so it is a high one: a low one that is wrong would never be found out.
+PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.9, 32
+# Half-life of both the assumption and what was seen, in verified tokens.
 FORECAST_MEMORY = 256
-# Half-life in rounds without drafts, which observe nothing, so that drafting is tried again.
+# Half-life in rounds without drafts of what was seen, in whose place the assumption comes back, so that
+# drafting is tried again.
 IDLE_MEMORY = 2048
 # Weight of the batch's estimate for a sequence, in tokens of its own; and the half-life of those, in tokens.
 ROW_PRIOR_TOKENS = 32
@@ -94,8 +97,8 @@ class Goodput(RegisteredPolicy):
         self._acceptance = AcceptanceModel(is_coupled=is_coupled)
         # Of tokens with a head's estimate.
         self._acceptance_by_head = AcceptanceModel(is_coupled=is_coupled, has_head=True)
-        # Acceptance probability of a token that is not drawn yet.
-        self._forecast = PRIOR_ACCEPTANCE
+        # Decaying: the weight of the assumption, and tokens accepted and verified.
+        self._prior_tokens, self._seen = float(PRIOR_TOKENS), np.zeros(2)
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
         # For r sequences with d further steps each: their tokens, and the time of the steps, which was worked
@@ -117,6 +120,13 @@ class Goodput(RegisteredPolicy):
     @property
     def initial_history(self) -> tuple[float, ...]:
         return 0.0, 0.0
+
+    @property
+    def _forecast(self) -> float:
+        """Acceptance probability of a token that is not drawn yet."""
+        num_accepted, num_verified = self._seen.tolist()
+        expected: float = self._prior_tokens * PRIOR_ACCEPTANCE + num_accepted
+        return expected / (self._prior_tokens + num_verified)
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         accepted_R = blocks.num_accepted_R
@@ -176,10 +186,13 @@ class Goodput(RegisteredPolicy):
         index, found_CF = self._with_estimates(tokens.features, known_CF)
         self._acceptance_by_head.observe(found_CF, tokens.is_accepted_C[index])
         kept = 0.5 ** (len(tokens.depths_C) / FORECAST_MEMORY)
-        self._forecast = kept * self._forecast + (1 - kept) * float(tokens.is_accepted_C.mean())
+        self._prior_tokens *= kept
+        self._seen = kept * self._seen + (tokens.is_accepted_C.sum(), len(tokens.depths_C))
 
     def note_pause(self, num_rounds: int) -> None:
-        self._forecast += (PRIOR_ACCEPTANCE - self._forecast) * (1 - 0.5 ** (num_rounds / IDLE_MEMORY))
+        kept = 0.5 ** (num_rounds / IDLE_MEMORY)
+        self._seen *= kept
+        self._prior_tokens += (1 - kept) * (PRIOR_TOKENS - self._prior_tokens)
 
     def _begin(self, rows: DraftSequences) -> None:
         """Drafting begins; in turns, g is the best that a round of equal blocks could reach."""

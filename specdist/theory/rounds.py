@@ -1,12 +1,13 @@
 """What a round with a draft on a rank of its own should do: decode alone, take turns, or draft ahead.
 
 ``--overlap auto``. Three rates are compared for the sequences that run now, in tokens per nanosecond, each
-with its best number of draft tokens; a is the probability that a token is accepted, T and D the times of a
-target pass and of a draft step, M that of asking the draft, H that of the draft's host beside its steps, all
-of them measured before the run:
+with its best number of draft tokens; a is the probability that the first token of a block is accepted, b that
+of a token after an accepted one, which is higher where texts have easy and hard stretches; T and D are the
+times of a target pass and of a draft step, M that of asking the draft, H that of the draft's host beside its
+steps, all of them measured before the run:
 
     alone    R / T(R)
-    in turns R (1 + a + ... + a^K) / (K D(R) + H + T(R (K + 1)) + M)
+    in turns R (1 + a + a b + ... + a b^(K - 1)) / (K D(R) + H + T(R (K + 1)) + M)
     ahead    R (tokens of a pass with K candidates ready) / (max(T, D(R) + K D(R (1 + branches)) + H) + M)
 
 The times are those of this many sequences after contexts of this length, so the choice follows the batch as
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,6 +70,16 @@ LISTEN = RoundShape(num_ahead=1)
 IN_TURNS = RoundShape(drafts_now=True)
 
 
+class _Learned(NamedTuple):
+    """Acceptance of a block's first token and of one after an accepted token, misses caught over what was
+    assumed, and tokens of prompts per new token."""
+
+    first: float
+    later: float
+    catching: float = 1.0
+    prompts: float = 0.0
+
+
 @dataclass(frozen=True)
 class _Rates:
     """Of decoding alone, in turns, and [K, B] ahead."""
@@ -96,9 +107,10 @@ class RoundChooser:
         self._is_in_turns_K = (self._lengths_K == fixed_length) | (fixed_length is None)
         self._counts_B = np.array(branch_counts)
         self._caught_B = np.array([caught_share(count) for count in branch_counts])
-        # Decaying sums: tokens accepted and verified, misses caught and expected to be, prompt and new
-        # tokens.
+        # Decaying sums: tokens accepted and verified, and those of them after an accepted one; misses caught
+        # and expected to be; prompt and new tokens.
         self._acceptance = np.array([PRIOR_ACCEPTANCE, 1.0]) * PRIOR_TOKENS
+        self._later = np.zeros(2)
         self._catching = np.array([1.0, 1.0]) * PRIOR_TOKENS
         self._prompts = np.array([0.0, 1.0])
         self._chunk_tokens = 1.0
@@ -117,12 +129,16 @@ class RoundChooser:
         """Whether the rounds that follow draft blocks ahead."""
         return self._last.num_ahead > 1
 
-    def observe(self, num_accepted: int, num_rejected: int) -> None:
-        """The target has verified so many tokens."""
+    def observe(self, num_accepted_R: np.ndarray, is_rejected_R: np.ndarray) -> None:
+        """The target has verified blocks: accepted tokens of each, and whether another one was rejected."""
+        num_accepted, num_rejected = int(num_accepted_R.sum()), int(is_rejected_R.sum())
+        num_later_accepted = int(np.maximum(num_accepted_R - 1, 0).sum())
+        num_later_rejected = int(is_rejected_R[num_accepted_R > 0].sum())
         num_verified = num_accepted + num_rejected
         self._num_heard += num_verified
-        self._acceptance *= 0.5 ** (num_verified / MEMORY)
-        self._acceptance += num_accepted, num_verified
+        kept = 0.5 ** (num_verified / MEMORY)
+        self._acceptance = kept * self._acceptance + (num_accepted, num_verified)
+        self._later = kept * self._later + (num_later_accepted, num_later_accepted + num_later_rejected)
 
     def observe_misses(self, num_branches: int, num_misses: int, num_caught: int) -> None:
         """So many sequences with branches had another next token than what was drafted, and found so many of
@@ -174,7 +190,7 @@ class RoundChooser:
         """Of rounds that are all the same, and ahead, where so many targets with so many sequences each share
         the draft. Nothing is learned of the acceptance; contexts are those at which costs were measured."""
         self._num_targets, self._num_bursts = 1, float(num_groups)
-        rates = self._work_out(num_rows, self._costs.context.num_tokens, acceptance, 1.0, 0.0)
+        rates = self._work_out(num_rows, self._costs.context.num_tokens, _Learned(acceptance, acceptance))
         if rates.ahead_KB.max() <= rates.alone:
             return RoundShape(num_ahead=1, num_branches=int(self._counts_B[0]))
         return self._best_ahead(rates)
@@ -220,27 +236,29 @@ class RoundChooser:
         message_ns = num_listening * float(self._costs.message.look_up(num_rows))
         return max(FEWEST_ROUNDS_ALONE, int(message_ns / (LISTENING_SHARE * max(1.0, pass_ns))) + 1)
 
-    def _rates(self, num_rows: int, num_context_tokens: float) -> _Rates:
-        """Rounded inputs, so that most rounds find their rates worked out."""
-        catching = min(1.0, float(self._catching[0] / self._catching[1]))
-        key = (
-            num_rows,
-            round(float(np.log2(1 + num_context_tokens)), 1),
-            round(self.acceptance, 2),
-            round(catching, 1),
+    def _learned(self) -> _Learned:
+        """Rounded, so that most rounds find their rates worked out."""
+        # What is known of both kinds of tokens together counts for both where little is known of each.
+        prior = PRIOR_TOKENS * np.array([self.acceptance, 1.0])
+        (first, num_first), (later, num_later) = self._acceptance - self._later + prior, self._later + prior
+        return _Learned(
+            round(float(first / num_first), 2),
+            round(float(later / num_later), 2),
+            round(min(1.0, float(self._catching[0] / self._catching[1])), 1),
             round(float(self._prompts[0] / self._prompts[1]), 1),
-            self._num_targets,
-            self._num_bursts,
         )
+
+    def _rates(self, num_rows: int, num_context_tokens: float) -> _Rates:
+        learned, context = self._learned(), round(float(np.log2(1 + num_context_tokens)), 1)
+        key = (num_rows, context, *learned, self._num_targets, self._num_bursts)
         if key not in self._cached:
             if len(self._cached) >= MAX_CACHED:
                 self._cached.clear()
-            self._cached[key] = self._work_out(num_rows, num_context_tokens, key[2], key[3], key[4])
+            self._cached[key] = self._work_out(num_rows, num_context_tokens, learned)
         return self._cached[key]
 
-    def _work_out(
-        self, num_rows: int, num_context_tokens: float, acceptance: float, catching: float, prompts: float
-    ) -> _Rates:
+    def _work_out(self, num_rows: int, num_context_tokens: float, learned: _Learned) -> _Rates:
+        first, later, catching, prompts = learned
         costs, lengths_K, context = self._costs, self._lengths_K, num_context_tokens
         # Each target has a pass of its own, at the same time.
         own_rows = -(-num_rows // self._num_targets)
@@ -260,8 +278,8 @@ class RoundChooser:
             return np.asarray(share * round_ns(longer_ns) + (1 - share) * round_ns(pass_ns))
 
         alone_ns = float(mean_ns(np.array(own_rows), np.array(1.0), lambda pass_ns: pass_ns))
-        full_K = acceptance**lengths_K
-        in_block_K = np.cumsum(acceptance ** np.arange(lengths_K[-1] + 1))[lengths_K]
+        full_K = first * later ** (lengths_K - 1)
+        in_block_K = 1 + np.cumsum(full_K)
 
         def burst_ns_K(rows: int) -> np.ndarray:
             # After a block that was accepted whole the draft runs its last token too.
@@ -281,9 +299,9 @@ class RoundChooser:
         in_turns_K = num_rows * in_block_K / (in_turns_ns_K + message_ns)
 
         caught_B = catching * self._caught_B
-        hit_K = (acceptance * full_K)[:, None]
+        hit_K = (later * full_K)[:, None]
         stays_KB = hit_K + (1 - hit_K) * caught_B
-        comes_B = acceptance + (1 - acceptance) * caught_B
+        comes_B = first + (1 - first) * caught_B
         ready_KB = comes_B / (1 - stays_KB + comes_B)
         tokens_KB = 1 + ready_KB * (in_block_K[:, None] - 1)
 

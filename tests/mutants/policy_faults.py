@@ -12,6 +12,7 @@ HISTORIES = "tests/engine/test_histories.py"
 THRESHOLDS = "tests/policies/test_thresholds.py"
 HEAD_POLICIES = "tests/policies/test_heads.py"
 LENGTHS = "tests/policies/test_lengths.py"
+GOODPUT = "tests/policies/test_goodput.py"
 
 POLICY_FAULTS = (
     # Heads and lossy runs.
@@ -245,5 +246,33 @@ POLICY_FAULTS = (
         old="rows.features.estimates_R >= self.verifier_threshold",
         new="rows.features.estimates_R < self.verifier_threshold",
         tests=(HEAD_POLICIES,),
+    ),
+    Mutant(
+        name="goodput-never-tries-a-draft-of-which-much-must-be-accepted",
+        file="policies/goodput.py",
+        old="PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.9, 32",
+        new="PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.7, 32",
+        tests=(GOODPUT,),
+    ),
+    Mutant(
+        name="goodput-takes-long-to-give-up-its-first-assumption",
+        file="policies/goodput.py",
+        old="PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.9, 32",
+        new="PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.9, 512",
+        tests=(GOODPUT,),
+    ),
+    Mutant(
+        name="goodput-assumes-the-same-for-ever",
+        file="policies/goodput.py",
+        old="        self._prior_tokens *= kept\n",
+        new="",
+        tests=(GOODPUT,),
+    ),
+    Mutant(
+        name="goodput-assumes-nothing-again-after-a-pause",
+        file="policies/goodput.py",
+        old="        self._prior_tokens += (1 - kept) * (PRIOR_TOKENS - self._prior_tokens)\n",
+        new="",
+        tests=(GOODPUT,),
     ),
 )

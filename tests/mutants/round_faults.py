@@ -150,17 +150,24 @@ ROUND_FAULTS = (
         tests=("tests/job/test_drafting_times.py",),
     ),
     Mutant(
+        name="all-tokens-of-a-block-are-accepted-alike",
+        file="theory/rounds.py",
+        old="full_K = first * later ** (lengths_K - 1)",
+        new="full_K = self.acceptance**lengths_K",
+        tests=(ROUNDS,),
+    ),
+    Mutant(
         name="acceptance-is-not-learned",
         file="theory/rounds.py",
-        old="        self._acceptance += num_accepted, num_verified\n",
-        new="",
+        old="kept * self._acceptance + (num_accepted, num_verified)",
+        new="kept * self._acceptance",
         tests=("tests/planning/test_sweep.py",),
     ),
     Mutant(
         name="acceptance-of-long-ago-is-not-forgotten",
         file="theory/rounds.py",
-        old="        self._acceptance *= 0.5 ** (num_verified / MEMORY)\n",
-        new="",
+        old="kept = 0.5 ** (num_verified / MEMORY)",
+        new="kept = 1.0",
         tests=("tests/planning/test_sweep.py",),
     ),
     Mutant(

@@ -256,7 +256,7 @@ class Simulation:
 
         def learn() -> None:
             if self._chooser is not None:
-                self._chooser.observe(int(accepted.sum() + is_hit.sum()), int(is_rejected.sum()))
+                self._chooser.observe(accepted + is_hit, is_rejected)
                 self._chooser.observe_misses(num_branches, int((~is_hit).sum()), caught)
             if self._policy is not None:
                 self._teach(rows, candidates, accepted, accepted + is_hit, is_rejected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdist.policies.costs import ContextCosts, CostModel, Curve
@@ -25,10 +26,18 @@ def chooser(
     return RoundChooser(CostModel(TARGET, draft, message=message), max_draft_tokens=8, **options)  # type: ignore[arg-type]
 
 
+def observe(found: RoundChooser, num_accepted: int, num_rejected: int) -> None:
+    """The target has verified blocks of a token each."""
+    found.observe(
+        np.repeat([1, 0], [num_accepted, num_rejected]),
+        np.repeat([False, True], [num_accepted, num_rejected]),
+    )
+
+
 def taught(found: RoundChooser, acceptance: float) -> RoundChooser:
     """It has seen 4000 tokens, accepted at this rate."""
     for _ in range(400):
-        found.observe(round(10 * acceptance), 10 - round(10 * acceptance))
+        observe(found, round(10 * acceptance), 10 - round(10 * acceptance))
     return found
 
 
@@ -56,6 +65,23 @@ def test_the_rates_are_those_of_the_formulas() -> None:
     # Eight branches: five candidates in six steps, five of them of 36 rows, within the time of the pass.
     tokens = tokens_per_pass_ahead(acceptance, 5, caught_share(8))
     assert rates.ahead_KB[4, 6] == pytest.approx(4 * tokens / (20.2 * MS))
+
+
+def test_tokens_after_accepted_ones_have_a_rate_of_their_own() -> None:
+    """Half of all tokens are accepted, in stretches: two in five first ones, three in four after those."""
+    alike, stretches = taught(chooser(step_ms=2), 0.5), chooser(step_ms=2)
+    for _ in range(400):
+        # Ten blocks of two: four begin well, and three of these go on.
+        stretches.observe(np.array([2, 2, 2, 1] + [0] * 6), np.array([False] * 3 + [True] * 7))
+    assert stretches.acceptance == pytest.approx(alike.acceptance, abs=0.01)
+    first, later = 0.41, 0.69  # nearer to each other, as long as little is known of each
+    in_turns = max(
+        4 * (1 + sum(first * later**depth for depth in range(length)))
+        / (length * 2 * MS + stretches._costs.target_ns(4 * (length + 1), 4, 0) + 0.2 * MS)
+        for length in range(1, 9)
+    )  # fmt: skip
+    assert stretches._rates(4, 100.0).in_turns == pytest.approx(in_turns, rel=0.02)
+    assert choose(stretches, 32).num_ahead > choose(alike, 32).num_ahead > 1
 
 
 @pytest.mark.parametrize(
@@ -116,7 +142,7 @@ def test_nobody_asks_a_draft_that_does_not_pay_until_it_is_listened_to_again() -
     # Nothing is known of this pair yet; four rows say enough in four rounds.
     for _ in range(4):
         assert choose(found, 4) == LISTEN
-        found.observe(2, 2)
+        observe(found, 2, 2)
     # What is drafted already is verified first.
     assert choose(found, 4, is_pending=True) == ALONE
     assert choose(found, 4).num_rounds_alone >= FEWEST_ROUNDS_ALONE
@@ -130,7 +156,7 @@ def test_listening_takes_a_two_hundredth_of_the_time(num_rows: int) -> None:
     num_heard, num_asked = 0, 1
     while num_heard < 16:
         assert choose(found, num_rows) == LISTEN
-        found.observe(num_rows, 0)
+        observe(found, num_rows, 0)
         num_heard += num_rows
         num_asked += 1
     assert 5 * num_asked <= 0.005 * 20 * num_alone + 5
@@ -140,10 +166,10 @@ def test_it_follows_an_abrupt_change() -> None:
     found = taught(chooser(step_ms=4, message_ms=1, branch_counts=(0,)), 0.9)
     assert choose(found, 32).num_ahead > 1
     for _ in range(20):
-        found.observe(3, 29)
+        observe(found, 3, 29)
     assert choose(found, 32).num_rounds_alone > 0
     for _ in range(20):
-        found.observe(29, 3)
+        observe(found, 29, 3)
     assert choose(found, 32).num_ahead > 1
 
 
