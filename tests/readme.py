@@ -113,6 +113,8 @@ def generated() -> dict[str, str]:
         "device-counts": counts_tables.markdown(),
         "scale": scale_tables.markdown(),
         "scale_requests": scale_tables.requests_markdown(),
+        "scale_readers": scale_tables.readers_markdown(),
+        "scale_tried": scale_tables.tried(),
         "tails": tails.markdown(),
         "clouds": clouds.markdown(),
         "many-rows": scale_rows.markdown(),

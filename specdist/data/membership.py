@@ -34,7 +34,7 @@ MAX_POLL_S = 0.5
 # never so seldom that a look comes too late to tell silence.
 REPLICAS_PER_POLL, POLLS_PER_READ, MAX_POLLS = 16, 1.6, 8
 S_PER_LISTED_FILE = 1e-3
-MAX_SILENCE_SHARE = 0.25
+MAX_SILENCE_SHARE = 0.4
 # A heartbeat that cannot be told otherwise is kept for so many times the silence that means the end.
 SILENCES_KEPT = 10
 # A replica that leaves looks at the heartbeats of so many others.

@@ -92,11 +92,13 @@ def _in_pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Together: a piece of a file for each shard would make it slow to read. Few are open at a time, since a
     process can map only so many files."""
     piece: list[pa.Table] = []
+    num_rows = 0
     for table in tables:
         piece.append(table)
-        if len(piece) == MAX_OPEN_SHARDS or sum(part.num_rows for part in piece) >= ROWS_PER_PIECE:
+        num_rows += table.num_rows
+        if len(piece) == MAX_OPEN_SHARDS or num_rows >= ROWS_PER_PIECE:
             yield pa.concat_tables(piece)
-            piece = []
+            piece, num_rows = [], 0
     if piece:
         yield pa.concat_tables(piece)
 

@@ -127,3 +127,16 @@ def test_heartbeats_of_machines_that_vanished_long_ago_are_removed(tmp_path: Pat
     assert names(tmp_path) == [
         "holder.beat", "holder.waiting", "late.beat", "late.waiting", "shard-00000.00001",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_files", "num_reads"), [(10, 0), (10, 5), (10, 20), (10, 2000), (45_000, 2)])
+def test_a_replica_that_waits_reads_and_lists_so_much_per_second_and_still_sees_silence(
+    tmp_path: Path, num_files: int, num_reads: int
+) -> None:
+    """A look at a claim may be a read of its file and one of a heartbeat."""
+    waits_s = [
+        Membership(tmp_path, silent_after_s=60.0).poll_s(num_files, num_reads=num_reads) for _ in range(50)
+    ]
+    assert max(waits_s) < 60.0 / 2
+    assert num_reads > 20 or 2 * num_reads < 3.2 * min(waits_s)
+    assert num_files / 1000 < 3 * min(waits_s)

@@ -260,7 +260,21 @@ DATA_FAULTS = (
         file="data/membership.py",
         old="        return min(poll_s, MAX_SILENCE_SHARE",
         new="        return min(self._poll_s, MAX_SILENCE_SHARE",
-        tests=("tests/scale/test_scale.py",),
+        tests=("tests/data/test_membership.py",),
+    ),
+    Mutant(
+        name="replicas-that-read-much-look-as-often",
+        file="data/membership.py",
+        old="max(1.0, min(num_replicas / REPLICAS_PER_POLL, MAX_POLLS), num_reads * POLLS_PER_READ)",
+        new="min(max(1.0, num_replicas / REPLICAS_PER_POLL, num_reads * POLLS_PER_READ), MAX_POLLS)",
+        tests=("tests/data/test_membership.py",),
+    ),
+    Mutant(
+        name="looks-too-seldom-to-see-silence",
+        file="data/membership.py",
+        old="MAX_SILENCE_SHARE = 0.4",
+        new="MAX_SILENCE_SHARE = 0.6",
+        tests=("tests/data/test_membership.py",),
     ),
     Mutant(
         name="waiting-replicas-always-watch-the-same-claims",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Any
 
 from specdist.utils.table import Table, decimals
@@ -10,6 +11,7 @@ from tests.ranks import REPOSITORY
 from tests.scale.simulation import PHASES
 
 METADATA, REQUESTS = "metadata_ops_per_replica_s", "requests_per_replica_s"
+READERS = ("status", "load_run", "statistics", "report", "merge")
 RESULTS = REPOSITORY / "jobs/benchmarks/scale.json"
 
 
@@ -32,6 +34,45 @@ def requests_markdown() -> str:
         ],
         num_names=2,
     ).markdown()
+
+
+def readers_markdown() -> str:
+    """Seconds that the readers of a run take."""
+    return Table.of(
+        [
+            {
+                "shards": f"{entry['shards']:,}",
+                "unfinished, with splits": f"{entry['unfinished']:,}",
+                **{reader: decimals(entry["seconds"].get(reader)) for reader in READERS},
+            }
+            for entry in _results()
+            if entry["kind"] == "readers"
+        ],
+        num_names=2,
+    ).markdown()
+
+
+def tried() -> str:
+    """The most replicas and shards that have been real, and simulated with splits."""
+    counted = [entry for entry in _results() if METADATA in entry]
+    real = max((entry for entry in counted if entry["kind"] == "real"), key=_num_replicas)
+    # The latest of each size.
+    split = {entry["replicas"]: entry for entry in counted if "splits" in entry}
+    simulated = "; ".join(
+        f"{entry['replicas']:,} replicas that shared {entry['shards']:,} shards of {entry['rows_per_shard']} "
+        f"rows in {entry['splits']:,} splits"
+        for entry in sorted(split.values(), key=_num_replicas)[-2:]
+    )
+    text = (
+        f"Real processes on one machine: {real['replicas']:,} replicas and {real['shards']:,} shards. "
+        "Simulated, with the project's own claims, recorder and publishing on a virtual clock: "
+        f"{simulated}. Every shard was published once."
+    )
+    return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
+
+
+def _num_replicas(entry: dict[str, Any]) -> int:
+    return int(entry["replicas"])
 
 
 def _results() -> list[dict[str, Any]]:
