@@ -22,6 +22,7 @@ Loss = Literal["kl", "reverse_kl", "tvd"]
 USUAL_RATE, USUAL_WIDTH = 5e-5, 2048
 # Of --prompt_rows; and the sequences that a training sees by default, in so many epochs.
 USUAL_PROMPTS = 2000
+MOST_OWN_TOKENS = 256
 USUAL_SEQUENCES, FEWEST_EPOCHS, MOST_EPOCHS = 8000, 2, 20
 
 
@@ -75,6 +76,12 @@ class DistillConfig(GenerateConfig):
         "prompts, spread over the run, for which nothing needs to be generated; 0 = completions alone "
         f"(default: {USUAL_PROMPTS:,}, and 0 with another teacher or --kind eagle3)",
     )
+    own_tokens: int | None = option(
+        None,
+        help="let the draft itself go on with these prompts for up to so many tokens, and learn what the "
+        "target says at every place of that, for which the target generates nothing, either; 0 = prompts "
+        f"alone (default: --max_new_tokens, at most {MOST_OWN_TOKENS})",
+    )
     epochs: int | None = option(
         None,
         help="most passes over the training rows (default: as many as see about "
@@ -116,6 +123,12 @@ class DistillConfig(GenerateConfig):
             raise UserError(
                 f"--prompt_rows {self.prompt_rows} needs --kind model and --teacher target, which knows what "
                 "comes after every token of a prompt: add them, or leave it out"
+            )
+        self._require("own_tokens", (self.own_tokens or 0) >= 0, "must be 0 or more")
+        if self.own_tokens and not self.num_prompt_rows:
+            raise UserError(
+                f"--own_tokens {self.own_tokens} go on with the prompts of --prompt_rows, of which there are "
+                "none: give both --kind model and --teacher target, and no --prompt_rows 0, or leave it out"
             )
         if self.teacher == "tokens" and self.loss is not None:
             raise UserError(
@@ -188,6 +201,13 @@ class DistillConfig(GenerateConfig):
         usual = USUAL_PROMPTS if self._can_learn_prompts else 0
         return usual if self.prompt_rows is None else self.prompt_rows
 
+    @property
+    def num_own_tokens(self) -> int:
+        """Most tokens that the draft goes on with each of these prompts."""
+        if not self.num_prompt_rows:
+            return 0
+        return min(self.max_new_tokens, MOST_OWN_TOKENS) if self.own_tokens is None else self.own_tokens
+
     def num_epochs(self, num_sequences: int) -> int:
         """Most passes over so many sequences."""
         usual = round(USUAL_SEQUENCES / num_sequences)
@@ -205,7 +225,7 @@ class DistillConfig(GenerateConfig):
     def training_options(self) -> dict[str, Any]:
         """The options that decide the weights, besides the data and the models."""
         names = ["kind", "draft_vocab_size", "unrolled_steps", "layers", "learning_rate", "epochs",
-                 "patience", "batch_size", "tokens_per_pass",
-                 "max_sequences", "prompt_rows", "validation_share", "precision", "seed"]  # fmt: skip
+                 "patience", "batch_size", "tokens_per_pass", "max_sequences", "prompt_rows", "own_tokens",
+                 "validation_share", "precision", "seed"]  # fmt: skip
         found = {name: getattr(self, name) for name in names}
         return found | {"teacher": self.resolved_teacher, "loss": self.resolved_loss}

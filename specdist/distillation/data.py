@@ -52,6 +52,10 @@ class Example:
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
 
+    @property
+    def token_ids(self) -> np.ndarray:
+        return np.concatenate([self.prompt_ids, self.completion_ids])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -85,11 +89,12 @@ def num_completion_tokens(examples: Sequence[Example]) -> int:
 @dataclass(frozen=True)
 class Examples:
     """For training, and for evaluations: no row is in both. ``prompts``: texts that are learned from at
-    every place but the first, beside the completions."""
+    every place but the first, beside the completions; ``num_own_tokens`` of them are the draft's."""
 
     training: list[Example]
     held_out: list[Example]
     prompts: list[Example] = field(default_factory=list)
+    num_own_tokens: int = 0
 
     @property
     def learned(self) -> list[Example]:
@@ -186,7 +191,7 @@ def make_batch(examples: Sequence[Example], config: GenerateConfig, device: torc
     token_ids_BL = np.zeros((len(examples), longest), np.int64)
     rows, columns, keys, positions = [], [], [], []
     for row, example in enumerate(examples):
-        ids = np.concatenate([example.prompt_ids, example.completion_ids])[:-1]
+        ids = example.token_ids[:-1]
         token_ids_BL[row, : len(ids)] = ids
         places_N = np.arange(len(example.prompt_ids), example.num_tokens)
         rows.append(np.full(len(places_N), row))

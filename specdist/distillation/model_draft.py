@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdist.distillation.config import DistillConfig
@@ -47,7 +47,7 @@ class ModelStudent:
         """``start``: the draft to begin with, or the target, whose first ``--layers`` are taken."""
         self._start, self._settings, self._device = start, settings, device
         self._teacher_kind, self._loss = config.resolved_teacher, config.resolved_loss
-        self._vocab_size = models.vocab_size
+        self.vocab_size = models.vocab_size
         num_layers = config.layers
         self._model = first_layers(start, num_layers) if num_layers else load_plain(start, torch.float32)
         self._model.to(device).train()
@@ -61,7 +61,7 @@ class ModelStudent:
         self._autocast = torch.bfloat16 if is_bfloat16 else None
 
     @property
-    def module(self) -> nn.Module:
+    def module(self) -> PreTrainedModel:
         return self._model
 
     @property
@@ -117,7 +117,7 @@ class ModelStudent:
         columns_C = batch.columns_M.unique()
         logits_BCV = model(batch.token_ids_BL, use_cache=False, logits_to_keep=columns_C).logits
         places_M = torch.searchsorted(columns_C, batch.columns_M)
-        return logits_BCV[batch.rows_M, places_M, : self._vocab_size]
+        return logits_BCV[batch.rows_M, places_M, : self.vocab_size]
 
 
 def first_layers(target: Checkpoint, num_layers: int) -> PreTrainedModel:

@@ -50,11 +50,15 @@ class History:
 
     @property
     def best(self) -> int:
-        """The latest evaluation whose predicted speed-up is not below the highest by more than that one's
-        standard error: of few completions the highest is chance, and training has gone on since."""
+        """The latest evaluation whose predicted speed-up is not below the highest by more than the standard
+        error of their difference, completion by completion: of few completions the highest is chance, and
+        training has gone on since."""
         highest = max(self.prospects, key=lambda found: found.speed_up)
-        least = highest.speed_up - highest.error
-        return max(index for index, found in enumerate(self.prospects) if found.speed_up >= least)
+        return max(
+            index
+            for index, found in enumerate(self.prospects)
+            if highest.speed_up - found.speed_up <= highest.error_beside(found)
+        )
 
     def is_over(self, patience: int) -> bool:
         """Whether so many evaluations have not raised it."""
@@ -62,6 +66,10 @@ class History:
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    def figures(self) -> dict[str, Any]:
+        """The same for people."""
+        return self.to_json() | {"prospects": [found.figures() for found in self.prospects]}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> History:

@@ -10,6 +10,7 @@ M positions, V vocabulary, N tokens of a completion.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,13 +75,32 @@ def acceptances(
 @dataclass(frozen=True, kw_only=True)
 class Prospect:
     """What a draft promises: mean acceptance of a token, tokens per target pass with the best block length,
-    the speed-up over plain decoding, and the standard error of that, from one completion to the next."""
+    and the speed-up over plain decoding.
+
+    ``deviations``: what each completion adds to that speed-up beyond its share of the mean.
+    """
 
     acceptance: float
     num_draft_tokens: int
     tokens_per_pass: float
     speed_up: float
-    error: float = 0.0
+    deviations: Sequence[float] = ()
+
+    @property
+    def error(self) -> float:
+        """Standard error of the speed-up, from one completion to the next."""
+        return float(np.linalg.norm(self.deviations))
+
+    def error_beside(self, other: Prospect) -> float:
+        """Standard error of the difference of two drafts' speed-ups on the same completions, which is far
+        smaller than of either: what is easy for one is easy for the other."""
+        return float(np.linalg.norm(np.subtract(self.deviations, other.deviations)))
+
+    def figures(self) -> dict[str, float]:
+        """Without what each completion adds."""
+        found = dataclasses.asdict(self) | {"error": self.error}
+        del found["deviations"]
+        return found
 
 
 def prospect(acceptances_N: Sequence[np.ndarray], cost_ratio: float) -> Prospect:
@@ -103,11 +123,12 @@ def prospect(acceptances_N: Sequence[np.ndarray], cost_ratio: float) -> Prospect
     factors = [round_factor(per_pass, length * cost_ratio) for length, per_pass in enumerate(tokens)]
     best = int(np.argmax(factors))
     ends = np.cumsum([len(each) for each in acceptances_N])[:-1]
-    deviations = [part.sum() for part in np.split(of_starts[best] - tokens[best], ends)]
+    scale = factors[best] / tokens[best] / len(starts)
+    deviations = [scale * float(part.sum()) for part in np.split(of_starts[best] - tokens[best], ends)]
     return Prospect(
         acceptance=float(np.concatenate(list(acceptances_N)).mean()),
         num_draft_tokens=best,
         tokens_per_pass=tokens[best],
         speed_up=factors[best],
-        error=factors[best] / tokens[best] * float(np.linalg.norm(deviations)) / len(starts),
+        deviations=deviations,
     )

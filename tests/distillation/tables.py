@@ -9,15 +9,16 @@ from tests.ranks import REPOSITORY
 
 TRIALS = REPOSITORY / "jobs/benchmarks/distill-trials-cpu.json"
 EAGLE = REPOSITORY / "jobs/benchmarks/eagle-small-pair-cpu.json"
-HEADING = ["rows generated", "temperature, samples", "sequences", "tokens", "prompts", "learning rate",
-           "loss", "steps", "accepted greedily", "at temperature 1"]  # fmt: skip
+HEADING = ["rows generated", "temperature, samples", "sequences", "tokens", "prompts",
+           "the draft's own tokens", "learning rate", "loss", "steps", "accepted greedily",
+           "at temperature 1"]  # fmt: skip
 
 
 def markdown() -> str:
     """A line for every trial: what it learned from, how, and the draft on other rows, after a line for the
     draft as it was."""
     found = json.loads(TRIALS.read_text())
-    before = ["none", *[""] * 7, *_accepted(found["before"], found["before"])]
+    before = ["none", *[""] * 8, *_accepted(found["before"], found["before"])]
     lines = [before, *(_line(trial, found["before"]) for trial in found["trials"])]
     commands = [trial["command"].partition(" --trial ") for trial in found["trials"]]
     trials = ", ".join(f"`{trial}`" for _, _, trial in commands)
@@ -32,6 +33,8 @@ def _line(trial: dict, before: dict) -> list[str]:
         f"{trial['num_training_sequences']:,}",
         f"{trial['num_training_tokens']:,}",
         f"{trial['num_prompts']:,}",
+        # Earlier trials had none.
+        f"{trial.get('num_own_tokens', 0):,}",
         f"{options['learning_rate']:g}",
         options["loss"],
         f"{trial['steps']:,}",

@@ -95,14 +95,28 @@ def test_the_error_of_a_prospect_is_the_spread_of_others_like_it() -> None:
     assert np.mean([each.error for each in found]) == pytest.approx(spread, rel=0.25)
 
 
+def test_two_drafts_on_the_same_completions_differ_by_less_than_either_is_uncertain() -> None:
+    """One accepts a little more of each of the easy and the hard completions."""
+    levels = np.random.default_rng(0).choice([0.2, 0.8], size=24)
+    worse, better = (prospect([np.full(30, level + more) for level in levels], 0.01) for more in (0, 0.05))
+    assert better.error_beside(worse) < better.error / 3
+    assert 0 < better.error_beside(worse) == worse.error_beside(better)
+    assert better.error_beside(better) == 0
+
+
 def test_the_best_evaluation_is_the_latest_within_an_error_of_the_highest() -> None:
-    def history(*speed_ups: float) -> History:
+    """An error of their difference: two completions, of which one changes from one evaluation to the next."""
+
+    def history(*speed_ups: float, shared: float = 5.0) -> History:
         found = [
-            Prospect(acceptance=0.5, num_draft_tokens=3, tokens_per_pass=2.0, speed_up=each, error=0.1)
-            for each in speed_ups
-        ]
+            Prospect(
+                acceptance=0.5, num_draft_tokens=3, tokens_per_pass=2.0, speed_up=each,
+                deviations=[shared, 0.1 * (index % 2)],
+            )
+            for index, each in enumerate(speed_ups)
+        ]  # fmt: skip
         return History(prospects=found)
 
-    assert history(1.0, 1.5, 1.45, 1.42).best == 3
-    assert history(1.0, 1.5, 1.45, 1.3).best == 2
-    assert history(1.0, 1.5, 1.3, 1.3).is_over(2) and not history(1.0, 1.5, 1.45, 1.42).is_over(1)
+    assert history(1.0, 1.5, 1.45, 1.3, 1.42).best == 4
+    assert history(1.0, 1.5, 1.45, 1.3, 1.3).best == 2
+    assert history(1.0, 1.5, 1.3, 1.3).is_over(2) and not history(1.0, 1.5, 1.45, 1.3, 1.42).is_over(1)

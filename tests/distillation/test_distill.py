@@ -19,6 +19,7 @@ from specdist.cli.distill import main
 from specdist.data import open_prompts
 from specdist.distillation import training
 from specdist.distillation.data import Example, Examples, read_prompts
+from specdist.distillation.run import UNFINISHED
 from specdist.job.tokens import PromptEncoder
 from tests.job.launching import read_output, run_here
 from tests.job.pair import Pair, noisy_copy
@@ -58,7 +59,8 @@ def test_a_distilled_draft_is_accepted_more_often(trained: tuple[Path, dict[str,
     assert record["history"]["losses"][-1] < record["history"]["losses"][1]
     assert record["num_training_sequences"] + record["num_held_out_sequences"] == 96
     assert (folder / "distillation.png").read_bytes().startswith(b"\x89PNG")
-    assert not (folder / training.CHECKPOINT_NAME).exists()
+    assert not any((folder / name).exists() for name in UNFINISHED)
+    assert 22 < shown["num_own_tokens"] <= 22 * 16
 
 
 def test_prompts_of_all_rows_but_those_held_out_are_learned_from(
@@ -190,6 +192,11 @@ def test_one_command_generates_distils_and_goes_on_with_the_tokens_of_one_draft(
         ({"epochs": 0}, "--epochs 0 must be at least 1"),
         ({"prompt_rows": -1}, "--prompt_rows -1 must be 0 or more"),
         ({"prompt_rows": 5, "teacher": "tokens"}, "--prompt_rows 5 needs --kind model and --teacher target"),
+        ({"own_tokens": -1}, "--own_tokens -1 must be 0 or more"),
+        (
+            {"own_tokens": 9, "prompt_rows": 0, "teacher": "target"},
+            "--own_tokens 9 go on with the prompts of",
+        ),
         ({"first": 1.5}, "--first 1.5 must be between 0 and 1"),
         ({"output": "nothing"}, "holds no run: generate one"),
         ({"num_targets": 2}, "--num_targets and --num_drafts are of the run alone"),

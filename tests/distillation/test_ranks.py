@@ -18,7 +18,7 @@ def test_two_ranks_train_what_one_does(
     options: dict[str, Any], finished: Path, pair: Pair, tmp_path: Path
 ) -> None:
     """Up to rounding: the rows of a step, and those of evaluations, are dealt to them."""
-    run = options | {"output": finished, "teacher": "tokens", "cost_ratio": 0.1, "epochs": 1}
+    run = options | {"output": finished, "teacher": "target", "cost_ratio": 0.1, "epochs": 1}
     run |= {"batch_size": 30, "learning_rate": 1e-3}
     assert run_here(main, **run, new_draft=tmp_path / "one").code == 0
     run_ranks("tests.distillation.sharing", 2, *arguments(**run, new_draft=tmp_path / "two"))

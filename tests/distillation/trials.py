@@ -38,7 +38,8 @@ from specdist.sampling.distributions import SamplingSettings
 NUM_ROWS, NUM_OTHERS, EVERY = 2000, 400, 2
 ROWS_PER_SHARD, TEMPERATURES, TOKENS_PER_PASS, COST_RATIO = 50, (0.0, 1.0), 4096, 0.05
 RECORDED = ("options", "num_training_sequences", "num_training_tokens", "num_prompts", "num_prompt_tokens",
-            "num_held_out_sequences", "num_held_out_tokens", "before", "after", "steps")  # fmt: skip
+            "num_own_tokens", "num_held_out_sequences", "num_held_out_tokens", "before", "after",
+            "steps")  # fmt: skip
 CPU = torch.device("cpu")
 
 

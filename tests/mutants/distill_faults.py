@@ -6,6 +6,7 @@ ACCEPTANCE, LOSSES = "tests/distillation/test_acceptance.py", "tests/learning/te
 JOB, SEGMENTS = "tests/distillation/test_distill.py", "tests/data/test_segments.py"
 RESUMED = f"{JOB}::test_an_interrupted_training_ends_with_the_same_weights"
 PROMPTS = f"{JOB}::test_prompts_of_all_rows_but_those_held_out_are_learned_from"
+OWN_TEXTS = "tests/distillation/test_own_texts.py"
 RANKS = "tests/distillation/test_ranks.py"
 
 DISTILL_FAULTS = (
@@ -47,9 +48,37 @@ DISTILL_FAULTS = (
     Mutant(
         name="of-a-training-the-evaluation-that-was-lucky",
         file="distillation/training.py",
-        old="least = highest.speed_up - highest.error",
-        new="least = highest.speed_up",
+        old="<= highest.error_beside(found)",
+        new="<= 0",
         tests=(f"{ACCEPTANCE}::test_the_best_evaluation_is_the_latest_within_an_error_of_the_highest",),
+    ),
+    Mutant(
+        name="evaluations-differ-by-as-much-as-each-is-uncertain",
+        file="distillation/training.py",
+        old="<= highest.error_beside(found)",
+        new="<= highest.error",
+        tests=(f"{ACCEPTANCE}::test_the_best_evaluation_is_the_latest_within_an_error_of_the_highest",),
+    ),
+    Mutant(
+        name="a-draft-reads-the-padding-before-its-prompt",
+        file="distillation/own_texts.py",
+        old="ids_BL[row, longest - len(ids) :], is_token_BL[row, longest - len(ids) :] = ids, 1",
+        new="ids_BL[row, longest - len(ids) :], is_token_BL[row] = ids, 1",
+        tests=(f"{OWN_TEXTS}::test_every_prompt_goes_on_as_it_would_alone",),
+    ),
+    Mutant(
+        name="a-draft-s-text-goes-on-after-its-end",
+        file="distillation/own_texts.py",
+        old="if token_id in end_ids:",
+        new="if token_id in ():",
+        tests=(f"{OWN_TEXTS}::test_a_text_ends_with_the_draft_s_end_and_before_an_unknown_token",),
+    ),
+    Mutant(
+        name="texts-of-another-seed-are-kept",
+        file="distillation/own_texts.py",
+        old='kept["texts"] if kept.get("key") == key else None',
+        new='kept.get("texts")',
+        tests=(f"{OWN_TEXTS}::test_a_training_that_goes_on_has_the_same_texts",),
     ),
     Mutant(
         name="completions-drown-in-prompts",
