@@ -28,8 +28,8 @@ from tests.job.storm import (
     storms,
 )
 
-# Kills of the short version; `python -m tests.job.storm` is the long one.
-NUM_KILLS = 12
+# Kills of each short version; `python -m tests.job.storm` is the long one.
+NUM_KILLS = 6
 ROWS_PER_SHARD = NUM_ROWS // NUM_SHARDS
 
 
@@ -119,10 +119,13 @@ def held_by(output: Path, pid: int | None) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("small_folders", [False, True])
 def test_storms_over_three_replicas_end_with_the_same_files(
-    shared: tuple[dict[str, Any], Path], tmp_path: Path
+    shared: tuple[dict[str, Any], Path], tmp_path: Path, small_folders: bool
 ) -> None:
+    """Also as in a run of many shards and replicas: in numbered folders."""
     options, undisturbed = shared
+    options = options | {"small_folders": small_folders}
     (tmp_path / "undisturbed").symlink_to(undisturbed)
     totals = storms(tmp_path, options, num_kills=NUM_KILLS, num_replicas=3, rng=random.Random(0))
     assert list(totals)[-1].num_killed == NUM_KILLS
