@@ -69,6 +69,12 @@ class Case:
     def has_own_gpu(self) -> bool:
         return self.mode in (*OWN_GPU, AUTO)
 
+    @property
+    def needs_host_times(self) -> bool:
+        """Whether what is done depends on them. A fixed amount of work is planned by passes alone."""
+        has_costs = self.has_own_gpu and self.num_targets == 1 and needs_costs(self.choice.policy)
+        return self.mode == AUTO or has_costs
+
 
 class Emulation:
     """A pair of models on a GPU that is not there."""
@@ -206,7 +212,7 @@ class Emulation:
         on_completion: Callable[[Completion], None] | None = None,
     ) -> tuple[Outcome, Run]:
         config, order = self._config, self.order(case)
-        if case.mode == AUTO:
+        if case.needs_host_times:
             # The main job measures them at its start, too.
             order = self.order(case, replica.with_host_times(order, self.costs(case).passes))
         # More cannot end in these rounds.

@@ -183,18 +183,20 @@ class Replica:
         """The costs with what the draft's host and messages to it take, as the main job measures them. Like
         the passes' times they are those at full pace."""
         assert self._rank is not None
-        turns, ahead = self._rank.call("measure", order)
+        turns, ahead, step = self._rank.call("measure", order)
         # Neither drafts nor branches: no pass is run.
         silent = dataclasses.replace(order.assembly, ahead=DraftAhead(), chooser=None)
         self._rank.build(dataclasses.replace(order, assembly=silent, choice=PolicyChoice()))
         recording = Recording(self._device)
         with half_of_the_cores(0), self._rank.serving(recording.busy_wait) as proposer:
             message = message_curve(silent, proposer, self._target.device)
-        message, turns, ahead = (
+        message, turns, ahead, step = (
             Curve(curve.sizes, [each // self._slowdown for each in curve.ns])
-            for curve in (message, turns, ahead)
+            for curve in (message, turns, ahead, step)
         )
-        return dataclasses.replace(costs, message=message, turns=turns, ahead=ahead)
+        return dataclasses.replace(
+            costs, draft=costs.draft.plus(step), message=message, turns=turns, ahead=ahead
+        )
 
     @contextlib.contextmanager
     def _proposer(

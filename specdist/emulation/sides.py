@@ -164,8 +164,9 @@ class DraftServer:
         self._clock = timeline("transfer", self._device)
         self._draft = new_draft(order, self._runner, self._clock)
 
-    def measure(self, order: EmulatedOrder) -> tuple[Curve, Curve]:
-        """What rounds in turns and ahead take beyond their passes, as the main job measures it."""
+    def measure(self, order: EmulatedOrder) -> tuple[Curve, Curve, Curve]:
+        """What rounds in turns and ahead, and each step, take beyond their passes, as the main job measures
+        it."""
         self.build(order)
         # All passes take their time.
         self._runner.fill(0, order.prompt_tokens)

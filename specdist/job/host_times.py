@@ -48,9 +48,9 @@ class HostTimes(NamedTuple):
 
     def added_to(self, costs: CostModel) -> CostModel:
         """The costs of passes with those of the host."""
-        step_ns = np.interp(costs.draft.sizes, self.step.sizes, self.step.ns)
-        draft = Curve(costs.draft.sizes, np.rint(np.asarray(costs.draft.ns) + step_ns).astype(int).tolist())
-        return dataclasses.replace(costs, draft=draft, message=self.round, turns=self.drafting)
+        return dataclasses.replace(
+            costs, draft=costs.draft.plus(self.step), message=self.round, turns=self.drafting
+        )
 
 
 NO_HOST = HostTimes(*[Curve([1], [0])] * 3)

@@ -188,14 +188,14 @@ def measure_draft(
     if not chooses_rounds:
         return times
     costs = combined_costs(times, times, NOTHING, context, num_rows)
-    turns, ahead = drafting_curves(
+    turns, ahead, step = drafting_curves(
         assembly,
         draft,
         lambda size: float(costs.draft_ns(size, FIRST_TOKENS)),
         num_branches=num_branch_slots // num_rows,
         uses_features=uses_features,
     )
-    return times._replace(turns=turns, ahead=ahead)
+    return times._replace(passes=curve.plus(step), turns=turns, ahead=ahead)
 
 
 def drafting_curves(
@@ -205,9 +205,10 @@ def drafting_curves(
     *,
     num_branches: int,
     uses_features: bool,
-) -> tuple[Curve, Curve]:
+) -> tuple[Curve, Curve, Curve]:
     """What rounds in turns and ahead take on the draft's rank beyond their steps, and beyond a round without
-    any, over the number of sequences: mostly the host's work between two runs of steps.
+    any, over the number of sequences; and what each step takes beyond its pass, over that of sequences and
+    branches. Mostly it is the host's work: between two runs of steps, and for every token.
 
     Args:
         step_ns: nanoseconds of a step of so many sequences, of :data:`FIRST_TOKENS` tokens each.
@@ -218,17 +219,22 @@ def drafting_curves(
     assembly = dataclasses.replace(assembly, settings=settings)
     most = assembly.scheduling.max_draft_tokens
     num_steps = min(MOST_STEPS, most)
-    ahead = DraftAhead(num_tokens=min(MOST_STEPS_AHEAD, most) + 1, num_branches=num_branches)
+    num_ahead = min(MOST_STEPS_AHEAD, most)
+    one, several = (DraftAhead(num_tokens=1 + num, num_branches=num_branches) for num in (1, num_ahead))
     sizes = sorted({1, assembly.scheduling.num_slots})
     found = []
     for size in sizes:
-        nothing, *drafting = (
+        nothing, in_turns, short, long = (
             _beyond_steps_ns(assembly, runner, step_ns, size, each, num_now, uses_features)
-            for each, num_now in ((DraftAhead(), 0), (DraftAhead(), num_steps), (ahead, 0))
+            for each, num_now in ((DraftAhead(), 0), (DraftAhead(), num_steps), (one, 0), (several, 0))
         )
-        found.append([max(0, round(each - nothing)) for each in drafting])
-    turns, with_ahead = np.maximum.accumulate(found).T.tolist()
-    return Curve(sizes, turns), Curve(sizes, with_ahead)
+        each_ns = max(0.0, long - short) / max(1, num_ahead - 1)
+        # Ahead a step draws what stands for a next token, before the others.
+        beyond = [in_turns - nothing - num_steps * each_ns, short - nothing - 2 * each_ns, each_ns]
+        found.append([max(0, round(ns)) for ns in beyond])
+    turns, with_ahead, steps = np.maximum.accumulate(found).T.tolist()
+    widths = [size * (1 + num_branches) for size in sizes]
+    return Curve(sizes, turns), Curve(sizes, with_ahead), Curve(widths, steps)
 
 
 def _beyond_steps_ns(

@@ -47,6 +47,11 @@ class Curve:
         found: np.ndarray = table[counts] if largest < len(table) else self(counts)
         return found
 
+    def plus(self, other: Curve) -> Curve:
+        """The sum at this curve's sizes; ``other`` stays the same outside its own."""
+        more = np.interp(self.sizes, other.sizes, other.ns)
+        return Curve(self.sizes, np.rint(np.asarray(self.ns) + more).astype(int).tolist())
+
     @cached_property
     def _table(self) -> np.ndarray:
         """For every size from 0 to the largest measured one."""
@@ -79,7 +84,8 @@ class CostModel:
 
     Attributes:
         target: over the number of tokens of a target pass.
-        draft: over the number of sequences of a draft step, one token each.
+        draft: over the number of sequences of a draft step, one token each; with what the host adds to
+            every step, where that was measured.
         context: how both change with the length of the context.
         message: over the number of sequences that decode: what any round takes beyond its passes. Of a draft
             on a rank of its own, a request to it and its reply; within one process, the host's work.

@@ -11,8 +11,10 @@ from specdist.config.arguments import parse_arguments
 from specdist.emulation.config import EmulationConfig
 from specdist.emulation.run import Emulation
 from specdist.emulation.sides import DraftServer, EmulatedOrder
+from specdist.job import measuring
 from specdist.job.measuring import MOST_STEPS, MOST_STEPS_AHEAD, drafting_curves
 from specdist.models.runner import ModelRunner
+from specdist.policies.costs import Curve
 from specdist.sampling.options import Processing
 
 NUM_ROWS = 3
@@ -32,25 +34,40 @@ def served() -> tuple[DraftServer, EmulatedOrder]:
 
 @pytest.mark.parametrize("uses_features", [False, True])
 @pytest.mark.parametrize("num_branches", [0, 2])
-def test_the_steps_of_both_kinds_of_round_are_not_counted(
+def test_what_every_step_takes_is_found_apart_from_the_rest_of_a_round(
     served: tuple[DraftServer, EmulatedOrder], num_branches: int, uses_features: bool
 ) -> None:
-    """A step that took a second less than nothing for every sequence shows how many there are: in turns as
-    many as the policy may take, ahead one more, and in all but the first the branches."""
+    """Passes said to take a second less than nothing: every step takes a second more than its pass."""
     server, order = served
     # Options of rows need not be known for it.
     settings = dataclasses.replace(order.assembly.settings, processing=Processing(min_new_tokens=1))
-    turns, ahead = drafting_curves(
+    turns, ahead, steps = drafting_curves(
         dataclasses.replace(order.assembly, settings=settings),
         cast(ModelRunner, server._runner),
-        lambda size: -SECOND * size,
+        lambda size: -SECOND,
         num_branches=num_branches,
         uses_features=uses_features,
     )
     assert turns.sizes == ahead.sizes == [1, NUM_ROWS]
-    for num_rows, in_turns_ns, ahead_ns in zip(turns.sizes, turns.ns, ahead.ns, strict=True):
-        assert in_turns_ns // SECOND == num_rows * MOST_STEPS
-        assert ahead_ns // SECOND == num_rows * (1 + MOST_STEPS_AHEAD * (1 + num_branches))
+    assert steps.sizes == [size * (1 + num_branches) for size in turns.sizes]
+    assert [round(ns / SECOND) for ns in steps.ns] == [1, 1]
+    assert max(*turns.ns, *ahead.ns) < SECOND / 2
+
+
+@pytest.mark.parametrize("num_branches", [0, 2])
+def test_the_passes_of_steps_are_not_counted(
+    served: tuple[DraftServer, EmulatedOrder], num_branches: int
+) -> None:
+    """A second less than nothing for every sequence and branch shows how many a step has."""
+    server, order = served
+    *_, steps = drafting_curves(
+        order.assembly,
+        cast(ModelRunner, server._runner),
+        lambda size: -SECOND * size,
+        num_branches=num_branches,
+        uses_features=True,
+    )
+    assert [round(ns / SECOND) for ns in steps.ns] == steps.sizes
 
 
 def test_a_draft_measures_its_host_beside_its_passes(served: tuple[DraftServer, EmulatedOrder]) -> None:
@@ -59,7 +76,33 @@ def test_a_draft_measures_its_host_beside_its_passes(served: tuple[DraftServer, 
     pace = server._runner.pace
     known_ns = pace._known_ns
     pace._known_ns = lambda *sizes: 20 * known_ns(*sizes)  # type: ignore[assignment, misc]
-    turns, ahead = server.measure(order)
+    turns, ahead, steps = server.measure(order)
     pace._known_ns = known_ns
-    longest_ns = 20 * MOST_STEPS_AHEAD * known_ns(1, 1, 0)
-    assert 0 < turns.ns[0] < longest_ns and 0 < ahead.ns[0] < longest_ns
+    pass_ns = 20 * known_ns(1, 1, 0)
+    assert steps.ns[0] < pass_ns
+    assert 0 < ahead.ns[0] + MOST_STEPS_AHEAD * steps.ns[0] < MOST_STEPS_AHEAD * pass_ns
+    assert 0 < turns.ns[0] + MOST_STEPS * steps.ns[0] < MOST_STEPS_AHEAD * pass_ns
+
+
+def test_a_step_costs_its_pass_and_what_the_host_adds_to_it(
+    served: tuple[DraftServer, EmulatedOrder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, order = served
+    nothing = Curve([1], [0])
+    monkeypatch.setattr(
+        measuring, "drafting_curves", lambda *args, **options: (nothing, nothing, Curve([1], [SECOND]))
+    )
+    times = [
+        measuring.measure_draft(
+            order.assembly,
+            cast(ModelRunner, server._runner),
+            num_branch_slots=NUM_ROWS,
+            num_context_tokens=8,
+            max_seq_len=16,
+            uses_features=True,
+            chooses_rounds=chooses_rounds,
+        )
+        for chooses_rounds in (False, True)
+    ]
+    alone, beside = (each.passes.ns for each in times)
+    assert max(alone) < SECOND <= min(beside)

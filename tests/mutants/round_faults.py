@@ -157,6 +157,27 @@ ROUND_FAULTS = (
         tests=(ROUNDS,),
     ),
     Mutant(
+        name="the-host-takes-the-same-whatever-the-number-of-steps",
+        file="job/measuring.py",
+        old="each_ns = max(0.0, long - short) / max(1, num_ahead - 1)",
+        new="each_ns = 0.0",
+        tests=("tests/job/test_drafting_times.py",),
+    ),
+    Mutant(
+        name="steps-of-a-round-ahead-count-as-its-host-too",
+        file="job/measuring.py",
+        old="short - nothing - 2 * each_ns",
+        new="short - nothing",
+        tests=("tests/job/test_drafting_times.py",),
+    ),
+    Mutant(
+        name="what-the-host-adds-to-a-step-is-left-out",
+        file="job/measuring.py",
+        old="passes=curve.plus(step)",
+        new="passes=curve",
+        tests=("tests/job/test_drafting_times.py",),
+    ),
+    Mutant(
         name="acceptance-is-not-learned",
         file="theory/rounds.py",
         old="kept * self._acceptance + (num_accepted, num_verified)",
