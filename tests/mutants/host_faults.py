@@ -85,8 +85,8 @@ HOST_FAULTS = (
     Mutant(
         name="steps-cost-what-their-passes-do",
         file="job/host_times.py",
-        old="np.asarray(costs.draft.ns) + step_ns",
-        new="np.asarray(costs.draft.ns) + 0 * step_ns",
+        old="draft=costs.draft.plus(self.step), ",
+        new="",
         tests=("tests/job/test_host_times.py",),
     ),
     Mutant(
