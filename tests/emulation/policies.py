@@ -60,12 +60,13 @@ def main() -> None:
     )
     options = parser.parse_args()
     command = "python " + " ".join(["-m", "tests.emulation.policies", *sys.argv[1:]])
-    kept = json.loads(options.output.read_text(encoding="utf-8")) if options.output.is_file() else {}
-    settings = {_key(one): one for one in kept.get("settings", [])}
-    spreads = {(*_key(one), one["policy"]): one for one in kept.get("spreads", [])}
+    found = json.loads(options.output.read_text(encoding="utf-8")) if options.output.is_file() else {}
+    settings = {_key(one): one for one in found.get("settings", [])}
+    spreads = {(*_key(one), one["policy"]): one for one in found.get("spreads", [])}
 
     def keep() -> None:
-        """What earlier commands have found for other settings stays."""
+        """What earlier commands have found for other settings, or for other policies in as many rounds,
+        stays."""
         result = {
             "command": command,
             "date": now_utc(),
@@ -88,11 +89,15 @@ def main() -> None:
         setting = {
             "batch_size": batch_size, "temperature": temperature, "mode": mode, "acceptance": acceptance
         }  # fmt: skip
-        found = {
+        rates = {
             choice.label: round(_rate(setting, choice, options.rounds), 1)
             for choice in [PolicyChoice(), *policy_choices(options.policies, None, None)]
         }
-        settings[_key(setting)] = {**setting, "rounds": options.rounds, "tokens_per_s": found}
+        kept = settings.get(_key(setting), {})
+        others = kept["tokens_per_s"] if kept.get("rounds") == options.rounds else {}
+        settings[_key(setting)] = {
+            **setting, "rounds": options.rounds, "tokens_per_s": {**others, **rates}
+        }  # fmt: skip
         sys.stderr.write(f"{settings[_key(setting)]}\n")
         keep()
     for temperature, name in itertools.product(options.temperatures, SPREAD_POLICIES):
