@@ -30,6 +30,7 @@ SHIPPED = {
         "small-pair-cpu",
         "vllm-20m-cpu",
         "vllm-20m-bfloat16-cpu",
+        "vllm-350m-bfloat16-cpu",
         "overlap-350m-0.8-cpu",
         "overlap-350m-0.9-cpu",
         "policies-small-pair-cpu",
