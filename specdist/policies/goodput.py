@@ -49,7 +49,7 @@ PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.9, 32
 FORECAST_MEMORY = 256
 # Half-life in rounds without drafts of what was seen, in whose place the assumption comes back, so that
 # drafting is tried again.
-IDLE_MEMORY = 2048
+IDLE_MEMORY = 1024
 # Weight of the batch's estimate for a sequence, in tokens of its own; and the half-life of those, in tokens.
 ROW_PRIOR_TOKENS = 32
 ROW_MEMORY = 64
