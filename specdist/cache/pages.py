@@ -35,6 +35,18 @@ class PageUpdates:
         columns = np.array(entries, dtype=np.int32).reshape(-1, 3).T
         return PageUpdates(*columns.copy())
 
+    def without(self, slots: np.ndarray) -> PageUpdates:
+        """Those of other slots."""
+        is_kept = np.isin(self.slots, slots, invert=True)
+        return PageUpdates(self.slots[is_kept], self.indices[is_kept], self.pages[is_kept])
+
+    def followed_by(self, later: PageUpdates) -> PageUpdates:
+        """These, then those."""
+        if not (len(self.slots) and len(later.slots)):
+            return self if len(self.slots) else later
+        names = ("slots", "indices", "pages")
+        return PageUpdates(*(np.concatenate([getattr(self, name), getattr(later, name)]) for name in names))
+
 
 NO_UPDATES = PageUpdates(*np.zeros((3, 0), np.int32))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,6 +76,14 @@ class VerifiedPass:
     def __iter__(self) -> Iterator[VerifiedBlock]:
         acceptances = itertools.repeat(None) if self.acceptances is None else self.acceptances
         return map(VerifiedBlock, self.blocks, self.num_accepted_R.tolist(), acceptances)
+
+    def parted(self, index: list[int]) -> tuple[Iterable[VerifiedBlock], Iterable[VerifiedBlock]]:
+        """The blocks of these indices, and the others."""
+        if not index:
+            return (), self
+        blocks = list(self)
+        others = [block for number, block in enumerate(blocks) if number not in index]
+        return [blocks[number] for number in index], others
 
 
 def accepted_tokens(

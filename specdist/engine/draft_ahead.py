@@ -12,14 +12,16 @@ branches, C or N tokens of several sequences, one after the other.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from specdist.engine.branches import NO_BRANCHES, Branches, BranchTable
-from specdist.engine.draft_loop import DraftBatch, DraftLoop
+from specdist.engine.draft_loop import DraftLoop
 from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.draft_state import DraftState
+from specdist.engine.draft_steps import DraftBatch
 from specdist.engine.first_ahead import FirstAhead, verify_first
 from specdist.engine.grouping import BurstCount
 from specdist.engine.proposals import ProposalRequest
@@ -99,7 +101,7 @@ class AheadDrafter:
 
     def choose(self, request: ProposalRequest) -> None:
         """What to draft ahead now, and to do before the next reply. To be called when the reply has been
-        sent and all that there is to learn of the last round is learned."""
+        sent."""
         if self.replies_first:
             self._num_bursts = self._burst_count.add(request.groups)
         if self._chooser is None:
@@ -260,15 +262,19 @@ class AheadDrafter:
         state.num_candidates[slots_R] = num_kept_R
         state.num_ahead[slots_R] = num_ready_R - num_kept_R
 
-    def draft(self, request: ProposalRequest) -> None:
+    def draft(self, request: ProposalRequest, learn: Callable[[], None]) -> None:
         """Draft ``a_1`` of every sequence, then the tokens after it and its branches side by side; nothing in
         a round without work ahead.
 
         A sequence whose context is complete in the target's pass is drafted ahead of at once: its first token
         is a next token like any other. A resumed one is not: its next token was sampled before it was
         preempted.
+
+        ``learn``: from the last round, where that is still to be done; called while ``a_1`` is drafted, about
+        which the policy is not asked.
         """
         if not self.shape.num_ahead:
+            learn()
             return
         state = self._draft_state
         contexts = np.unique(request.context.slots_T)
@@ -288,8 +294,10 @@ class AheadDrafter:
                 reach_R=np.ones(len(slots_S)),
                 round=round,
                 uses_policy=False,
+                meanwhile=learn,
             )
         )
+        learn()
         state.num_ahead[slots_S] = num_ahead_S = num_left_S + num_first_S
         branches = self._choose_branches(slots_S, np.minimum(num_ahead_S, 1))
         num_more_S = np.where(num_ahead_S > 0, np.maximum(self.shape.num_ahead - num_ahead_S, 0), 0)

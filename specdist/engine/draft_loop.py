@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,42 +24,20 @@ from torch import Tensor
 
 from specdist.engine.draft_features import UNKNOWN, HeadReader, Places, policy_features
 from specdist.engine.draft_state import DraftState
-from specdist.engine.draft_steps import DrawnTokens, Step, at_depth, fetch, indices_of
+from specdist.engine.draft_steps import DraftBatch, DrawnTokens, Step, at_depth, fetch, indices_of
 from specdist.engine.faults import DRAFT_NOT_FINITE
 from specdist.engine.histories import Histories
 from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.reports import PassCounts
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.policies import DraftSequences, HeadPolicy, LengthPolicy, RoundContext, needs_last_estimate
+from specdist.policies import DraftSequences, HeadPolicy, LengthPolicy, needs_last_estimate
 from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose
 from specdist.sampling.uploads import upload
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftBatch:
-    """What to draft.
-
-    Attributes:
-        draft_slots_R, slots_R: where, and the slot of the sequence that it belongs to.
-        tails_R: position of the first new token.
-        num_wanted_R: most tokens to draft.
-        reach_R: probability that they will be needed; 1 except for branches.
-        uses_policy: False for a token in the place of a next token, which is not a candidate, and for a block
-            that repeats one of which the policy has decided before.
-    """
-
-    draft_slots_R: np.ndarray
-    slots_R: np.ndarray
-    tails_R: np.ndarray
-    num_wanted_R: np.ndarray
-    reach_R: np.ndarray
-    round: RoundContext
-    uses_policy: bool = True
 
 
 class DraftLoop:

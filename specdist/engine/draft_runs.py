@@ -16,7 +16,7 @@ R draft slots to draft for, A of them that a step draws for, W next tokens, D st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from specdist.engine.draft_features import UNKNOWN, Places
-from specdist.engine.draft_loop import DraftBatch, DraftLoop
+from specdist.engine.draft_loop import DraftLoop
 from specdist.engine.draft_steps import (
+    DraftBatch,
     DrawnTokens,
     GivenSteps,
     Step,
@@ -36,6 +37,7 @@ from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.models.static_runs import LONGEST_RUN, RECORDED_LENGTHS
 from specdist.policies import BatchPolicy, HeadPolicy, LengthPolicy
+from specdist.policies.fixed import FixedLength
 from specdist.sampling.uploads import upload
 
 # What a drafting still counts after each further one.
@@ -117,6 +119,8 @@ class DraftRuns(DraftLoop):
         # Asked once: these checks go through all methods of a protocol.
         self._looks = policy.uses_features or isinstance(policy, HeadPolicy)
         self._decides_for_all = isinstance(policy, BatchPolicy)
+        # Its answer is known; that of a class derived from it is not.
+        self._is_constant = type(policy) is FixedLength
         self._lengths = RunLengths(policy.max_draft_tokens + 1)
 
     def next_tokens(self, token_ids_W: Tensor, places_W: Places, *, must_be_known: bool) -> np.ndarray:
@@ -143,6 +147,9 @@ class DraftRuns(DraftLoop):
 
     def _begin(self, draft_batch: DraftBatch) -> _Drafting:
         draft_slots_R, num_wanted_R = draft_batch.draft_slots_R, self._num_wanted(draft_batch)
+        if draft_batch.uses_policy and self._is_constant:
+            num_wanted_R = np.minimum(num_wanted_R, self._policy.max_draft_tokens)
+            draft_batch = replace(draft_batch, uses_policy=False)
         return _Drafting(
             batch=draft_batch,
             looks=draft_batch.uses_policy and self._looks,
@@ -167,6 +174,7 @@ class DraftRuns(DraftLoop):
             if drafting.looks:
                 num_steps = min(num_steps, lengths.next(drafting.num_steps))
             given = self._give(drafting, num_steps)
+            drafting.batch.meanwhile()
             arrived = self._receive(drafting, given)
             if not is_asked:
                 # A policy that decides for the whole batch had to know which sequences have ended.

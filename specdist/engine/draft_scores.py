@@ -63,17 +63,21 @@ class StepScores:
         has the score ``certainty``, all others 0."""
         steps_W = np.where(positions_W == NOWHERE, NO_STEP, self._step_of[draft_slots_W, positions_W])
         lines_W = self._line_of[draft_slots_W, positions_W].astype(np.int64)
-        scores_WV = torch.zeros(len(draft_slots_W), self._vocab_size, device=self._device)
-        certain = np.flatnonzero(steps_W == CERTAIN)
-        if len(certain):
-            scores_WV[upload(self._device, certain, lines_W[certain])] = certainty
         found = np.flatnonzero(steps_W > NO_STEP)
         found = found[np.argsort(steps_W[found], kind="stable")]
         steps, num_found = np.unique(steps_W[found], return_counts=True)
-        places_W, lines_W = upload(self._device, found, lines_W[found])
-        parts = zip(places_W.split(num_found.tolist()), lines_W.split(num_found.tolist()), strict=True)
-        for step, (places, lines) in zip(steps.tolist(), parts, strict=True):
-            scores_WV[places] = self._steps[step][lines].float()
+        # By a few operations, whatever the number of steps: a device is given each of them one by one.
+        places_W, index_W = upload(self._device, found, lines_W[found])
+        parts = zip(steps.tolist(), index_W.split(num_found.tolist()), strict=True)
+        rows = [self._steps[step].index_select(0, lines) for step, lines in parts]
+        if len(found) == len(steps_W) and rows:
+            return torch.cat(rows).float()[places_W.argsort()]
+        scores_WV = torch.zeros(len(draft_slots_W), self._vocab_size, device=self._device)
+        if rows:
+            scores_WV[places_W] = torch.cat(rows).float()
+        certain = np.flatnonzero(steps_W == CERTAIN)
+        if len(certain):
+            scores_WV[upload(self._device, certain, lines_W[certain])] = certainty
         return scores_WV
 
     def forget_but(self, places: tuple[np.ndarray, np.ndarray], groups: Collection[int]) -> None:

@@ -1,17 +1,46 @@
-"""What the steps of a draft loop have drawn: on the device until the loop is over, then all on the host.
+"""What a draft loop is asked for, and what its steps have drawn: on the device until the loop is over, then
+all on the host.
 
-A slots that a step draws for, T tokens of several steps, one after the other.
+R draft slots to draft for, A slots that a step draws for, T tokens of several steps, one after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.engine.packing import NOTHING_TO_DO
+from specdist.policies import RoundContext
 from specdist.sampling.uploads import upload
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftBatch:
+    """What to draft.
+
+    Attributes:
+        draft_slots_R, slots_R: where, and the slot of the sequence that it belongs to.
+        tails_R: position of the first new token.
+        num_wanted_R: most tokens to draft.
+        reach_R: probability that they will be needed; 1 except for branches.
+        uses_policy: False for a token in the place of a next token, which is not a candidate, and for a block
+            that repeats one of which the policy has decided before.
+        meanwhile: what else there is to do; called where the device has steps to take, as often as it may be.
+    """
+
+    draft_slots_R: np.ndarray
+    slots_R: np.ndarray
+    tails_R: np.ndarray
+    num_wanted_R: np.ndarray
+    reach_R: np.ndarray
+    round: RoundContext
+    uses_policy: bool = True
+    meanwhile: Callable[[], None] = NOTHING_TO_DO
 
 
 class Step(NamedTuple):

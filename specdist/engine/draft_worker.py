@@ -21,10 +21,11 @@ import numpy as np
 from specdist.drafters.source_choice import MemorySettings
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_ahead import AheadDrafter, DraftAhead
-from specdist.engine.draft_loop import DraftBatch, DraftLoop
+from specdist.engine.draft_loop import DraftLoop
 from specdist.engine.draft_runs import DraftRuns
 from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.draft_state import DraftState
+from specdist.engine.draft_steps import DraftBatch
 from specdist.engine.first_ahead import FirstAhead
 from specdist.engine.forced_tokens import ForcingDraftLoop
 from specdist.engine.histories import Histories
@@ -228,14 +229,16 @@ class DraftWorker:
         state.scores.forget_but(places, request.groups)
 
     def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
-        """After the reply, while the target runs its pass: learn, run its contexts, then draft ahead."""
-        self._lessons.learn()
+        """After the reply, while the target runs its pass: run its contexts, then draft ahead. Learning waits
+        until the device has that to do, unless a head reads the features of the last tokens."""
+        if self._runner.has_head:
+            self._lessons.learn()
         self._forget_scores(request)
         with self._clock.phase("prefill"):
             self._open_and_prefill(request)
         with self._clock.phase("draft"):
             self._ahead.choose(request)
-            self._ahead.draft(request)
+            self._ahead.draft(request, self._lessons.learn)
         self._peak_memory_bytes = peak_memory_bytes(self.device)
         self._undo.begin()
         self._clock.settle()
@@ -293,6 +296,8 @@ class DraftWorker:
 
     def recover(self, *, has_replied: bool) -> None:
         """The last request failed for lack of memory: see :meth:`DraftUndo.recover`."""
+        if has_replied:
+            self._lessons.learn()
         self._lessons.drop()
         self._undo.recover(has_replied=has_replied)
         self._memory.recover(has_replied=has_replied)

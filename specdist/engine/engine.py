@@ -213,10 +213,15 @@ class Engine:
                 following = NextRound.foresee(self.scheduler, self._stop_rules, blocks, plan)
             verified = verified_blocks(blocks)
 
+        over = following.ended(verified.num_accepted_R) if following and verified else []
+        if following is not None and len(over) == len(following.sequences):
+            following, over = None, []
+        ending, going_on = verified.parted(over) if verified else ((), ())
+        kept = [self._commit_candidates(each, finished) for each in ending]
+
         def commit(counts: list[Callable[[], None]], ended: list[Sequence]) -> None:
-            if verified is not None:
-                kept = [self._commit_candidates(each, ended) for each in verified]
-                counts.append(partial(count.record_blocks, kept))
+            kept.extend([self._commit_candidates(each, ended) for each in going_on])
+            counts.append(partial(count.record_blocks, kept))
             times, used = self._clock.cut(), self._target.traffic - traffic
             counts.append(
                 lambda: count.record_round(
@@ -233,7 +238,7 @@ class Engine:
         if following is None or verified is None:
             commit(self._later, finished)
         else:
-            self._next, self._uncommitted = following.after(verified.num_accepted_R), commit
+            self._next, self._uncommitted = following.after(verified.num_accepted_R, over), commit
 
     def _commit_next_tokens(
         self,

@@ -16,8 +16,8 @@ import itertools
 import numpy as np
 
 from specdist.engine.draft_features import UNKNOWN
-from specdist.engine.draft_loop import DraftBatch, DraftLoop
-from specdist.engine.draft_steps import DrawnTokens
+from specdist.engine.draft_loop import DraftLoop
+from specdist.engine.draft_steps import DraftBatch, DrawnTokens
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import places_from
 

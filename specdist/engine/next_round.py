@@ -1,14 +1,15 @@
 """The next round's plan and request, most of which is there before this round's pass is over.
 
-In most rounds no sequence ends and none begins. Then the next round has the sequences of this one, and what
-the pass accepts only decides how long they are. So the request is sent first, and the accepted tokens are
-appended and counted while it is on its way or the draft is at work.
+In most rounds few sequences end and few begin. The next round has the others, and what the pass accepts only
+decides how long they are. So the request is sent first, and the accepted tokens are appended and counted
+while it is on its way or the draft is at work; before it, only those of sequences that they end.
 
 R sequences that decode, W of them whose next token is sampled.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -67,32 +68,36 @@ class LastPass:
 
 @dataclass(frozen=True)
 class NextRound:
-    """A round of the sequences that run now, known while the pass before it is under way.
+    """A round of the sequences that run now, known while the pass before it is under way, but for those that
+    this pass ends and those that begin in their places.
 
     Attributes:
+        blocks: of that pass; after them come ``num_new`` sequences, whose first token this round's is.
+        doubtful: indices of the blocks whose candidates may end their sequences.
         room_R: tokens that each completion has room for.
-        num_new: the last sequences, whose first token this round's is.
     """
 
+    scheduler: Scheduler
+    stop_rules: StopRules
     sequences: list[Sequence]
+    blocks: list[Block]
+    doubtful: list[int]
     slots_R: np.ndarray
     room_R: np.ndarray
     num_new: int
-    most_candidates: int
     page_updates: PageUpdates
 
     @staticmethod
     def foresee(
         scheduler: Scheduler, stop_rules: StopRules, blocks: list[Block], plan: RoundPlan
     ) -> NextRound | None:
-        """To be asked when all next tokens are committed. None if a sequence may end or begin after the pass
-        over ``blocks`` and ``plan``'s chunks."""
+        """To be asked when all next tokens are committed. None if a context goes on after the pass over
+        ``blocks`` and ``plan``'s chunks, or if pages are few."""
         sequences, new = scheduler.running, [chunk.sequence for chunk in plan.chunks]
         if (
             not sequences
             or sequences != [*(block.sequence for block in blocks), *new]
             or any(sequence.is_prefilling or sequence.forced_next_token is not None for sequence in new)
-            or any(stop_rules.may_end(block.sequence, block.candidate_ids) for block in blocks)
         ):
             return None
         num_candidates = [block.num_candidates for block in blocks]
@@ -100,36 +105,56 @@ class NextRound:
         if page_updates is None:
             return None
         return NextRound(
+            scheduler=scheduler,
+            stop_rules=stop_rules,
             sequences=list(sequences),
+            blocks=blocks,
+            doubtful=[
+                index
+                for index, block in enumerate(blocks)
+                if stop_rules.may_end(block.sequence, block.candidate_ids)
+            ],
             slots_R=np.array([sequence.slot for sequence in sequences], np.int64),
             room_R=np.array([s.max_length - len(s.token_ids) for s in sequences], np.int64),
             num_new=len(new),
-            most_candidates=scheduler.most_candidates,
             page_updates=page_updates,
         )
 
-    def after(self, num_accepted_R: np.ndarray) -> tuple[RoundPlan, LastPass]:
-        """The round, once it is known how many candidates of each block are accepted."""
+    def ended(self, num_accepted_R: np.ndarray) -> list[int]:
+        """Indices of the blocks whose accepted candidates end their sequences."""
+        return [
+            index
+            for index in self.doubtful
+            if self.stop_rules.check(
+                self.blocks[index].sequence, self.blocks[index].candidate_ids[: num_accepted_R[index]]
+            ).reason
+            is not None
+        ]
+
+    def after(self, num_accepted_R: np.ndarray, ended: list[int]) -> tuple[RoundPlan, LastPass]:
+        """The round, once it is known how many candidates of each block are accepted, and those that have
+        ``ended`` have left the scheduler."""
         if self.num_new:
             num_accepted_R = np.concatenate([num_accepted_R, np.zeros(self.num_new, np.int64)])
-        plan = RoundPlan(
-            decoding=self.sequences,
-            draft_limits=[
-                candidates_within(self.most_candidates, room)
-                for room in (self.room_R - num_accepted_R).tolist()
-            ],
-            chunks=[],
-            opened=[],
-            suspended_slots=[],
-            page_updates=self.page_updates,
+        sequences, slots_R, room_R, updates = self.sequences, self.slots_R, self.room_R, self.page_updates
+        if ended:
+            goes_on_R = np.ones(len(sequences), bool)
+            goes_on_R[ended] = False
+            updates = updates.without(slots_R[ended])
+            sequences = [sequences[index] for index in np.flatnonzero(goes_on_R)]
+            slots_R, room_R, num_accepted_R = slots_R[goes_on_R], room_R[goes_on_R], num_accepted_R[goes_on_R]
+        most = self.scheduler.most_candidates
+        limits = [candidates_within(most, room) for room in (room_R - num_accepted_R).tolist()]
+        plan = self.scheduler.plan(
+            {sequence.order: limit for sequence, limit in zip(sequences, limits, strict=True)}
         )
         last = LastPass(
-            slots_R=self.slots_R,
+            slots_R=slots_R,
             num_accepted_R=num_accepted_R,
-            num_redraft_R=np.zeros_like(self.slots_R),
-            next_token_ids_R=np.full(len(self.slots_R), DRAW),
+            num_redraft_R=np.zeros_like(slots_R),
+            next_token_ids_R=np.full(len(slots_R), DRAW),
         )
-        return plan, last
+        return dataclasses.replace(plan, page_updates=updates.followed_by(plan.page_updates)), last
 
 
 def draft_request(

@@ -42,9 +42,10 @@ class Scheduler:
         """Pages that can be handed out now."""
         return self._pages.num_available
 
-    def plan(self) -> RoundPlan:
-        """The next round. Empty when every request is finished."""
-        limits, suspended_slots = self._reserve_blocks()
+    def plan(self, limits: dict[int, int] | None = None) -> RoundPlan:
+        """The next round. Empty when every request is finished. ``limits``: the most candidates of each
+        sequence (by order), if all have pages for their next block."""
+        limits, suspended_slots = self._reserve_blocks() if limits is None else (limits, [])
         decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
         draft_limits = [limits[sequence.order] for sequence in decoding]
         budget = self.settings.max_num_batched_tokens - sum(draft_limits) - len(decoding)
@@ -126,10 +127,9 @@ class Scheduler:
 
     def reserve_early(self, num_candidates: list[int]) -> PageUpdates | None:
         """Pages for the blocks after a pass over so many candidates of each running sequence, however many
-        are accepted. None where others may join the next round, or pages are few."""
+        are accepted. None where pages are few."""
         block = self._pages.num_pages_for(1 + self.settings.max_draft_tokens + self.settings.num_ahead_tokens)
-        may_join = self._free_slots and self.waiting
-        if may_join or self.num_free_pages < 2 * len(self.running) * (block + 1):
+        if self.num_free_pages < 2 * len(self.running) * (block + 1):
             return None
         most = self.most_candidates
         for sequence, num_more in zip(self.running, num_candidates, strict=True):

@@ -62,6 +62,27 @@ class _Interval(NamedTuple):
     ends_phase: bool
 
 
+class _OpenPhase:
+    """A phase while it lasts. A round has many, so they are not generators."""
+
+    def __init__(
+        self,
+        switch_to: Callable[..., None],
+        weights: Mapping[Kind, int],
+        outer: tuple[Mapping[Kind, int], PhaseTime],
+    ) -> None:
+        self._switch_to, self._outer = switch_to, outer
+        self.weights = weights
+
+    def __enter__(self) -> PhaseTime:
+        inner = PhaseTime()
+        self._switch_to(self.weights, inner)
+        return inner
+
+    def __exit__(self, *error: object) -> None:
+        self._switch_to(*self._outer, ends_phase=True)
+
+
 class Timeline:
     """Counts every nanosecond since its creation, or since :meth:`restart`, for one kind of work."""
 
@@ -86,20 +107,16 @@ class Timeline:
         """Work inside is of this kind; the phase around it pauses."""
         return self.mixed_phase({kind: 1})
 
-    @contextlib.contextmanager
-    def mixed_phase(self, weights: Mapping[Kind, int]) -> Iterator[PhaseTime]:
+    def mixed_phase(self, weights: Mapping[Kind, int]) -> contextlib.AbstractContextManager[PhaseTime]:
         """Work inside is of several kinds at once: its time is split in proportion to the weights."""
-        outer = self._weights, self._phase
-        inner = PhaseTime()
-        self._switch_to(weights, inner)
-        try:
-            if self._annotate is None:
-                yield inner
-            else:
-                with self._annotate(" + ".join(kind for kind, weight in weights.items() if weight)):
-                    yield inner
-        finally:
-            self._switch_to(*outer, ends_phase=True)
+        phase = _OpenPhase(self._switch_to, weights, (self._weights, self._phase))
+        return phase if self._annotate is None else self._annotated(phase, self._annotate)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _annotated(phase: _OpenPhase, annotate: Annotate) -> Iterator[PhaseTime]:
+        with phase as inner, annotate(" + ".join(kind for kind, weight in phase.weights.items() if weight)):
+            yield inner
 
     def take(self) -> dict[Kind, int]:
         """Nanoseconds per kind that have become known since the last call.

@@ -31,9 +31,9 @@ def token_features(
     entropies_N: np.ndarray,
     probabilities_N: np.ndarray,
     top_probabilities_N: np.ndarray,
-    depths_N: np.ndarray,
+    depths_N: np.ndarray | int,
 ) -> np.ndarray:
-    """[N, F]: features of drafted tokens; depths count from 0."""
+    """[N, F]: features of drafted tokens; depths count from 0. All may have the same one."""
     top_N = np.minimum(np.maximum(top_probabilities_N, SMALLEST), 1 - SMALLEST)
     drawn_N = np.maximum(probabilities_N, SMALLEST)
     features_NF = np.empty((len(top_N), NUM_FEATURES))

@@ -52,6 +52,15 @@ class Curve:
         more = np.interp(self.sizes, other.sizes, other.ns)
         return Curve(self.sizes, np.rint(np.asarray(self.ns) + more).astype(int).tolist())
 
+    def at(self, count: int) -> float:
+        """The same for a single one."""
+        return self._values[count] if count < len(self._values) else float(self(count))
+
+    @cached_property
+    def _values(self) -> list[float]:
+        values: list[float] = self._table.tolist()
+        return values
+
     @cached_property
     def _table(self) -> np.ndarray:
         """For every size from 0 to the largest measured one."""
@@ -113,6 +122,29 @@ class CostModel:
             found + more * context.target_row_ns + longer * np.asarray(num_tokens) * context.target_token_ns
         )
         return np.where(np.asarray(num_tokens) > 0, np.maximum(1.0, found), 0.0)
+
+    def pass_ns(self, num_tokens: int, num_rows: int, num_context_tokens: float) -> float:
+        """The same for one pass, faster."""
+        if num_tokens <= 0:
+            return 0.0
+        context, found = self.context, self.target.at(num_tokens)
+        if not (context.target_row_ns or context.target_token_ns):
+            return found
+        more = num_context_tokens / 1000 * num_rows
+        more -= context.num_tokens / 1000 * min(num_tokens, context.num_rows)
+        longer = (num_context_tokens - context.num_tokens) / 1000
+        found += context.target_row_ns * more
+        return max(1.0, found + longer * num_tokens * context.target_token_ns)
+
+    def step_ns(self, num_rows: int, num_context_tokens: float) -> float:
+        """One step, faster than :meth:`draft_ns`."""
+        if num_rows <= 0:
+            return 0.0
+        found = self.draft.at(num_rows)
+        if not self.context.draft_row_ns:
+            return found
+        longer = (num_context_tokens - self.context.num_tokens) / 1000
+        return max(1.0, found + longer * num_rows * self.context.draft_row_ns)
 
     def draft_ns(self, num_rows: Sizes, num_context_tokens: float) -> np.ndarray:
         """A step of so many sequences and branches, each after a context of so many tokens."""

@@ -25,6 +25,7 @@ other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -145,7 +146,7 @@ class Goodput(RegisteredPolicy):
         num_wanted = int(wants_R.sum())
         self._num_tokens += num_wanted
         self._num_steps += num_wanted > 0
-        self._drafting_ns += float(self._draft_ns(num_wanted, rows.round))
+        self._drafting_ns += self._costs.step_ns(num_wanted, rows.round.num_context_tokens)
         return wants_R
 
     def num_to_verify(
@@ -172,7 +173,9 @@ class Goodput(RegisteredPolicy):
         steps = np.arange(len(lines_C) + 1) / max(1, len(lengths_R))
         drafting_ns = round.num_bursts * (self._first_ns + steps * step_ns)
         # Prompts cost the same in any case: the rate is that of a round without them.
-        bare_ns = self._target_ns(len(lengths_R) + np.arange(len(lines_C) + 1), round)
+        bare_ns = pass_ns
+        if round.num_pass_tokens != len(lengths_R):
+            bare_ns = self._target_ns(len(lengths_R) + np.arange(len(lines_C) + 1), round)
         self._goodput = float((num_tokens / np.maximum(1.0, np.maximum(bare_ns, drafting_ns))).max())
         best = int(np.argmax(num_tokens - self._goodput * np.maximum(pass_ns, drafting_ns)))
         return np.bincount(lines_C[order_C[:best]], minlength=len(lengths_R))
@@ -210,25 +213,25 @@ class Goodput(RegisteredPolicy):
         self._drafting_ns = self._first_ns = 0.0
         if rows.round.is_ahead:
             # The step that drafts in place of the next tokens is done; the host takes time, too.
-            self._drafting_ns = float(self._draft_ns(rows.round.num_rows, rows.round))
-            self._drafting_ns += float(self._costs.ahead.look_up(rows.round.num_rows))
+            self._drafting_ns = self._costs.step_ns(rows.round.num_rows, rows.round.num_context_tokens)
+            self._drafting_ns += self._costs.ahead.at(rows.round.num_rows)
             self._first_ns = self._drafting_ns
             return
         num_rows, round = len(rows.draft_slots_R), rows.round
         num_tokens_D = round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()
-        message_ns = float(self._costs.message.look_up(num_rows))
-        burst_ns_D = self._steps_D * self._draft_ns(num_rows, round)
-        burst_ns_D = burst_ns_D + float(self._costs.turns.look_up(num_rows))
+        message_ns = self._costs.message.at(num_rows)
+        burst_ns_D = self._steps_D * self._costs.step_ns(num_rows, round.num_context_tokens)
+        burst_ns_D = burst_ns_D + self._costs.turns.at(num_rows)
         ns_D = burst_ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round)
         ns_D = np.maximum(ns_D, round.num_bursts * burst_ns_D) + message_ns
-        undrafted_ns = float(self._target_ns(round.num_rows, round)) + message_ns
+        undrafted_ns = self._pass_ns(round.num_rows, round) + message_ns
         undrafted = round.num_rows / max(1.0, undrafted_ns)
         self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
 
     def _go_on(self, rows: DraftSequences, features: DraftFeatures) -> None:
         """Every chain has one more token; a head may have given its estimate of the token before."""
         draft_slots_R = rows.draft_slots_R
-        known_RF = _known(features, np.full(len(draft_slots_R), rows.num_drafted - 1))
+        known_RF = _known(features, rows.num_drafted - 1)
         chances_R = self._acceptance.predict(known_RF)
         if not self.reads_head:
             self._survival[draft_slots_R] *= chances_R
@@ -261,7 +264,7 @@ class Goodput(RegisteredPolicy):
     def _plan_ns(self, rows: DraftSequences, num_steps: int) -> np.ndarray:
         """[R, D]: the time added by 1, 2, ... sequences with 1, 2, ... further steps."""
         num_rows, round = len(rows.draft_slots_R), rows.round
-        context = float(np.log2(1 + round.num_context_tokens).round(1))
+        context = float(f"{math.log2(1 + round.num_context_tokens):.1f}")
         if num_rows > len(self._tokens_RD) or context != self._drafting_context:
             counts_R = np.arange(1, max(num_rows, len(self._tokens_RD)) + 1)
             self._tokens_RD = counts_R[:, None] * self._steps_D
@@ -270,13 +273,13 @@ class Goodput(RegisteredPolicy):
         drafting_RD = self._drafting_RD[:num_rows, :num_steps]
         if round.is_ahead:
             # With several bursts a round, each has a part of the target's time.
-            free_ns = float(self._target_ns(round.num_pass_tokens, round)) / round.num_bursts
+            free_ns = self._pass_ns(round.num_pass_tokens, round) / round.num_bursts
             over_ns = max(0.0, self._drafting_ns - free_ns)
             added_RD = np.maximum(0.0, drafting_RD + (self._drafting_ns - free_ns)) - over_ns
-            return round.num_bursts * added_RD
+            return added_RD if round.num_bursts == 1 else round.num_bursts * added_RD
         num_tokens = round.num_pass_tokens + self._num_tokens
         verifying_RD = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
-        verified_ns = float(self._target_ns(num_tokens, round))
+        verified_ns = self._pass_ns(num_tokens, round)
         added_RD = drafting_RD + verifying_RD - verified_ns
         if not rows.num_drafted:
             added_RD = added_RD + self._costs.turns.look_up(np.arange(1, num_rows + 1))[:, None]
@@ -291,6 +294,11 @@ class Goodput(RegisteredPolicy):
         """A target pass in this round, of so many tokens of all targets that this burst serves."""
         own_tokens, own_rows = (-(-number // round.num_targets) for number in (num_tokens, round.num_rows))
         return self._costs.target_ns(own_tokens, own_rows, round.num_context_tokens)
+
+    def _pass_ns(self, num_tokens: int, round: RoundContext) -> float:
+        """The same of one number."""
+        own_tokens, own_rows = -(-num_tokens // round.num_targets), -(-round.num_rows // round.num_targets)
+        return self._costs.pass_ns(own_tokens, own_rows, round.num_context_tokens)
 
     def _draft_ns(self, num_rows: Sizes, round: RoundContext) -> np.ndarray:
         """A draft step of so many sequences and branches in this round."""
@@ -318,7 +326,7 @@ class Goodput(RegisteredPolicy):
         return index, with_head(known_CF[index], features.estimates_R[index])
 
 
-def _known(features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:
+def _known(features: DraftFeatures, depths_C: np.ndarray | int) -> np.ndarray:
     return token_features(
         features.entropies_R, features.probabilities_R, features.top_probabilities_R, depths_C
     )

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from specdist.engine import draft_loop
-from specdist.engine.draft_loop import DraftBatch, DraftLoop
+from specdist.engine.draft_loop import DraftLoop
+from specdist.engine.draft_steps import DraftBatch
 from specdist.policies import (
     DraftFeatures,
     DraftSequences,

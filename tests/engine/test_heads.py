@@ -11,8 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.engine import draft_loop, draft_worker
-from specdist.engine.draft_loop import DraftBatch, DraftLoop
+from specdist.engine.draft_loop import DraftLoop
 from specdist.engine.draft_runs import DraftRuns
+from specdist.engine.draft_steps import DraftBatch
 from specdist.engine.request import Completion
 from specdist.heads.info import HiddenState
 from specdist.models.hidden import HiddenStateHead

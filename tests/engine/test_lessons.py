@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
+from specdist.engine import draft_worker
+from specdist.engine.draft_runs import DraftRuns
 from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.policies import DraftFeatures, DraftSequences, RoundContext, VerifiedTokens, WithoutHistory
@@ -14,7 +17,7 @@ from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 
-REPLY, LEARN, DRAFT = "reply", "learn", "draft"
+REPLY, LEARN, DRAFT, GIVE, RECEIVE = "reply", "learn", "draft", "give", "receive"
 
 
 @dataclass
@@ -75,3 +78,28 @@ def test_a_draft_replies_before_it_learns_unless_it_has_still_to_draft(
     assert all(events[index - place : index - place + 3] == order for index in learned)
     stats = replica.stats_recorder.shard(0)
     assert policy.num_verified >= stats.num_accepted_tokens > 5
+
+
+def test_a_draft_learns_while_its_device_has_something_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Noting()
+    give, receive = DraftRuns._give, DraftRuns._receive
+
+    def noted_give(self: DraftRuns, *arguments: Any) -> Any:
+        policy.events.append(GIVE)
+        return give(self, *arguments)
+
+    def noted_receive(self: DraftRuns, *arguments: Any) -> Any:
+        policy.events.append(RECEIVE)
+        return receive(self, *arguments)
+
+    monkeypatch.setattr(DraftRuns, "_give", noted_give)
+    monkeypatch.setattr(DraftRuns, "_receive", noted_receive)
+    monkeypatch.setattr(draft_worker, "DraftLoop", DraftRuns)
+    settings = SamplingSettings(temperature=1.0)
+    replica = Harness(*markov_pair(), policy=policy, num_ahead_tokens=4, max_new_tokens=60, settings=settings)
+    replica.generate(requests_for([[1, 2, 3]]))
+    events = policy.events
+    learned = [index for index, event in enumerate(events) if event == LEARN]
+    orders = [events[index - 1 : index + 3] for index in learned]
+    # In a few rounds there is nothing to draft.
+    assert orders.count([GIVE, LEARN, RECEIVE, DRAFT]) > 0.6 * len(orders) > 5

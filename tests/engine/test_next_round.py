@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
+from specdist.cache.pages import PageUpdates
 from specdist.engine.next_round import NextRound
 from specdist.engine.request import Request
-from specdist.engine.scheduler import Scheduler
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Harness, requests_for
+from tests.engine.harness import Harness, decode, requests_for
 from tests.engine.markov import repetitive_model
 from tests.engine.sampled import PLAIN, PROMPTS, markov_replica
 from tests.engine.test_greedy import prompts_of_lengths
@@ -19,6 +20,8 @@ from tests.engine.test_scheduler import run_round, scheduler
 from tests.models.families import noisy_copy, tiny_model
 
 GUMBEL = SamplingSettings(temperature=1.0, is_coupled=True)
+STOPS = range(7, 97, 5)
+STRINGS = tuple(decode([token_id]) for token_id in STOPS)
 ROWS = prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8)
 
 
@@ -38,28 +41,41 @@ def counted(replica: Harness, requests: list[Request]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("settings", [SamplingSettings(temperature=1.0), GUMBEL], ids=["rejection", "gumbel"])
 @pytest.mark.parametrize(
-    "options", [{}, {"num_ahead_tokens": 3, "num_branches": 2}, None], ids=["turns", "ahead", "alone"]
+    "options",
+    [{}, {"stop": STRINGS, "eos": []}, {"num_ahead_tokens": 3, "num_branches": 2}, None],
+    ids=["turns", "strings", "ahead", "alone"],
 )
 def test_most_rounds_are_known_early_and_nothing_changes(
-    monkeypatch: pytest.MonkeyPatch, settings: SamplingSettings, options: dict[str, int] | None
+    monkeypatch: pytest.MonkeyPatch, settings: SamplingSettings, options: dict[str, Any] | None
 ) -> None:
     """Of sequences that end by tokens and by length, and make room for others."""
     target = tiny_model("llama", seed=3)
     draft = None if options is None else noisy_copy(target, scale=0.06)
-    replica = Harness(
-        target, draft, settings=settings, eos=[7], max_num_seqs=5, max_new_tokens=24, **(options or {})
-    )
+    more: dict[str, Any] = {"eos": STOPS} | (options or {})
+    replica = Harness(target, draft, settings=settings, max_num_seqs=5, max_new_tokens=24, **more)
     known: list[bool] = []
-    foresee = NextRound.foresee
+    ended: list[int] = []
+    joined: list[int] = []
+    foresee, after = NextRound.foresee, NextRound.after
 
     def noted(*arguments: Any) -> NextRound | None:
         found = foresee(*arguments)
         known.append(found is not None)
         return found
 
+    def noted_after(self: NextRound, num_accepted_R: np.ndarray, over: list[int]) -> Any:
+        plan, last = after(self, num_accepted_R, over)
+        ended.extend(over)
+        joined.append(len(plan.opened))
+        return plan, last
+
     monkeypatch.setattr(NextRound, "foresee", noted)
+    monkeypatch.setattr(NextRound, "after", noted_after)
     early = counted(replica, requests_for(ROWS))
-    assert 0.3 < sum(known) / len(known) < 1
+    assert sum(known) / len(known) > 0.9
+    assert min(joined) == 0 < max(joined)
+    if options is not None and "num_branches" not in options:
+        assert ended
     monkeypatch.setattr(NextRound, "foresee", lambda *_: None)
     # Not the difference of two large dictionaries, which takes long to show.
     is_same = early == counted(replica, requests_for(ROWS))
@@ -93,15 +109,28 @@ def test_pages_are_reserved_early_however_many_candidates_are_accepted() -> None
         assert not len(rounds.plan().page_updates.slots)
 
 
-@pytest.mark.parametrize(
-    ("waiting", "num_pages", "is_known"), [([], 100, True), ([5], 100, False), ([], 5, False)]
-)
-def test_a_round_that_others_may_join_or_that_lacks_pages_is_not_known_early(
-    waiting: list[int], num_pages: int, is_known: bool
-) -> None:
-    rounds: Scheduler = scheduler([8, *waiting], num_pages=num_pages, max_num_batched_tokens=8)
-    plan = rounds.plan()
-    run_round(plan)
-    rounds.look_ahead()
-    num_running = len(rounds.running)
-    assert (rounds.reserve_early([0] * num_running) is not None) == is_known
+@pytest.mark.parametrize(("num_pages", "is_known"), [(100, True), (5, False)])
+def test_a_round_that_lacks_pages_is_not_known_early(num_pages: int, is_known: bool) -> None:
+    rounds = scheduler([8], num_pages=num_pages, max_num_batched_tokens=8)
+    run_round(rounds.plan())
+    assert (rounds.reserve_early([0]) is not None) == is_known
+
+
+def test_in_the_place_of_a_sequence_that_has_ended_another_begins_with_its_own_pages_alone() -> None:
+    rounds = scheduler([6, 9, 30], max_new_tokens=40, max_num_seqs=2)
+    run_round(rounds.plan())
+    first, second = rounds.plan().decoding
+    slot = first.slot
+    first.begin_block(7, 3, missed=False)
+    second.begin_block(7, 3, missed=False)
+    early = rounds.reserve_early([3, 3])
+    assert early is not None and slot in early.slots and second.slot in early.slots
+    rounds.finish(first)
+    plan = rounds.plan({second.order: 3})
+    assert [each.slot for each in plan.opened] == [slot]
+    assert (plan.decoding, plan.draft_limits) == ([second], [3])
+    updates = early.without(np.array([slot])).followed_by(plan.page_updates)
+    assert PageUpdates.from_entries([]).followed_by(plan.page_updates) is plan.page_updates
+    own = updates.slots == slot
+    assert own.sum() == len(set(updates.indices[own].tolist())) > 0
+    assert (~own).sum() == (early.slots == second.slot).sum()

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
+from specdist.engine import draft_worker
+from specdist.engine.draft_runs import DraftRuns
 from specdist.policies import (
     AdaEdl,
     ConfidenceThreshold,
@@ -177,3 +179,20 @@ def test_a_draft_that_is_the_target_is_accepted_always(name: str, ahead: dict[st
     stats = replica.stats_recorder.close_shard(0)
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
     assert stats.num_misses == 0
+
+
+@pytest.mark.parametrize("ahead", [{}, {"num_ahead_tokens": 8, "num_branches": 2}], ids=["turns", "ahead"])
+def test_a_constant_length_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, ahead: dict[str, int]) -> None:
+    """Where a device is given several steps at a time: blocks are as long, even if there is room for more."""
+    target = tiny_model("llama", seed=3)
+
+    def generated() -> tuple[list[list[int]], dict[str, Any]]:
+        replica = Harness(target, noisy_copy(target), policy=FixedLength(3), settings=SAMPLED, **ahead)
+        found = [c.token_ids for c in replica.generate(requests_for(prompts_of_lengths(5, 23, 11)))]
+        stats = replica.stats_recorder.close_shard(0)
+        return found, {"drafted": stats.num_draft_tokens, "steps": stats.num_draft_row_steps}
+
+    expected = generated()
+    monkeypatch.setattr(draft_worker, "DraftLoop", DraftRuns)
+    monkeypatch.delattr(FixedLength, "wants_more")
+    assert generated() == expected

@@ -168,8 +168,8 @@ GROUP_FAULTS = (
     Mutant(
         name="goodput-has-the-targets-pass-for-every-burst",
         file="policies/goodput.py",
-        old="free_ns = float(self._target_ns(round.num_pass_tokens, round)) / round.num_bursts",
-        new="free_ns = float(self._target_ns(round.num_pass_tokens, round))",
+        old="free_ns = self._pass_ns(round.num_pass_tokens, round) / round.num_bursts",
+        new="free_ns = self._pass_ns(round.num_pass_tokens, round)",
         tests=("tests/policies/test_goodput.py",),
     ),
     Mutant(
