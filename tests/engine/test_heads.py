@@ -208,7 +208,8 @@ def test_runs_of_steps_draft_what_single_steps_do(
     assert [c.token_ids for c in runs] == [c.token_ids for c in alone]
     estimates = [[t.head_probability for c in each for t in c.trace] for each in (alone, runs)]
     known = [[x for x in each if x is not None] for each in estimates]
-    assert known[0] == pytest.approx(known[1], abs=1e-6) and len(known[0]) > 20
+    # Up to rounding, which is the processor's.
+    assert known[0] == pytest.approx(known[1], abs=1e-5) and len(known[0]) > 20
     assert [x is None for x in estimates[0]] == [x is None for x in estimates[1]]
 
 
