@@ -33,7 +33,7 @@ MAX_POLL_S = 0.5
 # Replicas that wait for each other look less often the more there are and the more each has to read, but
 # never so seldom that a look comes too late to tell silence.
 REPLICAS_PER_POLL, POLLS_PER_READ, MAX_POLLS = 16, 1.6, 8
-S_PER_LISTED_FILE = 1e-3
+S_PER_LISTED_FILE = 1.25e-3
 MAX_SILENCE_SHARE = 0.4
 # A heartbeat that cannot be told otherwise is kept for so many times the silence that means the end.
 SILENCES_KEPT = 10

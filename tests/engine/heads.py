@@ -44,10 +44,17 @@ def constant_head(model: PreTrainedModel, logit: float, hidden_state: HiddenStat
 
 
 class NoiseHead(HiddenStateHead):
-    """Estimates that are uniform in (0, 1) and independent of one another, as far as a hash of the hidden
-    state is."""
+    """Estimates in random order that are spread evenly over (0, 1), hundred by hundred: the same ones on any
+    machine, call by call, whatever the hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator, self._left = torch.Generator().manual_seed(5), torch.zeros(0)
 
     def forward(self, hidden_NH: Tensor, features_3N: Tensor | None = None) -> Tensor:
         del features_3N
-        scrambled_N = (hidden_NH.double() * torch.arange(1, hidden_NH.shape[1] + 1)).sum(dim=1) * 1e4
-        return torch.logit(scrambled_N - scrambled_N.floor(), eps=1e-9)
+        while len(self._left) < len(hidden_NH):
+            hundred = (torch.randperm(100, generator=self._generator) + 0.5) / 100
+            self._left = torch.cat([self._left, hundred])
+        estimates_N, self._left = self._left[: len(hidden_NH)], self._left[len(hidden_NH) :]
+        return torch.logit(estimates_N)
