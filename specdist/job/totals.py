@@ -89,22 +89,21 @@ def total_of(folder: RunFolder, shards: Iterable[int]) -> Total:
 
 def subtotalled(folder: RunFolder, group: str) -> set[int]:
     """The shards of a group that its subtotal sums, all of which were complete then."""
-    return set(_read_subtotal(folder, group)[0])
+    return set(_subtotal(folder, group).shards)
 
 
 def _of_group(folder: RunFolder, group: str, shards: set[int]) -> Total:
     """Of these shards of a group, with its subtotal if it is of shards among them."""
-    known, total = _read_subtotal(folder, group)
-    if not shards.issuperset(known):
-        known, total = [], Total()
-    total.add(_of_shards(folder, sorted(shards.difference(known))))
+    total = _subtotal(folder, group)
+    if not shards.issuperset(total.shards):
+        total = Total()
+    total.add(_of_shards(folder, sorted(shards.difference(total.shards))))
     return total
 
 
-def _read_subtotal(folder: RunFolder, group: str) -> tuple[list[int], Total]:
-    """Of no shards, if there is no valid one."""
-    total = _read(folder.subtotal_path(group))
-    return ([], Total()) if total is None else (total.shards, total)
+def _subtotal(folder: RunFolder, group: str) -> Total:
+    """Of no shards where none can be read."""
+    return _read(folder.subtotal_path(group)) or Total()
 
 
 def _of_shards(folder: RunFolder, shards: Iterable[int]) -> Total:

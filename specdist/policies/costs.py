@@ -47,14 +47,14 @@ class Curve:
         found: np.ndarray = table[counts] if largest < len(table) else self(counts)
         return found
 
+    def at(self, count: int) -> float:
+        """The same for a single one."""
+        return self._values[count] if count < len(self._values) else float(self(count))
+
     def plus(self, other: Curve) -> Curve:
         """The sum at this curve's sizes; ``other`` stays the same outside its own."""
         more = np.interp(self.sizes, other.sizes, other.ns)
         return Curve(self.sizes, np.rint(np.asarray(self.ns) + more).astype(int).tolist())
-
-    def at(self, count: int) -> float:
-        """The same for a single one."""
-        return self._values[count] if count < len(self._values) else float(self(count))
 
     @cached_property
     def _values(self) -> list[float]:

@@ -321,8 +321,8 @@ DATA_FAULTS = (
     Mutant(
         name="subtotal-of-shards-not-asked-for",
         file="job/totals.py",
-        old="if not shards.issuperset(known):",
-        new="if shards.isdisjoint(known):",
+        old="if not shards.issuperset(total.shards):",
+        new="if shards.isdisjoint(total.shards):",
         tests=(LAYOUT,),
     ),
     Mutant(

@@ -12,7 +12,7 @@ HISTORIES = "tests/engine/test_histories.py"
 THRESHOLDS = "tests/policies/test_thresholds.py"
 HEAD_POLICIES = "tests/policies/test_heads.py"
 LENGTHS = "tests/policies/test_lengths.py"
-GOODPUT = "tests/policies/test_goodput.py"
+GOODPUT = "tests/policies/test_goodput_learning.py"
 
 POLICY_FAULTS = (
     # Heads and lossy runs.

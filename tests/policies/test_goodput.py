@@ -8,90 +8,20 @@ import pytest
 
 from specdist.policies import (
     DraftFeatures,
-    DraftSequences,
     Goodput,
-    RoundContext,
     VerifiedBlocks,
     VerifiedTokens,
 )
 from specdist.policies.costs import CostModel, Curve
-
-CAP = 6
-
-
-def flat_costs(*, target: int, draft: int, per_token: int = 0) -> CostModel:
-    return CostModel(Curve([1, 101], [target, target + 100 * per_token]), Curve([1], [draft]))
-
-
-def features_of(top: list[float]) -> DraftFeatures:
-    likely = np.array(top, float)
-    return DraftFeatures(entropies_R=3 * (1 - likely), probabilities_R=likely, top_probabilities_R=likely)
-
-
-def question(
-    num_rows: int,
-    num_drafted: int,
-    features: DraftFeatures | None = None,
-    *,
-    is_ahead: bool = False,
-    num_prompt_tokens: int = 0,
-    histories_RH: np.ndarray | None = None,
-    earlier: list[float] | None = None,
-    num_targets: int = 1,
-    num_bursts: float = 1.0,
-    most_tokens: int | None = None,
-) -> DraftSequences:
-    draft_slots_R = np.arange(num_rows)
-    return DraftSequences(
-        slots_R=draft_slots_R,
-        draft_slots_R=draft_slots_R,
-        histories_RH=np.zeros((num_rows, 2)) if histories_RH is None else histories_RH,
-        num_drafted=num_drafted,
-        features=features,
-        earlier_estimates_R=None if earlier is None else np.array(earlier),
-        reach_R=np.ones(num_rows),
-        round=RoundContext(
-            num_rows=num_rows,
-            num_pass_tokens=num_rows + num_prompt_tokens,
-            is_ahead=is_ahead,
-            most_tokens=most_tokens,
-            num_targets=num_targets,
-            num_bursts=num_bursts,
-        ),
-    )
-
-
-def a_pass(num_tokens: int) -> RoundContext:
-    return RoundContext(num_rows=num_tokens, num_pass_tokens=num_tokens, is_ahead=False)
-
-
-def new_goodput(costs: CostModel, *, reads_head: bool = False) -> Goodput:
-    return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=True, reads_head=reads_head)
-
-
-def goodput(costs: CostModel, *, acceptance: float = 0.7, reads_head: bool = False) -> Goodput:
-    """It has seen so many tokens that this acceptance is all that counts, but what a token's features say."""
-    policy = new_goodput(costs, reads_head=reads_head)
-    policy._prior_tokens, policy._seen = 0.0, np.array([400 * acceptance, 400.0])
-    return policy
-
-
-def drafted_length(
-    policy: Goodput, top: float, *, num_rows: int = 1, is_ahead: bool = False, **sharing: float
-) -> int:
-    """How long a block of every row gets whose tokens all look alike."""
-    length = 0
-    while policy.wants_more(
-        question(
-            num_rows,
-            length,
-            features_of([top] * num_rows) if length else None,
-            is_ahead=is_ahead,
-            **sharing,  # type: ignore[arg-type]
-        )
-    ).all():
-        length += 1
-    return length
+from tests.policies.goodput import (
+    CAP,
+    a_pass,
+    drafted_length,
+    features_of,
+    flat_costs,
+    goodput,
+    question,
+)
 
 
 def test_a_cheap_draft_is_asked_for_more_than_a_dear_one() -> None:
@@ -219,96 +149,6 @@ def test_time_that_was_to_spare_for_drafting_makes_no_token_free_to_verify() -> 
         assert policy.wants_more(question(1, depth, known, is_ahead=True, num_prompt_tokens=100)).all()
     ready = features_of([0.95, 0.9, 0.001, 0.001])
     assert policy.num_to_verify(ready, np.array([4]), a_pass(1)).tolist() == [2]
-
-
-def test_a_draft_that_is_never_right_is_given_up() -> None:
-    policy = goodput(flat_costs(target=100, draft=10, per_token=5))
-    assert drafted_length(policy, 0.6) > 0
-    for _ in range(400):
-        policy.observe_tokens(
-            VerifiedTokens(
-                features=features_of([0.6] * 4),
-                depths_C=np.zeros(4),
-                is_accepted_C=np.zeros(4, bool),
-            )
-        )
-    assert drafted_length(policy, 0.6) == 0
-
-
-def test_it_is_tried_again_after_a_long_time_without() -> None:
-    policy = goodput(flat_costs(target=100, draft=10, per_token=5), acceptance=0.05)
-    rounds = next(round for round in range(20_000) if policy.wants_more(question(1, 0)).any())
-    assert rounds > 100
-
-
-def over_the_target_alone(
-    costs: CostModel, acceptances: tuple[float, ...], *, num_rounds: int
-) -> list[float]:
-    """Tokens per second of a sequence over those of the target alone, in so many rounds with each acceptance
-    in turn. What the tokens' features say is always the same."""
-    policy, coins, history_RH, found = new_goodput(costs), np.random.default_rng(5), np.zeros((1, 2)), []
-    for acceptance in acceptances:
-        num_tokens, spent_ns = 0, 0.0
-        for _ in range(num_rounds):
-            length = 0
-            while policy.wants_more(
-                question(1, length, features_of([0.7]) if length else None, histories_RH=history_RH)
-            ).any():
-                length += 1
-            accepted = int((coins.random(length) < acceptance).cumprod().sum())
-            num_tokens += accepted + 1
-            spent_ns += length * float(costs.draft(1)) + float(costs.target(length + 1))
-            if length:
-                depths_C = np.arange(accepted + (accepted < length))
-                tokens = VerifiedTokens(
-                    features=features_of([0.7] * len(depths_C)),
-                    depths_C=depths_C,
-                    is_accepted_C=depths_C < accepted,
-                )
-                policy.observe_tokens(tokens)
-                history_RH = policy.next_histories(
-                    VerifiedBlocks(
-                        histories_RH=history_RH,
-                        num_drafted_R=np.array([length]),
-                        num_accepted_R=np.array([accepted]),
-                    )
-                )
-        found.append(num_tokens / spent_ns * float(costs.target(1)))
-    return found
-
-
-def test_a_draft_that_pays_is_found_out_and_one_that_does_not_costs_little() -> None:
-    """Three tokens in four must be accepted for the first token to pay: what is not tried is not known."""
-    costs = flat_costs(target=100, draft=40, per_token=35)
-    (dear,) = over_the_target_alone(costs, (0.3,), num_rounds=1500)
-    (good,) = over_the_target_alone(costs, (0.95,), num_rounds=1500)
-    fixed = sum(0.95**depth for depth in range(CAP + 1)) / (1 + CAP * 0.75)
-    assert dear > 0.99 and good > max(1.1, 0.97 * fixed)
-
-
-def test_after_an_abrupt_change_the_target_alone_goes_on() -> None:
-    costs = flat_costs(target=100, draft=40, per_token=35)
-    before, after = over_the_target_alone(costs, (0.95, 0.3), num_rounds=1500)
-    assert before > 1.1 and after > 0.97
-
-
-def test_what_was_assumed_gives_way_to_what_was_seen_and_comes_back_in_a_long_pause() -> None:
-    policy = new_goodput(flat_costs(target=100, draft=10))
-    assumed = policy._forecast
-    outcomes = np.arange(3000) % 2 == 0
-    for begin in range(0, 3000, 20):
-        policy.observe_tokens(
-            VerifiedTokens(
-                features=features_of([0.6] * 20),
-                depths_C=np.zeros(20),
-                is_accepted_C=outcomes[begin : begin + 20],
-            )
-        )
-    assert assumed > 0.85 and policy._forecast == pytest.approx(0.5, abs=0.005)
-    policy.note_pause(200)
-    assert policy._forecast < 0.52
-    policy.note_pause(40_000)
-    assert policy._forecast == pytest.approx(assumed, abs=0.01)
 
 
 def test_a_prompt_in_the_pass_makes_time_no_cheaper() -> None:

@@ -1,0 +1,85 @@
+"""Goodput with costs and acceptances that are given, and what it is asked."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specdist.policies import DraftFeatures, DraftSequences, Goodput, RoundContext
+from specdist.policies.costs import CostModel, Curve
+
+CAP = 6
+
+
+def flat_costs(*, target: int, draft: int, per_token: int = 0) -> CostModel:
+    return CostModel(Curve([1, 101], [target, target + 100 * per_token]), Curve([1], [draft]))
+
+
+def features_of(top: list[float]) -> DraftFeatures:
+    likely = np.array(top, float)
+    return DraftFeatures(entropies_R=3 * (1 - likely), probabilities_R=likely, top_probabilities_R=likely)
+
+
+def question(
+    num_rows: int,
+    num_drafted: int,
+    features: DraftFeatures | None = None,
+    *,
+    is_ahead: bool = False,
+    num_prompt_tokens: int = 0,
+    histories_RH: np.ndarray | None = None,
+    earlier: list[float] | None = None,
+    num_targets: int = 1,
+    num_bursts: float = 1.0,
+    most_tokens: int | None = None,
+) -> DraftSequences:
+    draft_slots_R = np.arange(num_rows)
+    return DraftSequences(
+        slots_R=draft_slots_R,
+        draft_slots_R=draft_slots_R,
+        histories_RH=np.zeros((num_rows, 2)) if histories_RH is None else histories_RH,
+        num_drafted=num_drafted,
+        features=features,
+        earlier_estimates_R=None if earlier is None else np.array(earlier),
+        reach_R=np.ones(num_rows),
+        round=RoundContext(
+            num_rows=num_rows,
+            num_pass_tokens=num_rows + num_prompt_tokens,
+            is_ahead=is_ahead,
+            most_tokens=most_tokens,
+            num_targets=num_targets,
+            num_bursts=num_bursts,
+        ),
+    )
+
+
+def a_pass(num_tokens: int) -> RoundContext:
+    return RoundContext(num_rows=num_tokens, num_pass_tokens=num_tokens, is_ahead=False)
+
+
+def new_goodput(costs: CostModel, *, reads_head: bool = False) -> Goodput:
+    return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=True, reads_head=reads_head)
+
+
+def goodput(costs: CostModel, *, acceptance: float = 0.7, reads_head: bool = False) -> Goodput:
+    """It has seen so many tokens that this acceptance is all that counts, but what a token's features say."""
+    policy = new_goodput(costs, reads_head=reads_head)
+    policy._prior_tokens, policy._seen = 0.0, np.array([400 * acceptance, 400.0])
+    return policy
+
+
+def drafted_length(
+    policy: Goodput, top: float, *, num_rows: int = 1, is_ahead: bool = False, **sharing: float
+) -> int:
+    """How long a block of every row gets whose tokens all look alike."""
+    length = 0
+    while policy.wants_more(
+        question(
+            num_rows,
+            length,
+            features_of([top] * num_rows) if length else None,
+            is_ahead=is_ahead,
+            **sharing,  # type: ignore[arg-type]
+        )
+    ).all():
+        length += 1
+    return length
