@@ -10,11 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from specdist.utils.errors import UserError
+from specdist.utils.errors import RANK_0_FIRST_S, UserError
 
 USAGE_ERROR = 2
-# A launcher ends all ranks when one has ended: this gives rank 0 time to print the error.
-RANK_0_FIRST_S = 5.0
 Main = Callable[[Sequence[str] | None], int]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -29,7 +30,7 @@ from specdist.job.topology import (
     topology_from_environment,
 )
 from specdist.job.watchdog import Watchdog
-from specdist.utils.errors import UserError
+from specdist.utils.errors import RANK_0_FIRST_S, UserError
 
 Config = TypeVar("Config")
 Planned = TypeVar("Planned")
@@ -90,7 +91,10 @@ def run_rank(
         if shows_errors:
             _show(error)
         if watchdog is not None:
-            _leave(watchdog.explain(error))
+            failure = watchdog.explain(error)
+            if not shows_errors:
+                time.sleep(RANK_0_FIRST_S)
+            _leave(failure)
         return USAGE_ERROR
     except Exception as error:
         if watchdog is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from specdist.cli.generate import main as generate
-from specdist.job import loaded_models
+from specdist.job import entry, loaded_models
 from specdist.models import computed
 from specdist.models.loading_check import LoadingCheck
 from tests.job.copying import DISTANCE, build_copying_pair, known_completions
@@ -53,7 +54,14 @@ def into_converted_buffers(self: computed.ComputedTensors, model: nn.Module, dev
             model.get_submodule(place.module)._buffers[place.name].copy_(tensor)  # type: ignore[union-attr]
 
 
+def show_late(error: object, show: Callable[[object], None] = entry._show) -> None:
+    time.sleep(1.0)
+    show(error)
+
+
 def generate_with_the_old_fault(arguments: Sequence[str] | None) -> int:
+    # The other ranks, with the same error, do not end before rank 0 has shown it.
+    entry._show = show_late
     computed.ComputedTensors.restore = into_converted_buffers  # type: ignore[method-assign]
     return generate(arguments)
 

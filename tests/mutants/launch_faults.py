@@ -1,4 +1,4 @@
-"""Faults in launches of several target groups and drafts."""
+"""Faults in launches of several ranks, target groups and drafts."""
 
 from tests.mutants.mutant import Mutant
 
@@ -33,5 +33,12 @@ LAUNCH_FAULTS = (
         old="if world_size != self.num_world_ranks:",
         new="if world_size < self.num_world_ranks:",
         tests=(GROUPS + "test_launches_that_do_not_fit_are_refused",),
+    ),
+    Mutant(
+        name="a-rank-ends-before-rank-0-has-shown-the-error",
+        file="job/entry.py",
+        old="            if not shows_errors:\n                time.sleep(RANK_0_FIRST_S)\n",
+        new="",
+        tests=("tests/job/test_half_precision.py::test_with_the_old_fault_the_job_does_not_begin",),
     ),
 )
