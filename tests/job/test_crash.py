@@ -5,18 +5,22 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specdist.cli.generate import main as generate
 from specdist.data import PartLog, RowResult
 from specdist.data.columns import OUTPUT_COLUMNS
+from specdist.job import measuring
+from specdist.policies.costs import CostModel, Curve
 from tests.job.gate import Gate
 from tests.job.killing import fork_and_kill
 from tests.job.launching import (
     Ended,
+    Main,
     logged_rows,
     read_output,
     run_here,
@@ -146,6 +150,22 @@ def test_killed_ranks_end_with_the_same_files(slow: tuple[dict[str, Any], Path],
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
+def measure(pass_ns: int) -> None:
+    """The costs of a machine on which a target pass takes so long, and a draft step a millisecond."""
+    costs = CostModel(Curve([1], [pass_ns]), Curve([1], [1_000_000]))
+    measuring.combined_costs = lambda *_: costs
+
+
+def generate_with_long_passes(arguments: Sequence[str]) -> int:
+    measure(8_000_000)
+    return generate(arguments)
+
+
+def generate_with_short_passes(arguments: Sequence[str]) -> int:
+    measure(3_000_000)
+    return generate(arguments)
+
+
 @pytest.mark.ranks
 def test_killed_ranks_that_draft_ahead_end_with_the_same_files(
     slow: tuple[dict[str, Any], Path], tmp_path: Path
@@ -153,26 +173,29 @@ def test_killed_ranks_that_draft_ahead_end_with_the_same_files(
     """How far the draft works ahead decides where blocks end: it is frozen, not measured again."""
     options = slow[0] | {"overlap": "ahead", "num_branches": 2}
     output, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
-    kill_ranks_and_relaunch(output, **options)
+    relaunched = generate_with_short_passes
+    kill_ranks_and_relaunch(output, generate_with_long_passes, relaunched, **options)
     assert sum(shard["num_ahead_hits"] for shard in shard_stats(output)) > 0
     assert sum(sum(shard["num_branch_hits_per_rank"]) for shard in shard_stats(output)) > 0
     # Its own measured times would make it another run; a folder without rows keeps its manifest.
     undisturbed.mkdir()
     shutil.copy(output / "manifest.json", undisturbed)
-    assert fork_ranks(3, **options, tp_size=2, output=undisturbed).totals["num_rows"] == 24
+    assert fork_ranks(3, relaunched, **options, tp_size=2, output=undisturbed).totals["num_rows"] == 24
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
-def kill_ranks_and_relaunch(output: Path, **options: Any) -> None:
+def kill_ranks_and_relaunch(
+    output: Path, first: Main = generate, relaunched: Main = generate, **options: Any
+) -> None:
     """SIGKILL to three ranks in the second shard, then the same command to its end."""
     progress = Progress(output)
     gate = Gate(output.with_name("gate"))
-    with started_ranks(3, gate=gate, **options, tp_size=2, output=output) as ranks:
+    with started_ranks(3, first, gate, **options, tp_size=2, output=output) as ranks:
         gate.let_through(lambda: is_finished(output, 0) and num_logged(output, 1) >= 2, ranks.is_running)
         assert ranks.is_running(), "the job ended before it could be killed"
     progress.check()
     assert is_finished(output, 0) and not is_finished(output, 1)
-    assert fork_ranks(3, **options, tp_size=2, output=output).totals["num_rows"] == 24
+    assert fork_ranks(3, relaunched, **options, tp_size=2, output=output).totals["num_rows"] == 24
     progress.check()
 
 
