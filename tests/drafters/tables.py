@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from tests.ranks import REPOSITORY
@@ -23,24 +25,38 @@ def _result(name: str) -> dict[str, Any]:
 
 def markdown() -> str:
     results = [_result(name) for name in (OWN, OTHERS)]
-    cases: dict[tuple[str, float], dict[str, float]] = {}
+    cases: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
     for run in (run for found in results for run in found["runs"]):
         name = run["prompts"]
         if run["num_samples"] > 1:
             name += f", {run['num_samples']} samples, `--memory_rows`"
         if run["epoch"] > 1:
             name += ", after a run over the same prompts"
-        cases.setdefault((name, run["temperature"]), {})[run["source"]] = run["tokens_per_pass"]
+        cases.setdefault((name, run["temperature"]), {})[run["source"]] = run
     lines = [
-        "| prompts | temperature | draft | memory | both | both / draft |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| prompts | temperature | tokens per pass: draft | memory | both | both / draft | "
+        "tokens/s: draft | memory | both | both / draft |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for (name, temperature), tokens in cases.items():
-        cells = [name, f"{temperature:g}", *(f"{tokens[source]:.2f}" for source in SOURCES)]
-        lines.append(f"| {' | '.join(cells)} | {tokens['both'] / tokens['draft']:.3f} |")
+    for (name, temperature), runs in cases.items():
+        tokens = [runs[source]["tokens_per_pass"] for source in SOURCES]
+        cells = [name, f"{temperature:g}", *(f"{each:.2f}" for each in tokens)]
+        cells += [f"{tokens[-1] / tokens[0]:.3f}", *_rates([runs[source] for source in SOURCES])]
+        lines.append(f"| {' | '.join(cells)} |")
     for found in results:
         lines += ["", f"`{found['command']}`"]
     return "\n".join(lines)
+
+
+def _rates(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Completion tokens per second of the median repeat, and the median of the ratio of the last to the first
+    within a repeat, with its range."""
+    if any("wall_s" not in run for run in runs):
+        return ["-"] * (len(runs) + 1)
+    rates = [[run["num_completion_tokens"] / seconds for seconds in run["wall_s"]] for run in runs]
+    ratios = [last / first for first, last in zip(rates[0], rates[-1], strict=True)]
+    spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return [*(f"{median(each):,.0f}" for each in rates), spread]
 
 
 def costs() -> str:
