@@ -6,15 +6,19 @@ import logging
 import shutil
 
 from specdist.data.files import TEMPORARY_SUFFIX
+from specdist.data.layout import RUN_TAG
 from specdist.data.run_folder import RunFolder
 from specdist.data.storage import StorePath
+from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 
 def remove_leftovers(folder: RunFolder) -> None:
-    """Of a complete run: this machine's part logs and data that waited for an upload, and on S3 the parts of
-    uploads that were never completed. What cannot be removed is harmless, and stays."""
+    """Of a complete run: copies of part logs that reached the store after their shard was complete, this
+    machine's part logs and data that waited for an upload, and on S3 the parts of uploads that were never
+    completed. What cannot be removed is harmless, and stays, as do the files of a run begun anew in its
+    place."""
     path = folder.path
     if not isinstance(path, StorePath):
         return
@@ -23,8 +27,12 @@ def remove_leftovers(folder: RunFolder) -> None:
         file.unlink(missing_ok=True)
     retry_s, path.store.retry_s = path.store.retry_s, 0.0
     try:
-        path.store.abort_uploads(path.key)
-    except OSError as error:
-        logger.info("parts of uploads that were cut short may be left in %s: %s", path, error)
+        if folder.manifest.info.get(RUN_TAG, "") == folder.run_tag:
+            parts = path / "parts"
+            for name in path.store.below(parts.key):
+                (parts / name).unlink(missing_ok=True)
+            path.store.abort_uploads(path.key)
+    except (OSError, UserError) as error:
+        logger.info("part logs and parts of uploads that were cut short may be left in %s: %s", path, error)
     finally:
         path.store.retry_s = retry_s

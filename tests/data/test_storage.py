@@ -245,9 +245,12 @@ def test_replicas_that_try_out_a_new_folder_are_not_in_each_other_s_way(store, m
 
 
 def test_a_complete_run_leaves_nothing_of_replicas_that_were_killed(store, tmp_path):
-    """Part logs and data in the spool, and parts of an upload; what is another run's stays."""
+    """Part logs, here and on the store, data in the spool, and parts of an upload; what is another run's
+    stays."""
     folder, other = open_(store / "run"), store / "other"
     folder.parts(0, 1).close()
+    late = folder.parts_path(0, 2, split=1)
+    late.write_text("a copy that arrived when the shard was complete")
     Attempt(folder.paths(0), "killed")._write_table(folder.data_path(0), TABLE)
     files = store.store._filesystem
     for path in (folder.data_path(0), other):
@@ -257,6 +260,15 @@ def test_a_complete_run_leaves_nothing_of_replicas_that_were_killed(store, tmp_p
     assert [path for path in store.spool.rglob("*") if path.is_file()] == []
     left = [upload["Key"] for upload in files.list_multipart_uploads("bucket")]
     assert left == [other.key.partition("/")[2]]
+    assert not late.exists()
+
+
+def test_a_run_begun_anew_keeps_its_rows_when_a_replica_of_the_old_one_ends(store):
+    old, new = (replace(MANIFEST, info={RUN_TAG: name}) for name in ("old", "new"))
+    folder = open_(store, manifest=old)
+    open_(store, manifest=new, overwrite=True).parts_path(0, 1).write_text("rows")
+    remove_leftovers(folder)
+    assert (store / "parts").names() != []
 
 
 def test_a_log_is_copied_while_rows_finish(store):

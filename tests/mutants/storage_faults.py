@@ -55,6 +55,20 @@ STORAGE_FAULTS = (
         tests=(f"{STORAGE}::test_a_complete_run_leaves_nothing_of_replicas_that_were_killed",),
     ),
     Mutant(
+        name="store-late-copies-stay",
+        file="data/leftovers.py",
+        old="            for name in path.store.below(parts.key):\n",
+        new="            for name in ():\n",
+        tests=(f"{STORAGE}::test_a_complete_run_leaves_nothing_of_replicas_that_were_killed",),
+    ),
+    Mutant(
+        name="store-rows-of-a-run-begun-anew-are-removed",
+        file="data/leftovers.py",
+        old='if folder.manifest.info.get(RUN_TAG, "") == folder.run_tag:',
+        new="if folder.manifest.info:",
+        tests=(f"{STORAGE}::test_a_run_begun_anew_keeps_its_rows_when_a_replica_of_the_old_one_ends",),
+    ),
+    Mutant(
         name="store-silence-is-absence",
         file="data/publishing.py",
         old="""            return from_fields(ShardRecord, parse_json(path.read_bytes()))
