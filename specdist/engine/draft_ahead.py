@@ -14,8 +14,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from specdist.engine.branches import NO_BRANCHES, Branches, BranchTable
 from specdist.engine.draft_loop import DraftLoop
@@ -29,7 +31,7 @@ from specdist.engine.reports import AheadReport
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
-from specdist.sampling.branch_estimates import estimate_branches
+from specdist.sampling.branch_estimates import estimate_branches, likeliest
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.rounds import ALONE, RoundChooser, RoundShape
 from specdist.utils.ranges import places_from
@@ -46,6 +48,16 @@ class DraftAhead:
 
     num_tokens: int = 0
     num_branches: int = 0
+
+
+class _BranchPlaces(NamedTuple):
+    """Where branches may begin: the first place and the number of places of each sequence, all of them, and
+    what the device finds there; None where there are to be no branches."""
+
+    begins_S: np.ndarray
+    lengths_S: np.ndarray
+    places_N: tuple[np.ndarray, np.ndarray]
+    likeliest_2NA: Tensor | None
 
 
 class AheadDrafter:
@@ -285,21 +297,31 @@ class AheadDrafter:
         num_left_S = state.num_ahead[slots_S]
         tails_S = state.num_committed[slots_S] + state.num_candidates[slots_S] + num_left_S
         room_S = state.max_lengths[slots_S] - tails_S - 1
-        num_first_S = self._draft_loop.extend(
-            DraftBatch(
-                draft_slots_R=slots_S,
-                slots_R=slots_S,
-                tails_R=tails_S,
-                num_wanted_R=np.where(num_left_S, 0, np.minimum(1, room_S)),
-                reach_R=np.ones(len(slots_S)),
-                round=round,
-                uses_policy=False,
-                meanwhile=learn,
-            )
+        first = DraftBatch(
+            draft_slots_R=slots_S,
+            slots_R=slots_S,
+            tails_R=tails_S,
+            num_wanted_R=np.where(num_left_S, 0, np.clip(room_S, 0, 1)),
+            reach_R=np.ones(len(slots_S)),
+            round=round,
+            uses_policy=False,
         )
+        asked: list[_BranchPlaces] = []
+
+        def meanwhile() -> None:
+            # First, so that the host waits once for a_1 and for what follows from its scores.
+            if not asked:
+                asked.append(self._ask_branches(slots_S, num_left_S + self._draft_loop.num_wanted(first)))
+            learn()
+
+        num_first_S = self._draft_loop.extend(dataclasses.replace(first, meanwhile=meanwhile))
         learn()
         state.num_ahead[slots_S] = num_ahead_S = num_left_S + num_first_S
-        branches = self._choose_branches(slots_S, np.minimum(num_ahead_S, 1))
+        # Where the loop had no time in between; else an a_1 whose logits were not finite is among the places,
+        # and of no use there.
+        branches = self._choose_branches(
+            slots_S, asked[0] if asked else self._ask_branches(slots_S, num_ahead_S)
+        )
         num_more_S = np.where(num_ahead_S > 0, np.maximum(self.shape.num_ahead - num_ahead_S, 0), 0)
         tails_S = tails_S + num_first_S
         draft_batch = DraftBatch(
@@ -317,29 +339,32 @@ class AheadDrafter:
         state.num_ahead[slots_S] += num_drafted_R[: len(slots_S)]
         self._branches.open(branches, num_drafted_R[len(slots_S) :])
 
-    def _choose_branches(self, slots_S: np.ndarray, num_first_S: np.ndarray) -> Branches:
-        """Open the best branches of every sequence, at its candidates and ``a_1``: the places of a next
-        token."""
-        state = self._draft_state
+    def _ask_branches(self, slots_S: np.ndarray, num_ahead_S: np.ndarray) -> _BranchPlaces:
+        """Let the device look for the likeliest tokens at every sequence's candidates and ``a_1``, which it
+        may still have to draw: the places of a next token."""
+        state, num_branches = self._draft_state, self.shape.num_branches
         begins_S = state.num_committed[slots_S]
-        lengths_S = state.num_candidates[slots_S] + num_first_S
+        lengths_S = state.num_candidates[slots_S] + np.minimum(num_ahead_S, 1)
         places_N = places_from(slots_S, begins_S, lengths_S)
-        num_branches = self.shape.num_branches
-        if not num_branches or self.shape.num_ahead == 1 or not len(places_N[0]):
+        likeliest_2NA = None
+        if num_branches and self.shape.num_ahead > 1 and len(places_N[0]):
+            # Of a token from memory no alternatives are known; greedily drawn ones have logits.
+            certainty = 1.0 if self._settings.is_random else CERTAIN_LOGIT
+            scores_NV = state.scores.at(*places_N, certainty=certainty)
+            likeliest_2NA = likeliest(scores_NV, self._settings, num_branches)
+        return _BranchPlaces(begins_S, lengths_S, places_N, likeliest_2NA)
+
+    def _choose_branches(self, slots_S: np.ndarray, asked: _BranchPlaces) -> Branches:
+        """Open the best branches of every sequence."""
+        if asked.likeliest_2NA is None:
             return NO_BRANCHES
-        # Of a token from memory no alternatives are known; greedily drawn ones have logits.
-        certainty = 1.0 if self._settings.is_random else CERTAIN_LOGIT
-        branch_estimates = estimate_branches(
-            state.scores.at(*places_N, certainty=certainty),
-            state.token_ids[places_N],
-            self._settings,
-            num_branches,
-        )
+        state, num_branches, places_N = self._draft_state, self.shape.num_branches, asked.places_N
+        branch_estimates = estimate_branches(asked.likeliest_2NA, state.token_ids[places_N], self._settings)
         is_last_N = places_N[1] + 2 >= state.max_lengths[places_N[0]]
         branches = self._branches.choose(
             slots_S,
-            begins_S,
-            lengths_S,
+            asked.begins_S,
+            asked.lengths_S,
             branch_estimates,
             # Nothing can follow a stop token, or the last token that a sequence may have.
             self._draft_loop.is_stop_V[branch_estimates.alternative_ids_NA] | is_last_N[:, None],

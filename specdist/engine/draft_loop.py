@@ -92,7 +92,7 @@ class DraftLoop:
         """Draft from each ``tails`` position on, until there are ``num_wanted`` tokens or a stop token, or
         the policy stops. Returns the numbers [R] of tokens drafted."""
         draft_slots_R, tails_R = draft_batch.draft_slots_R, draft_batch.tails_R
-        num_wanted_R = self._num_wanted(draft_batch)
+        num_wanted_R = self.num_wanted(draft_batch)
         num_drafted_R = np.zeros(len(draft_slots_R), np.int64)
         uniforms_DR = self._uniforms(draft_slots_R, tails_R, int(num_wanted_R.max(initial=0)))
         # Tokens before this position have been run.
@@ -141,7 +141,7 @@ class DraftLoop:
         self.pass_counts.count_drafted(num_drafted_R)
         return num_drafted_R
 
-    def _num_wanted(self, draft_batch: DraftBatch) -> np.ndarray:
+    def num_wanted(self, draft_batch: DraftBatch) -> np.ndarray:
         """[R]: most tokens to draft; none after a stop token, or where the logits were not finite."""
         last_ids_R = self._draft_state.token_ids[draft_batch.draft_slots_R, draft_batch.tails_R - 1]
         return np.where(self._is_last(last_ids_R), 0, draft_batch.num_wanted_R)

@@ -146,7 +146,7 @@ class DraftRuns(DraftLoop):
         return drafting.num_drafted_R
 
     def _begin(self, draft_batch: DraftBatch) -> _Drafting:
-        draft_slots_R, num_wanted_R = draft_batch.draft_slots_R, self._num_wanted(draft_batch)
+        draft_slots_R, num_wanted_R = draft_batch.draft_slots_R, self.num_wanted(draft_batch)
         if draft_batch.uses_policy and self._is_constant:
             num_wanted_R = np.minimum(num_wanted_R, self._policy.max_draft_tokens)
             draft_batch = replace(draft_batch, uses_policy=False)

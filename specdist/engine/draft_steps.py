@@ -200,7 +200,11 @@ def taking_part(actives: list[np.ndarray]) -> np.ndarray:
     first_A = actives[0]
     if len(actives[-1]) == len(first_A):
         return np.ones((len(actives), len(first_A)), bool)
-    return np.stack([np.isin(first_A, active_A, assume_unique=True) for active_A in actives])
+    # They ascend.
+    takes_part = np.zeros((len(actives), first_A[-1] + 1), bool)
+    for depth, active_A in enumerate(actives):
+        takes_part[depth, active_A] = True
+    return takes_part[:, first_A]
 
 
 def tokens_of(steps: list[Step], columns: np.ndarray, *, first_depth: int = 0) -> DrawnTokens:

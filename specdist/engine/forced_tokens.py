@@ -34,7 +34,7 @@ class ForcingDraftLoop(DraftLoop):
             return super().extend(draft_batch)
         assert self._pipeline is not None
         state, lines_R, tails_R = self._draft_state, draft_batch.draft_slots_R, draft_batch.tails_R
-        wanted_R, num_drafted_R = self._num_wanted(draft_batch), np.zeros(len(lines_R), np.int64)
+        wanted_R, num_drafted_R = self.num_wanted(draft_batch), np.zeros(len(lines_R), np.int64)
         uniforms_DR = self._uniforms(lines_R, tails_R, int(wanted_R.max(initial=0)))
         drawn: list[DrawnTokens] = []
         active_A, last = np.arange(len(lines_R)), None

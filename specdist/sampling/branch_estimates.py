@@ -74,15 +74,21 @@ class BranchEstimates:
     chances_NA: np.ndarray
 
 
-def estimate_branches(
-    scores_NV: Tensor, drawn_N: np.ndarray, settings: SamplingSettings, num_alternatives: int
-) -> BranchEstimates:
-    """Estimates that decide what is prepared, never what is accepted."""
+def likeliest(scores_NV: Tensor, settings: SamplingSettings, num_alternatives: int) -> Tensor:
+    """float64 [2, N, A], on the scores' device: weights of the likeliest tokens of each position, one more
+    than the alternatives to it, and their ids, which are exact."""
     weights_NV = (scores_NV / BRANCH_TEMPERATURE).softmax(dim=1) if not settings.is_random else scores_NV
-    num_best = min(num_alternatives + 1, weights_NV.shape[1])
-    best_NA = weights_NV.topk(num_best, dim=1)
-    weights_NA = best_NA.values.double().cpu().numpy()
-    ids_NA = best_NA.indices.cpu().numpy()
+    best_NA = weights_NV.topk(min(num_alternatives + 1, weights_NV.shape[1]), dim=1)
+    return torch.stack([best_NA.values.double(), best_NA.indices.double()])
+
+
+def estimate_branches(
+    likeliest_2NA: Tensor, drawn_N: np.ndarray, settings: SamplingSettings
+) -> BranchEstimates:
+    """Estimates that decide what is prepared, never what is accepted. Waits for what :func:`likeliest` has
+    found."""
+    weights_NA, ids_NA = likeliest_2NA.cpu().numpy()
+    ids_NA = ids_NA.astype(np.int64)
     is_drawn_NA = ids_NA == drawn_N[:, None]
     drawn_weight_N = np.where(is_drawn_NA, weights_NA, 0).sum(axis=1)
     if settings.is_random:

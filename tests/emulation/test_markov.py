@@ -8,7 +8,7 @@ import torch
 
 from specdist.emulation.markov import MarkovModel, MarkovPair, PairSettings, markov_pair
 from specdist.engine.branches import BranchTable
-from specdist.sampling.branch_estimates import estimate_branches
+from specdist.sampling.branch_estimates import estimate_branches, likeliest
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.formulas import caught_share
 
@@ -83,12 +83,9 @@ def test_branches_of_a_block_catch_as_many_misses_as_the_planner_assumes(
         last_S = scores[-1].argmax(dim=1)
         drawn.append(last_S.numpy())
     wanted_SL = models.order_V[(slots_S[:, None] + 1 + np.arange(length)) % VOCAB_SIZE]
-    estimates = estimate_branches(
-        torch.stack(scores, dim=1).flatten(end_dim=1),
-        np.stack(drawn, axis=1).ravel(),
-        SamplingSettings(temperature=0),
-        num_branches,
-    )
+    greedy = SamplingSettings(temperature=0)
+    likeliest_2NA = likeliest(torch.stack(scores, dim=1).flatten(end_dim=1), greedy, num_branches)
+    estimates = estimate_branches(likeliest_2NA, np.stack(drawn, axis=1).ravel(), greedy)
     lengths_S, begins_S = np.full(VOCAB_SIZE, length), np.zeros(VOCAB_SIZE, np.int64)
     nothing = np.zeros(estimates.alternative_ids_NA.shape, bool)
     chosen = BranchTable(VOCAB_SIZE, num_branches).choose(

@@ -13,7 +13,7 @@ from specdist.engine.opened import OpenedSequences
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.models.flat import FlatBatch
 from specdist.policies import FixedLength
-from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches
+from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches, likeliest
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.engine.test_greedy import prompts_of_lengths
@@ -175,10 +175,15 @@ def test_the_likeliest_misses_are_chosen() -> None:
     assert not len(table.find(np.array([3]), np.array([11]), np.array([5])).draft_slots_B)
 
 
+def _estimates(scores: torch.Tensor, settings: SamplingSettings, num_alternatives: int) -> BranchEstimates:
+    """Where token 1 is drawn."""
+    return estimate_branches(likeliest(scores, settings, num_alternatives), np.array([1]), settings)
+
+
 def test_estimates_for_a_random_draw() -> None:
     """Half of the draft's remaining mass is lost, to the other tokens in proportion to their probability."""
     distribution = torch.tensor([[0.5, 0.3, 0.2, 0.0]])
-    branch_estimates = estimate_branches(distribution, np.array([1]), SamplingSettings(), 3)
+    branch_estimates = _estimates(distribution, SamplingSettings(), 3)
     assert branch_estimates.survival_N == pytest.approx([0.75])
     chances = dict(
         zip(
@@ -192,7 +197,7 @@ def test_estimates_for_a_random_draw() -> None:
 
 def test_estimates_for_a_greedy_draw() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
-    branch_estimates = estimate_branches(logits, np.array([1]), GREEDY, 2)
+    branch_estimates = _estimates(logits, GREEDY, 2)
     weights = torch.exp(2 * logits[0])
     assert branch_estimates.survival_N == pytest.approx([float(weights[1] / weights.sum())])
     assert branch_estimates.alternative_ids_NA.tolist() == [[1, 2, 0]]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specdist.engine.draft_runs import LONGEST_RUN, RunLengths
+from specdist.engine.draft_steps import taking_part
 from specdist.policies import DraftSequences, WithoutHistory
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Harness, requests_for
@@ -114,3 +115,8 @@ def test_where_blocks_end_at_one_length_its_last_steps_are_no_longer_run() -> No
         lengths.observe(LONGEST_RUN + 2)
     assert [lengths.next(0), lengths.next(LONGEST_RUN)] == [LONGEST_RUN, 2]
     assert lengths.next(LONGEST_RUN + 2) >= 1
+
+
+def test_sequences_that_take_part_in_a_step_are_counted_among_those_of_the_first() -> None:
+    actives = [np.array(each) for each in ([1, 3, 4, 7], [1, 3, 7], [7])]
+    assert taking_part(actives).tolist() == [[True] * 4, [True, True, False, True], [False] * 3 + [True]]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +13,16 @@ import torch
 from torch import Tensor
 
 from specdist.emulation.device import EmulatedDevice
+from specdist.engine import draft_ahead, draft_worker
 from specdist.engine.blocks import Block, VerifyInput
+from specdist.engine.draft_runs import DraftRuns
 from specdist.engine.engine import Engine
 from specdist.engine.local_target import FullDistributions
 from specdist.engine.request import Request
 from specdist.engine.verify import Verifier
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Harness
+from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 
 # The first of two sequences ends after three tokens.
@@ -140,6 +144,49 @@ def test_results_are_fetched_when_they_are_asked_for() -> None:
     assert len(device.waits) == 1
     output.next_distributions(np.array([2]))
     assert len(device.waits) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_device_looks_for_branches_before_the_host_waits_for_the_first_token_ahead(
+    monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """Else the device would stand still for it. Sequences end with a next token, after which there is no room
+    for a token ahead; tokens and branches are those of a loop that waits after every step."""
+    events: list[str] = []
+    requests = requests_for([[1, 2], [3, 1, 2], [2, 2, 1]])
+
+    def found() -> tuple[list[list[int]], int]:
+        replica = Harness(
+            *markov_pair(),
+            num_draft_tokens=3,
+            num_ahead_tokens=4,
+            num_branches=2,
+            max_new_tokens=40,
+            settings=SamplingSettings(temperature=temperature),
+        )
+        completions = replica.generate(requests)
+        return [each.token_ids for each in completions], replica.stats_recorder.shard(0).num_branches
+
+    expected = found()
+    for name in ("_give", "_receive"):
+        monkeypatch.setattr(DraftRuns, name, noting(getattr(DraftRuns, name), events))
+    monkeypatch.setattr(draft_ahead, "likeliest", noting(draft_ahead.likeliest, events))
+    monkeypatch.setattr(draft_worker, "DraftLoop", DraftRuns)
+    assert found() == expected
+    assert expected[1] > 20
+    before = [events[index - 1] for index, event in enumerate(events) if event == "likeliest"]
+    assert before.count("_give") > 0.6 * len(before) > 10
+
+
+def noting(function: Callable[..., Any], events: list[str]) -> Callable[..., Any]:
+    """The function, which then notes its name."""
+
+    @functools.wraps(function)
+    def noted(*arguments: Any, **options: Any) -> Any:
+        events.append(function.__name__)
+        return function(*arguments, **options)
+
+    return noted
 
 
 def test_a_request_that_follows_from_the_last_completion_is_still_served(replica: Harness) -> None:

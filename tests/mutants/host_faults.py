@@ -11,6 +11,27 @@ NEXT_ROUND = "tests/engine/test_next_round.py"
 
 HOST_FAULTS = (
     Mutant(
+        name="device-looks-for-branches-only-when-the-host-has-waited-for-it",
+        file="engine/draft_ahead.py",
+        old="            if not asked:\n",
+        new="            if False:\n",
+        tests=(MEANWHILE,),
+    ),
+    Mutant(
+        name="no-room-for-a-token-ahead-is-taken-from-the-candidates",
+        file="engine/draft_ahead.py",
+        old="np.clip(room_S, 0, 1)",
+        new="np.minimum(1, room_S)",
+        tests=(MEANWHILE,),
+    ),
+    Mutant(
+        name="sequences-of-a-later-step-are-counted-from-the-first-one",
+        file="engine/draft_steps.py",
+        old="return takes_part[:, first_A]",
+        new="return takes_part[:, : len(first_A)]",
+        tests=("tests/engine/test_draft_loop.py",),
+    ),
+    Mutant(
         name="no-candidate-ends-a-sequence-before-a-round-that-is-known-early",
         file="engine/next_round.py",
         old="if stop_rules.may_end(block.sequence, block.candidate_ids)",
