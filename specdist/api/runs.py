@@ -71,7 +71,10 @@ def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = Fa
     plan = folder.plan()
     # Read before the shards are listed: a shard that is finished meanwhile counts as finished.
     parts = _read_parts(folder, plan.num_shards) if include_parts else {}
-    finished = tuple(shard for shard in range(plan.num_shards) if _is_finished(folder, shard))
+    complete = set(folder.complete_among(range(plan.num_shards)))
+    finished = tuple(
+        shard for shard in range(plan.num_shards) if shard in complete or _is_finished(folder, shard)
+    )
     run = Run(
         path=folder.path,
         manifest=manifest,

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +54,21 @@ def names_in(folder: Path, *prefixes: str) -> list[str]:
         return [name for prefix in prefixes or ("",) for name in folder.names(prefix)]
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries if entry.name.startswith(prefixes or "")]
+
+
+def sizes_in(folder: Path, name: re.Pattern[str]) -> list[tuple[re.Match[str], int]]:
+    """Of the files in a folder that have such a name, how many bytes they hold; none without the folder. On a
+    store by one listing. Raises OSError."""
+    if isinstance(folder, StorePath):
+        sizes = folder.sizes()
+        return [(match, sizes[match[0]]) for match in map(name.fullmatch, sizes) if match]
+    found = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if match := name.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((match, entry.stat().st_size))
+    return found
 
 
 def fsync_folder(folder: Path) -> None:

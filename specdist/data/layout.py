@@ -7,12 +7,12 @@ shards share a folder is in the manifest's ``info``. Sorted by path, the shards'
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdist.data.files import fsync_folder, names_in
+from specdist.data.files import fsync_folder, names_in, sizes_in
 from specdist.data.manifest import Manifest
 from specdist.data.publishing import ShardPaths
 
@@ -21,10 +21,14 @@ SHARD_FILE = re.compile(
     r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:(?:\.split-(\d{5,}))?\.(\d{5,}))?\.jsonl)"
     r"(?:(?:\.[\w-]+)?\.tmp)?"
 )
+DATA_FILE = re.compile(r"shard-(\d{5,})\.arrow")
+TRACE_FILE = re.compile(r"shard-(\d{5,})\.trace\.arrow")
+# Completion records and statistics have the same names, in different folders.
 RECORD_FILE = re.compile(r"shard-(\d{5,})\.json")
 NUMBERED_FOLDER = re.compile(r"\d{5,}")
 TOTAL_FILE = re.compile(r"total-(\d{5,})\.json")
 SUBTOTAL_FILE = re.compile(r"subtotal-(\d{5,})\.json")
+FIGURES_FILE = re.compile(r"figures-(\d{5,})\.json")
 # In the manifest's ``info``, if the shards lie in numbered folders.
 SHARDS_PER_FOLDER = "shards_per_folder"
 RUN_TAG = "run_tag"
@@ -177,6 +181,14 @@ class RunLayout:
         size = self.shards_per_folder
         return "" if size is None else f"{shard // size:05d}"
 
+    def by_group(self, shards: Iterable[int]) -> dict[str, list[int]]:
+        """These shards by the name of their group, groups in order."""
+        size = self.shards_per_folder
+        found: dict[int, list[int]] = {}
+        for shard in shards:
+            found.setdefault(0 if size is None else shard // size, []).append(shard)
+        return {self.group_of(found[number][0]): found[number] for number in sorted(found)}
+
     def claims_level(self, shard: int) -> str:
         """The name of the numbered folder of a shard's claims; empty if there are no such folders."""
         self._read_layout()
@@ -203,6 +215,11 @@ class RunLayout:
         """The summed statistics of some of a group's shards, while not all are complete."""
         return self.path / "stats" / f"subtotal-{group}.json"
 
+    def figures_path(self, group: str) -> Path:
+        """Figures of each of the shards that the group's total or subtotal sums: see
+        :mod:`specdist.data.figures`."""
+        return self.path / "stats" / f"figures-{group}.json"
+
     def totalled_groups(self) -> set[str]:
         """The groups that have a total, by one listing."""
         return self._groups_of(TOTAL_FILE)
@@ -210,6 +227,10 @@ class RunLayout:
     def subtotalled_groups(self) -> set[str]:
         """The groups that have a subtotal, by one listing."""
         return self._groups_of(SUBTOTAL_FILE)
+
+    def figured_groups(self) -> set[str]:
+        """The groups that have a file of figures, by one listing."""
+        return self._groups_of(FIGURES_FILE)
 
     def _groups_of(self, file: re.Pattern[str]) -> set[str]:
         if self.shards_per_folder is None:
@@ -247,8 +268,26 @@ class RunLayout:
 
     def recorded_in(self, group: str) -> set[int]:
         """The shards of a group that have a completion record, by one listing."""
-        names = _names_in(self.path / "shards" / group)
+        return self._with_record_name("shards", group)
+
+    def with_stats_in(self, group: str) -> set[int]:
+        """The shards of a group that have statistics, by one listing."""
+        return self._with_record_name("stats", group)
+
+    def _with_record_name(self, kind: str, group: str) -> set[int]:
+        names = _names_in(self.path / kind / group)
         return {int(match[1]) for name in names if (match := RECORD_FILE.fullmatch(name))}
+
+    def sizes_of_data(self, group: str) -> dict[int, int]:
+        """Bytes of the data of a group's shards; on a store by one listing."""
+        return self._sizes("shards", group, DATA_FILE)
+
+    def sizes_of_traces(self, group: str) -> dict[int, int]:
+        """The same of their traces; no other shard has one."""
+        return self._sizes("stats", group, TRACE_FILE)
+
+    def _sizes(self, kind: str, group: str, name: re.Pattern[str]) -> dict[int, int]:
+        return {int(match[1]): size for match, size in sizes_in(self.path / kind / group, name)}
 
     def _place(self, kind: str, shard: int) -> Path:
         group = self.group_of(shard)

@@ -120,6 +120,7 @@ def delete_run_files(folder: RunFolder) -> None:
     groups = folder.groups()
     paths = [folder.total_path(group) for group in folder.totalled_groups()]
     paths += [folder.subtotal_path(group) for group in folder.subtotalled_groups()]
+    paths += [folder.figures_path(group) for group in folder.figured_groups()]
     paths += [path for group in groups for path, _ in _files_of(folder, group)]
     claims = (path for path, _ in claim_files(folder.claims_path))
     for path in [*paths, *folder.path.glob(ADAPTED_FILES), *claims]:
@@ -151,6 +152,8 @@ def _tidy(folder: RunFolder) -> None:
             folder.total_path(group).unlink(missing_ok=True)
             totalled.remove(group)
         _tidy_group(folder, files)
+    for group in folder.figured_groups() - totalled:
+        folder.figures_path(group).unlink(missing_ok=True)
     if totalled:
         for path, shard in claim_files(folder.claims_path):
             if folder.group_of(shard) in totalled:

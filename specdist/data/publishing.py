@@ -29,7 +29,7 @@ from specdist.data.files import (
 )
 from specdist.data.object_store import StoreError
 from specdist.data.storage import spooled
-from specdist.utils.json_values import from_fields, parse_json
+from specdist.utils.json_values import parse_fields
 
 ROWS_PER_BATCH = 1024
 
@@ -46,7 +46,7 @@ class ShardRecord:
     def read(path: Path) -> ShardRecord | None:
         """None if the file is missing or damaged. Raises :class:`StoreError` if a store does not tell."""
         try:
-            return from_fields(ShardRecord, parse_json(path.read_bytes()))
+            return parse_fields(ShardRecord, path.read_bytes())
         except StoreError:
             raise
         except (OSError, ValueError):

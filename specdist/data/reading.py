@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.files import sha256_of
+from specdist.data.layout import RunLayout
 from specdist.data.publishing import ShardPaths, ShardRecord
 from specdist.data.storage import local_copy
 from specdist.utils.errors import UserError
+
+# More small files would only take longer to open.
+MAX_TRACES = 2000
 
 
 def open_shard(paths: ShardPaths, *, verify: bool) -> pa.Table:
@@ -43,9 +47,17 @@ def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
         return pa.ipc.open_file(source, options=options).read_all()
 
 
-def spread_out(paths: Sequence[Path], max_bytes: int) -> Sequence[Path]:
-    """All of these files, or evenly spread ones of about ``max_bytes`` in total."""
-    return paths[:: max(1, -(-sum(path.stat().st_size for path in paths) // max_bytes))]
+def traces_to_read(layout: RunLayout, shards: Iterable[int], max_bytes: int) -> tuple[list[Path], int]:
+    """Those of these shards' traces that are read for a picture: all, or evenly spread ones of at most about
+    ``max_bytes`` and :data:`MAX_TRACES`; and how many traces there are."""
+    wanted = set(shards)
+    sizes: dict[int, int] = {}
+    for group in layout.by_group(wanted):
+        sizes |= layout.sizes_of_traces(group)
+    traced = sorted(wanted & sizes.keys())
+    num_bytes = sum(sizes[shard] for shard in traced)
+    step = max(1, -(-num_bytes // max_bytes), -(-len(traced) // MAX_TRACES))
+    return [layout.trace_path(shard) for shard in traced[::step]], len(traced)
 
 
 def damaged(paths: ShardPaths) -> UserError:

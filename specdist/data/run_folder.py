@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from specdist.data.figures import surely_complete
 from specdist.data.files import (
     TEMPORARY_SUFFIX,
     fsync_folder,
@@ -177,19 +178,17 @@ class RunFolder(RunLayout):
         """The statistics of all complete shards, in order."""
         return [self.read_stats(shard) for shard in self.complete_shards()]
 
-    def trace_paths(self) -> list[Path]:
-        """The traces of all complete shards that have one, in order."""
-        paths = [self.trace_path(shard) for shard in self.complete_shards()]
-        return [path for path in paths if path.is_file()]
-
     def complete_shards(self) -> list[int]:
         """Ascending; those whose data has not the recorded size are not among them."""
         return self.complete_among(sorted(self.recorded_shards()))
 
     def complete_among(self, shards: Sequence[int]) -> list[int]:
         """Those of these shards that are complete."""
-        found = in_parallel(self.path, self.is_complete, shards)
-        return [shard for shard, is_complete in zip(shards, found, strict=True) if is_complete]
+        complete = surely_complete(self, shards)
+        others = [shard for shard in shards if shard not in complete]
+        found = in_parallel(self.path, self.is_complete, others)
+        complete.update(shard for shard, is_complete in zip(others, found, strict=True) if is_complete)
+        return [shard for shard in shards if shard in complete]
 
     def read_stats(self, shard: int) -> dict[str, Any]:
         """The statistics of a complete shard. Raises :class:`UserError` if they are damaged."""

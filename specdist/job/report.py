@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from specdist.data import RunFolder
-from specdist.data.reading import read_columns, spread_out
+from specdist.data.reading import read_columns, traces_to_read
 from specdist.job.totals import total_of
 from specdist.policies.costs import CostModel
 from specdist.stats.shard import Stats
@@ -149,7 +149,7 @@ def run_verifier(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
     settings, head = folder.manifest.fingerprint, folder.manifest.info.get("head")
     if settings.get("policy") != "sprinter" or not isinstance(head, Mapping) or not total.num_drafts:
         return {}
-    paths = spread_out(folder.trace_paths(), MAX_TRACE_BYTES)
+    paths, _ = traces_to_read(folder, folder.complete_shards(), MAX_TRACE_BYTES)
     if not paths:
         return {}
     table = pa.concat_tables(read_columns(path, VERIFIER_COLUMNS) for path in paths).drop_null()

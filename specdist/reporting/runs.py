@@ -15,9 +15,11 @@ import yaml
 
 from specdist.api.runs import load_run
 from specdist.data import RunFolder
+from specdist.data.figures import ShardFigures
 from specdist.data.reading import read_columns
 from specdist.job.report import run_operations, run_predictions, run_verifier
 from specdist.job.status import RunStatus, StatusReader, error_kind
+from specdist.job.totals import total_and_figures
 from specdist.policies.registry import OPTION_NAMES
 from specdist.reporting.traces import TracedTokens, read_traced_tokens
 from specdist.stats.regression import NS_PER_S
@@ -58,8 +60,7 @@ class ReportedRun:
     Attributes:
         label: its name among other runs.
         config: the resolved options with the policy's defaults; only these if ``config.yaml`` is missing.
-        shards: statistics of the complete shards, by number; ``total`` is their sum.
-        replicas: the replica that finished each of these, by number; empty if unknown.
+        shards: figures of the complete shards; ``total`` is the sum of their statistics.
         status: progress; None for a complete run.
         trace: of the drafted tokens; None without ``--trace``.
     """
@@ -69,8 +70,7 @@ class ReportedRun:
     config: Mapping[str, Any]
     info: Mapping[str, Any]
     num_shards: int
-    shards: Mapping[int, Stats]
-    replicas: Mapping[int, str]
+    shards: ShardFigures
     total: Stats
     status: RunStatus | None
     errors: ErrorRows
@@ -103,7 +103,7 @@ class ReportedRun:
     @property
     def num_replicas(self) -> int:
         """Replicas that finished shards; 1 if unknown."""
-        return len(set(self.replicas.values()))
+        return len(self.shards.replicas)
 
     @property
     def is_colocated(self) -> bool:
@@ -141,8 +141,7 @@ def read_run(path: Path, label: str) -> ReportedRun:
             f"{path} has no complete shard of its {run.num_shards} yet: wait for one "
             f"(python jobs/status.py {path} says how far it is)"
         )
-    documents = {shard: folder.read_stats(shard) for shard in run.finished_shards}
-    shards = {shard: Stats.from_json(document) for shard, document in documents.items()}
+    total, shards = total_and_figures(folder, run.finished_shards)
     fingerprint = run.manifest.fingerprint
     return ReportedRun(
         label=label,
@@ -151,11 +150,10 @@ def read_run(path: Path, label: str) -> ReportedRun:
         info=run.manifest.info,
         num_shards=run.num_shards,
         shards=shards,
-        replicas={shard: str(document.get("replica", "")) for shard, document in documents.items()},
-        total=run.stats,
+        total=total.stats,
         status=None if run.is_complete else StatusReader(path).read(),
-        errors=read_error_rows(folder, [shard for shard, stats in shards.items() if stats.num_error_rows]),
-        trace=read_traced_tokens(folder, shards),
+        errors=read_error_rows(folder, sorted(total.error_shards)),
+        trace=read_traced_tokens(folder, run.finished_shards),
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from specdist.data.figures import COUNTS, ShardFigures
 from specdist.reporting.formats import count, duration, number, percent, speed
 from specdist.reporting.markup import left_out, noted, table
 from specdist.reporting.panel import Panel, names, table_by_run
@@ -33,6 +34,7 @@ MAX_INTERVALS = 60
 TIME_UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 MAX_BARS = 40
 MAX_REPLICAS = 40
+SHARDS_PER_PIECE = 4096
 MAX_SLOWEST, MAX_SLOWEST_OF_SEVERAL = 8, 3
 
 
@@ -46,34 +48,30 @@ class SpeedOverTime:
     tokens_per_work_s: np.ndarray
 
 
-def over_time(shards: Mapping[int, Stats], replicas: Mapping[int, str], num_intervals: int) -> SpeedOverTime:
+def over_time(shards: ShardFigures, num_intervals: int) -> SpeedOverTime:
     """Each shard's tokens and work, spread over the time from its first request to its last completion.
 
     A replica begins a shard while rows of the last one still run: its open shards share its speed equally.
     The intervals add up to all tokens.
     """
-    spans = {shard: _span_s(stats) for shard, stats in shards.items() if stats.work_span.end_unix_ns}
-    first = min(begin for begin, _ in spans.values())
-    edges = np.linspace(first, max(end for _, end in spans.values()), num_intervals + 1)
-    tokens, work_s = np.zeros(num_intervals + 1), np.zeros(num_intervals + 1)
-    of_replicas: dict[str, list[int]] = {}
-    for shard in spans:
-        of_replicas.setdefault(replicas[shard], []).append(shard)
-    for mine in of_replicas.values():
-        is_done_SE = _progress(np.array([spans[shard] for shard in mine]), edges)
-        tokens += np.array([shards[shard].num_completion_tokens for shard in mine]) @ is_done_SE
-        work_s += np.array([shards[shard].wall_ns / NS_PER_S for shard in mine]) @ is_done_SE
+    spans_S2 = np.stack([shards["begin_unix_ns"], shards["end_unix_ns"]], axis=1) / NS_PER_S
+    is_timed_S = spans_S2[:, 1] > 0
+    first = spans_S2[is_timed_S, 0].min()
+    edges = np.linspace(first, spans_S2[is_timed_S, 1].max(), num_intervals + 1)
+    amounts_2S = np.stack([shards["num_completion_tokens"], shards["wall_ns"] / NS_PER_S])
+    done_2E = np.zeros((2, num_intervals + 1))
+    [timed] = is_timed_S.nonzero()
+    timed = timed[np.argsort(shards["replica"][timed], kind="stable")]
+    for mine in np.split(timed, np.flatnonzero(np.diff(shards["replica"][timed])) + 1):
+        done_2E += _progress(spans_S2[mine], edges, amounts_2S[:, mine])
+    tokens, work_s = done_2E
     worked = np.diff(work_s)
     per_work_s = np.divide(np.diff(tokens), worked, out=np.full(num_intervals, np.nan), where=worked > 1e-9)
     return SpeedOverTime(edges - first, np.diff(tokens) / np.diff(edges), per_work_s)
 
 
-def _span_s(stats: Stats) -> tuple[float, float]:
-    return stats.work_span.begin_unix_ns / NS_PER_S, stats.work_span.end_unix_ns / NS_PER_S
-
-
-def _progress(spans_S2: np.ndarray, edges_E: np.ndarray) -> np.ndarray:
-    """The part of each of a replica's shards that is done at each time: open shards share its speed."""
+def _progress(spans_S2: np.ndarray, edges_E: np.ndarray, amounts_2S: np.ndarray) -> np.ndarray:
+    """How much of the amounts of a replica's shards is done at each time: open shards share its speed."""
     times_T, places_S2 = np.unique(spans_S2, return_inverse=True)
     begins_S, ends_S = places_S2.reshape(-1, 2).T
     size = len(times_T)
@@ -81,9 +79,15 @@ def _progress(spans_S2: np.ndarray, edges_E: np.ndarray) -> np.ndarray:
     pace_T = np.diff(times_T) * (num_open_T[:-1] > 0) / np.maximum(1, num_open_T[:-1])
     done_T = np.concatenate([[0.0], np.cumsum(pace_T)])
     done_E = np.interp(edges_E, times_T, done_T)
-    whole_S1 = (done_T[ends_S] - done_T[begins_S])[:, None]
-    is_done_SE = (done_E - done_T[begins_S][:, None]) / np.where(whole_S1 > 0, whole_S1, np.inf)
-    return np.clip(is_done_SE, 0.0, 1.0)
+    done_2E = np.zeros((2, len(edges_E)))
+    # A piece at a time: a replica may have done a hundred thousand shards.
+    for start in range(0, len(spans_S2), SHARDS_PER_PIECE):
+        piece = slice(start, start + SHARDS_PER_PIECE)
+        begins_S1 = done_T[begins_S[piece]][:, None]
+        whole_S1 = done_T[ends_S[piece]][:, None] - begins_S1
+        is_done_SE = (done_E - begins_S1) / np.where(whole_S1 > 0, whole_S1, np.inf)
+        done_2E += amounts_2S[:, piece] @ np.clip(is_done_SE, 0.0, 1.0)
+    return done_2E
 
 
 def speed_over_time(runs: Sequence[ReportedRun]) -> Panel:
@@ -123,7 +127,7 @@ def _time_figure(runs: Sequence[ReportedRun]) -> Figure:
     above, below = figure.subplots(2, 1, sharex=True)
     for index, run in enumerate(runs):
         colour = RUN_COLOURS[index]
-        found = over_time(run.shards, run.replicas, min(MAX_INTERVALS, 8 + 2 * len(run.shards)))
+        found = over_time(run.shards, min(MAX_INTERVALS, 8 + 2 * len(run.shards)))
         edges = found.edges_s / unit_s
         above.stairs(found.tokens_per_s, edges, baseline=None, color=colour, linewidth=2, label=run.label)
         above.axhline(_clock_speed(run) or 0.0, color=colour, linestyle=":", linewidth=1.4)
@@ -146,14 +150,14 @@ def _time_figure(runs: Sequence[ReportedRun]) -> Figure:
 def speed_by_shard(runs: Sequence[ReportedRun]) -> Panel:
     figure, axes = one_plot("shard", "tokens/s while working")
     if len(runs) == 1 and len(runs[0].shards) <= MAX_BARS:
-        bars = axes.bar(list(runs[0].shards), _shard_speeds(runs[0]), color=BLUE, width=0.75)
+        bars = axes.bar(runs[0].shards.shards, _shard_speeds(runs[0]), color=BLUE, width=0.75)
         label_bars(axes, bars, speed)
         axes.axhline(float(np.median(_shard_speeds(runs[0]))), color=GREY, linestyle=":", linewidth=1.6)
     else:
         for run, colour, marker in zip(runs, RUN_COLOURS, RUN_MARKERS, strict=False):
             size = 6 if len(run.shards) <= MAX_BARS else 2.5
             axes.plot(
-                list(run.shards), _shard_speeds(run), marker, markersize=size, label=run.label, color=colour
+                run.shards.shards, _shard_speeds(run), marker, markersize=size, label=run.label, color=colour
             )
             axes.axhline(float(np.median(_shard_speeds(run))), color=colour, linestyle=":", linewidth=1.6)
     from_zero(axes)
@@ -180,52 +184,66 @@ def speed_by_shard(runs: Sequence[ReportedRun]) -> Panel:
 
 def _slowest(run: ReportedRun, *, is_alone: bool) -> Markup:
     num_shown = MAX_SLOWEST if is_alone else MAX_SLOWEST_OF_SEVERAL
-    ordered = sorted(run.shards.items(), key=lambda item: _tokens_per_s(item[1]))[:num_shown]
+    speeds_S, shards = _shard_speeds(run), run.shards
+    slowest = np.argsort(speeds_S, kind="stable")[:num_shown].tolist()
     rows = [
         [
-            str(shard),
-            speed(_tokens_per_s(stats)),
-            duration(stats.wall_ns / NS_PER_S),
-            noted(count(stats.num_completion_tokens), f"prompts {count(stats.num_prompt_tokens)}"),
-            number(tokens_per_pass(stats)),
+            str(shards.shards[place]),
+            speed(speeds_S[place]),
+            duration(shards["wall_ns"][place] / NS_PER_S),
+            noted(
+                count(shards["num_completion_tokens"][place]),
+                f"prompts {count(shards['num_prompt_tokens'][place])}",
+            ),
+            number(tokens_per_pass(_counts(shards, place))),
         ]
-        for shard, stats in ordered
+        for place in slowest
     ]
     header = ["shard", "tokens/s", "time", "tokens", "per pass"]
     title = "Slowest shards" if is_alone else f"Slowest shards of {run.label}"
     if run.num_replicas > 1:
         header.append("replica")
-        rows = [[*row, run.replicas[shard]] for row, (shard, _) in zip(rows, ordered, strict=True)]
+        rows = [[*row, shards.replica_of(place)] for row, place in zip(rows, slowest, strict=True)]
     return table(header, rows, caption=title)
 
 
 def replicas_table(run: ReportedRun, *, is_alone: bool) -> Markup:
     """What each did; target groups that share drafts are replicas, ``-g0``, ``-g1``, ..."""
-    totals: dict[str, Stats] = {}
-    for shard, stats in run.shards.items():
-        totals.setdefault(run.replicas[shard], Stats()).add(stats)
-    num_shards = Counter(run.replicas.values())
-    rows = [
-        [
-            replica or "unknown",
-            count(num_shards[replica]),
-            count(stats.num_completions),
-            count(stats.num_completion_tokens),
-            speed(_tokens_per_s(stats)),
-            number(tokens_per_pass(stats)),
-            percent(stats.verified_acceptance_rate),
-        ]
-        for replica, stats in sorted(totals.items())[:MAX_REPLICAS]
-    ]
+    places = sorted(range(run.num_replicas), key=lambda place: run.shards.replicas[place])
+    rows = []
+    for place in places[:MAX_REPLICAS]:
+        is_its_S = run.shards["replica"] == place
+        counts = _counts(run.shards, is_its_S)
+        rows.append(
+            [
+                run.shards.replicas[place] or "unknown",
+                count(is_its_S.sum()),
+                count(counts.num_completions),
+                count(counts.num_completion_tokens),
+                speed(_tokens_per_s(counts)),
+                number(tokens_per_pass(counts)),
+                percent(counts.verified_acceptance_rate),
+            ]
+        )
     header = ["replica or target group", "shards", "rows", "tokens", "tokens/s", "per pass", "accepted"]
     caption = "Replicas and target groups" if is_alone else f"Replicas and target groups of {run.label}"
-    if len(totals) > len(rows):
-        caption += f": the first {len(rows)} of {len(totals)}"
+    if run.num_replicas > len(rows):
+        caption += f": the first {len(rows)} of {run.num_replicas}"
     return table(header, rows, caption=caption)
 
 
-def _shard_speeds(run: ReportedRun) -> list[float]:
-    return [_tokens_per_s(stats) for stats in run.shards.values()]
+def _counts(shards: ShardFigures, places: Any) -> Stats:
+    """The sum of the figures of the shards at these places, as far as they are of statistics."""
+    found = Stats()
+    for name in COUNTS:
+        setattr(found, name, int(shards[name][places].sum()))
+    return found
+
+
+def _shard_speeds(run: ReportedRun) -> np.ndarray:
+    """[S] tokens per second of each shard's work; 0 for one without times."""
+    tokens_S, wall_S = run.shards["num_completion_tokens"], run.shards["wall_ns"] / NS_PER_S
+    return np.divide(tokens_S, wall_S, out=np.zeros(len(tokens_S)), where=wall_S > 0)
 
 
 def _tokens_per_s(stats: Stats) -> float:

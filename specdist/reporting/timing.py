@@ -78,13 +78,12 @@ def _scatter(runs: Sequence[ReportedRun]) -> Figure:
     for index, run in enumerate(runs):
         costs = time_per_pass(run)
         assert costs is not None
-        shards = run.shards.values()
-        predicted = [
-            costs.t_draft_s * each.num_draft_passes + costs.t_target_s * each.num_target_passes
-            for each in shards
-        ]
-        measured = [(each.target_ns.verify + each.draft_ns.draft) / NS_PER_S for each in shards]
-        points = np.array([predicted, measured])
+        shards = run.shards
+        predicted_S = (
+            costs.t_draft_s * shards["num_draft_passes"] + costs.t_target_s * shards["num_target_passes"]
+        )
+        measured_S = (shards["verify_ns"] + shards["draft_ns"]) / NS_PER_S
+        points = np.array([predicted_S, measured_S])
         smallest, largest = min(smallest, float(points.min())), max(largest, float(points.max()))
         axes.plot(
             *points, RUN_MARKERS[index], color=RUN_COLOURS[index], alpha=0.8,

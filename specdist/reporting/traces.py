@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from specdist.data import RunFolder
-from specdist.data.reading import read_columns, spread_out
+from specdist.data.reading import read_columns, traces_to_read
 
 COLUMNS = (
     "depth", "entropy", "draft_probability", "top_probability", "is_verified", "is_accepted",
@@ -70,12 +70,11 @@ class Share:
 
 def read_traced_tokens(folder: RunFolder, shards: Iterable[int]) -> TracedTokens | None:
     """The traces of these shards; None if there is no trace, or no token in any."""
-    paths = [path for shard in shards if (path := folder.trace_path(shard)).is_file()]
-    if not paths:
+    read, num_traces = traces_to_read(folder, shards, MAX_BYTES_READ)
+    if not read:
         return None
-    read = spread_out(paths, MAX_BYTES_READ)
     columns = pa.concat_tables(read_columns(path, COLUMNS) for path in read)
-    return TracedTokens(columns, len(paths), len(read)) if columns.num_rows else None
+    return TracedTokens(columns, num_traces, len(read)) if columns.num_rows else None
 
 
 def entropy_edges(traces: Sequence[TracedTokens]) -> np.ndarray:

@@ -36,11 +36,19 @@ def from_fields(cls: type[Parsed], values: Any) -> Parsed:
     Raises ValueError that names the first field that is missing, unknown, or of another type than ``cls``
     says.
     """
+    try:
+        # As JSON text, since JSON has no numbers as keys: strict validation of Python objects refuses them.
+        return parse_fields(cls, json.dumps(values).encode())
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def parse_fields(cls: type[Parsed], content: bytes) -> Parsed:
+    """As :func:`from_fields`, from a file's bytes."""
     from pydantic import ValidationError
 
     try:
-        # As JSON text, since JSON has no numbers as keys: strict validation of Python objects refuses them.
-        [parsed] = _adapter(cls).validate_json(json.dumps([values]))  # type: ignore[arg-type]
+        [parsed] = _adapter(cls).validate_json(b"[%b]" % content)  # type: ignore[arg-type]
     except ValidationError as error:
         raise ValueError(_message(cls, error)) from error
     except RecursionError as error:

@@ -8,6 +8,7 @@ PUBLISHING = "tests/data/test_publishing.py"
 PARTS = "tests/data/test_parts.py"
 CLAIMS = "tests/data/test_claims.py"
 LAYOUT = "tests/data/test_layout.py"
+FIGURES = "tests/data/test_shard_figures.py"
 RUN_FOLDER = "tests/data/test_run_folder.py"
 
 
@@ -314,15 +315,15 @@ DATA_FAULTS = (
     Mutant(
         name="total-of-one-shard-too-few",
         file="job/totals.py",
-        old="if recorded.issuperset(shards):",
-        new="if recorded.issuperset(shards[:-1]):",
+        old="is_whole = recorded.issuperset(shards)",
+        new="is_whole = recorded.issuperset(shards[:-1])",
         tests=(LAYOUT,),
     ),
     Mutant(
         name="subtotal-of-shards-not-asked-for",
         file="job/totals.py",
-        old="if not shards.issuperset(total.shards):",
-        new="if shards.isdisjoint(total.shards):",
+        old="return total if shards.issuperset(total.shards) else Total()",
+        new="return Total() if shards.isdisjoint(total.shards) else total",
         tests=(LAYOUT,),
     ),
     Mutant(
@@ -331,6 +332,34 @@ DATA_FAULTS = (
         old="for group in folder.subtotalled_groups():\n        folder",
         new="for group in set[str]():\n        folder",
         tests=(LAYOUT,),
+    ),
+    Mutant(
+        name="figures-outlive-a-deleted-shard",
+        file="data/opening.py",
+        old="for group in folder.figured_groups() - totalled:",
+        new="for group in set[str]():",
+        tests=(FIGURES,),
+    ),
+    Mutant(
+        name="complete-by-figures-without-statistics",
+        file="data/figures.py",
+        old="& recorded & with_stats",
+        new="& recorded",
+        tests=(FIGURES,),
+    ),
+    Mutant(
+        name="complete-by-figures-of-other-data",
+        file="data/figures.py",
+        old="if sizes.get(shard) == size}",
+        new="if shard in sizes}",
+        tests=(FIGURES,),
+    ),
+    Mutant(
+        name="figures-of-another-replica",
+        file="data/figures.py",
+        old="[to[part.columns[REPLICA]] for to, part in zip(renamed, parts, strict=True)]",
+        new="[part.columns[REPLICA] for part in parts]",
+        tests=(FIGURES,),
     ),
     Mutant(
         name="claims-of-long-numbers-are-not-seen",

@@ -205,8 +205,8 @@ GROUP_FAULTS = (
     Mutant(
         name="report-mixes-target-groups",
         file="reporting/speed.py",
-        old="totals.setdefault(run.replicas[shard], Stats()).add(stats)",
-        new="totals.setdefault(sorted(run.replicas.values())[0], Stats()).add(stats)",
+        old='is_its_S = run.shards["replica"] == place',
+        new='is_its_S = run.shards["replica"] >= place',
         tests=("tests/reporting/test_figures.py",),
     ),
     Mutant(

@@ -71,11 +71,11 @@ STORAGE_FAULTS = (
     Mutant(
         name="store-silence-is-absence",
         file="data/publishing.py",
-        old="""            return from_fields(ShardRecord, parse_json(path.read_bytes()))
+        old="""            return parse_fields(ShardRecord, path.read_bytes())
         except StoreError:
             raise
 """,
-        new="""            return from_fields(ShardRecord, parse_json(path.read_bytes()))
+        new="""            return parse_fields(ShardRecord, path.read_bytes())
 """,
         tests=(f"{STORAGE}::test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one",),
     ),

@@ -6,11 +6,15 @@ import dataclasses
 import json
 import random
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import specdist
+from specdist.data.figures import FinishedShard, ShardFigures
+from specdist.data.publishing import ShardRecord
 from specdist.reporting.acceptance import accepted_share_per_position, drafted_per_position
 from specdist.reporting.formats import NOTHING, count, duration, number, percent, size, speed, words
 from specdist.reporting.markup import box, left_out, noted, paragraph, table
@@ -30,14 +34,21 @@ def shard(begin_s: float, end_s: float, *, work_s: float, num_tokens: int) -> St
     return stats
 
 
+def figures(shards: Mapping[int, Stats], replicas: Mapping[int, str]) -> ShardFigures:
+    record = ShardRecord(num_rows=1, num_bytes=1, sha256="")
+    return ShardFigures.of(
+        FinishedShard(number_, stats, replicas[number_], record) for number_, stats in shards.items()
+    )
+
+
 def test_shards_that_overlap_share_their_replica() -> None:
     """Two shards of 300 tokens, the second begun at half of the first: 100 tokens/s all the time."""
     shards = {0: shard(0, 4, work_s=3, num_tokens=300), 1: shard(2, 6, work_s=3, num_tokens=300)}
-    found = over_time(shards, {0: "a", 1: "a"}, 6)
+    found = over_time(figures(shards, {0: "a", 1: "a"}), 6)
     assert found.tokens_per_s == pytest.approx(np.full(6, 100.0))
     assert found.tokens_per_work_s == pytest.approx(np.full(6, 100.0))
     # Two replicas do not share anything: both at work from 2 to 4.
-    apart = over_time(shards, {0: "a", 1: "b"}, 6)
+    apart = over_time(figures(shards, {0: "a", 1: "b"}), 6)
     assert apart.tokens_per_s == pytest.approx([75, 75, 150, 150, 75, 75])
 
 
@@ -48,12 +59,12 @@ def test_speed_over_time_adds_up_to_all_tokens() -> None:
         begin = generator.uniform(0, 50)
         length = generator.uniform(1, 30)
         shards[number_] = shard(begin, begin + length, work_s=length, num_tokens=generator.randrange(1000))
-    found = over_time(shards, {number_: str(number_ % 3) for number_ in shards}, 17)
+    found = over_time(figures(shards, {number_: str(number_ % 3) for number_ in shards}), 17)
     tokens = float((found.tokens_per_s * np.diff(found.edges_s)).sum())
     assert tokens == pytest.approx(sum(stats.num_completion_tokens for stats in shards.values()))
     # Between two shards nothing is done, and no speed is made up.
-    gap = over_time({0: shard(0, 1, work_s=1, num_tokens=5), 1: shard(9, 10, work_s=1, num_tokens=5)},
-                    {0: "a", 1: "a"}, 10)  # fmt: skip
+    two = {0: shard(0, 1, work_s=1, num_tokens=5), 1: shard(9, 10, work_s=1, num_tokens=5)}
+    gap = over_time(figures(two, {0: "a", 1: "a"}), 10)
     assert gap.tokens_per_s[1:9] == pytest.approx(np.zeros(8)) and np.isnan(gap.tokens_per_work_s[1:9]).all()
 
 
@@ -155,14 +166,17 @@ def test_a_run_is_called_by_what_tells_it_apart() -> None:
 def test_target_groups_are_told_apart(runs: dict[str, Path]) -> None:
     """The first group has done one shard, the second all others; the table has what each of them has."""
     found = read_run(runs["longer"], "run")
-    shards = sorted(found.shards)
-    groups = {shard: f"node-1-ab-g{int(shard != shards[0])}" for shard in shards}
-    markup = replicas_table(dataclasses.replace(found, replicas=groups), is_alone=True)
+    shards = [0, 1, 2, 3]
+    stats = specdist.load_run(runs["longer"]).shards
+    groups = np.array([int(shard != shards[0]) for shard in shards])
+    columns = {**found.shards.columns, "replica": groups}
+    regrouped = dataclasses.replace(found.shards, columns=columns, replicas=["node-1-ab-g0", "node-1-ab-g1"])
+    markup = replicas_table(dataclasses.replace(found, shards=regrouped), is_alone=True)
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", markup)
     lines = [cells[at : at + 5] for at, cell in enumerate(cells) if cell.startswith("node-1-ab-g")]
-    alone = found.shards[shards[0]]
-    rest = sum(found.shards[shard].num_completion_tokens for shard in shards[1:])
-    rest_ns = sum(found.shards[shard].wall_ns for shard in shards[1:])
+    alone = stats[shards[0]]
+    rest = sum(stats[shard].num_completion_tokens for shard in shards[1:])
+    rest_ns = sum(stats[shard].wall_ns for shard in shards[1:])
     rate = alone.num_completion_tokens * 1e9 / alone.wall_ns
     expected = [
         ["node-1-ab-g0", "1", count(alone.num_completions), count(alone.num_completion_tokens), speed(rate)],
