@@ -23,6 +23,8 @@ USUAL_RATE, USUAL_WIDTH = 5e-5, 2048
 # Of --prompt_rows; and the sequences that a training sees by default, in so many epochs.
 USUAL_PROMPTS = 2000
 MOST_OWN_TOKENS = 256
+# Greedy texts of a small model repeat themselves.
+LEAST_OWN_TEMPERATURE = 0.5
 USUAL_SEQUENCES, FEWEST_EPOCHS, MOST_EPOCHS = 8000, 2, 20
 
 
@@ -78,9 +80,14 @@ class DistillConfig(GenerateConfig):
     )
     own_tokens: int | None = option(
         None,
-        help="let the draft itself go on with these prompts for up to so many tokens, and learn what the "
-        "target says at every place of that, for which the target generates nothing, either; 0 = prompts "
-        f"alone (default: --max_new_tokens, at most {MOST_OWN_TOKENS})",
+        help="let the draft itself go on with these prompts for up to so many tokens, anew after every "
+        "evaluation, and learn what the target says at every place of that, for which the target generates "
+        f"nothing, either; 0 = prompts alone (default: --max_new_tokens, at most {MOST_OWN_TOKENS})",
+    )
+    own_temperature: float | None = option(
+        None,
+        help="temperature of these texts of the draft (default: --temperature, at least "
+        f"{LEAST_OWN_TEMPERATURE}: greedy texts of a small model repeat themselves)",
     )
     epochs: int | None = option(
         None,
@@ -129,6 +136,13 @@ class DistillConfig(GenerateConfig):
             raise UserError(
                 f"--own_tokens {self.own_tokens} go on with the prompts of --prompt_rows, of which there are "
                 "none: give both --kind model and --teacher target, and no --prompt_rows 0, or leave it out"
+            )
+        self._require("own_temperature", (self.own_temperature or 0) >= 0, "must be 0 or more")
+        if self.own_temperature is not None and not self.num_own_tokens:
+            raise UserError(
+                f"--own_temperature {self.own_temperature} is of the texts of --own_tokens, of which there "
+                "are none: give both --kind model and --teacher target, and neither --prompt_rows 0 nor "
+                "--own_tokens 0, or leave it out"
             )
         if self.teacher == "tokens" and self.loss is not None:
             raise UserError(
@@ -208,6 +222,13 @@ class DistillConfig(GenerateConfig):
             return 0
         return min(self.max_new_tokens, MOST_OWN_TOKENS) if self.own_tokens is None else self.own_tokens
 
+    @property
+    def temperature_of_own(self) -> float:
+        """Of the texts that the draft writes."""
+        if self.own_temperature is not None:
+            return self.own_temperature
+        return max(LEAST_OWN_TEMPERATURE, self.temperature)
+
     def num_epochs(self, num_sequences: int) -> int:
         """Most passes over so many sequences."""
         usual = round(USUAL_SEQUENCES / num_sequences)
@@ -225,7 +246,12 @@ class DistillConfig(GenerateConfig):
     def training_options(self) -> dict[str, Any]:
         """The options that decide the weights, besides the data and the models."""
         names = ["kind", "draft_vocab_size", "unrolled_steps", "layers", "learning_rate", "epochs",
-                 "patience", "batch_size", "tokens_per_pass", "max_sequences", "prompt_rows", "own_tokens",
+                 "patience", "batch_size", "tokens_per_pass", "max_sequences", "prompt_rows",
                  "validation_share", "precision", "seed"]  # fmt: skip
         found = {name: getattr(self, name) for name in names}
-        return found | {"teacher": self.resolved_teacher, "loss": self.resolved_loss}
+        return found | {
+            "own_tokens": self.num_own_tokens,
+            "own_temperature": self.temperature_of_own if self.num_own_tokens else None,
+            "teacher": self.resolved_teacher,
+            "loss": self.resolved_loss,
+        }

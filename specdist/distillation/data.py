@@ -89,16 +89,15 @@ def num_completion_tokens(examples: Sequence[Example]) -> int:
 @dataclass(frozen=True)
 class Examples:
     """For training, and for evaluations: no row is in both. ``prompts``: texts that are learned from at
-    every place but the first, beside the completions; ``num_own_tokens`` of them are the draft's."""
+    every place but the first, beside the completions."""
 
     training: list[Example]
     held_out: list[Example]
     prompts: list[Example] = field(default_factory=list)
-    num_own_tokens: int = 0
 
     @property
     def learned(self) -> list[Example]:
-        """What an epoch goes through: completions several times where prompts are many more."""
+        """What an epoch goes through: completions several times where prompts are many more, then these."""
         times = max(1, round(len(self.prompts) * LEAST_SHARE / (1 - LEAST_SHARE) / len(self.training)))
         return self.training * times + self.prompts
 

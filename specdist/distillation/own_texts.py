@@ -3,7 +3,8 @@
 
 The target's distribution after every token of a text takes one pass over it, whoever has written it; to
 write it would take the target a pass per token. So few completions of the target are needed, and yet as many
-different texts as there are prompts.
+different texts as there are prompts. They are written anew as the training goes on, by the draft as it has
+become: what is judged then is what it would draft now.
 
 B prompts of a pass, L tokens of the longest, N tokens of one text.
 """
@@ -11,37 +12,30 @@ B prompts of a pass, L tokens of the longest, N tokens of one text.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specdist.data.files import write_atomically
 from specdist.distillation.data import Example
-from specdist.job.topology import Topology, broadcast_from_rank0, gathered
+from specdist.job.topology import Topology, gathered
 
-TEXTS_NAME = "own_texts.json"
-# Of the draft's draws at least: greedy texts of a small model repeat themselves.
-LEAST_TEMPERATURE = 0.5
-
-logger = logging.getLogger(__name__)
+# Of --tokens_per_pass: writing keeps no activations, only keys, values and the logits of one place.
+PASSES_AT_A_TIME = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Writer:
-    """The draft as it was before the training.
+    """The draft in training.
 
     Attributes:
         vocab_size: ids that the target knows, too; a text ends before any other.
         num_tokens: most tokens of a text after its prompt.
-        tokens_per_pass: most tokens of prompts and texts that a rank writes at a time.
-        fingerprint: of the draft's files.
+        temperature: of its draws; 0 = the likeliest tokens.
+        tokens_per_pass: most tokens of a pass in training; a rank writes a few times as many at a time.
     """
 
     model: PreTrainedModel
@@ -50,24 +44,13 @@ class Writer:
     temperature: float
     seed: int
     tokens_per_pass: int
-    fingerprint: str
     topology: Topology
 
 
-def with_own_texts(writer: Writer, prompts: Sequence[Example], folder: Path) -> list[Example]:
-    """The prompts, each continued by the draft. All ranks share the work and get the same.
-
-    They are kept in ``folder`` until the training has ended: one that goes on must have the same texts.
-    """
-    path = folder / TEXTS_NAME
-    key = _key(writer, prompts)
-    kept = json.loads(path.read_bytes()) if writer.topology.is_rank0 and path.is_file() else {}
-    texts = broadcast_from_rank0(writer.topology, kept["texts"] if kept.get("key") == key else None)
-    if texts is None:
-        texts = _written(writer, [example.token_ids for example in prompts])
-        if writer.topology.is_rank0:
-            document = json.dumps({"key": key, "texts": texts}).encode()
-            write_atomically(path, lambda file: file.write(document))
+def with_own_texts(writer: Writer, prompts: Sequence[Example], step: int) -> list[Example]:
+    """The prompts, each continued by the draft as it is at this step of the training. All ranks share the
+    work and get the same; the same weights at the same step write the same texts."""
+    texts = _written(writer, [example.token_ids for example in prompts], step)
     return [
         dataclasses.replace(
             example, completion_ids=np.concatenate([example.completion_ids, np.array(text, np.int32)])
@@ -76,15 +59,7 @@ def with_own_texts(writer: Writer, prompts: Sequence[Example], folder: Path) -> 
     ]
 
 
-def _key(writer: Writer, prompts: Sequence[Example]) -> str:
-    values = [writer.num_tokens, writer.temperature, writer.seed, writer.tokens_per_pass, writer.fingerprint]
-    found = hashlib.sha256(json.dumps(values).encode())
-    for example in prompts:
-        found.update(f"{len(example.token_ids)} ".encode() + example.token_ids.tobytes())
-    return found.hexdigest()
-
-
-def _written(writer: Writer, prompts: Sequence[np.ndarray]) -> list[list[int]]:
+def _written(writer: Writer, prompts: Sequence[np.ndarray], step: int) -> list[list[int]]:
     """Prompts of like length are continued together, and such batches are dealt to the ranks."""
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
     own: dict[int, list[int]] = {}
@@ -92,10 +67,11 @@ def _written(writer: Writer, prompts: Sequence[np.ndarray]) -> list[list[int]]:
     was_training = writer.model.training
     writer.model.eval()
     while order:
-        size = max(1, writer.tokens_per_pass // (len(prompts[order[0]]) + writer.num_tokens))
+        longest = len(prompts[order[0]]) + writer.num_tokens
+        size = max(1, PASSES_AT_A_TIME * writer.tokens_per_pass // longest)
         chosen, order = order[:size], order[size:]
         if number % topology.world_size == topology.rank:
-            texts = _continued(writer, [prompts[index] for index in chosen], number)
+            texts = _continued(writer, [prompts[index] for index in chosen], [writer.seed, step, number])
             own |= dict(zip(chosen, texts, strict=True))
         number += 1
     writer.model.train(was_training)
@@ -106,8 +82,8 @@ def _written(writer: Writer, prompts: Sequence[np.ndarray]) -> list[list[int]]:
 
 
 @torch.no_grad()
-def _continued(writer: Writer, prompts: Sequence[np.ndarray], number: int) -> list[list[int]]:
-    """Draws that depend on the seed and the number of the batch alone."""
+def _continued(writer: Writer, prompts: Sequence[np.ndarray], seeds: Sequence[int]) -> list[list[int]]:
+    """Draws that depend on these seeds alone."""
     model, device = writer.model, writer.model.device
     longest = max(len(ids) for ids in prompts)
     room = int(getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)) - longest
@@ -119,15 +95,18 @@ def _continued(writer: Writer, prompts: Sequence[np.ndarray], number: int) -> li
         ids_BL[row, longest - len(ids) :], is_token_BL[row, longest - len(ids) :] = ids, 1
     ends = model.generation_config.eos_token_id
     end_ids = set(ends) if isinstance(ends, list) else {ends} - {None}
+    drawing: dict[str, Any] = {"do_sample": False}
+    if writer.temperature:
+        drawing = {"do_sample": True, "temperature": writer.temperature, "top_k": 0, "top_p": 1.0}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(int(np.random.default_rng([writer.seed, number]).integers(2**31)))
+        torch.manual_seed(int(np.random.default_rng(seeds).integers(2**31)))
         drawn_BL = model.generate(
             torch.from_numpy(ids_BL).to(device),
             attention_mask=torch.from_numpy(is_token_BL).to(device),
             max_new_tokens=min(writer.num_tokens, room),
-            do_sample=True, temperature=writer.temperature, top_k=0, top_p=1.0,
             pad_token_id=min(end_ids, default=0),
-        )  # fmt: skip
+            **drawing,
+        )
     return [_text(ids, end_ids, writer.vocab_size) for ids in drawn_BL[:, longest:].tolist()]
 
 

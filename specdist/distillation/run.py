@@ -29,7 +29,7 @@ from specdist.distillation.data import (
 )
 from specdist.distillation.eagle_draft import EagleStudent, new_state_layers
 from specdist.distillation.model_draft import ModelStudent
-from specdist.distillation.own_texts import LEAST_TEMPERATURE, TEXTS_NAME, Writer, with_own_texts
+from specdist.distillation.own_texts import Writer
 from specdist.distillation.picture import draw_training
 from specdist.distillation.students import Student
 from specdist.distillation.training import CHECKPOINT_NAME, History, Task, train
@@ -48,8 +48,6 @@ from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
 RECORD_NAME, PICTURE_NAME = "distillation.json", "distillation.png"
-# Of a training that has not ended.
-UNFINISHED = (CHECKPOINT_NAME, TEXTS_NAME)
 NS_PER_S = 10**9
 
 logger = logging.getLogger(__name__)
@@ -83,7 +81,7 @@ def training_frame(config: DistillConfig) -> GenerateConfig:
 def _check_output(config: DistillConfig) -> None:
     """A folder of this job, or none yet. Raises :class:`UserError`."""
     folder = Path(config.new_draft)
-    if not folder.exists() or any((folder / name).is_file() for name in (RECORD_NAME, *UNFINISHED)):
+    if not folder.exists() or any((folder / name).is_file() for name in (RECORD_NAME, CHECKPOINT_NAME)):
         return
     if any(folder.iterdir()):
         raise UserError(
@@ -150,8 +148,7 @@ def distil(
     folder = Path(config.new_draft)
     folder.mkdir(parents=True, exist_ok=True)
     ratio = broadcast_from_rank0(topology, on_rank0(topology, partial(_cost_ratio, config, models, student)))
-    activity.begin("letting the draft write texts")
-    examples = _with_own_texts(config, run_config, student, start, examples, topology)
+    writer = _writer(config, student, topology) if examples.prompts else None
     key = json.dumps(
         [config.training_options(), start.fingerprint(), models.target.fingerprint(), examples.digest()]
     )
@@ -161,6 +158,7 @@ def distil(
         topology=topology,
         cost_ratio=ratio,
         key=hashlib.sha256(key.encode()).hexdigest(),
+        writer=writer,
     )
     activity.begin("training")
     stop.defer_signals()
@@ -186,33 +184,20 @@ def open_student(
     return ModelStudent(config, models, start, settings, topology.device)
 
 
-def _with_own_texts(
-    config: DistillConfig,
-    run_config: GenerateConfig,
-    student: Student,
-    start: Checkpoint,
-    examples: Examples,
-    topology: Topology,
-) -> Examples:
-    """With the draft's own text after every prompt that is learned from."""
-    if not config.num_own_tokens or not examples.prompts:
-        return examples
+def _writer(config: DistillConfig, student: Student, topology: Topology) -> Writer | None:
+    """The student, which goes on with every prompt that is learned from; None without texts of its own."""
+    if not config.num_own_tokens:
+        return None
     assert isinstance(student, ModelStudent)
-    writer = Writer(
+    return Writer(
         model=student.module,
         vocab_size=student.vocab_size,
         num_tokens=config.num_own_tokens,
-        temperature=max(LEAST_TEMPERATURE, run_config.temperature),
+        temperature=config.temperature_of_own,
         seed=config.seed,
         tokens_per_pass=config.tokens_per_pass,
-        fingerprint=start.fingerprint(),
         topology=topology,
     )
-    texts = with_own_texts(writer, examples.prompts, Path(config.new_draft))
-    num_own = num_completion_tokens(texts) - num_completion_tokens(examples.prompts)
-    if topology.is_rank0:
-        logger.info("the draft goes on with %d prompts for %d tokens", len(texts), num_own)
-    return dataclasses.replace(examples, prompts=texts, num_own_tokens=num_own)
 
 
 def _open_start(config: DistillConfig, models: ModelPlan) -> Checkpoint:
@@ -329,8 +314,8 @@ def _finish(config: DistillConfig, task: Task, student: Student, history: Histor
         "num_training_sequences": len(task.examples.training),
         "num_training_tokens": num_completion_tokens(task.examples.training),
         "num_prompts": len(task.examples.prompts),
-        "num_prompt_tokens": num_completion_tokens(task.examples.prompts) - task.examples.num_own_tokens,
-        "num_own_tokens": task.examples.num_own_tokens,
+        "num_prompt_tokens": num_completion_tokens(task.examples.prompts),
+        "num_own_tokens": history.num_own_tokens[-1],
         "num_held_out_sequences": len(task.examples.held_out),
         "num_held_out_tokens": num_completion_tokens(task.examples.held_out),
         "cost_ratio": task.cost_ratio,
@@ -341,8 +326,7 @@ def _finish(config: DistillConfig, task: Task, student: Student, history: Histor
         "rest": _rest(config, before.speed_up, after.speed_up),
     }
     write_json(folder / RECORD_NAME, record | {"history": history.figures()})
-    for name in UNFINISHED:
-        (folder / name).unlink(missing_ok=True)
+    (folder / CHECKPOINT_NAME).unlink(missing_ok=True)
     _log_end(config, record, before.acceptance, after.acceptance)
     return record
 

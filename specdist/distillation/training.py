@@ -2,7 +2,8 @@
 
 All ranks hold the same weights and the same examples. A step's sequences are dealt to the ranks, whose
 gradients are added up: the result is that of one rank, up to rounding. After every evaluation rank 0 writes a
-checkpoint, with which an interrupted training goes on as if nothing had happened.
+checkpoint, with which an interrupted training goes on as if nothing had happened; and the draft itself, as it
+is then, goes on with the prompts of the steps until the next one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import tqdm
 from specdist.data.files import write_atomically
 from specdist.distillation.config import DistillConfig
 from specdist.distillation.data import Example, Examples, batches, num_completion_tokens
+from specdist.distillation.own_texts import Writer, with_own_texts
 from specdist.distillation.students import Student
 from specdist.job.topology import Topology, broadcast_from_rank0, gathered
 from specdist.learning.acceptance import Prospect, prospect
@@ -41,12 +43,14 @@ logger = logging.getLogger(__name__)
 @dataclass
 class History:
     """By evaluation: steps taken, mean loss of the training since the last one, what the draft promises, and
-    the seconds of training until then. The first is before any step."""
+    the seconds of training and the tokens that the draft has written for it until then. The first is before
+    any step."""
 
     steps: list[int] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
     prospects: list[Prospect] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    num_own_tokens: list[int] = field(default_factory=list)
 
     @property
     def best(self) -> int:
@@ -80,13 +84,15 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is trained on what. ``key``: of a checkpoint that may be resumed."""
+    """What is trained on what. ``writer``: the student, if it goes on with the prompts. ``key``: of a
+    checkpoint that may be resumed."""
 
     config: DistillConfig
     examples: Examples
     topology: Topology
     cost_ratio: float
     key: str
+    writer: Writer | None = None
 
 
 def train(task: Task, student: Student, folder: Path, is_stopped: Callable[[], bool]) -> History | None:
@@ -115,8 +121,12 @@ class _Trainer:
         self._best: dict[str, torch.Tensor] = {}
         self._step = 0
         self._losses: list[float] = []
+        self._num_own_tokens = 0
         self._begin = time.monotonic()
         self._resume()
+        # By place in what is learned; until a step, which is evaluated.
+        self._texts: dict[int, Example] = {}
+        self._texts_end = self._step
 
     def run(self, is_stopped: Callable[[], bool]) -> History | None:
         history, config = self._history, self._task.config
@@ -132,6 +142,8 @@ class _Trainer:
                 # Ranks look at different moments: rank 0's look counts.
                 if broadcast_from_rank0(self._task.topology, is_stopped()):
                     return None
+                if self._step == self._texts_end:
+                    self._write_texts()
                 self._losses.append(self._train_step())
                 bar.update(1)
                 if self._step in self._evaluated:
@@ -143,7 +155,7 @@ class _Trainer:
     def _train_step(self) -> float:
         """The loss of a step's tokens, in nats per token."""
         config, topology = self._task.config, self._task.topology
-        chosen = self._chosen()
+        chosen = [self._texts.get(index, self._learned[index]) for index in self._chosen(self._step)]
         num_tokens = num_completion_tokens(chosen)
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate * self._scale()
@@ -161,12 +173,27 @@ class _Trainer:
         self._step += 1
         return sum(gathered(topology, total))
 
-    def _chosen(self) -> list[Example]:
-        """The sequences of this step: those of every epoch in an order of its own."""
-        learned, size = self._learned, self._task.config.batch_size
-        epoch, place = divmod(self._step, self._steps_per_epoch)
-        order = np.random.default_rng([self._task.config.seed, epoch]).permutation(len(learned))
-        return [learned[index] for index in order[place * size : (place + 1) * size]]
+    def _chosen(self, step: int) -> list[int]:
+        """Places of a step's sequences: those of every epoch in an order of its own."""
+        size = self._task.config.batch_size
+        epoch, place = divmod(step, self._steps_per_epoch)
+        order = np.random.default_rng([self._task.config.seed, epoch]).permutation(len(self._learned))
+        chosen: list[int] = order[place * size : (place + 1) * size].tolist()
+        return chosen
+
+    def _write_texts(self) -> None:
+        """After the prompts of the steps until the next evaluation. A training that goes on does so after
+        one, with the same weights: nothing of the texts needs to be kept."""
+        self._texts_end = next(step for step in self._evaluated if step > self._step)
+        if self._task.writer is None:
+            return
+        first = len(self._learned) - len(self._task.examples.prompts)
+        steps = range(self._step, self._texts_end)
+        places = [index for step in steps for index in self._chosen(step) if index >= first]
+        prompts = [self._learned[index] for index in places]
+        texts = with_own_texts(self._task.writer, prompts, self._step)
+        self._texts = dict(zip(places, texts, strict=True))
+        self._num_own_tokens += num_completion_tokens(texts) - num_completion_tokens(prompts)
 
     def _scale(self) -> float:
         """Linear warm-up, then cosine decay over all epochs."""
@@ -197,6 +224,7 @@ class _Trainer:
         history.losses.append(float(np.mean(self._losses)) if self._losses else None)
         history.prospects.append(held_out_prospect(self._task, self._student))
         history.seconds.append(earlier + time.monotonic() - self._begin)
+        history.num_own_tokens.append(self._num_own_tokens)
         self._begin, self._losses = time.monotonic(), []
         if history.best == len(history.prospects) - 1:
             state = self._student.module.state_dict()
@@ -237,6 +265,7 @@ class _Trainer:
         self._optimizer.load_state_dict(found["optimizer"])
         self._best = {name: value.cpu() for name, value in found["best"].items()}
         self._history = History.from_json(found["history"])
+        self._num_own_tokens = self._history.num_own_tokens[-1]
         self._step = found["step"]
         logger.info("going on after step %d", self._step)
 

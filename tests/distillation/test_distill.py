@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from specdist.cli.distill import main
 from specdist.data import open_prompts
 from specdist.distillation import training
 from specdist.distillation.data import Example, Examples, read_prompts
-from specdist.distillation.run import UNFINISHED
 from specdist.job.tokens import PromptEncoder
 from tests.job.launching import read_output, run_here
 from tests.job.pair import Pair, noisy_copy
@@ -59,8 +59,9 @@ def test_a_distilled_draft_is_accepted_more_often(trained: tuple[Path, dict[str,
     assert record["history"]["losses"][-1] < record["history"]["losses"][1]
     assert record["num_training_sequences"] + record["num_held_out_sequences"] == 96
     assert (folder / "distillation.png").read_bytes().startswith(b"\x89PNG")
-    assert not any((folder / name).exists() for name in UNFINISHED)
-    assert 22 < shown["num_own_tokens"] <= 22 * 16
+    assert not (folder / training.CHECKPOINT_NAME).exists()
+    # Written anew in every epoch.
+    assert 22 * 16 < shown["num_own_tokens"] <= 22 * 16 * FAST["epochs"]
 
 
 def test_prompts_of_all_rows_but_those_held_out_are_learned_from(
@@ -114,11 +115,50 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_an_interrupted_training_ends_with_the_same_weights(
+def test_the_draft_goes_on_with_the_prompts_anew_after_every_evaluation(
     options: dict[str, Any], finished: Path, noisy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed after the second evaluation; and with other options it is not continued."""
-    run = options | {"draft": noisy, "output": finished, "teacher": "tokens"}
+    """As it is then; with every prompt once in an epoch. Those texts are what it learns from."""
+    write, calls, num_learned = training.with_own_texts, [], 0
+    batches = training.batches
+
+    def spied(writer: Any, prompts: Sequence[Example], step: int) -> list[Example]:
+        weights = sum(float(weight.detach().double().sum()) for weight in writer.model.parameters())
+        texts = write(writer, prompts, step)
+        calls.append((step, weights, [example.row_id for example in prompts], texts))
+        return texts
+
+    def counted(examples: Sequence[Example], *arguments: Any) -> Any:
+        nonlocal num_learned
+        written = {id(text) for *_, texts in calls for text in texts}
+        num_learned += sum(id(example) in written for example in examples)
+        return batches(examples, *arguments)
+
+    monkeypatch.setattr(training, "with_own_texts", spied)
+    monkeypatch.setattr(training, "batches", counted)
+    run = options | {"draft": noisy, "output": finished, "teacher": "target", "epochs": 2}
+    shown = distilled(tmp_path / "draft", **run)
+    history = json.loads((tmp_path / "draft" / "distillation.json").read_text())["history"]
+    steps, weights, rows, texts = zip(*calls, strict=True)
+    assert list(steps) == history["steps"][:-1] and len(set(weights)) == len(weights)
+    in_all = Counter(row_id for part in rows for row_id in part)
+    assert set(in_all.values()) == {2} and len(in_all) == shown["num_prompts"] == 22
+    assert num_learned == sum(len(part) for part in texts) == 44
+    num_tokens = sum(text.num_tokens for part in texts for text in part)
+    assert shown["num_own_tokens"] == num_tokens - 2 * (shown["num_prompt_tokens"] + 22)
+
+
+@pytest.mark.parametrize("teacher", ["tokens", "target"])
+def test_an_interrupted_training_ends_with_the_same_weights(
+    teacher: str,
+    options: dict[str, Any],
+    finished: Path,
+    noisy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed after the third evaluation; and with other options it is not continued."""
+    run = options | {"draft": noisy, "output": finished, "teacher": teacher, "epochs": 2}
     distilled(tmp_path / "whole", **run)
     write, num_written = training.write_atomically, 0
 
@@ -197,6 +237,8 @@ def test_one_command_generates_distils_and_goes_on_with_the_tokens_of_one_draft(
             {"own_tokens": 9, "prompt_rows": 0, "teacher": "target"},
             "--own_tokens 9 go on with the prompts of",
         ),
+        ({"own_temperature": -1}, "--own_temperature -1.0 must be 0 or more"),
+        ({"own_temperature": 0, "own_tokens": 0}, "--own_temperature 0.0 is of the texts of --own_tokens"),
         ({"first": 1.5}, "--first 1.5 must be between 0 and 1"),
         ({"output": "nothing"}, "holds no run: generate one"),
         ({"num_targets": 2}, "--num_targets and --num_drafts are of the run alone"),

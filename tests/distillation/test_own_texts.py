@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specdist.distillation.data import Example
-from specdist.distillation.own_texts import TEXTS_NAME, Writer, with_own_texts
+from specdist.distillation.own_texts import Writer, with_own_texts
 from specdist.job.topology import Topology
 from tests.job.pair import Pair
 
 NUM_TOKENS, VOCAB_SIZE = 12, 250
 TOPOLOGY = Topology(rank=0, world_size=1, tp_size=1, uses_draft=False, device=torch.device("cpu"))
-# So cold that the likeliest token is drawn.
-GREEDY = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +23,7 @@ def writer(pair: Pair) -> Writer:
     model = AutoModelForCausalLM.from_pretrained(pair.draft, dtype=torch.float32)
     return Writer(
         model=model, vocab_size=VOCAB_SIZE, num_tokens=NUM_TOKENS, temperature=1.0, seed=3,
-        tokens_per_pass=80, fingerprint="draft", topology=TOPOLOGY,
+        tokens_per_pass=20, topology=TOPOLOGY,
     )  # fmt: skip
 
 
@@ -40,9 +37,8 @@ def prompts() -> list[Example]:
     return found
 
 
-def own_texts(writer: Writer, folder: Path) -> list[list[int]]:
-    folder.mkdir(exist_ok=True)
-    texts = with_own_texts(writer, prompts(), folder)
+def own_texts(writer: Writer, step: int = 0) -> list[list[int]]:
+    texts = with_own_texts(writer, prompts(), step)
     for text, prompt in zip(texts, prompts(), strict=True):
         assert len(text.prompt_ids) == 1
         assert np.array_equal(text.token_ids[: prompt.num_tokens], prompt.token_ids)
@@ -67,19 +63,19 @@ def alone(writer: Writer, prompt: Example) -> list[int]:
     return text
 
 
-def test_every_prompt_goes_on_as_it_would_alone(writer: Writer, tmp_path: Path) -> None:
-    greedy = dataclasses.replace(writer, temperature=GREEDY)
+def test_every_prompt_goes_on_as_it_would_alone(writer: Writer) -> None:
+    greedy = dataclasses.replace(writer, temperature=0)
     expected = [alone(writer, prompt) for prompt in prompts()]
-    assert own_texts(greedy, tmp_path) == expected
+    assert own_texts(greedy) == expected
 
 
-def test_a_text_ends_with_the_draft_s_end_and_before_an_unknown_token(writer: Writer, tmp_path: Path) -> None:
-    whole = own_texts(dataclasses.replace(writer, temperature=GREEDY, vocab_size=10**6), tmp_path / "whole")
+def test_a_text_ends_with_the_draft_s_end_and_before_an_unknown_token(writer: Writer) -> None:
+    whole = own_texts(dataclasses.replace(writer, temperature=0, vocab_size=10**6))
     [end, unknown] = whole[0][2], max(whole[1])
     before = writer.model.generation_config.eos_token_id
     writer.model.generation_config.eos_token_id = end
     try:
-        cut = own_texts(dataclasses.replace(writer, temperature=GREEDY, vocab_size=unknown), tmp_path / "cut")
+        cut = own_texts(dataclasses.replace(writer, temperature=0, vocab_size=unknown))
     finally:
         writer.model.generation_config.eos_token_id = before
     for text, longer in zip(cut, whole, strict=True):
@@ -89,13 +85,10 @@ def test_a_text_ends_with_the_draft_s_end_and_before_an_unknown_token(writer: Wr
     assert cut[1] != whole[1]
 
 
-def test_a_training_that_goes_on_has_the_same_texts(writer: Writer, tmp_path: Path) -> None:
-    """From the file, and another seed or draft has others; the same seed writes them again."""
-    first = own_texts(writer, tmp_path / "one")
-    assert own_texts(dataclasses.replace(writer, model=None), tmp_path / "one") == first  # type: ignore[arg-type]
-    assert own_texts(writer, tmp_path / "two") == first
+def test_the_same_step_of_a_training_has_the_same_texts(writer: Writer) -> None:
+    """And another step, seed or temperature others."""
+    first = own_texts(writer)
+    assert own_texts(writer) == first
+    assert own_texts(writer, step=1) != first
     for change in ({"seed": 4}, {"num_tokens": 5}, {"temperature": 0.5}):
-        changed = dataclasses.replace(writer, **change)
-        assert own_texts(changed, tmp_path / "one") != first
-    (tmp_path / "one" / TEXTS_NAME).unlink()
-    assert own_texts(writer, tmp_path / "one") == first
+        assert own_texts(dataclasses.replace(writer, **change)) != first

@@ -5,8 +5,9 @@
 
 A trial generates that share of the first 2,000 rows, trains, and judges the draft before and after on every
 second one of the last 400 rows' completions, greedy ones and samples: how many of the target's tokens it
-would have drafted greedily, and the mean common mass of both distributions at temperature 1. Nothing depends
-on the machine. Trials are added to RESULT.
+would have drafted greedily, and the mean common mass of both distributions at temperature 1. The 400 rows
+before those are for choices between options, which must not see the last ones. Nothing depends on the
+machine. Trials are added to RESULT.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from specdist.distillation.data import COLUMNS, Example, batches
 from specdist.learning.acceptance import acceptances
 from specdist.sampling.distributions import SamplingSettings
 
-NUM_ROWS, NUM_OTHERS, EVERY = 2000, 400, 2
+NUM_ROWS, EVERY = 2000, 2
+JUDGED = {"others": slice(1600, 2000, EVERY), "validation": slice(1200, 1600, EVERY)}
 ROWS_PER_SHARD, TEMPERATURES, TOKENS_PER_PASS, COST_RATIO = 50, (0.0, 1.0), 4096, 0.05
 RECORDED = ("options", "num_training_sequences", "num_training_tokens", "num_prompts", "num_prompt_tokens",
             "num_own_tokens", "num_held_out_sequences", "num_held_out_tokens", "before", "after",
@@ -56,8 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     document = json.loads(options.output.read_text()) if options.output.is_file() else {"trials": []}
     name, share, temperature, num_samples = options.trial
-    if "before" not in document:
-        document["before"] = judged(options, options.draft)
     new = options.work / f"draft-{name}"
     run = [
         *common_words(options, float(temperature)), "--num_samples", num_samples,
@@ -74,11 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **{each: record[each] for each in RECORDED},
         "held_out": [round(each["acceptance"], 4) for each in record["history"]["prospects"]],
         "losses": record["history"]["losses"],
-        "others": judged(options, str(new)),
+        "judged_before": judged_before(options), "judged": judged(options, str(new)),
     }  # fmt: skip
     document["trials"] = [each for each in document["trials"] if each["name"] != name] + [trial]
     options.output.write_text(json.dumps(document, indent=1) + "\n")
-    sys.stderr.write(f"{json.dumps(trial | {'losses': None, 'command': None})}\n{document['before']}\n")
+    sys.stderr.write(f"{json.dumps(trial | {'losses': None, 'command': None})}\n")
     return 0
 
 
@@ -95,12 +95,20 @@ def silently(job: Any, words: Sequence[str]) -> None:
         assert job(list(words)) == 0
 
 
-def judged(options: argparse.Namespace, draft: str) -> dict[str, dict[str, float]]:
-    """By temperature: the acceptance of this draft on the other rows, and its standard error over them."""
+def judged_before(options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
+    """The same of the draft as it was, kept beside the completions that it is judged by."""
+    path = options.work / "before.json"
+    if not path.is_file():
+        path.write_text(json.dumps(judged(options, options.draft)))
+    return json.loads(path.read_text())
+
+
+def judged(options: argparse.Namespace, draft: str) -> dict[str, dict[str, dict[str, float]]]:
+    """By rows and by temperature: the acceptance of this draft, and its standard error over completions."""
     models = [
         AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (options.target, draft)
     ]
-    found = {}
+    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in JUDGED}
     for temperature in TEMPERATURES:
         words = [
             *common_words(options, temperature),
@@ -110,12 +118,13 @@ def judged(options: argparse.Namespace, draft: str) -> dict[str, dict[str, float
         config = parse_arguments(GenerateConfig, words)
         if len(RunFolder(Path(config.output)).complete_shards()) * ROWS_PER_SHARD < NUM_ROWS:
             silently(generate, words)
-        found[f"{temperature:g}"] = mean(list(rates(config, *models, other_rows(config))))
+        for name, rows in JUDGED.items():
+            found[name][f"{temperature:g}"] = mean(list(rates(config, *models, completions(config, rows))))
     return found
 
 
-def other_rows(config: GenerateConfig) -> list[Example]:
-    """Completions of the run, of rows that no trial trains on."""
+def completions(config: GenerateConfig, chosen: slice) -> list[Example]:
+    """Of the run, by row."""
     folder, tokenizer = RunFolder(Path(config.output)), AutoTokenizer.from_pretrained(config.target)
     rows = []
     for shard in folder.complete_shards():
@@ -126,7 +135,7 @@ def other_rows(config: GenerateConfig) -> list[Example]:
             prompt_ids=np.array(tokenizer(row["prompt"])["input_ids"], np.int32),
             completion_ids=np.array(row["completion_ids"], np.int32),
         )
-        for row in sorted(rows, key=lambda row: row["row_id"])[-NUM_OTHERS::EVERY]
+        for row in sorted(rows, key=lambda row: row["row_id"])[chosen]
         if row["finish_reason"] != "error" and row["completion_ids"]
     ]  # fmt: skip
 

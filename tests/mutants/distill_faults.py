@@ -6,6 +6,7 @@ ACCEPTANCE, LOSSES = "tests/distillation/test_acceptance.py", "tests/learning/te
 JOB, SEGMENTS = "tests/distillation/test_distill.py", "tests/data/test_segments.py"
 RESUMED = f"{JOB}::test_an_interrupted_training_ends_with_the_same_weights"
 PROMPTS = f"{JOB}::test_prompts_of_all_rows_but_those_held_out_are_learned_from"
+ANEW = f"{JOB}::test_the_draft_goes_on_with_the_prompts_anew_after_every_evaluation"
 OWN_TEXTS = "tests/distillation/test_own_texts.py"
 RANKS = "tests/distillation/test_ranks.py"
 
@@ -74,11 +75,32 @@ DISTILL_FAULTS = (
         tests=(f"{OWN_TEXTS}::test_a_text_ends_with_the_draft_s_end_and_before_an_unknown_token",),
     ),
     Mutant(
-        name="texts-of-another-seed-are-kept",
+        name="every-step-draws-the-same-texts",
         file="distillation/own_texts.py",
-        old='kept["texts"] if kept.get("key") == key else None',
-        new='kept.get("texts")',
-        tests=(f"{OWN_TEXTS}::test_a_training_that_goes_on_has_the_same_texts",),
+        old="[writer.seed, step, number]",
+        new="[writer.seed, number]",
+        tests=(f"{OWN_TEXTS}::test_the_same_step_of_a_training_has_the_same_texts",),
+    ),
+    Mutant(
+        name="texts-are-written-once",
+        file="distillation/training.py",
+        old="if self._step == self._texts_end:",
+        new="if not self._texts:",
+        tests=(ANEW,),
+    ),
+    Mutant(
+        name="texts-are-the-old-draft-s",
+        file="distillation/run.py",
+        old="model=student.module,",
+        new='model=__import__("copy").deepcopy(student.module),',
+        tests=(ANEW,),
+    ),
+    Mutant(
+        name="a-resumed-training-learns-prompts-alone",
+        file="distillation/training.py",
+        old="self._texts_end = self._step\n",
+        new="self._texts_end = self._step + (self._step > 0)\n",
+        tests=(RESUMED,),
     ),
     Mutant(
         name="completions-drown-in-prompts",
