@@ -85,7 +85,7 @@ class RunLayout:
         self._is_layout_known = False
         # Groups whose folders are known to be there: they are never removed.
         self._made = set[str]()
-        self._places: dict[tuple[str, str], Path] = {}
+        self._places: dict[tuple[str, int | None], Path] = {}
 
     @property
     def manifest(self) -> Manifest:
@@ -290,10 +290,12 @@ class RunLayout:
         return {int(match[1]): size for match, size in sizes_in(self.path / kind / group, name)}
 
     def _place(self, kind: str, shard: int) -> Path:
-        group = self.group_of(shard)
-        if (kind, group) not in self._places:
-            self._places[kind, group] = self.path / kind / group
-        return self._places[kind, group]
+        # Not by the group's name, which takes longer to write than everything else here.
+        size = self.shards_per_folder
+        key = kind, None if size is None else shard // size
+        if key not in self._places:
+            self._places[key] = self.path / kind / self.group_of(shard)
+        return self._places[key]
 
 
 def _names_in(folder: Path, prefix: str = "") -> list[str]:

@@ -17,15 +17,21 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
+from specdist.data.figures import figures_among
 from specdist.data.files import write_atomically
 from specdist.data.manifest import ShardPlan
 from specdist.data.publishing import ROWS_PER_BATCH
-from specdist.data.reading import open_shard
+from specdist.data.reading import open_shard, verified_shard
 from specdist.data.run_folder import RunFolder
+from specdist.data.storage import read_ahead
 from specdist.utils.errors import UserError
 
 SUFFIXES = (".arrow", ".parquet", ".jsonl", ".csv")
 MAX_OPEN_SHARDS, ROWS_PER_PIECE = 1000, 2**16
+# So many are read at a time.
+SHARDS_PER_READ = 16
+# Batches of fewer rows are joined, as long as that takes no more memory than this.
+FEWEST_ROWS_PER_BATCH, MAX_JOINED_BYTES = ROWS_PER_BATCH // 4, 2**28
 
 
 def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> int:
@@ -37,14 +43,14 @@ def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> in
     check_output(output, SUFFIXES, overwrite=overwrite)
     tables = verified_tables(folder)
     schema = open_shard(folder.paths(0), verify=False).schema
-    if any(_has_dictionary(field.type) for field in schema):
+    if _has_dictionaries(schema):
         # The file format allows one dictionary per column, so that all have to be known.
         tables = iter([pa.concat_tables(tables).unify_dictionaries()])
     num_rows = 0
 
     def counted() -> Iterator[pa.Table]:
         nonlocal num_rows
-        for table in _in_pieces(tables):
+        for table in tables:
             num_rows += table.num_rows
             yield table
 
@@ -68,39 +74,65 @@ def check_output(output: Path, suffixes: Sequence[str], *, overwrite: bool) -> N
 
 
 def verified_tables(folder: RunFolder) -> Iterator[pa.Table]:
-    """The rows of each shard of a complete run, in order, compared with their records. Raises
-    :class:`UserError` if the run is not complete, and where a shard is damaged."""
+    """The rows of a complete run in order, a table of one or more shards at a time, compared with their
+    records. Raises :class:`UserError` if the run is not complete, and where a shard is damaged."""
     plan = folder.plan()
     missing = folder.missing_shards()
     if missing:
         raise UserError(folder.missing_message(missing))
-    return _tables(folder, plan)
+    return _pieces(folder, plan)
 
 
-def _tables(folder: RunFolder, plan: ShardPlan) -> Iterator[pa.Table]:
-    """The rows of each shard, in order. Raises :class:`UserError` for damage, and for other columns."""
-    first = None
-    for shard in range(plan.num_shards):
-        table = _verified(folder, plan, shard)
-        first = first or table.schema
-        if not table.schema.equals(first):
-            raise UserError(f"{folder.data_path(shard)} does not have the columns of {folder.data_path(0)}")
-        yield table
-
-
-def _in_pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Together: a piece of a file for each shard would make it slow to read. Few are open at a time, since a
-    process can map only so many files."""
+def _pieces(folder: RunFolder, plan: ShardPlan) -> Iterator[pa.Table]:
+    """Of several shards together: a piece of a file for each shard would make it slow to read. Few are open
+    at a time, since a process can map only so many files. Raises :class:`UserError` for damage, and for other
+    columns."""
+    known = figures_among(folder, range(plan.num_shards)).records
+    read = [range(plan.num_shards)[start:][:SHARDS_PER_READ]
+            for start in range(0, plan.num_shards, SHARDS_PER_READ)]  # fmt: skip
     piece: list[pa.Table] = []
-    num_rows = 0
-    for table in tables:
-        piece.append(table)
-        num_rows += table.num_rows
-        if len(piece) == MAX_OPEN_SHARDS or num_rows >= ROWS_PER_PIECE:
-            yield pa.concat_tables(piece)
-            piece, num_rows = [], 0
-    if piece:
-        yield pa.concat_tables(piece)
+    num_rows = shard = 0
+    first = None
+    for tables in read_ahead(
+        lambda shards: [verified_shard(folder.paths(shard), known.get(shard)) for shard in shards], read
+    ):
+        for table in tables:
+            first = table if first is None else first
+            piece.append(table)
+            num_rows += table.num_rows
+            is_last = shard + len(piece) == plan.num_shards
+            if is_last or len(piece) == MAX_OPEN_SHARDS or num_rows >= ROWS_PER_PIECE:
+                yield _joined(folder, plan, shard, piece, first.schema)
+                shard += len(piece)
+                piece, num_rows = [], 0
+
+
+def _joined(
+    folder: RunFolder, plan: ShardPlan, shard: int, tables: Sequence[pa.Table], schema: pa.Schema
+) -> pa.Table:
+    """The rows of this shard and those that follow, small batches together. Raises :class:`UserError` for
+    other columns, and for rows that the manifest does not have there."""
+    other = next((place for place, table in enumerate(tables) if not table.schema.equals(schema)), None)
+    if other is not None:
+        paths = folder.data_path(shard + other), folder.data_path(0)
+        raise UserError(f"{paths[0]} does not have the columns of {paths[1]}")
+    joined = pa.concat_tables(tables)
+    if not _is_planned(plan, shard, tables, joined):
+        wrong = (place for place, table in enumerate(tables)
+                 if not _is_planned(plan, shard + place, [table], table))  # fmt: skip
+        place = next(wrong)
+        raise _unplanned(folder, plan, shard + place, tables[place].num_rows)
+    has_small = joined.num_rows < FEWEST_ROWS_PER_BATCH * joined["row_id"].num_chunks
+    # Dictionaries may differ: those of all shards are needed to join them.
+    if not has_small or _has_dictionaries(schema):
+        return joined
+    # To add up all of these takes longer than to join them.
+    num_bytes = SHARDS_PER_READ * sum(table.nbytes for table in tables[::SHARDS_PER_READ])
+    return joined.combine_chunks() if num_bytes <= MAX_JOINED_BYTES else joined
+
+
+def _has_dictionaries(schema: pa.Schema) -> bool:
+    return any(_has_dictionary(field.type) for field in schema)
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:
@@ -129,6 +161,35 @@ def _verified(folder: RunFolder, plan: ShardPlan, shard: int) -> pa.Table:
             f"{of_each} input row from {first} to {end - 1}, in order"
         )
     return table
+
+
+def _is_planned(plan: ShardPlan, shard: int, tables: Sequence[pa.Table], joined: pa.Table) -> bool:
+    """Whether these are the rows of this shard and those that follow, as many and in the order as planned."""
+    shards = range(shard, shard + len(tables))
+    if [table.num_rows for table in tables] != [plan.num_completions_of(each) for each in shards]:
+        return False
+    row_ids, sample_ids = joined["row_id"].to_numpy(), joined["sample_index"].to_numpy()
+    begins = np.flatnonzero(np.diff(row_ids, prepend=-1))
+    counts = np.diff(begins, append=len(row_ids))
+    samples = np.arange(len(row_ids)) - np.repeat(begins, counts)
+    firsts = [plan.bounds(each)[0] for each in shards]
+    starts = np.cumsum([0, *(table.num_rows for table in tables[:-1])])
+    return bool(
+        np.array_equal(row_ids[begins], np.arange(firsts[0], plan.bounds(shards[-1])[1]))
+        and np.array_equal(row_ids[starts], firsts)
+        and np.isin(starts, begins).all()
+        and np.array_equal(sample_ids, samples)
+        and (plan.completions_per_shard is not None or (counts == plan.num_samples).all())
+    )
+
+
+def _unplanned(folder: RunFolder, plan: ShardPlan, shard: int, num_rows: int) -> UserError:
+    (first, end), num_samples = plan.bounds(shard), plan.num_samples
+    of_each = f"{num_samples} of each" if plan.completions_per_shard is None else "of each"
+    return UserError(
+        f"{folder.data_path(shard)} has {num_rows} rows; the manifest says {plan.num_completions_of(shard)}: "
+        f"{of_each} input row from {first} to {end - 1}, in order"
+    )
 
 
 def _write(file: BinaryIO, schema: pa.Schema, pieces: Iterator[pa.Table], suffix: str) -> None:

@@ -9,6 +9,7 @@ PARTS = "tests/data/test_parts.py"
 CLAIMS = "tests/data/test_claims.py"
 LAYOUT = "tests/data/test_layout.py"
 FIGURES = "tests/data/test_shard_figures.py"
+MERGING = "tests/data/test_merging.py"
 RUN_FOLDER = "tests/data/test_run_folder.py"
 
 
@@ -332,6 +333,27 @@ DATA_FAULTS = (
         old="for group in folder.subtotalled_groups():\n        folder",
         new="for group in set[str]():\n        folder",
         tests=(LAYOUT,),
+    ),
+    Mutant(
+        name="merged-without-its-checksum",
+        file="data/reading.py",
+        old="if record is None or (record.num_bytes, record.sha256) != found:\n            raise damaged(paths)",
+        new="if record is None:\n            raise damaged(paths)",
+        tests=(MERGING,),
+    ),
+    Mutant(
+        name="merged-rows-of-a-neighbouring-shard",
+        file="data/merging.py",
+        old="        and np.isin(starts, begins).all()\n",
+        new="",
+        tests=(MERGING,),
+    ),
+    Mutant(
+        name="read-ahead-out-of-order",
+        file="data/storage.py",
+        old="                    yield waiting.popleft().result()\n            while",
+        new="                    yield waiting.pop().result()\n            while",
+        tests=(MERGING,),
     ),
     Mutant(
         name="figures-outlive-a-deleted-shard",
