@@ -11,7 +11,6 @@ branches, C or N tokens of several sequences, one after the other.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -289,23 +288,16 @@ class AheadDrafter:
             learn()
             return
         state = self._draft_state
-        contexts = np.unique(request.context.slots_T)
-        complete = contexts[state.num_committed[contexts] == state.context_lengths[contexts]]
-        slots_S = np.r_[request.slots_R, complete].astype(np.int64)
+        slots_S = request.slots_R
+        if len(request.context):
+            contexts = np.unique(request.context.slots_T)
+            complete = contexts[state.num_committed[contexts] == state.context_lengths[contexts]]
+            slots_S = np.concatenate([slots_S, complete])
         num_block_tokens = len(request.slots_R) + int(state.num_candidates[request.slots_R].sum())
         round = self._round(request, slots_S, num_block_tokens, is_ahead=True)
         num_left_S = state.num_ahead[slots_S]
         tails_S = state.num_committed[slots_S] + state.num_candidates[slots_S] + num_left_S
         room_S = state.max_lengths[slots_S] - tails_S - 1
-        first = DraftBatch(
-            draft_slots_R=slots_S,
-            slots_R=slots_S,
-            tails_R=tails_S,
-            num_wanted_R=np.where(num_left_S, 0, np.clip(room_S, 0, 1)),
-            reach_R=np.ones(len(slots_S)),
-            round=round,
-            uses_policy=False,
-        )
         asked: list[_BranchPlaces] = []
 
         def meanwhile() -> None:
@@ -314,7 +306,17 @@ class AheadDrafter:
                 asked.append(self._ask_branches(slots_S, num_left_S + self._draft_loop.num_wanted(first)))
             learn()
 
-        num_first_S = self._draft_loop.extend(dataclasses.replace(first, meanwhile=meanwhile))
+        first = DraftBatch(
+            draft_slots_R=slots_S,
+            slots_R=slots_S,
+            tails_R=tails_S,
+            num_wanted_R=np.where(num_left_S, 0, np.minimum(np.maximum(room_S, 0), 1)),
+            reach_R=np.ones(len(slots_S)),
+            round=round,
+            uses_policy=False,
+            meanwhile=meanwhile,
+        )
+        num_first_S = self._draft_loop.extend(first)
         learn()
         state.num_ahead[slots_S] = num_ahead_S = num_left_S + num_first_S
         # Where the loop had no time in between; else an a_1 whose logits were not finite is among the places,
@@ -323,18 +325,19 @@ class AheadDrafter:
             slots_S, asked[0] if asked else self._ask_branches(slots_S, num_ahead_S)
         )
         num_more_S = np.where(num_ahead_S > 0, np.maximum(self.shape.num_ahead - num_ahead_S, 0), 0)
-        tails_S = tails_S + num_first_S
-        draft_batch = DraftBatch(
-            draft_slots_R=np.r_[slots_S, branches.draft_slots_B],
-            slots_R=np.r_[slots_S, branches.slots_B],
-            tails_R=np.r_[tails_S, branches.positions_B + 1],
-            num_wanted_R=np.r_[num_more_S, np.full(len(branches.slots_B), self.shape.num_ahead - 1)],
-            reach_R=np.r_[np.ones(len(slots_S)), branches.chances_B],
-            round=round,
-        )
-        room_R = state.max_lengths[draft_batch.slots_R] - draft_batch.tails_R - 1
+        num_in_branches_B = np.full(len(branches.slots_B), self.shape.num_ahead - 1)
+        slots_R = np.concatenate([slots_S, branches.slots_B])
+        tails_R = np.concatenate([tails_S + num_first_S, branches.positions_B + 1])
+        room_R = state.max_lengths[slots_R] - tails_R - 1
         num_drafted_R = self._draft_loop.extend(
-            dataclasses.replace(draft_batch, num_wanted_R=np.minimum(draft_batch.num_wanted_R, room_R))
+            DraftBatch(
+                draft_slots_R=np.concatenate([slots_S, branches.draft_slots_B]),
+                slots_R=slots_R,
+                tails_R=tails_R,
+                num_wanted_R=np.minimum(np.concatenate([num_more_S, num_in_branches_B]), room_R),
+                reach_R=np.concatenate([first.reach_R, branches.chances_B]),
+                round=round,
+            )
         )
         state.num_ahead[slots_S] += num_drafted_R[: len(slots_S)]
         self._branches.open(branches, num_drafted_R[len(slots_S) :])

@@ -255,18 +255,20 @@ class DraftWorker:
     def _open_and_prefill(self, request: ProposalRequest) -> None:
         """Put the preempted sequences' histories aside, begin the new sequences, and run the contexts."""
         state, opened = self._draft_state, request.opened
-        self._histories.suspend(request.suspended_slots, state.stream_keys[request.suspended_slots])
-        self._histories.open(opened.slots, opened.stream_keys)
+        if len(request.suspended_slots):
+            self._histories.suspend(request.suspended_slots, state.stream_keys[request.suspended_slots])
         self._memory.open(request)
-        state.stream_keys[opened.slots] = opened.stream_keys
-        state.num_misses[opened.slots] = opened.num_misses
-        state.max_lengths[opened.slots] = opened.max_lengths
-        state.context_lengths[opened.slots] = opened.context_lengths
-        state.num_candidates[opened.slots] = state.num_ahead[opened.slots] = 0
-        self._ahead.drop_branches(opened.slots)
-        if self._pipeline is not None:
-            self._pipeline.open(opened)
-        self._runner.pages.begin(opened.slots)
+        if len(opened.slots):
+            self._histories.open(opened.slots, opened.stream_keys)
+            state.stream_keys[opened.slots] = opened.stream_keys
+            state.num_misses[opened.slots] = opened.num_misses
+            state.max_lengths[opened.slots] = opened.max_lengths
+            state.context_lengths[opened.slots] = opened.context_lengths
+            state.num_candidates[opened.slots] = state.num_ahead[opened.slots] = 0
+            self._ahead.drop_branches(opened.slots)
+            if self._pipeline is not None:
+                self._pipeline.open(opened)
+            self._runner.pages.begin(opened.slots)
         for context in request.context.parts(self._max_context_tokens):
             state.put_undrafted((context.slots_T, context.positions_T), np.asarray(context.token_ids_T))
             # Positions ascend within a slot, so the last write is the largest.

@@ -163,12 +163,12 @@ class Engine:
         count = self._stats_recorder
         self._later.append(partial(count.begin_round, plan))
         traffic = self._target.traffic
-        tails: list[Tails] = []
+        known: list[tuple[Tails, list[int]]] = []
 
         def meanwhile() -> None:
             with self._clock.phase("host"):
                 self.commit()
-                tails.append(Tails.of(plan.decoding))
+                known.append((Tails.of(plan.decoding), self._stop_rules.near_ends(plan.decoding)))
 
         request = draft_request(
             plan,
@@ -182,13 +182,14 @@ class Engine:
         )
         with self._clock.phase("idle"):
             reply = self._proposer.propose(request, self._clock)
-        if not tails:
+        if not known:
             meanwhile()
+        tails, near_ends = known[0]
         self._memory_guard.note_reply()
         next_ids = reply.next_token_ids_R.tolist()
         self._verifier.note_next_tokens(plan.decoding, next_ids)
-        ends = self._stop_rules.ends(plan.decoding, next_ids, not_finite=NOT_FINITE)
-        new_blocks = NewBlocks.of(reply, plan.decoding, tails[0], ends, trusts_draft=self._trusts_draft)
+        ends = self._stop_rules.ends(plan.decoding, next_ids, near_ends, not_finite=NOT_FINITE)
+        new_blocks = NewBlocks.of(reply, plan.decoding, tails, ends, trusts_draft=self._trusts_draft)
 
         # Without tokens there is no pass: the page updates are those of sequences that have just ended.
         weights: dict[Kind, int] = {"prefill": request.num_prefill_tokens, "verify": new_blocks.num_tokens}

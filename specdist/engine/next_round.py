@@ -145,9 +145,7 @@ class NextRound:
             slots_R, room_R, num_accepted_R = slots_R[goes_on_R], room_R[goes_on_R], num_accepted_R[goes_on_R]
         most = self.scheduler.most_candidates
         limits = [candidates_within(most, room) for room in (room_R - num_accepted_R).tolist()]
-        plan = self.scheduler.plan(
-            {sequence.order: limit for sequence, limit in zip(sequences, limits, strict=True)}
-        )
+        plan = self.scheduler.plan((sequences, limits))
         last = LastPass(
             slots_R=slots_R,
             num_accepted_R=num_accepted_R,

@@ -42,16 +42,20 @@ class Scheduler:
         """Pages that can be handed out now."""
         return self._pages.num_available
 
-    def plan(self, limits: dict[int, int] | None = None) -> RoundPlan:
-        """The next round. Empty when every request is finished. ``limits``: the most candidates of each
-        sequence (by order), if all have pages for their next block."""
-        limits, suspended_slots = self._reserve_blocks() if limits is None else (limits, [])
-        decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
-        draft_limits = [limits[sequence.order] for sequence in decoding]
+    def plan(self, known: tuple[list[Sequence], list[int]] | None = None) -> RoundPlan:
+        """The next round. Empty when every request is finished. ``known``: the running sequences, whose
+        contexts are complete, and the most candidates of each, if all have pages for these."""
+        prefilling: list[Sequence] = []
+        if known is None:
+            limits, suspended_slots = self._reserve_blocks()
+            decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
+            prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
+            draft_limits = [limits[sequence.order] for sequence in decoding]
+        else:
+            (decoding, draft_limits), suspended_slots = known, []
         budget = self.settings.max_num_batched_tokens - sum(draft_limits) - len(decoding)
         chunks: list[Chunk] = []
         opened: list[Sequence] = []
-        prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
         while budget > 0:
             if prefilling:
                 sequence = prefilling.pop(0)

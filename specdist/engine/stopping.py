@@ -12,6 +12,8 @@ from specdist.engine.sequence import Sequence
 # The text of a completion's last tokens is the end of its text, but for a space or so where it begins; unless
 # it begins inside a character, whose bytes then show as a character that stands for none.
 MARGIN, NOT_A_CHARACTER = 8, "\N{REPLACEMENT CHARACTER}"
+# A token id that is none, and so no stop token.
+NO_STOP = -1
 
 
 class StopCheck(NamedTuple):
@@ -44,15 +46,29 @@ class StopRules:
         has_room = len(new_ids) < sequence.max_length - len(sequence.token_ids)
         return bool(strings) or not has_room or not self.token_ids.isdisjoint(new_ids)
 
+    def near_ends(self, sequences: list[Sequence]) -> list[int]:
+        """Indices of the sequences that any next token may end, as far as that is seen without it."""
+        return [index for index, sequence in enumerate(sequences) if self.may_end(sequence, [NO_STOP])]
+
     def ends(
-        self, sequences: list[Sequence], next_token_ids: list[int], *, not_finite: int
+        self, sequences: list[Sequence], next_token_ids: list[int], near_ends: list[int], *, not_finite: int
     ) -> list[FinishReason | None]:
-        """How these next tokens would end their sequences, where they would. ``not_finite``: in the place of
-        one that could not be drawn."""
-        return [
-            "error" if token_id == not_finite else self.check(sequence, [token_id]).reason
-            for sequence, token_id in zip(sequences, next_token_ids, strict=True)
-        ]
+        """How these next tokens would end their sequences, where they would.
+
+        Args:
+            near_ends: what :meth:`near_ends` says of the sequences.
+            not_finite: in the place of a token that could not be drawn.
+        """
+        found: list[FinishReason | None] = [None] * len(sequences)
+        ending_ids = self.token_ids | {not_finite}
+        may_end = set(near_ends)
+        if not ending_ids.isdisjoint(next_token_ids):
+            may_end |= {index for index, token_id in enumerate(next_token_ids) if token_id in ending_ids}
+        for index in may_end:
+            token_id = next_token_ids[index]
+            is_token = token_id != not_finite
+            found[index] = self.check(sequences[index], [token_id]).reason if is_token else "error"
+        return found
 
     def check(self, sequence: Sequence, new_ids: list[int]) -> StopCheck:
         """Look for the first stop in tokens that are about to be appended."""

@@ -126,7 +126,7 @@ def test_in_the_place_of_a_sequence_that_has_ended_another_begins_with_its_own_p
     early = rounds.reserve_early([3, 3])
     assert early is not None and slot in early.slots and second.slot in early.slots
     rounds.finish(first)
-    plan = rounds.plan({second.order: 3})
+    plan = rounds.plan(([second], [3]))
     assert [each.slot for each in plan.opened] == [slot]
     assert (plan.decoding, plan.draft_limits) == ([second], [3])
     updates = early.without(np.array([slot])).followed_by(plan.page_updates)

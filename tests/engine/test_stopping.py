@@ -50,6 +50,18 @@ def test_a_block_is_kept_up_to_its_stop(
     assert rules.check(sequence_of(5, max_length=13), new_ids) == StopCheck(num_kept, reason)
 
 
+def test_next_tokens_end_the_sequences_that_any_or_their_own_one_ends() -> None:
+    """As one check of each would say. Room for the next token alone, and stop strings, are seen before it."""
+    sequences = [sequence_of(5, max_length) for max_length in (8, 9, 13, 13, 13, 8)]
+    sequences[3].request = dataclasses.replace(sequences[3].request, stop=("EF",))
+    next_ids = [3, 3, EOS, 5, -2, EOS]
+    rules = StopRules(decode, frozenset([EOS]))
+    assert rules.near_ends(sequences) == [0, 3, 5]
+    ends = rules.ends(sequences, next_ids, rules.near_ends(sequences), not_finite=-2)
+    assert ends == ["length", None, "stop", "stop", "error", "stop"]
+    assert rules.ends(sequences[1:3], [3, 4], [], not_finite=-2) == [None, None]
+
+
 def test_the_text_ends_before_the_first_stop_string() -> None:
     rules = StopRules(decode, frozenset(), ("EF", "C"))
     for token_ids, text in (([0, 1, 2, 4, 5], "AB"), ([0, 1, 3, 4, 5], "ABD"), ([0, 1, 3], "ABD")):

@@ -115,6 +115,20 @@ ENGINE_FAULTS = (
         tests=(ROW_IDENTITY,),
     ),
     Mutant(
+        name="next-token-that-fills-a-completion-does-not-end-it",
+        file="engine/stopping.py",
+        old="        may_end = set(near_ends)\n",
+        new="        may_end: set[int] = set()\n",
+        tests=(STOPPING,),
+    ),
+    Mutant(
+        name="next-token-that-is-a-stop-token-does-not-end-its-sequence",
+        file="engine/stopping.py",
+        old="ending_ids = self.token_ids | {not_finite}",
+        new="ending_ids = {not_finite}",
+        tests=(STOPPING,),
+    ),
+    Mutant(
         name="stop-token-not-emitted",
         file="engine/stopping.py",
         old='num_kept, reason = index + 1, "stop"',

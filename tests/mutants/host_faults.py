@@ -20,7 +20,7 @@ HOST_FAULTS = (
     Mutant(
         name="no-room-for-a-token-ahead-is-taken-from-the-candidates",
         file="engine/draft_ahead.py",
-        old="np.clip(room_S, 0, 1)",
+        old="np.minimum(np.maximum(room_S, 0), 1)",
         new="np.minimum(1, room_S)",
         tests=(MEANWHILE,),
     ),
