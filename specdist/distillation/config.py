@@ -23,7 +23,7 @@ USUAL_RATE, USUAL_WIDTH = 5e-5, 2048
 # Of --prompt_rows; and the sequences that a training sees by default, in so many epochs.
 USUAL_PROMPTS = 2000
 MOST_OWN_TOKENS = 256
-# Greedy texts of a small model repeat themselves.
+# Greedy texts of a small model repeat themselves: it learns less from them, for a greedy run, too.
 LEAST_OWN_TEMPERATURE = 0.5
 USUAL_SEQUENCES, FEWEST_EPOCHS, MOST_EPOCHS = 8000, 2, 20
 
