@@ -85,15 +85,15 @@ class BranchTable:
         offsets_N = arange_segments(lengths_S)
         lines_N = np.repeat(np.arange(len(slots_S)), lengths_S)
         num_positions, num_ids = int(lengths_S.max(initial=0)), branch_estimates.chances_NA.shape[1]
-        survival = np.ones((len(slots_S), num_positions))
-        survival[lines_N, offsets_N] = branch_estimates.survival_N
-        reached = np.cumprod(np.c_[np.ones(len(slots_S)), survival], axis=1)[lines_N, offsets_N]
+        survival = np.ones((len(slots_S), num_positions + 1))
+        survival[lines_N, offsets_N + 1] = branch_estimates.survival_N
+        reached = survival.cumprod(axis=1)[lines_N, offsets_N]
         scores = np.zeros((len(slots_S), num_positions, num_ids))
         chances_NA = np.where(is_excluded_NA, 0, branch_estimates.chances_NA)
         scores[lines_N, offsets_N] = reached[:, None] * chances_NA
         flat = scores.reshape(len(slots_S), -1)
         best = np.argsort(-flat, axis=1, kind="stable")[:, :num_branches]
-        lines_B, places_B = np.nonzero(np.take_along_axis(flat, best, axis=1) > 0)
+        lines_B, places_B = np.nonzero(flat[np.arange(len(flat))[:, None], best] > 0)
         chosen_B = best[lines_B, places_B]
         offsets_B, columns_B = np.divmod(chosen_B, num_ids)
         index_B = (np.cumsum(lengths_S) - lengths_S)[lines_B] + offsets_B

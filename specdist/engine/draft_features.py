@@ -35,9 +35,13 @@ class TokenFeatures:
 
     def __init__(self, num_draft_slots: int, max_length: int) -> None:
         self._features = np.zeros((NUM_FEATURES, num_draft_slots, max_length), np.float32)
+        # Where nothing asks for any, none is unknown.
+        self.are_kept = True
 
     def forget(self, places: Places) -> None:
         """The tokens here are not drafted ones."""
+        if not self.are_kept:
+            return
         self._features[:, places[0], places[1]] = UNKNOWN
 
     def is_drafted(self, places: Places) -> np.ndarray:
@@ -78,6 +82,8 @@ class TokenFeatures:
 
     def copy(self, sources: Places, targets: Places) -> None:
         """Let the targets have the features of the sources."""
+        if not self.are_kept:
+            return
         self._features[:, targets[0], targets[1]] = self._features[:, sources[0], sources[1]]
 
 

@@ -72,6 +72,7 @@ class DraftLoop:
             keeps_scores=keeps_scores or settings.is_random,
             keeps_features=keeps_estimates or runner.head_uses_features or runner.head_reads_drawing_state,
         )
+        draft_state.features.are_kept = self._draws.keeps_features
         self._decides_after_pass = needs_last_estimate(policy) and not runner.head_reads_drawing_state
         self._head: HeadReader | None = None
         if runner.has_head:
