@@ -110,9 +110,8 @@ class AheadDrafter:
             shape = None if self._num_quiet else self._chooser.shape
             self.shape = shape(*self._load(slots_R), is_pending=bool(is_pending)) if shape else ALONE
 
-    def choose(self, request: ProposalRequest) -> None:
-        """What to draft ahead now, and to do before the next reply. To be called when the reply has been
-        sent."""
+    def _choose(self, request: ProposalRequest) -> None:
+        """What to draft ahead now, and to do before the next reply."""
         if self.replies_first:
             self._num_bursts = self._burst_count.add(request.groups)
         if self._chooser is None:
@@ -281,9 +280,13 @@ class AheadDrafter:
         is a next token like any other. A resumed one is not: its next token was sampled before it was
         preempted.
 
-        ``learn``: from the last round, where that is still to be done; called while ``a_1`` is drafted, about
-        which the policy is not asked.
+        What to draft is chosen while ``a_1`` is drafted, which follows in any case where the rounds before
+        have worked ahead. ``learn``: from the last round, where that is still to be done; called then, too.
+        The policy is not asked about ``a_1``.
         """
+        has_chosen = self.shape.num_ahead < 2
+        if has_chosen:
+            self._choose(request)
         if not self.shape.num_ahead:
             learn()
             return
@@ -294,14 +297,20 @@ class AheadDrafter:
             complete = contexts[state.num_committed[contexts] == state.context_lengths[contexts]]
             slots_S = np.concatenate([slots_S, complete])
         num_block_tokens = len(request.slots_R) + int(state.num_candidates[request.slots_R].sum())
-        round = self._round(request, slots_S, num_block_tokens, is_ahead=True)
         num_left_S = state.num_ahead[slots_S]
         tails_S = state.num_committed[slots_S] + state.num_candidates[slots_S] + num_left_S
         room_S = state.max_lengths[slots_S] - tails_S - 1
         asked: list[_BranchPlaces] = []
 
+        def choose() -> None:
+            nonlocal has_chosen
+            if not has_chosen:
+                has_chosen = True
+                self._choose(request)
+
         def meanwhile() -> None:
-            # First, so that the host waits once for a_1 and for what follows from its scores.
+            choose()
+            # Before learning: the host waits once, for a_1 and for what follows from its scores.
             if not asked:
                 asked.append(self._ask_branches(slots_S, num_left_S + self._draft_loop.num_wanted(first)))
             learn()
@@ -312,11 +321,12 @@ class AheadDrafter:
             tails_R=tails_S,
             num_wanted_R=np.where(num_left_S, 0, np.minimum(np.maximum(room_S, 0), 1)),
             reach_R=np.ones(len(slots_S)),
-            round=round,
+            round=self._round(request, slots_S, num_block_tokens, is_ahead=True),
             uses_policy=False,
             meanwhile=meanwhile,
         )
         num_first_S = self._draft_loop.extend(first)
+        choose()
         learn()
         state.num_ahead[slots_S] = num_ahead_S = num_left_S + num_first_S
         # Where the loop had no time in between; else an a_1 whose logits were not finite is among the places,
@@ -336,7 +346,7 @@ class AheadDrafter:
                 tails_R=tails_R,
                 num_wanted_R=np.minimum(np.concatenate([num_more_S, num_in_branches_B]), room_R),
                 reach_R=np.concatenate([first.reach_R, branches.chances_B]),
-                round=round,
+                round=self._round(request, slots_S, num_block_tokens, is_ahead=True),
             )
         )
         state.num_ahead[slots_S] += num_drafted_R[: len(slots_S)]

@@ -237,7 +237,6 @@ class DraftWorker:
         with self._clock.phase("prefill"):
             self._open_and_prefill(request)
         with self._clock.phase("draft"):
-            self._ahead.choose(request)
             self._ahead.draft(request, self._lessons.learn)
         self._peak_memory_bytes = peak_memory_bytes(self.device)
         self._undo.begin()

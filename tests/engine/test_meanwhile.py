@@ -15,6 +15,8 @@ from torch import Tensor
 from specdist.emulation.device import EmulatedDevice
 from specdist.engine import draft_ahead, draft_worker
 from specdist.engine.blocks import Block, VerifyInput
+from specdist.engine.draft_ahead import AheadDrafter
+from specdist.engine.draft_loop import DraftLoop
 from specdist.engine.draft_runs import DraftRuns
 from specdist.engine.engine import Engine
 from specdist.engine.local_target import FullDistributions
@@ -22,7 +24,8 @@ from specdist.engine.request import Request
 from specdist.engine.verify import Verifier
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Harness, requests_for
+from specdist.theory.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
+from tests.engine.harness import Harness, ScriptedChooser, requests_for
 from tests.engine.markov import markov_pair
 
 # The first of two sequences ends after three tokens.
@@ -176,6 +179,34 @@ def test_the_device_looks_for_branches_before_the_host_waits_for_the_first_token
     assert expected[1] > 20
     before = [events[index - 1] for index, event in enumerate(events) if event == "likeliest"]
     assert before.count("_give") > 0.6 * len(before) > 10
+
+
+@pytest.mark.parametrize("draft_loop", [DraftLoop, DraftRuns])
+def test_a_round_that_works_ahead_is_chosen_while_its_first_token_ahead_is_drafted(
+    monkeypatch: pytest.MonkeyPatch, draft_loop: type[DraftLoop]
+) -> None:
+    """Whatever the choice is, that token is verified like any other: all are the target's own."""
+    ahead, wide = RoundShape(num_ahead=4, num_branches=2), RoundShape(num_ahead=3, num_branches=1)
+    chosen = itertools.cycle([ahead, ahead, IN_TURNS, ahead, ALONE, wide, ahead, LISTEN, wide])
+    events: list[str] = []
+    monkeypatch.setattr(DraftRuns, "_give", noting(DraftRuns._give, events))
+    monkeypatch.setattr(DraftRuns, "_receive", noting(DraftRuns._receive, events))
+    monkeypatch.setattr(AheadDrafter, "_choose", noting(AheadDrafter._choose, events))
+    monkeypatch.setattr(ScriptedChooser, "shape_ahead", lambda *_, **__: next(chosen))
+    monkeypatch.setattr(draft_worker, "DraftLoop", draft_loop)
+    settings = SamplingSettings(temperature=1.0, is_coupled=True)
+    requests = requests_for([[1, 2], [3, 1, 2], [2, 2, 1]])
+    about: dict[str, Any] = {"settings": settings, "max_new_tokens": 40}
+    target, draft = markov_pair()
+    replica = Harness(
+        target, draft, num_draft_tokens=3, num_ahead_tokens=4, num_branches=2, shapes=[ahead, wide], **about
+    )
+    found = [each.token_ids for each in replica.generate(requests)]
+    assert found == [each.token_ids for each in Harness(target, None, **about).generate(requests)]
+    assert replica.stats_recorder.shard(0).num_accepted_tokens > 20
+    if draft_loop is DraftRuns:
+        orders = [events[index - 1 : index + 2] for index, event in enumerate(events) if event == "_choose"]
+        assert orders.count(["_give", "_choose", "_receive"]) > 0.4 * len(orders) > 10
 
 
 def noting(function: Callable[..., Any], events: list[str]) -> Callable[..., Any]:

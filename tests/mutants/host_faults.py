@@ -18,6 +18,13 @@ HOST_FAULTS = (
         tests=(MEANWHILE,),
     ),
     Mutant(
+        name="round-that-works-ahead-is-chosen-before-anything-is-drafted",
+        file="engine/draft_ahead.py",
+        old="        has_chosen = self.shape.num_ahead < 2\n",
+        new="        has_chosen = True\n",
+        tests=(MEANWHILE,),
+    ),
+    Mutant(
         name="no-room-for-a-token-ahead-is-taken-from-the-candidates",
         file="engine/draft_ahead.py",
         old="np.minimum(np.maximum(room_S, 0), 1)",
