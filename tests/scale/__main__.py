@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from specdist.data import RunFolder
 from tests.scale.processes import run_processes
-from tests.scale.reading import seconds_by_state
+from tests.scale.reading import measured_by_state, seconds_to_read
 from tests.scale.sharing import SharingSimulation
 from tests.scale.simulation import Outcome, Scenario, Simulation, operations
 from tests.scale.tail import TailScenario
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument(
         "--unfinished", type=int, default=0, help="with --reading: shards at work, with splits"
     )
+    parser.add_argument("--run", type=Path, help="with --reading: the folder of a complete run of --shards")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file to which the result is added")
     parser.add_argument("--name", default="after", help="of the code, in that file")
@@ -58,17 +60,21 @@ def main() -> None:
         mock.patch("os.fsync", lambda descriptor: None),
     ):
         if options.reading:
-            seconds = seconds_by_state(
-                Path(folder) / "run", options.shards, num_unfinished=options.unfinished
-            )
-            for state, of_state in seconds.items():
+            if options.run is not None:
+                found = {"complete": seconds_to_read(RunFolder(options.run))}
+            else:
+                found = measured_by_state(
+                    Path(folder) / "run", options.shards, num_unfinished=options.unfinished
+                )
+            for state, of_state in found.items():
                 result = {
+                    "name": options.name,
                     "kind": "readers",
                     "command": f"python -m tests.scale {' '.join(sys.argv[1:])}",
                     "shards": options.shards,
                     "state": state,
                     "unfinished": options.unfinished if state == "at work" else 0,
-                    "seconds": of_state,
+                    **of_state,
                 }
                 _add(result, options.output)
             return

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 
-import specdist
 from specdist.data import Membership, RunFolder, shard_table
 from specdist.data.claims import shard_name, split_name
 from specdist.data.layout import layout_info
-from specdist.data.merging import merge_run
 from specdist.data.opening import open_run_folder
-from specdist.job.status import StatusReader
 from specdist.job.totals import write_total
-from specdist.reporting import write_report
 from specdist.stats.shard import Stats
 from tests.data.samples import row_result
 from tests.finished_runs import manifest_with, shard_stats
@@ -24,7 +21,10 @@ from tests.finished_runs import manifest_with, shard_stats
 ROWS_PER_SHARD, NUM_SPLITS, SILENT_AFTER_S = 4, 2, 3600.0
 
 
-def seconds_by_state(path: Path, num_shards: int, *, num_unfinished: int) -> dict[str, dict[str, float]]:
+Measured = dict[str, dict[str, float]]
+
+
+def measured_by_state(path: Path, num_shards: int, *, num_unfinished: int) -> dict[str, Measured]:
     """Of a run that is written into ``path``, which does not exist: while so many of its shards, evenly
     spread, are at work, and when it is complete."""
     manifest = manifest_with(
@@ -40,7 +40,7 @@ def seconds_by_state(path: Path, num_shards: int, *, num_unfinished: int) -> dic
     for shard in range(num_shards):
         if shard not in unfinished:
             _finish(folder, shard, num_shards, stats)
-    found = {}
+    found: dict[str, Measured] = {}
     if unfinished:
         found["at work"] = seconds_to_read(folder)
         for shard, members in unfinished.items():
@@ -87,20 +87,21 @@ def varied_stats() -> Stats:
     return stats
 
 
-def seconds_to_read(folder: RunFolder) -> dict[str, float]:
-    """Each reader alone, on files that have just been written; a run that is not complete is not merged."""
-    readers: dict[str, Callable[[], object]] = {
-        "status": lambda: StatusReader(folder.path).read(),
-        "load_run": lambda: specdist.load_run(folder.path),
-        "statistics": lambda: specdist.load_run(folder.path).statistics,
-        "report": lambda: write_report([folder.path]),
-    }
+def seconds_to_read(folder: RunFolder) -> Measured:
+    """``seconds`` and ``peak_mb`` of each reader, alone in a process of its own; a run that is not complete
+    is not merged. ``copy``: of the data of all shards into one file, without a look at it."""
+    names = ["status", "load_run", "statistics", "report"]
     if not folder.missing_shards():
-        readers["merge"] = lambda: merge_run(folder, folder.path.parent / "merged.arrow")
-    return {name: _timed(reader) for name, reader in readers.items()}
+        names += ["merge", "copy"]
+    found = {name: _in_a_process(folder.path, name) for name in names}
+    return {
+        "seconds": {name: each["seconds"] for name, each in found.items()},
+        "peak_mb": {name: each["peak_mb"] for name, each in found.items()},
+    }
 
 
-def _timed(action: Callable[[], object]) -> float:
-    start = time.monotonic()
-    action()
-    return round(time.monotonic() - start, 2)
+def _in_a_process(path: Path, name: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "tests.scale.readers", str(path), name]
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    return found

@@ -11,7 +11,7 @@ from tests.ranks import REPOSITORY
 from tests.scale.simulation import PHASES
 
 METADATA, REQUESTS = "metadata_ops_per_replica_s", "requests_per_replica_s"
-READERS = ("status", "load_run", "statistics", "report", "merge")
+READERS = ("status", "load_run", "statistics", "report", "merge", "copy")
 RESULTS = REPOSITORY / "jobs/benchmarks/scale.json"
 
 
@@ -37,18 +37,20 @@ def requests_markdown() -> str:
 
 
 def readers_markdown() -> str:
-    """Seconds that the readers of a run take."""
+    """Seconds that the readers of a run take, and what memory."""
     return Table.of(
         [
             {
+                "code": entry["name"],
                 "shards": f"{entry['shards']:,}",
                 "unfinished, with splits": f"{entry['unfinished']:,}",
                 **{reader: decimals(entry["seconds"].get(reader)) for reader in READERS},
+                "report, MB": decimals(entry.get("peak_mb", {}).get("report"), 0),
             }
             for entry in _results()
             if entry["kind"] == "readers"
         ],
-        num_names=2,
+        num_names=3,
     ).markdown()
 
 
