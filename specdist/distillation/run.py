@@ -167,7 +167,7 @@ def distil(
         if topology.is_rank0:
             logger.info("stopped: start the same command again to go on after the last evaluation")
         return None
-    return _finish(config, task, student, history) if topology.is_rank0 else {}
+    return _finish(config, start, task, student, history) if topology.is_rank0 else {}
 
 
 def open_student(
@@ -216,6 +216,13 @@ def _open_start(config: DistillConfig, models: ModelPlan) -> Checkpoint:
         trust_remote_code=config.trust_remote_code,
         allow_pickle=config.allow_pickle,
     )
+
+
+def _start_name(config: DistillConfig, start: Checkpoint) -> str | None:
+    """For people; None for an EAGLE-3 draft that begins as nothing."""
+    if config.kind == "eagle3" and not start.is_eagle:
+        return None
+    return f"the first {config.layers} layers of the target" if config.layers else config.draft
 
 
 def _read(config: DistillConfig, run_config: GenerateConfig, models: ModelPlan) -> Examples:
@@ -299,7 +306,9 @@ def _num_parameters(checkpoint: Checkpoint) -> int:
     return int(size.num_parameters)
 
 
-def _finish(config: DistillConfig, task: Task, student: Student, history: History) -> dict[str, Any]:
+def _finish(
+    config: DistillConfig, start: Checkpoint, task: Task, student: Student, history: History
+) -> dict[str, Any]:
     """Write the folder for ``--draft``; the record last."""
     folder = Path(config.new_draft)
     student.save(folder)
@@ -308,7 +317,7 @@ def _finish(config: DistillConfig, task: Task, student: Student, history: Histor
     record = {
         "kind": config.kind,
         "target": config.target,
-        "start": f"the first {config.layers} layers of the target" if config.layers else config.draft,
+        "start": _start_name(config, start),
         "run": config.output,
         "options": config.training_options(),
         "num_training_sequences": len(task.examples.training),
