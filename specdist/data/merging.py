@@ -140,29 +140,6 @@ def _has_dictionary(kind: pa.DataType) -> bool:
     return pa.types.is_dictionary(kind) or any(map(_has_dictionary, children))
 
 
-def _verified(folder: RunFolder, plan: ShardPlan, shard: int) -> pa.Table:
-    """The rows of a shard, memory-mapped."""
-    table = open_shard(folder.paths(shard), verify=True)
-    first, end = plan.bounds(shard)
-    num_rows, num_samples = plan.num_completions_of(shard), plan.num_samples
-    row_ids = table["row_id"].to_numpy()
-    begins = np.flatnonzero(np.diff(row_ids, prepend=-1))
-    counts = np.diff(begins, append=len(row_ids))
-    samples = np.arange(len(row_ids)) - np.repeat(begins, counts)
-    if (
-        table.num_rows != num_rows
-        or not np.array_equal(row_ids[begins], np.arange(first, end))
-        or not np.array_equal(table["sample_index"].to_numpy(), samples)
-        or (plan.completions_per_shard is None and (counts != num_samples).any())
-    ):
-        of_each = f"{num_samples} of each" if plan.completions_per_shard is None else "of each"
-        raise UserError(
-            f"{folder.data_path(shard)} has {table.num_rows} rows; the manifest says {num_rows}: "
-            f"{of_each} input row from {first} to {end - 1}, in order"
-        )
-    return table
-
-
 def _is_planned(plan: ShardPlan, shard: int, tables: Sequence[pa.Table], joined: pa.Table) -> bool:
     """Whether these are the rows of this shard and those that follow, as many and in the order as planned."""
     shards = range(shard, shard + len(tables))
