@@ -73,7 +73,7 @@ def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = Fa
     parts = _read_parts(folder, plan.num_shards) if include_parts else {}
     complete = set(folder.complete_among(range(plan.num_shards)))
     finished = tuple(
-        shard for shard in range(plan.num_shards) if shard in complete or _is_finished(folder, shard)
+        shard for shard in range(plan.num_shards) if shard in complete or _is_now_finished(folder, shard)
     )
     run = Run(
         path=folder.path,
@@ -217,10 +217,11 @@ def _read_parts(folder: RunFolder, num_shards: int) -> dict[int, Sequence[RowRes
     return {shard: rows for shard, rows in found.items() if rows}
 
 
-def _is_finished(folder: RunFolder, shard: int) -> bool:
-    """Raises UserError for a finished shard whose files are missing or damaged."""
-    if folder.is_complete(shard):
-        return True
+def _is_now_finished(folder: RunFolder, shard: int) -> bool:
+    """Of a shard that was not complete a moment ago. Raises UserError for a finished shard whose files are
+    missing or damaged."""
     if ShardRecord.read(folder.record_path(shard)) is None:
         return False
-    raise damaged(folder.paths(shard))
+    if not folder.is_complete(shard):
+        raise damaged(folder.paths(shard))
+    return True

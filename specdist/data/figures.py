@@ -2,8 +2,8 @@
 
 ``stats/figures-00012.json`` is written with the total or the subtotal of that folder, so that nobody opens a
 hundred thousand small files to draw a picture, or to learn which shards are complete. All that it says is in
-the shards' own files: one that is missing or damaged is no loss, and a restart deletes those of folders from
-which files of shards are gone.
+the shards' own files: nothing is lost with one that is missing or damaged, and a restart deletes those of
+folders from which files of shards are gone.
 """
 
 from __future__ import annotations
@@ -168,8 +168,9 @@ def surely_complete(layout: RunLayout, shards: Sequence[int]) -> set[int]:
     the recorded size, a record and statistics. Others may be complete, too."""
     by_group = layout.by_group(shards)
     large = {group for group, mine in by_group.items() if len(mine) >= FEWEST_LISTED}
+    figured = layout.figured_groups() if large else set[str]()
     found = set[int]()
-    for group in sorted(large & layout.figured_groups() if large else large):
+    for group in sorted(large & figured):
         figures = ShardFigures.read(layout.figures_path(group)).among(by_group[group])
         sizes = layout.sizes_of_data(group)
         recorded, with_stats = layout.recorded_in(group), layout.with_stats_in(group)

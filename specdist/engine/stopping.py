@@ -12,7 +12,7 @@ from specdist.engine.sequence import Sequence
 # The text of a completion's last tokens is the end of its text, but for a space or so where it begins; unless
 # it begins inside a character, whose bytes then show as a character that stands for none.
 MARGIN, NOT_A_CHARACTER = 8, "\N{REPLACEMENT CHARACTER}"
-# A token id that is none, and so no stop token.
+# Not the id of any token, so never a stop token.
 NO_STOP = -1
 
 

@@ -63,7 +63,7 @@ def test_sources_take_turns_and_an_interrupted_measurement_goes_on(
     assert len(third.runs) == 13
 
 
-def test_a_repeat_with_other_counts_is_no_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeat_with_other_counts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--target", "large", "--draft", "small", "--prompts", "a.jsonl"]
     words += ["--output", str(tmp_path / "result.json")]
     monkeypatch.setattr(measured, "generated", Machine(last=4))
