@@ -147,17 +147,44 @@ class Membership:
         return min(S_PER_LISTED_FILE * num_files, MAX_SILENCE_SHARE * self.silent_after_s)
 
     @contextlib.contextmanager
-    def setup(self) -> Iterator[None]:
-        """One replica at a time may change what belongs to all; the others wait."""
+    def setup(self, is_needless: Callable[[], bool] | None = None) -> Iterator[bool]:
+        """One replica at a time may change what belongs to all; the others wait, unless there is nothing that
+        they would change: see :meth:`is_settled`. Yields whether this one may."""
         try:
-            while (claim := self.take_setup(view := self.claims.look())) is None:
-                self._sleep(self.poll_s(view.num_files, num_replicas=view.num_replicas))
+            claim = self._turn(is_needless)
         except OSError as error:
             raise UserError(f"--output {self.output} cannot be written: {error}") from error
         try:
-            yield
+            yield claim is not None
         finally:
-            self.claims.release(claim)
+            if claim is not None:
+                self.claims.release(claim)
+
+    def _turn(self, is_needless: Callable[[], bool] | None) -> Claim | None:
+        while True:
+            view = self.claims.look()
+            if is_needless is not None and self.is_settled(view, is_needless):
+                return None
+            if (claim := self.take_setup(view)) is not None:
+                return claim
+            self._sleep(self.poll_s(view.num_files, num_replicas=view.num_replicas))
+
+    def is_settled(self, view: View, is_needless: Callable[[], bool]) -> bool:
+        """Whether a replica at work has tidied, and ``is_needless`` finds nothing to change, while nobody held
+        the setup: then many that join need not wait one behind another.
+
+        This replica's heartbeat is older than ``view``, so whoever takes the setup later sees it.
+        """
+        latest = view.latest.get(SETUP)
+        holding = None if latest is None else self.claims.holding(latest)
+        return (
+            latest is not None
+            and holding is not None
+            and holding.replica is None
+            and self._is_tidier_at_work()
+            and is_needless()
+            and self.claims.is_held(latest)
+        )
 
     def take_setup(self, view: View) -> Claim | None:
         """Try once for what :meth:`setup` waits for."""
@@ -198,20 +225,21 @@ class Membership:
 
     def another_has_tidied(self) -> bool:
         """Whether another replica completed what crashes had left undone, and is at work; if not, this one is
-        to do it, and says so. To be asked within :meth:`setup`.
+        to do it, and says so. To be asked within :meth:`setup`."""
+        if self._is_tidier_at_work():
+            return True
+        self._tidier_path.write_text(self.replica)
+        return False
 
-        Ages are told by the file server's clock: this replica's heartbeat is new.
-        """
+    def _is_tidier_at_work(self) -> bool:
+        """Ages are told by the file server's clock: this replica's heartbeat is new."""
         try:
             name = self._tidier_path.read_text()
             times = (beat_path(self._folder, replica).stat().st_mtime for replica in (self.replica, name))
             is_new = next(times) - next(times) < BEATS_MISSED * self.silent_after_s / BEATS_PER_SILENCE
-            if name != self.replica and is_new and self.watch.is_at_work(name) is not False:
-                return True
+            return name != self.replica and is_new and self.watch.is_at_work(name) is not False
         except OSError:
-            pass
-        self._tidier_path.write_text(self.replica)
-        return False
+            return False
 
     def tidy(self, now: float = 0.0) -> None:
         """Remove half-made claims, and the heartbeats of replicas that have ended, or have not beaten for so
@@ -222,10 +250,11 @@ class Membership:
                 if name.endswith(TEMPORARY_SUFFIX):
                     (self._folder / level / name).unlink(missing_ok=True)
         others = self.others()
-        for name in random.sample(others, min(len(others), MAX_TIDIED)):
-            if self._has_vanished(name, now) and not self._holds_a_claim(name):
-                for path in (beat_path(self._folder, name), self._waiting_path(name)):
-                    path.unlink(missing_ok=True)
+        chosen = random.sample(others, min(len(others), MAX_TIDIED))
+        vanished = {name for name in chosen if self._has_vanished(name, now)}
+        for name in vanished - self._holders() if vanished else ():
+            for path in (beat_path(self._folder, name), self._waiting_path(name)):
+                path.unlink(missing_ok=True)
 
     def _newest_beat_s(self) -> float:
         """About the present by the clock of the file server, which wrote down this replica's last beat; 0 if
@@ -247,9 +276,10 @@ class Membership:
             return False
         return is_alive is False or (is_alive is None and age_s > SILENCES_KEPT * beat.silent_after_s)
 
-    def _holds_a_claim(self, name: str) -> bool:
+    def _holders(self) -> set[str | None]:
+        """Of the claims in force, each of which is read."""
         holdings = map(self.claims.holding, self.claims.latest().values())
-        return any(holding is not None and holding.replica == name for holding in holdings)
+        return {holding.replica for holding in holdings if holding is not None}
 
 
 def is_membership_file(name: str) -> bool:

@@ -12,7 +12,7 @@ from specdist.data.layout import ADAPTED_FILES, CLAIMS_FOLDER, PROBE, SHARD_FOLD
 from specdist.data.manifest import Manifest
 from specdist.data.membership import is_membership_file
 from specdist.data.run_folder import CARD_MARK, RunFolder
-from specdist.data.segments import next_segment
+from specdist.data.segments import check_continues, draft_fields, next_segment, segments_of
 from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,18 @@ def open_run_folder(
     except OSError as error:
         raise UserError(f"--output {path} cannot be written: {error}") from error
     return folder
+
+
+def is_open(path: Path, manifest: Manifest, config_yaml: str) -> bool:
+    """Whether :func:`open_run_folder` without ``overwrite`` would change nothing of a run that is tidied."""
+    folder = RunFolder(path)
+    try:
+        old = folder.manifest
+        check_continues(old, manifest)
+        is_same_config = folder.config_path.read_bytes() == config_yaml.encode()
+    except (OSError, UserError):
+        return False
+    return is_same_config and draft_fields(manifest) == segments_of(old)[-1]["fingerprint"]
 
 
 def _take(

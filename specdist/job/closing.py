@@ -33,10 +33,12 @@ def record_check(config: GenerateConfig, run: RunPlan, check: LoadingCheck) -> b
     Later replicas and restarts have passed a check of their own, and leave the manifest as it is.
     """
     folder = run.folder
-    with run.membership.setup():
-        if CHECK not in folder.manifest.info:
-            folder.freeze(CHECK, check.to_json())
-            folder.freeze("exact", config.is_exact and check.is_checked)
+    if CHECK not in folder.manifest.info:
+        with run.membership.setup():
+            if CHECK not in folder.manifest.info:
+                # In this order: where there is a check, ``exact`` is what it found.
+                folder.freeze("exact", config.is_exact and check.is_checked)
+                folder.freeze(CHECK, check.to_json())
     if check.is_checked:
         logger.info("the loaded target matches its checkpoint: %s", check)
     is_exact = bool(folder.manifest.info["exact"])

@@ -18,7 +18,7 @@ from specdist.data.access import check_output, claims_folder
 from specdist.data.files import FileStamp
 from specdist.data.layout import layout_info
 from specdist.data.manifest import COMPLETIONS_PER_SHARD
-from specdist.data.opening import open_run_folder
+from specdist.data.opening import is_open, open_run_folder
 from specdist.data.storage import storage_path
 from specdist.job.fingerprint import run_fingerprint
 from specdist.job.hub import check_hub
@@ -190,8 +190,14 @@ def open_joined(
     """Join the folder's replicas, and open it, new or resumed. Raises :class:`UserError`, also if another
     replica is at work and the folder is not shared."""
     membership.join()
+
+    def is_needless() -> bool:
+        return is_shared and not overwrite and is_open(membership.output, manifest, config_yaml)
+
     try:
-        with membership.setup():
+        with membership.setup(is_needless) as is_turn:
+            if not is_turn:
+                return RunFolder(membership.output)
             if not is_shared and (other := membership.find_another()) is not None:
                 raise UserError(
                     f"--output {membership.output} is being written by {other}: wait until that process has "
@@ -226,12 +232,13 @@ def _check_overwrite(config: GenerateConfig) -> None:
 
 def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
     """The costs that all replicas and restarts of a run use: those of the first that measured them."""
+    if (frozen := frozen_costs(run.folder)) is not None:
+        return frozen
     with run.membership.setup():
-        frozen = frozen_costs(run.folder)
-        if frozen is not None:
-            return frozen
-        run.folder.freeze("costs", costs.to_json())
-        return costs
+        # Another may have been faster.
+        if (frozen := frozen_costs(run.folder)) is None:
+            run.folder.freeze("costs", costs.to_json())
+        return frozen or costs
 
 
 def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:

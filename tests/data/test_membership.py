@@ -81,6 +81,37 @@ def test_a_replica_whose_view_predates_the_removal_looks_again(tmp_path: Path) -
     assert taken == [Claim(SETUP, 1)] and other.claims.is_held(taken[0])
 
 
+def test_a_replica_need_not_wait_for_its_turn_to_change_nothing(tmp_path: Path) -> None:
+    first, second = Member(tmp_path, "first"), Member(tmp_path, "second")
+    with first.membership.setup(lambda: True) as is_turn:
+        assert is_turn and not first.membership.another_has_tidied()
+    with second.membership.setup(lambda: True) as is_turn:
+        assert not is_turn
+    assert second.claims.latest()[SETUP] == Claim(SETUP, 2)
+    with second.membership.setup(lambda: False) as is_turn:
+        assert is_turn
+    # The one that tidied has left: what crashes have left is looked for anew.
+    first.membership.leave()
+    with second.membership.setup(lambda: True) as is_turn:
+        assert is_turn
+
+
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_a_replica_waits_for_one_that_holds_the_setup(tmp_path: Path, moment: str) -> None:
+    """It may be deleting what the other has just seen."""
+    first, holder, joining = (Member(tmp_path, name) for name in ("first", "holder", "joining"))
+    with first.membership.setup():
+        first.membership.another_has_tidied()
+
+    def take() -> bool:
+        return holder.membership.take_setup(holder.claims.look()) is not None
+
+    if moment == "before":
+        assert take()
+    needless = (lambda: True) if moment == "before" else take
+    assert not joining.membership.is_settled(joining.claims.look(), needless)
+
+
 @pytest.mark.parametrize("num_replicas", [2, 4])
 def test_replicas_that_come_and_go_at_once_share_one_setup_and_leave_nothing(
     tmp_path: Path, num_replicas: int, monkeypatch: pytest.MonkeyPatch

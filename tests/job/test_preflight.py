@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdist.data import Manifest, Membership
+from specdist.data.opening import is_open
 from specdist.job.preflight import open_joined
 from specdist.utils.errors import UserError
 
@@ -24,6 +25,23 @@ def test_a_folder_for_one_job_is_refused_until_the_first_has_left(tmp_path: Path
         join(tmp_path / "run", is_shared=False)
     first.leave()
     join(tmp_path / "run", is_shared=False).leave()
+
+
+def test_replicas_of_one_run_change_its_folder_once(tmp_path: Path) -> None:
+    """And those with other options one behind another: with a draft that follows, for example."""
+    output, first = tmp_path / "run", Manifest(fingerprint={"draft": "a"})
+    members = [Membership(output, silent_after_s=60) for _ in range(4)]
+    for member in members[:3]:
+        open_joined(member, first, "seed: 1\n", overwrite=False)
+    assert len(list(output.glob("claims/setup.*"))) == 1
+    assert members[0].claims.latest()["setup"].generation == 2
+    open_joined(members[3], first, "seed: 1\nlog_level: debug\n", overwrite=False)
+    assert members[0].claims.latest()["setup"].generation == 4
+    assert (output / "config.yaml").read_text() == "seed: 1\nlog_level: debug\n"
+    assert not is_open(output, Manifest(fingerprint={"draft": "b"}), "seed: 1\nlog_level: debug\n")
+    for member in members:
+        member.leave()
+    assert not list(output.glob("claims/*"))
 
 
 def test_any_number_of_replicas_may_join_a_run(tmp_path: Path) -> None:

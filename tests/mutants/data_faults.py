@@ -188,6 +188,27 @@ DATA_FAULTS = (
         tests=(CONVERTED,),
     ),
     Mutant(
+        name="a-replica-joins-while-another-holds-the-setup",
+        file="data/membership.py",
+        old="            and holding.replica is None\n",
+        new="",
+        tests=("tests/data/test_membership.py",),
+    ),
+    Mutant(
+        name="a-replica-joins-though-another-took-the-setup-meanwhile",
+        file="data/membership.py",
+        old="            and is_needless()\n            and self.claims.is_held(latest)\n",
+        new="            and is_needless()\n",
+        tests=("tests/data/test_membership.py",),
+    ),
+    Mutant(
+        name="replicas-that-join-wait-one-behind-another",
+        file="data/membership.py",
+        old="if is_needless is not None and self.is_settled(view, is_needless):",
+        new="if False:",
+        tests=("tests/job/test_preflight.py",),
+    ),
+    Mutant(
         name="heartbeats-of-vanished-machines-stay",
         file="data/membership.py",
         old="or (is_alive is None and age_s > SILENCES_KEPT * beat.silent_after_s)",
@@ -197,8 +218,8 @@ DATA_FAULTS = (
     Mutant(
         name="heartbeats-of-holders-of-claims-are-removed",
         file="data/membership.py",
-        old="if self._has_vanished(name, now) and not self._holds_a_claim(name):",
-        new="if self._has_vanished(name, now):",
+        old="vanished - self._holders() if vanished else ():",
+        new="vanished:",
         tests=("tests/data/test_membership.py",),
     ),
     Mutant(

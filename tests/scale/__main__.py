@@ -92,6 +92,7 @@ def main() -> None:
         "shards": options.shards,
         "shard_seconds": options.shard_seconds,
         "vanishing": options.vanishing,
+        **({} if outcome.published_s is None else {"published_s": round(outcome.published_s)}),
         "end_s": round(outcome.end_s),
         **(
             {"rows_per_shard": options.rows_per_shard, "splits": outcome.num_splits} if options.splits else {}

@@ -11,13 +11,15 @@ from unittest import mock
 
 from specdist.data import PartLog, RunFolder
 from specdist.data.claim_folders import placed
+from specdist.data.claims import Claim
+from specdist.data.heartbeat import BEATS_PER_SILENCE
 from specdist.data.layout import CLAIMS_FOLDER
-from specdist.data.opening import open_run_folder
+from specdist.data.opening import is_open, open_run_folder
 from specdist.job import recording
 from tests.scale.counting import CountingFiles
 from tests.scale.indexed import Indexed
-from tests.scale.simulation import MIDDLE, START, START_S, TAIL, Outcome
-from tests.scale.tail import STEP_S, TailReplica, TailScenario, TailSimulation
+from tests.scale.simulation import MIDDLE, SETUP_S, START, START_S, TAIL, Outcome
+from tests.scale.tail import SILENT_AFTER_S, STEP_S, TailReplica, TailScenario, TailSimulation
 
 # A look is due no more often than on a file system, and statistics are written more seldom than that.
 SNAPSHOT_S = 60.0
@@ -97,17 +99,31 @@ class SharingReplica(TailReplica):
         # Nobody looks at a replica's progress.
         self._recorder._queue.on_done_elsewhere = lambda shard: None
         simulation.num_alive += 1
+        self._beat_on()
         self._set_up()
+
+    def _beat_on(self) -> None:
+        if self.is_at_work:
+            self._membership.heartbeat.beat()
+            self._sharing.after(SILENT_AFTER_S / BEATS_PER_SILENCE, self._beat_on)
+
+    def beat(self) -> None:
+        """A thread of its own does, also while a replica waits."""
 
     def _set_up(self) -> None:
         if self.has_ended:
             return
-        self.beat()
-        view = self._membership.claims.look()
-        claim = self._membership.take_setup(view)
-        if claim is None:
-            wait_s = self._membership.poll_s(view.num_files, num_replicas=view.num_replicas)
-            self._sharing.after(wait_s, self._set_up)
+        membership, sharing = self._membership, self._sharing
+        view = membership.claims.look()
+        if membership.is_settled(view, lambda: is_open(sharing.output, sharing.manifest, "")):
+            self.step()
+        elif (claim := membership.take_setup(view)) is not None:
+            sharing.after(SETUP_S, partial(self._open, claim))
+        else:
+            sharing.after(membership.poll_s(view.num_files, num_replicas=view.num_replicas), self._set_up)
+
+    def _open(self, claim: Claim) -> None:
+        if self.has_ended:
             return
         is_tidied = self._membership.another_has_tidied()
         open_run_folder(
@@ -124,6 +140,9 @@ class SharingReplica(TailReplica):
     def waits(self) -> None:
         counted = self._sharing.counted
         counted.first_waiting_s = min(counted.first_waiting_s, self._sharing.now)
+
+    def publishes(self) -> None:
+        self._sharing.counted.published_s = self._sharing.now
 
     def ends(self) -> None:
         self._sharing.num_alive -= 1

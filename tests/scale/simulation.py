@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from specdist.data import Manifest, Membership, RunFolder, ShardQueue
 from specdist.data.claim_folders import placed
+from specdist.data.claims import Claim
 from specdist.data.layout import CLAIMS_FOLDER, layout_info
-from specdist.data.opening import open_run_folder
+from specdist.data.opening import is_open, open_run_folder
 from specdist.data.shard_queue import ClaimedShard
 from specdist.job.totals import write_total
 from tests.scale.counting import METADATA, READS, CountingFiles
@@ -33,6 +34,8 @@ KINDS = {
     "requests_per_replica_s": REQUESTS,
 }
 START_S = 60.0
+# How long a replica holds the setup.
+SETUP_S = 0.5
 START, MIDDLE, TAIL = PHASES = ("start", "middle", "tail")
 
 
@@ -71,7 +74,7 @@ class Scenario:
 @dataclass
 class Outcome:
     """``operations`` by phase, and ``replica_s``: the seconds that living replicas spent in it.
-    ``published_by``: the replica that published each shard."""
+    ``published_by``: the replica that published each shard; ``published_s``: when the last one was."""
 
     operations: dict[str, Counter[str]] = field(
         default_factory=lambda: {phase: Counter() for phase in PHASES}
@@ -79,6 +82,7 @@ class Outcome:
     replica_s: Counter[str] = field(default_factory=Counter)
     published_by: dict[int, str] = field(default_factory=dict)
     first_waiting_s: float = math.inf
+    published_s: float | None = None
     end_s: float = 0.0
     num_splits: int = 0
 
@@ -168,19 +172,25 @@ class Replica:
             self._simulation.after(self._simulation.scenario.silent_after_s / 12, self._beat)
 
     def _set_up(self) -> None:
-        claims = self._membership.claims
-        view = claims.look()
-        claim = self._membership.take_setup(view)
-        if claim is None:
-            self._simulation.after(
-                self._membership.poll_s(view.num_files, num_replicas=view.num_replicas), self._set_up
-            )
-            return
-        num_shards = self._simulation.scenario.num_shards
-        manifest = manifest_of(num_shards)
+        membership, simulation = self._membership, self._simulation
+        manifest = manifest_of(simulation.scenario.num_shards)
+        view = membership.claims.look()
+        if membership.is_settled(view, lambda: is_open(simulation.folder, manifest, "")):
+            self._begin(manifest)
+        elif (claim := membership.take_setup(view)) is not None:
+            simulation.after(SETUP_S, partial(self._open, manifest, claim))
+        else:
+            wait_s = membership.poll_s(view.num_files, num_replicas=view.num_replicas)
+            simulation.after(wait_s, self._set_up)
+
+    def _open(self, manifest: Manifest, claim: Claim) -> None:
         is_tidied = self._membership.another_has_tidied()
         open_run_folder(self._simulation.folder, manifest, "", overwrite=False, is_tidied=is_tidied)
-        claims.release(claim)
+        self._membership.claims.release(claim)
+        self._begin(manifest)
+
+    def _begin(self, manifest: Manifest) -> None:
+        num_shards = self._simulation.scenario.num_shards
         self._queue = ShardQueue(self._folder, self._membership, manifest, num_shards)
         self._work()
 
@@ -213,6 +223,7 @@ class Replica:
         ):
             assert claimed.shard not in outcome.published_by
             outcome.published_by[claimed.shard] = self._name
+            outcome.published_s = self._simulation.now
             queue.finished(claimed)
             write_total(self._folder, claimed.shard, self._simulation.scenario.num_shards)
         else:

@@ -194,8 +194,13 @@ class _Words:
 class _AtOnce(Uploads):
     """In simulated time a shard has its files at once."""
 
+    def __init__(self, replica: TailReplica) -> None:
+        super().__init__()
+        self._replica = replica
+
     def start(self, publish: Callable[[], bool], then: Callable[[bool], None]) -> None:
         then(publish())
+        self._replica.publishes()
 
 
 class TailReplica:
@@ -230,7 +235,7 @@ class TailReplica:
             clock=clock,
             **options,
         )
-        self._recorder._uploads = _AtOnce()
+        self._recorder._uploads = _AtOnce(self)
         self._beat_at = self._paused_until = -math.inf
         self.running: dict[tuple[int, int], tuple[Request, float]] = {}
         self._requests = iter(self._recorder.requests())
@@ -275,6 +280,9 @@ class TailReplica:
 
     def waits(self) -> None:
         """It found nothing to take."""
+
+    def publishes(self) -> None:
+        """A shard has its files."""
 
     def beat(self) -> None:
         if self._simulation.now >= self._beat_at:
