@@ -194,6 +194,10 @@ class Claims:
             with contextlib.suppress(OSError):
                 (self._folder / level).rmdir()
 
+    def is_suspect(self, claim: Claim) -> bool:
+        """Whether the holder of another's claim may be gone, by what was seen so far."""
+        return claim in self._holders and self._watch.is_suspect(self._holders[claim][0])
+
     def is_claimed(self, name: str) -> bool:
         """Whether there is any claim of the name, by a listing."""
         return bool(self._all_of(name))

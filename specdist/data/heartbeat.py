@@ -25,6 +25,8 @@ from specdist.data.storage import StorePath
 from specdist.utils.json_values import from_fields, parse_object
 
 BEATS_PER_SILENCE = 12
+# A heartbeat that is older than so many beats may be that of a replica that is gone.
+BEATS_MISSED = 2
 # Far apart looks at an unchanged file after which its writer counts as silent: where every look takes long,
 # as on a slow store, none would ever be.
 MAX_FAR_LOOKS = 4
@@ -227,6 +229,12 @@ class Watch:
     def is_gone(self, replica: str) -> bool:
         """Whether its process has ended, or its file has not changed for too long."""
         return self.is_at_work(replica) is False
+
+    def is_suspect(self, replica: str) -> bool:
+        """Whether its file was the same at looks that were more than two beats apart."""
+        last = self._sightings.get(beat_path(self._folder, replica))
+        missed_s = BEATS_MISSED * self._silent_after_s / BEATS_PER_SILENCE
+        return last is not None and last.seen_at - last.since > missed_s
 
     def is_at_work(self, replica: str) -> bool | None:
         """False if it is gone, True if its process lives or its file has changed since the last look, None if

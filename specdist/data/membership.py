@@ -21,7 +21,7 @@ from specdist.data.claim_folders import (
 )
 from specdist.data.claims import CLAIM_FILE, WAITING_SUFFIX, Claim, Claims, View
 from specdist.data.files import TEMPORARY_SUFFIX, unique_tag
-from specdist.data.heartbeat import BEATS_PER_SILENCE, Heartbeat, Watch, beat_path
+from specdist.data.heartbeat import BEATS_MISSED, BEATS_PER_SILENCE, Heartbeat, Watch, beat_path
 from specdist.data.layout import CLAIMS_FOLDER
 from specdist.utils.errors import UserError
 
@@ -39,8 +39,6 @@ MAX_SILENCE_SHARE = 0.4
 SILENCES_KEPT = 10
 # A replica that leaves looks at the heartbeats of so many others.
 MAX_TIDIED = 16
-# A heartbeat that is older than so many beats may be that of a replica that is gone.
-BEATS_MISSED = 2
 
 
 def replica_name() -> str:
@@ -170,8 +168,8 @@ class Membership:
             self._sleep(self.poll_s(view.num_files, num_replicas=view.num_replicas))
 
     def is_settled(self, view: View, is_needless: Callable[[], bool]) -> bool:
-        """Whether a replica at work has tidied, and ``is_needless`` finds nothing to change, while nobody held
-        the setup: then many that join need not wait one behind another.
+        """Whether a replica at work has tidied, and ``is_needless`` finds nothing to change, while nobody
+        held the setup: then many that join need not wait one behind another.
 
         This replica's heartbeat is older than ``view``, so whoever takes the setup later sees it.
         """

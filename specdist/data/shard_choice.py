@@ -84,6 +84,12 @@ def watched(claimed: Sequence[str], num_waiting: int, *, replica: str, period: i
     return sorted(heapq.nsmallest(num_watched, claimed, key=lambda name: _crc32(name) * factor & 0xFFFFFFFF))
 
 
+def watch_period(now: float, period_s: float, *, replica: str) -> int:
+    """Number of the period of watching, which begins at another moment in each replica: else nobody would
+    have watched any claim for long after it."""
+    return int(now / period_s + _crc32(replica) / 2**32)
+
+
 @functools.lru_cache(maxsize=2**16)
 def _crc32(name: str) -> int:
     return zlib.crc32(name.encode())

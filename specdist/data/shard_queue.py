@@ -25,7 +25,7 @@ from specdist.data.membership import Membership
 from specdist.data.parts import PartLog
 from specdist.data.run_folder import RunFolder
 from specdist.data.segments import check_continues
-from specdist.data.shard_choice import FEW_REPLICAS, OpenShards, first_choices, watched
+from specdist.data.shard_choice import FEW_REPLICAS, OpenShards, first_choices, watch_period, watched
 from specdist.utils.errors import UserError
 
 # Of shards that turn out to be complete or claimed, until a replica looks anew; and of looks per attempt.
@@ -74,6 +74,7 @@ class ShardQueue:
         # As last seen, and the claims watched since.
         self._view = View({}, num_replicas=1, num_waiting=0, num_files=0)
         self._num_watched = 0
+        self._watched: list[str] = []
         self.on_done_elsewhere = on_done_elsewhere
 
     @property
@@ -159,10 +160,12 @@ class ShardQueue:
         names = [claim.name for shard, claim in claims.items()
                  if shard in self._open and shard not in self._mine]  # fmt: skip
         names += [claim.name for claim in self._splits() if claim.generation > 1]
-        now = self._membership.clock()
-        period = int(now // (PERIOD_IN_SILENCES * self._membership.silent_after_s))
-        chosen = watched(names, self._view.num_waiting, replica=self._membership.replica, period=period)
-        self._num_watched = len(chosen)
+        replica, period_s = self._membership.replica, PERIOD_IN_SILENCES * self._membership.silent_after_s
+        period = watch_period(self._membership.clock(), period_s, replica=replica)
+        chosen = watched(names, self._view.num_waiting, replica=replica, period=period)
+        # Whoever begins to watch one whose holder is gone knows so only after the whole silence.
+        chosen += [name for name in self._watched if name not in chosen and self._is_suspect(name)]
+        self._watched, self._num_watched = chosen, len(chosen)
         for name in chosen:
             latest, found = self._view.latest[name], shard_and_split(name)
             assert found is not None
@@ -171,6 +174,9 @@ class ShardQueue:
             if taken is not None:
                 return taken
         return None
+
+    def _is_suspect(self, name: str) -> bool:
+        return name in self._view.latest and self._claims.is_suspect(self._view.latest[name])
 
     def _splits(self) -> list[Claim]:
         """The claims of splits of open shards as last seen, without those of this replica: first those that

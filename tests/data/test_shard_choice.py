@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdist.data.shard_choice import MIN_WATCHED, first_choices, watched
+from specdist.data.shard_choice import MIN_WATCHED, first_choices, watch_period, watched
 
 
 def test_many_replicas_try_different_shards_near_the_claimed_ones():
@@ -30,3 +30,11 @@ def test_replicas_that_wait_watch_few_claims_each_and_all_of_them_in_a_few_perio
     assert not unseen
     assert watched(claimed, 1, replica="alone", period=0) == claimed
     assert watched(claimed[:2], 200, replica="any", period=0) == claimed[:2]
+
+
+def test_replicas_change_the_claims_that_they_watch_at_moments_of_their_own():
+    replicas = [f"replica{number}" for number in range(100)]
+    for now in (0.0, 149.0, 151.0):
+        periods = [watch_period(now, 150.0, replica=replica) for replica in replicas]
+        later = [watch_period(now + 15.0, 150.0, replica=replica) for replica in replicas]
+        assert 1 <= sum(was != is_ for was, is_ in zip(periods, later, strict=True)) < 30

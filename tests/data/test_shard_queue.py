@@ -331,3 +331,26 @@ def test_a_split_whose_claim_is_damaged_is_given_up(tmp_path):
         owner.replica.beat()
     owner.queue.look()
     assert owner.queue.is_gone(name)
+
+
+def test_the_claim_of_a_silent_holder_is_watched_until_it_is_free(tmp_path, monkeypatch):
+    """Whoever is to watch it next would have to see the whole silence anew."""
+    open_(tmp_path)
+    workers = [Worker(tmp_path, f"replica{number}", 9) for number in range(10)]
+    silent, *others, waiting = workers
+    for worker in workers[:-1]:
+        assert worker.take() is not None
+    names = [worker.work[0].claim.name for worker in (silent, others[0])]
+    now = waiting.replica.clock
+    monkeypatch.setattr(
+        "specdist.data.shard_queue.watched",
+        lambda *given, **options: [names[now() > SILENT_AFTER_S / 2]],
+    )
+    for _ in range(int(SILENT_AFTER_S) + 3):
+        assert waiting.work is None
+        for worker in others:
+            worker.replica.beat()
+        if waiting.take() is not None:
+            break
+        now.sleep(1.0)
+    assert waiting.work is not None and waiting.work[0].shard == silent.work[0].shard

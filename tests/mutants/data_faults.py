@@ -209,6 +209,20 @@ DATA_FAULTS = (
         tests=("tests/job/test_preflight.py",),
     ),
     Mutant(
+        name="a-claim-is-watched-no-longer-though-its-holder-is-silent",
+        file="data/shard_queue.py",
+        old="if name not in chosen and self._is_suspect(name)",
+        new="if False",
+        tests=("tests/data/test_shard_queue.py",),
+    ),
+    Mutant(
+        name="all-replicas-change-the-claims-that-they-watch-at-once",
+        file="data/shard_choice.py",
+        old=" + _crc32(replica) / 2**32)",
+        new=")",
+        tests=("tests/data/test_shard_choice.py",),
+    ),
+    Mutant(
         name="heartbeats-of-vanished-machines-stay",
         file="data/membership.py",
         old="or (is_alive is None and age_s > SILENCES_KEPT * beat.silent_after_s)",
