@@ -138,7 +138,9 @@ class DraftWorker:
         """Resolve the last round; the next candidates are those drafted ahead, and those drafted now."""
         with self._clock.phase("draft"):
             reply = self._respond(request)
-        return reply(times=RoleTimes(**self._clock.take(), peak_memory_bytes=self._peak_memory_bytes))
+        # Events of a device are read while the target is at work.
+        times = self._clock.counted() if self._runner.is_asynchronous else self._clock.take()
+        return reply(times=RoleTimes(**times, peak_memory_bytes=self._peak_memory_bytes))
 
     def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
         """The reply without its times."""

@@ -52,16 +52,21 @@ class _Link(ABC):
         self._rank = rank
         self._is_open = False
         self._socket: socket.socket | None = None
+        # The last tensor of the CPU, and its bytes: nearly all messages are in one frame.
+        self._last: tuple[Tensor, memoryview] | None = None
 
     def __call__(self, tensor: Tensor) -> None:
-        is_on_cpu = tensor.device.type == "cpu"
-        if is_on_cpu and not self._is_open:
-            self._socket, self._is_open = self._open(), True
-        if self._socket is None or not is_on_cpu:
-            self._move_by_group(tensor)
-            return
+        if self._last is None or tensor is not self._last[0]:
+            is_on_cpu = tensor.device.type == "cpu"
+            if is_on_cpu and not self._is_open:
+                self._socket, self._is_open = self._open(), True
+            if self._socket is None or not is_on_cpu:
+                self._move_by_group(tensor)
+                return
+            self._last = tensor, memoryview(tensor.numpy().data).cast("B")
+        assert self._socket is not None
         try:
-            self._move(self._socket, memoryview(tensor.numpy().data).cast("B"))
+            self._move(self._socket, self._last[1])
         except OSError as error:
             # As the process group's errors are.
             raise RuntimeError(f"the link to rank {self._rank} is broken: {error}") from error

@@ -133,10 +133,15 @@ class Timeline:
 
         def times() -> dict[Kind, int]:
             self._resolve(last)
-            known, self._times = self._times, Counter()
-            return dict(known)
+            return dict(self.counted())
 
         return times
+
+    def counted(self) -> dict[Kind, int]:
+        """What :meth:`settle` had counted by its last call and was not taken since. The rest stays for the
+        next time; nothing is read now."""
+        known, self._times = self._times, Counter()
+        return known
 
     def settle(self) -> None:
         """Count what is known by now, so that :meth:`take` has less to do."""

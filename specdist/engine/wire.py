@@ -40,13 +40,18 @@ class Wire:
         self.num_bytes += tensor.nbytes
 
     def send(self, arrays: Sequence[np.ndarray]) -> None:
-        """Send int64 arrays: their number, their lengths, then their contents."""
-        message = np.concatenate([np.array([len(arrays), *map(len, arrays)], np.int64), *arrays])
-        first = message[:FRAME_WORDS]
-        self._frame_words[: len(first)] = first
+        """Send arrays of integers: their number, their lengths, then their contents."""
+        lengths = list(map(len, arrays))
+        size = 1 + len(arrays) + sum(lengths)
+        parts = [np.array([len(arrays), *lengths], np.int64), *arrays]
+        if size <= FRAME_WORDS:
+            np.concatenate(parts, out=self._frame_words[:size])
+            self.transfer(self._frame)
+            return
+        message = np.concatenate(parts, dtype=np.int64)
+        self._frame_words[:] = message[:FRAME_WORDS]
         self.transfer(self._frame)
-        if len(message) > FRAME_WORDS:
-            self.transfer(torch.from_numpy(message[FRAME_WORDS:]))
+        self.transfer(torch.from_numpy(message[FRAME_WORDS:]))
 
     def receive(self) -> list[np.ndarray]:
         """Wait for a message and return its arrays."""

@@ -61,6 +61,53 @@ def test_a_message_survives_packing(extra: Inner | None) -> None:
     assert found.local is None and found.name == ""
 
 
+@dataclass(frozen=True)
+class News:
+    slots: np.ndarray
+    ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Of its dataclasses some are always there, and some have nothing in most rounds."""
+
+    total: int
+    news: News
+    inner: Inner
+    batch: Holder
+
+
+@dataclass(frozen=True)
+class Holder:
+    ids_T: np.ndarray
+    news: News
+    extra: Inner | None
+    is_hit_R: BoolArray
+
+
+@pytest.mark.parametrize("num_news", [0, 2])
+@pytest.mark.parametrize("num_held", [0, 3])
+@pytest.mark.parametrize("has_extra", [False, True])
+def test_what_is_empty_or_missing_is_no_array(num_news: int, num_held: int, has_extra: bool) -> None:
+    ids = np.arange(9)
+    news = News(ids[:num_news], ids[:num_news].astype(np.int32) + 5)
+    held = News(ids[:num_held], ids[:num_held] + 7)
+    extra = Inner(11, ids[:4]) if has_extra else None
+    arrays = pack(Outer(3, news, Inner(4, ids[:1]), Holder(ids, held, extra, ids > 4)))
+    # The numbers, and three arrays that are always there.
+    assert len(arrays) == 4 + 2 * (num_news > 0) + 2 * (num_held > 0) + 2 * has_extra
+    found = unpack(Outer, [array.astype(np.int64) for array in arrays])
+    assert (found.total, found.inner.count, found.inner.ids_R.tolist()) == (3, 4, [0])
+    assert found.news.slots.tolist() == ids[:num_news].tolist()
+    assert found.news.ids.tolist() == (ids[:num_news] + 5).tolist()
+    assert found.batch.news.ids.tolist() == (ids[:num_held] + 7).tolist()
+    assert found.batch.ids_T.tolist() == ids.tolist()
+    assert found.batch.is_hit_R.tolist() == (ids > 4).tolist() and found.batch.is_hit_R.dtype == bool
+    assert (found.batch.extra is None) == (not has_extra)
+    if found.batch.extra is not None:
+        assert found.batch.extra.count == 11 and found.batch.extra.ids_R.tolist() == [0, 1, 2, 3]
+
+
 def test_parts_of_another_message_are_detected() -> None:
     with pytest.raises(ValueError, match="more parts than Inner"):
         unpack(Inner, [*pack(Inner(1, np.array([2]))), np.array([3])])

@@ -53,6 +53,20 @@ def test_a_cut_counts_up_to_where_it_was_made_whenever_it_is_read(ticks: list[in
     assert clock.take() == {"host": 30 + 10, "idle": 10}
 
 
+def test_what_is_settled_is_told_once_and_the_rest_later(ticks: list[int]) -> None:
+    ticks += [0, 10, 30, 70, 95]
+    clock = Timeline("host")
+    with clock.phase("verify"):
+        pass
+    assert clock.counted() == {}
+    clock.settle()
+    with clock.phase("idle"):
+        assert clock.counted() == {"host": 10, "verify": 20}
+        assert clock.counted() == {}
+    clock.settle()
+    assert clock.counted() == {"host": 40, "idle": 25}
+
+
 def test_annotations_are_nested_like_the_phases() -> None:
     said: list[str] = []
 
