@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from specdist.data.files import names_in
@@ -50,6 +51,11 @@ def replicas_in(folder: Path) -> list[str]:
     names = _names_in(folder)
     for level in filter(REPLICAS_LEVEL.fullmatch, list(names)):
         names += _names_in(folder / level)
+    return replicas_among(names)
+
+
+def replicas_among(names: Iterable[str]) -> list[str]:
+    """Those whose heartbeats have these names, in order."""
     return sorted(name.removesuffix(BEAT_SUFFIX) for name in names if name.endswith(BEAT_SUFFIX))
 
 

@@ -71,6 +71,22 @@ class View:
         return [(place[0], claim) for place, claim in self._places if place[1] is not None]
 
     @functools.cached_property
+    def fresh_splits(self) -> list[tuple[int, Claim]]:
+        """Those that nobody has taken yet."""
+        return [(shard, claim) for shard, claim in self.splits if claim.generation == 1]
+
+    @functools.cached_property
+    def held(self) -> dict[str, int]:
+        """The names of shards and splits that were taken, some of them released since, with the shard."""
+        return {claim.name: place[0] for place, claim in self._places
+                if place[1] is None or claim.generation > 1}  # fmt: skip
+
+    @functools.cached_property
+    def in_order(self) -> list[int]:
+        """The claimed shards, ascending."""
+        return sorted(self.shards)
+
+    @functools.cached_property
     def shards(self) -> dict[int, Claim]:
         """The claims of shards, by their numbers."""
         return {place[0]: claim for place, claim in self._places if place[1] is None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -17,6 +18,7 @@ from specdist.data.claim_folders import (
     is_level,
     listings,
     placed,
+    replicas_among,
     replicas_in,
 )
 from specdist.data.claims import CLAIM_FILE, WAITING_SUFFIX, Claim, Claims, View
@@ -104,8 +106,9 @@ class Membership:
             self.show_waiting(False)
             if self._tidier_path.exists() and self._tidier_path.read_text() == self.replica:
                 self._tidier_path.unlink()
-            self.tidy(now)
-            self._forget_setup()
+            # The last one to remove its heartbeat sees no other.
+            if not self.tidy(now):
+                self._forget_setup()
 
     def withdraw(self) -> None:
         """Leave, and remove the claims' folder: this is not a run folder."""
@@ -239,20 +242,23 @@ class Membership:
         except OSError:
             return False
 
-    def tidy(self, now: float = 0.0) -> None:
+    def tidy(self, now: float = 0.0) -> list[str]:
         """Remove half-made claims, and the heartbeats of replicas that have ended, or have not beaten for so
         long that they vanished with their machine. Of many replicas, it looks at a few by chance. ``now``: by
-        the clock of the file server; 0 if it is not known."""
-        for level, names in listings(self._folder).items():
+        the clock of the file server; 0 if it is not known. Returns the others that had a heartbeat."""
+        found = listings(self._folder)
+        for level, names in found.items():
             for name in names:
                 if name.endswith(TEMPORARY_SUFFIX):
                     (self._folder / level / name).unlink(missing_ok=True)
-        others = self.others()
+        beating = replicas_among(itertools.chain.from_iterable(found.values()))
+        others = [name for name in beating if name != self.replica]
         chosen = random.sample(others, min(len(others), MAX_TIDIED))
         vanished = {name for name in chosen if self._has_vanished(name, now)}
         for name in vanished - self._holders() if vanished else ():
             for path in (beat_path(self._folder, name), self._waiting_path(name)):
                 path.unlink(missing_ok=True)
+        return [name for name in others if name not in vanished]
 
     def _newest_beat_s(self) -> float:
         """About the present by the clock of the file server, which wrote down this replica's last beat; 0 if

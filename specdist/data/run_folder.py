@@ -104,7 +104,7 @@ class RunFolder(RunLayout):
     def recorded_shards(self, among: Iterable[int] | None = None) -> set[int]:
         """The shards that have a completion record, by listings: their data is not looked at. Groups that
         have a total are not listed, nor, with ``among``, those that have none of these shards."""
-        groups = self.groups() if among is None else sorted({self.group_of(shard) for shard in among})
+        groups = self.groups() if among is None else list(self.by_group(among))
         totalled = self.totalled_groups()
         num_shards = self.plan().num_shards if totalled else 0
         found = set[int]()

@@ -12,8 +12,8 @@ import heapq
 import random
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence, Set
-from itertools import compress, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 
 # So many take the shards in order.
 FEW_REPLICAS = 8
@@ -58,17 +58,16 @@ class OpenShards:
             self._num_open -= 1
 
 
-def first_choices(open_shards: Sequence[int], claimed: Set[int], num_replicas: int) -> list[int]:
-    """Open shards (ascending) that are not claimed, in the order in which one of many replicas tries them."""
-    live = sorted(claimed)
-    start = live[int(STRAGGLERS * len(live))] if live else 0
-    near = islice(open_shards, bisect_left(open_shards, start), None)
-    unclaimed = (shard for shard in near if shard not in claimed)
-    window = list(islice(unclaimed, SHARDS_PER_REPLICA * num_replicas))
-    if not window:
-        window = [shard for shard in open_shards if shard not in claimed]
-    random.shuffle(window)
-    return window
+def first_choices(unclaimed: Sequence[int], claimed: Sequence[int], num_replicas: int) -> Iterator[int]:
+    """Open shards that are not claimed, in the order in which one of many replicas tries them, which is by
+    chance. Both are ascending."""
+    start = bisect_left(unclaimed, claimed[int(STRAGGLERS * len(claimed))]) if claimed else 0
+    window = list(unclaimed[start : start + SHARDS_PER_REPLICA * num_replicas] or unclaimed)
+    # Few of many are tried.
+    for index in range(len(window)):
+        other = random.randrange(index, len(window))
+        window[index], window[other] = window[other], window[index]
+        yield window[index]
 
 
 def watched(claimed: Sequence[str], num_waiting: int, *, replica: str, period: int) -> list[str]:
@@ -81,7 +80,8 @@ def watched(claimed: Sequence[str], num_waiting: int, *, replica: str, period: i
     num_watched = max(MIN_WATCHED, WATCHERS_PER_CLAIM * len(claimed) // max(1, num_waiting))
     # Multiplied by an odd number, 32 bits are permuted: an order of its own for each replica and period.
     factor = zlib.crc32(f"{replica} {period}".encode()) | 1
-    return sorted(heapq.nsmallest(num_watched, claimed, key=lambda name: _crc32(name) * factor & 0xFFFFFFFF))
+    places = [crc * factor & 0xFFFFFFFF for crc in map(_crc32, claimed)]
+    return sorted(name for _, name in heapq.nsmallest(num_watched, zip(places, claimed, strict=True)))
 
 
 def watch_period(now: float, period_s: float, *, replica: str) -> int:

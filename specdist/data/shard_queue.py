@@ -126,8 +126,9 @@ class ShardQueue:
             if taken is not None:
                 return taken
             if not is_out_of_date:
-                fresh = [claim for claim in self._splits() if claim.generation == 1]
-                return self._take_split(fresh[:MAX_TRIED]) or self._take_abandoned(claims)
+                fresh = [claim for shard, claim in view.fresh_splits if shard in self._open]
+                tried = random.sample(fresh, min(len(fresh), MAX_TRIED))
+                return self._take_split(tried) or self._take_abandoned()
         return None
 
     def _take_first(self, claims: Mapping[int, Claim]) -> ClaimedShard | None:
@@ -145,7 +146,8 @@ class ShardQueue:
     def _take_unclaimed(self, claims: Mapping[int, Claim]) -> tuple[bool, ClaimedShard | None]:
         """A shard without a claim; and if there is none, whether to look again, since others were faster."""
         num_late = 0
-        for shard in first_choices(self._open_elsewhere(), claims.keys(), self._view.num_replicas):
+        unclaimed = self._open.without([*self._mine, *claims])
+        for shard in first_choices(unclaimed, self._view.in_order, self._view.num_replicas):
             if shard not in self._open:
                 continue
             if not self._see_recorded(shard) and (taken := self._claim(shard, None)) is not None:
@@ -155,11 +157,10 @@ class ShardQueue:
                 return self._see_listed(are_none_claimed=not claims), None
         return False, None
 
-    def _take_abandoned(self, claims: Mapping[int, Claim]) -> ClaimedShard | None:
+    def _take_abandoned(self) -> ClaimedShard | None:
         """A shard, or a split of one, whose holder released it or is gone."""
-        names = [claim.name for shard, claim in claims.items()
-                 if shard in self._open and shard not in self._mine]  # fmt: skip
-        names += [claim.name for claim in self._splits() if claim.generation > 1]
+        mine = {claim.name for claim in self._mine.values()} | self._my_splits.keys()
+        names = [name for name in self._view.held if name not in mine]
         replica, period_s = self._membership.replica, PERIOD_IN_SILENCES * self._membership.silent_after_s
         period = watch_period(self._membership.clock(), period_s, replica=replica)
         chosen = watched(names, self._view.num_waiting, replica=replica, period=period)
@@ -167,10 +168,11 @@ class ShardQueue:
         chosen += [name for name in self._watched if name not in chosen and self._is_suspect(name)]
         self._watched, self._num_watched = chosen, len(chosen)
         for name in chosen:
-            latest, found = self._view.latest[name], shard_and_split(name)
-            assert found is not None
-            shard, split = found
-            taken = self._claim(shard, latest) if split is None else self._take_split([latest])
+            latest, shard = self._view.latest[name], self._view.held[name]
+            if shard not in self._open:
+                continue
+            is_split = latest is not self._view.shards.get(shard)
+            taken = self._take_split([latest]) if is_split else self._claim(shard, latest)
             if taken is not None:
                 return taken
         return None

@@ -6,17 +6,19 @@ from specdist.data.shard_choice import MIN_WATCHED, first_choices, watch_period,
 
 
 def test_many_replicas_try_different_shards_near_the_claimed_ones():
-    claimed = set(range(100, 400, 3))
-    choices = [first_choices(range(1000), claimed, 100) for _ in range(20)]
+    claimed = range(100, 400, 3)
+    unclaimed = [shard for shard in range(1000) if shard not in claimed]
+    choices = [list(first_choices(unclaimed, claimed, 100)) for _ in range(20)]
     assert len({tried[0] for tried in choices}) > 10
     for tried in choices:
         assert len(set(tried)) == len(tried) == 200
-        assert min(tried) >= 100 and not claimed & set(tried)
+        assert min(tried) >= 100 and not set(claimed) & set(tried)
 
 
 def test_the_first_shards_are_tried_once_none_is_left_after_the_claimed_ones():
-    assert set(first_choices([3, 4, 90], {90}, 100)) == {3, 4}
-    assert first_choices([90], {90}, 100) == []
+    assert set(first_choices([3, 4], [90], 100)) == {3, 4}
+    assert not list(first_choices([], [90], 100))
+    assert set(first_choices([3, 4, 5], [], 1)) == {3, 4}
 
 
 def test_replicas_that_wait_watch_few_claims_each_and_all_of_them_in_a_few_periods():

@@ -288,7 +288,7 @@ DATA_FAULTS = (
     Mutant(
         name="all-waiting-replicas-watch-all-claims",
         file="data/shard_choice.py",
-        old="heapq.nsmallest(num_watched, claimed",
+        old="heapq.nsmallest(num_watched, zip(places, claimed",
         new="heapq.nsmallest(len(claimed), claimed",
         tests=("tests/data/test_shard_choice.py",),
     ),
@@ -323,8 +323,8 @@ DATA_FAULTS = (
     Mutant(
         name="all-replicas-try-first-shard",
         file="data/shard_choice.py",
-        old="    random.shuffle(window)",
-        new="",
+        old="other = random.randrange(index, len(window))",
+        new="other = index",
         tests=("tests/data/test_shard_choice.py",),
     ),
     Mutant(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from unittest import mock
 
 import pytest
 
@@ -17,11 +16,9 @@ def test_file_operations_of_a_replica_are_few_from_start_to_end(
     tmp_path, monkeypatch, num_replicas, num_shards
 ):
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    chance = random.Random(1)
-    with mock.patch("random.uniform", chance.uniform), mock.patch("random.shuffle", chance.shuffle):
-        outcome = Simulation(
-            tmp_path / "run", Scenario(num_replicas=num_replicas, num_shards=num_shards, vanishing=0.1)
-        ).run()
+    random.seed(1)
+    scenario = Scenario(num_replicas=num_replicas, num_shards=num_shards, vanishing=0.1)
+    outcome = Simulation(tmp_path / "run", scenario).run()
     assert sorted(outcome.published_by) == list(range(num_shards))
     counted = operations(outcome)
     for phase in PHASES:
@@ -31,11 +28,9 @@ def test_file_operations_of_a_replica_are_few_from_start_to_end(
 
 
 def test_requests_of_a_replica_to_a_store_are_few(tmp_path):
-    chance = random.Random(1)
-    with mock.patch("random.uniform", chance.uniform), mock.patch("random.shuffle", chance.shuffle):
-        outcome = Simulation(
-            tmp_path / "run", Scenario(num_replicas=12, num_shards=36, vanishing=0.1, on_store=True)
-        ).run()
+    random.seed(1)
+    scenario = Scenario(num_replicas=12, num_shards=36, vanishing=0.1, on_store=True)
+    outcome = Simulation(tmp_path / "run", scenario).run()
     assert sorted(outcome.published_by) == list(range(36))
     counted = operations(outcome)["requests_per_replica_s"]
     assert all(0 < counted[phase] < MAX_REQUESTS for phase in PHASES), counted
