@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,8 @@ class StatusReader:
         claimed = self._claims.look().shards if self._claims_folder.is_dir() else {}
         running: list[HeldShard] = []
         failed: list[HeldShard] = []
+        # A replica may hold many shards, and has a heartbeat besides.
+        is_gone = functools.cache(self._is_gone)
         errors = Counter[str]()
         num_rows = num_tokens = num_waiting = 0
         # Before the completion records: a shard that is finished meanwhile counts as finished.
@@ -169,8 +172,8 @@ class StatusReader:
                 num_waiting += 1
                 continue
             held = HeldShard(shard, holding.replica, holding.since, len(rows))
-            (failed if self._is_gone(holding.replica) else running).append(held)
-        beats = list(self._beats())
+            (failed if is_gone(holding.replica) else running).append(held)
+        beats = list(self._beats(is_gone))
         num_rows += self._total.num_rows
         num_expected = plan.num_completions
         rows_per_s = sum(beat.num_rows / beat.elapsed_s for beat in beats)
@@ -205,10 +208,10 @@ class StatusReader:
         self._total.add(found)
         self._done |= new
 
-    def _beats(self) -> Iterable[Beat]:
+    def _beats(self, is_gone: Callable[[str], bool]) -> Iterable[Beat]:
         for name in replicas_in(self._claims_folder):
             beat = self._watch.beat(name)
-            if beat is not None and beat.elapsed_s > 0 and not self._is_gone(name):
+            if beat is not None and beat.elapsed_s > 0 and not is_gone(name):
                 yield beat
 
     def _groups(self, beats: Iterable[Beat]) -> list[Group]:
