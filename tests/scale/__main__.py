@@ -70,7 +70,7 @@ def main() -> None:
                 result = {
                     "name": options.name,
                     "kind": "readers",
-                    "command": f"python -m tests.scale {' '.join(sys.argv[1:])}",
+                    "command": command(),
                     "shards": options.shards,
                     "state": state,
                     "unfinished": options.unfinished if state == "at work" else 0,
@@ -98,8 +98,16 @@ def main() -> None:
             {"rows_per_shard": options.rows_per_shard, "splits": outcome.num_splits} if options.splits else {}
         ),
         **operations(outcome),
+        "command": command(),
     }
     _add(result, options.output)
+
+
+def command() -> str:
+    """Without where its result goes."""
+    given = iter(sys.argv[1:])
+    kept = [word for word in given if word not in ("--output", "--name") or not next(given)]
+    return " ".join(["python -m tests.scale", *kept])
 
 
 def _add(result: dict[str, Any], output: Path | None) -> None:

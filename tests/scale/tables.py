@@ -63,6 +63,11 @@ def tried() -> str:
     simulated = "; ".join(
         f"{entry['replicas']:,} replicas that shared {entry['shards']:,} shards of {entry['rows_per_shard']} "
         f"rows in {entry['splits']:,} splits"
+        + (
+            f", the last of which was published after {entry['published_s']} s"
+            if "published_s" in entry
+            else ""
+        )
         for entry in sorted(split.values(), key=_num_replicas)[-2:]
     )
     text = (
