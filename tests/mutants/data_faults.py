@@ -289,7 +289,7 @@ DATA_FAULTS = (
         name="all-waiting-replicas-watch-all-claims",
         file="data/shard_choice.py",
         old="heapq.nsmallest(num_watched, zip(places, claimed",
-        new="heapq.nsmallest(len(claimed), claimed",
+        new="heapq.nsmallest(len(claimed), zip(places, claimed",
         tests=("tests/data/test_shard_choice.py",),
     ),
     Mutant(
