@@ -58,7 +58,8 @@ class BranchPageTable:
 
     def update(self, updates: PageUpdates) -> None:
         """Of the table that this one follows."""
-        self.pages[updates.slots, updates.indices] = updates.pages
+        if len(updates.slots):
+            self.pages[updates.slots, updates.indices] = updates.pages
 
     def begin(self, slots: np.ndarray) -> None:
         """New sequences are in these slots."""

@@ -85,8 +85,9 @@ class Window:
     def should_stop(self, engine: Engine, num_passes: int) -> bool:
         """To be called before every round."""
         running = engine.scheduler.running
-        if max((sequence.order for sequence in running), default=0) > self._newest:
-            self._newest = max(sequence.order for sequence in running)
+        # They are in the order of admission.
+        if running and running[-1].order > self._newest:
+            self._newest = running[-1].order
             self._sequences |= {sequence.order: sequence for sequence in running}
         if not self._runner.is_full:
             self._num_before_full = num_passes

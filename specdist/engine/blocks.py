@@ -177,7 +177,7 @@ class NewBlocks:
             next_token_ids_R=next_ids_R,
             candidate_ids_C=ids_C,
             num_candidates_R=num_R,
-            num_skipped_R=np.maximum(num_R - 1, 0) if is_skipping else np.zeros_like(num_R),
+            num_skipped_R=np.maximum(num_R - 1, 0) if is_skipping else np.zeros(len(num_R), np.int64),
         )
 
     @property
@@ -188,10 +188,12 @@ class NewBlocks:
 def flat_batch(blocks: NewBlocks, chunks: list[Chunk]) -> FlatBatch:
     """The tokens of blocks, which follow what their sequences have committed, and of prompt chunks."""
     lengths_R = blocks.num_candidates_R + 1
-    is_next_T = np.zeros(blocks.num_tokens, bool)
-    is_next_T[lengths_R.cumsum() - lengths_R] = True
-    token_ids_T = np.empty(len(is_next_T), np.int64)
-    token_ids_T[is_next_T], token_ids_T[~is_next_T] = blocks.next_token_ids_R, blocks.candidate_ids_C
+    # Each next token stands before as many candidates as its block has.
+    begins_R = lengths_R.cumsum() - lengths_R
+    is_candidate_T = np.ones(blocks.num_tokens, bool)
+    is_candidate_T[begins_R] = False
+    token_ids_T = np.empty(len(is_candidate_T), np.int64)
+    token_ids_T[begins_R], token_ids_T[is_candidate_T] = blocks.next_token_ids_R, blocks.candidate_ids_C
     places = places_from(blocks.tails.slots_R, blocks.tails.positions_R, lengths_R)
     batch = FlatBatch(token_ids_T, *places)
     return _joined([batch, *map(_flat_chunk, chunks)]) if chunks else batch

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -315,13 +316,14 @@ class AheadDrafter:
                 asked.append(self._ask_branches(slots_S, num_left_S + self._draft_loop.num_wanted(first)))
             learn()
 
+        round_ahead = partial(self._round, request, slots_S, num_block_tokens, is_ahead=True)
         first = DraftBatch(
             draft_slots_R=slots_S,
             slots_R=slots_S,
             tails_R=tails_S,
             num_wanted_R=np.where(num_left_S, 0, np.minimum(np.maximum(room_S, 0), 1)),
             reach_R=np.ones(len(slots_S)),
-            round=self._round(request, slots_S, num_block_tokens, is_ahead=True),
+            round=round_ahead,
             uses_policy=False,
             meanwhile=meanwhile,
         )
@@ -346,7 +348,7 @@ class AheadDrafter:
                 tails_R=tails_R,
                 num_wanted_R=np.minimum(np.concatenate([num_more_S, num_in_branches_B]), room_R),
                 reach_R=np.concatenate([first.reach_R, branches.chances_B]),
-                round=self._round(request, slots_S, num_block_tokens, is_ahead=True),
+                round=round_ahead,
             )
         )
         state.num_ahead[slots_S] += num_drafted_R[: len(slots_S)]

@@ -166,7 +166,7 @@ class DraftLoop:
                 features=policy_features(features_3A, None if last is None else last.estimates_A),
                 earlier_estimates_R=None if earlier_A is None else earlier_A.numpy(),
                 reach_R=draft_batch.reach_R[active_A],
-                round=draft_batch.round,
+                round=draft_batch.known_round,
             )
         )
 
@@ -239,10 +239,10 @@ class DraftLoop:
             self._draft_state.probabilities[places] = probabilities_T
             if features_3T is not None:
                 self._draft_state.features.keep(places, features_3T)
-            ends = np.flatnonzero(self.is_stop_V[ids_T])
+            ends = self.is_stop_V[ids_T].nonzero()[0]
             if len(ends):
                 np.minimum.at(num_drafted_R, index_T[ends], depths_T[ends] + 1)
-            nonfinite = np.flatnonzero(~(probabilities_T > 0))
+            nonfinite = (~(probabilities_T > 0)).nonzero()[0]
             if len(nonfinite):
                 np.minimum.at(num_drafted_R, index_T[nonfinite], depths_T[nonfinite])
             if len(nonfinite) and not self._has_warned:

@@ -16,7 +16,7 @@ R draft slots to draft for, A of them that a step draws for, W next tokens, D st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,7 +86,7 @@ class _Drafting:
     """A batch that is being drafted.
 
     Attributes:
-        looks: whether the policy's answers depend on what has been drawn.
+        asks: whether the policy has a say; ``looks``: and its answers depend on what has been drawn.
         active_A, newest: whom the device has drawn for in its last step, and what.
         num_steps, num_needed: steps that have been run, and those that a loop would have taken that waits
             after each.
@@ -95,6 +95,7 @@ class _Drafting:
     """
 
     batch: DraftBatch
+    asks: bool
     looks: bool
     num_wanted_R: np.ndarray
     num_computed_R: np.ndarray
@@ -122,6 +123,12 @@ class DraftRuns(DraftLoop):
         # Its answer is known; that of a class derived from it is not.
         self._is_constant = type(policy) is FixedLength
         self._lengths = RunLengths(policy.max_draft_tokens + 1)
+        # By number of steps: the longest run of at most so many that is recorded.
+        lengths = {1, *RECORDED_LENGTHS, policy.max_draft_tokens}
+        self._recorded_lengths = [
+            max((length for length in lengths if length <= number), default=1)
+            for number in range(LONGEST_RUN + 1)
+        ]
 
     def next_tokens(self, token_ids_W: Tensor, places_W: Places, *, must_be_known: bool) -> np.ndarray:
         if must_be_known:
@@ -147,12 +154,13 @@ class DraftRuns(DraftLoop):
 
     def _begin(self, draft_batch: DraftBatch) -> _Drafting:
         draft_slots_R, num_wanted_R = draft_batch.draft_slots_R, self.num_wanted(draft_batch)
-        if draft_batch.uses_policy and self._is_constant:
-            num_wanted_R = np.minimum(num_wanted_R, self._policy.max_draft_tokens)
-            draft_batch = replace(draft_batch, uses_policy=False)
+        asks = draft_batch.uses_policy
+        if asks and self._is_constant:
+            num_wanted_R, asks = np.minimum(num_wanted_R, self._policy.max_draft_tokens), False
         return _Drafting(
             batch=draft_batch,
-            looks=draft_batch.uses_policy and self._looks,
+            asks=asks,
+            looks=asks and self._looks,
             num_wanted_R=num_wanted_R,
             num_computed_R=self._draft_state.num_computed[draft_slots_R],
             num_drafted_R=np.zeros_like(num_wanted_R),
@@ -196,9 +204,13 @@ class DraftRuns(DraftLoop):
         batch, first, active_A = drafting.batch, drafting.num_steps, drafting.active_A
         drafting.num_steps += num_steps
         actives: list[np.ndarray] = []
+        # Of those that go on, the others want none: in most rounds all want the same number of steps.
+        num_wanted_A = (drafting.num_wanted_R * drafting.goes_on_R)[active_A]
+        least = int(num_wanted_A.min(initial=first + num_steps))
         for depth in range(first, first + num_steps):
-            active_A = active_A[(drafting.goes_on_R & (drafting.num_wanted_R > depth))[active_A]]
-            if batch.uses_policy and not drafting.looks and depth and len(active_A):
+            if depth >= least:
+                active_A = active_A[(drafting.goes_on_R & (drafting.num_wanted_R > depth))[active_A]]
+            if drafting.asks and not drafting.looks and depth and len(active_A):
                 active_A = active_A[self._wants_more(batch, active_A, depth, None)]
             if not len(active_A):
                 break
@@ -218,9 +230,7 @@ class DraftRuns(DraftLoop):
 
     def _recorded_length(self, num_steps: int) -> int:
         """The longest run of at most so many steps that is recorded, or 1."""
-        own = self._policy.max_draft_tokens
-        lengths = (*RECORDED_LENGTHS, own) if own < LONGEST_RUN else RECORDED_LENGTHS
-        return max((length for length in lengths if length <= num_steps), default=1)
+        return self._recorded_lengths[min(num_steps, LONGEST_RUN)]
 
     def _run(self, drafting: _Drafting, depth: int, actives: list[np.ndarray]) -> GivenSteps | None:
         """Replay steps, whose sequences are among those of the first; None if they cannot be recorded."""
@@ -307,7 +317,7 @@ class DraftRuns(DraftLoop):
     def _ask(self, drafting: _Drafting, depth: int, estimates_A: Tensor | None = None) -> None:
         """Ask the policy which of those that go on do so; ``estimates``: of the last tokens of these."""
         index_A, last = np.flatnonzero(drafting.goes_on_R), drafting.last
-        if drafting.batch.uses_policy and len(index_A):
+        if drafting.asks and len(index_A):
             last = last and last.select(drafting.goes_on_R[last.active_A])
             if last is not None and estimates_A is not None:
                 last = last._replace(estimates_A=estimates_A)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ class DraftBatch:
         tails_R: position of the first new token.
         num_wanted_R: most tokens to draft.
         reach_R: probability that they will be needed; 1 except for branches.
+        round: for which is drafted.
         uses_policy: False for a token in the place of a next token, which is not a candidate, and for a block
             that repeats one of which the policy has decided before.
         meanwhile: what else there is to do; called where the device has steps to take, as often as it may be.
@@ -38,9 +40,14 @@ class DraftBatch:
     tails_R: np.ndarray
     num_wanted_R: np.ndarray
     reach_R: np.ndarray
-    round: RoundContext
+    round: Callable[[], RoundContext]
     uses_policy: bool = True
     meanwhile: Callable[[], None] = NOTHING_TO_DO
+
+    @cached_property
+    def known_round(self) -> RoundContext:
+        """Worked out once, where a policy asks for it."""
+        return self.round()
 
 
 class Step(NamedTuple):

@@ -166,7 +166,7 @@ class DraftWorker:
                     tails_R=first_R + state.num_candidates[slots_R],
                     num_wanted_R=num_wanted_R,
                     reach_R=np.ones(len(slots_R)),
-                    round=self._ahead.round_now(request),
+                    round=partial(self._ahead.round_now, request),
                     uses_policy=uses_policy,
                 )
             )
@@ -200,11 +200,11 @@ class DraftWorker:
         is_rejected_R = ((num_accepted_R < num_candidates_R) | first.is_verified_R) & ~is_hit_R
         self._memory.observe(request)
         self._lessons.keep(slots_R, num_accepted_R, first, is_rejected_R)
-        next_token_ids_R = request.next_token_ids_R.copy()
-        drawn = np.flatnonzero(next_token_ids_R == DRAW)
-        if len(drawn):
-            target_W = request.next_distributions_W
+        next_token_ids_R, target_W = request.next_token_ids_R, request.next_distributions_W
+        if target_W is not None:
             assert isinstance(target_W, Dense)
+            next_token_ids_R = next_token_ids_R.copy()
+            drawn = np.flatnonzero(next_token_ids_R == DRAW)
             slots_W, positions_W = slots_R[drawn], positions_R[drawn]
             draft_W = Dense(state.scores.at(slots_W, np.where(is_rejected_R[drawn], positions_W, NOWHERE)))
             sampled_W = sample_next_tokens(target_W, state.random_keys(slots_W, positions_W), draft_W)
@@ -217,7 +217,7 @@ class DraftWorker:
         state.num_misses[slots_R] += is_rejected_R
         kept_R = np.where(is_hit_R, state.num_computed[slots_R], positions_R)
         state.num_computed[slots_R] = np.minimum(state.num_computed[slots_R], kept_R)
-        sampled = np.flatnonzero(~is_hit_R)
+        sampled = (~is_hit_R).nonzero()[0]
         state.token_ids[slots_R[sampled], positions_R[sampled]] = next_token_ids_R[sampled]
         return first
 

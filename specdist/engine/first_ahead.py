@@ -6,6 +6,7 @@ R sequences that decode, W of them whose next token is sampled.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +42,9 @@ class FirstAhead:
     features: DraftFeatures | None
 
     @staticmethod
+    @functools.cache
     def nothing(num_seqs: int) -> FirstAhead:
+        """Where nothing is drafted ahead; nobody writes to it."""
         none_R, is_none_R = np.zeros(num_seqs, np.int64), np.zeros(num_seqs, bool)
         return FirstAhead(
             num_ahead_R=none_R, is_verified_R=is_none_R, is_hit_R=is_none_R, token_ids_R=none_R,
@@ -79,10 +82,10 @@ def verify_first(
     is_verified_R = (request.num_accepted_R == state.num_candidates[slots_R]) & (num_ahead_R > 0)
     is_hit_R = is_verified_R & (request.next_token_ids_R == token_ids_R)
     acceptance_R = is_hit_R.astype(np.float64)
-    drawn = np.flatnonzero(request.next_token_ids_R == DRAW)
-    if is_on and len(drawn):
-        target_W = request.next_distributions_W
+    target_W = request.next_distributions_W
+    if is_on and target_W is not None:
         assert isinstance(target_W, Dense)
+        drawn = np.flatnonzero(request.next_token_ids_R == DRAW)
         slots_W, positions_W = slots_R[drawn], positions_R[drawn]
         drafted_W = upload(target_W.device, token_ids_R[drawn])
         target_probabilities_W = target_W.probabilities_of(*drafted_W).cpu()

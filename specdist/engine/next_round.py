@@ -9,7 +9,6 @@ R sequences that decode, W of them whose next token is sampled.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from specdist.cache.pages import PageUpdates
 from specdist.engine.blocks import Block, flat_context
 from specdist.engine.opened import OpenedSequences
 from specdist.engine.proposals import DRAW, ProposalRequest
-from specdist.engine.round_plan import RoundPlan, candidates_within
+from specdist.engine.round_plan import RoundPlan, limits_within
 from specdist.engine.scheduler import Scheduler
 from specdist.engine.sequence import Sequence
 from specdist.engine.stopping import StopRules
@@ -75,6 +74,7 @@ class NextRound:
         blocks: of that pass; after them come ``num_new`` sequences, whose first token this round's is.
         doubtful: indices of the blocks whose candidates may end their sequences.
         room_R: tokens that each completion has room for.
+        num_redraft_R, next_token_ids_R: of the next :class:`LastPass`: none, and not known yet.
     """
 
     scheduler: Scheduler
@@ -84,6 +84,8 @@ class NextRound:
     doubtful: list[int]
     slots_R: np.ndarray
     room_R: np.ndarray
+    num_redraft_R: np.ndarray
+    next_token_ids_R: np.ndarray
     num_new: int
     page_updates: PageUpdates
 
@@ -116,6 +118,8 @@ class NextRound:
             ],
             slots_R=np.array([sequence.slot for sequence in sequences], np.int64),
             room_R=np.array([s.max_length - len(s.token_ids) for s in sequences], np.int64),
+            num_redraft_R=np.zeros(len(sequences), np.int64),
+            next_token_ids_R=np.full(len(sequences), DRAW),
             num_new=len(new),
             page_updates=page_updates,
         )
@@ -143,16 +147,16 @@ class NextRound:
             updates = updates.without(slots_R[ended])
             sequences = [sequences[index] for index in np.flatnonzero(goes_on_R)]
             slots_R, room_R, num_accepted_R = slots_R[goes_on_R], room_R[goes_on_R], num_accepted_R[goes_on_R]
-        most = self.scheduler.most_candidates
-        limits = [candidates_within(most, room) for room in (room_R - num_accepted_R).tolist()]
-        plan = self.scheduler.plan((sequences, limits))
+        limits = limits_within(self.scheduler.most_candidates, room_R - num_accepted_R)
+        plan = self.scheduler.plan((sequences, limits, updates))
+        num_seqs = len(sequences)
         last = LastPass(
             slots_R=slots_R,
             num_accepted_R=num_accepted_R,
-            num_redraft_R=np.zeros_like(slots_R),
-            next_token_ids_R=np.full(len(slots_R), DRAW),
+            num_redraft_R=self.num_redraft_R[:num_seqs],
+            next_token_ids_R=self.next_token_ids_R[:num_seqs],
         )
-        return dataclasses.replace(plan, page_updates=updates.followed_by(plan.page_updates)), last
+        return plan, last
 
 
 def draft_request(
@@ -174,7 +178,8 @@ def draft_request(
         next_distributions = verifier.next_distributions(drawn)
         known_ids = known_next_tokens(next_distributions)
         if known_ids is not None:
-            next_token_ids_R[next_token_ids_R == DRAW] = known_ids.cpu().numpy()
+            is_drawn_R = slice(None) if len(drawn) == len(sequences) else next_token_ids_R == DRAW
+            next_token_ids_R[is_drawn_R] = known_ids.cpu().numpy()
             next_distributions = None
     return ProposalRequest(
         page_updates=plan.page_updates,

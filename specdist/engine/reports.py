@@ -5,6 +5,7 @@ R sequences that decode, C candidates of all of them, one after the other.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -151,8 +152,9 @@ class AheadReport:
     branch_ranks_R: np.ndarray
 
     @staticmethod
+    @functools.cache
     def nothing(num_seqs: int) -> AheadReport:
-        """Of a draft that did not work ahead."""
+        """Of a draft that did not work ahead; nobody writes to it."""
         none_R = np.zeros(num_seqs, np.int64)
         return AheadReport(
             num_tokens_R=none_R,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from specdist.cache.pages import PageUpdates
 from specdist.engine.sequence import Sequence
 
@@ -43,3 +45,9 @@ class RoundPlan:
 def candidates_within(most: int, room: int) -> int:
     """As the completion's room allows: there is also a next token before and after them."""
     return max(0, min(most, room - 2))
+
+
+def limits_within(most: int, rooms_R: np.ndarray) -> list[int]:
+    """The same of R sequences."""
+    limits: list[int] = np.maximum(np.minimum(rooms_R - 2, most), 0).tolist()
+    return limits

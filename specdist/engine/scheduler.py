@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from specdist.cache.pages import PageTable, PageUpdates
+from specdist.cache.pages import NO_UPDATES, PageTable, PageUpdates
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Request, Requests
 from specdist.engine.round_plan import Chunk, RoundPlan, candidates_within
@@ -42,17 +42,17 @@ class Scheduler:
         """Pages that can be handed out now."""
         return self._pages.num_available
 
-    def plan(self, known: tuple[list[Sequence], list[int]] | None = None) -> RoundPlan:
+    def plan(self, known: tuple[list[Sequence], list[int], PageUpdates] | None = None) -> RoundPlan:
         """The next round. Empty when every request is finished. ``known``: the running sequences, whose
-        contexts are complete, and the most candidates of each, if all have pages for these."""
+        contexts are complete, the most candidates of each, and the updates that gave all of them pages."""
         prefilling: list[Sequence] = []
         if known is None:
             limits, suspended_slots = self._reserve_blocks()
             decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
             prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
-            draft_limits = [limits[sequence.order] for sequence in decoding]
+            draft_limits, updates = [limits[sequence.order] for sequence in decoding], NO_UPDATES
         else:
-            (decoding, draft_limits), suspended_slots = known, []
+            (decoding, draft_limits, updates), suspended_slots = known, []
         budget = self.settings.max_num_batched_tokens - sum(draft_limits) - len(decoding)
         chunks: list[Chunk] = []
         opened: list[Sequence] = []
@@ -72,7 +72,7 @@ class Scheduler:
             chunks=chunks,
             opened=opened,
             suspended_slots=suspended_slots,
-            page_updates=self._pages.drain_updates(),
+            page_updates=updates.followed_by(self._pages.drain_updates()),
         )
 
     def look_ahead(self, num_wanted: int = 1) -> None:

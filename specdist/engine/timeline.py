@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -96,7 +96,7 @@ class Timeline:
         """
         self._clock = clock or HostClock()
         self._annotate = annotate
-        self._times: Counter[Kind] = Counter()
+        self._times: defaultdict[Kind, int] = defaultdict(int)
         self._weights: Mapping[Kind, int] = {rest: 1}
         self._phase = PhaseTime()
         # Intervals whose end had not been reached when last checked, the earliest first.
@@ -133,15 +133,15 @@ class Timeline:
 
         def times() -> dict[Kind, int]:
             self._resolve(last)
-            return dict(self.counted())
+            return self.counted()
 
         return times
 
     def counted(self) -> dict[Kind, int]:
         """What :meth:`settle` had counted by its last call and was not taken since. The rest stays for the
         next time; nothing is read now."""
-        known, self._times = self._times, Counter()
-        return known
+        known, self._times = self._times, defaultdict(int)
+        return dict(known)
 
     def settle(self) -> None:
         """Count what is known by now, so that :meth:`take` has less to do."""

@@ -138,19 +138,19 @@ def _verify_blocks(
 ) -> VerifiedPass:
     """By the rejection rule; trusted candidates are kept whatever it says. What needs no result of the pass
     is done before the first one is asked for, which waits."""
-    if not num_verified_R.sum():
+    if not len(verify_input.target_logits_indices_C):
         return VerifiedPass(blocks=blocks, num_accepted_R=num_skipped_R)
     index_C = verify_input.target_logits_indices_C
     num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
     keys_C = RandomKeys(
         stream_keys_N=verify_input.stream_keys_N[index_C],
         positions_N=verify_input.positions_N[index_C],
-        num_misses_N=np.repeat(num_misses_R, num_verified_R),
+        num_misses_N=num_misses_R.repeat(num_verified_R),
     )
     uniforms_C = keys_C.uniforms(Purpose.ACCEPT).numpy()
     draft_C = np.concatenate([block.draft_probabilities_K[block.num_skipped :] for block in blocks])
     trusted_R = np.array([block.num_trusted - block.num_skipped for block in blocks], np.int64)
-    is_trusted_C = arange_segments(num_verified_R) < np.repeat(trusted_R, num_verified_R)
+    is_trusted_C = arange_segments(num_verified_R) < trusted_R.repeat(num_verified_R)
     target_C = verify_output.candidate_probabilities()
     accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C
     num_accepted_R = num_skipped_R + count_accepted(accepted_C, num_verified_R)

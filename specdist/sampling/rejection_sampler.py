@@ -57,8 +57,8 @@ def count_accepted(accepted_C: np.ndarray, lengths_R: np.ndarray) -> np.ndarray:
     ends_R = lengths_R.cumsum()
     starts_R = ends_R - lengths_R
     # The first rejection from each start on, of whichever block.
-    rejections = np.concatenate([np.flatnonzero(~accepted_C), [len(accepted_C)]])
-    first_R = rejections[np.searchsorted(rejections, starts_R)]
+    rejections = np.append((~accepted_C).nonzero()[0], len(accepted_C))
+    first_R = rejections[rejections.searchsorted(starts_R)]
     return np.asarray(np.minimum(first_R, ends_R) - starts_R)
 
 

@@ -126,11 +126,11 @@ def test_in_the_place_of_a_sequence_that_has_ended_another_begins_with_its_own_p
     early = rounds.reserve_early([3, 3])
     assert early is not None and slot in early.slots and second.slot in early.slots
     rounds.finish(first)
-    plan = rounds.plan(([second], [3]))
+    plan = rounds.plan(([second], [3], early.without(np.array([slot]))))
     assert [each.slot for each in plan.opened] == [slot]
     assert (plan.decoding, plan.draft_limits) == ([second], [3])
-    updates = early.without(np.array([slot])).followed_by(plan.page_updates)
-    assert PageUpdates.from_entries([]).followed_by(plan.page_updates) is plan.page_updates
+    updates = plan.page_updates
+    assert PageUpdates.from_entries([]).followed_by(updates) is updates
     own = updates.slots == slot
     assert own.sum() == len(set(updates.indices[own].tolist())) > 0
     assert (~own).sum() == (early.slots == second.slot).sum()

@@ -48,8 +48,8 @@ HOST_FAULTS = (
     Mutant(
         name="early-plan-counts-no-accepted-candidate",
         file="engine/next_round.py",
-        old="for room in (room_R - num_accepted_R).tolist()",
-        new="for room in room_R.tolist()",
+        old="most_candidates, room_R - num_accepted_R)",
+        new="most_candidates, room_R)",
         tests=(NEXT_ROUND,),
     ),
     Mutant(
@@ -112,9 +112,16 @@ HOST_FAULTS = (
     Mutant(
         name="constant-length-without-its-limit",
         file="engine/draft_runs.py",
-        old="num_wanted_R = np.minimum(num_wanted_R, self._policy.max_draft_tokens)",
-        new="num_wanted_R = num_wanted_R + 0",
+        old="asks = np.minimum(num_wanted_R, self._policy.max_draft_tokens), False",
+        new="asks = num_wanted_R + 0, False",
         tests=("tests/engine/test_policies.py::test_a_constant_length_is_not_asked_for",),
+    ),
+    Mutant(
+        name="a-step-more-for-those-that-want-the-fewest",
+        file="engine/draft_runs.py",
+        old="            if depth >= least:",
+        new="            if depth > least:",
+        tests=("tests/engine/test_draft_loop.py", "tests/engine/test_policies.py"),
     ),
     Mutant(
         name="scores-of-several-steps-in-the-order-of-the-steps",

@@ -33,8 +33,8 @@ POLICY_FAULTS = (
     Mutant(
         name="one-token-more-trusted-than-said",
         file="engine/verify.py",
-        old="arange_segments(num_verified_R) < np.repeat(trusted_R, num_verified_R)",
-        new="arange_segments(num_verified_R) <= np.repeat(trusted_R, num_verified_R)",
+        old="arange_segments(num_verified_R) < trusted_R.repeat(num_verified_R)",
+        new="arange_segments(num_verified_R) <= trusted_R.repeat(num_verified_R)",
         tests=(IN_TURNS,),
     ),
     Mutant(

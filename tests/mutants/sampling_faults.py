@@ -171,7 +171,7 @@ SAMPLING_FAULTS = (
     Mutant(
         name="candidate-after-rejected-one-kept",
         file="sampling/rejection_sampler.py",
-        old="first_R = rejections[np.searchsorted(rejections, starts_R)]",
+        old="first_R = rejections[rejections.searchsorted(starts_R)]",
         new="first_R = starts_R + np.add.reduceat(np.append(accepted_C, False), starts_R)",
         tests=(ENUMERATION, IN_TURNS),
     ),
