@@ -256,12 +256,24 @@ INLINE void attend_known(Softmax *softmax, const float *query, const void *keys,
         KNOWN(D, 1);
 }
 
+/* Where the vectors of the keys from `begin` on are, from that of key/value head `head` on; returns of how many
+   keys: KEYS, or fewer up to the last. */
+INLINE int find_rows(const Model *model, const int32_t *pages, int64_t begin, int64_t last, int64_t head,
+                     int64_t *rows) {
+    int count = (int)(begin + KEYS <= last ? KEYS : last + 1 - begin);
+    for (int key = 0; key < count; key++) {
+        int64_t page = (begin + key) / model->page_size, at = (begin + key) % model->page_size;
+        rows[key] = ((pages[page] * model->page_size + at) * model->num_kv_heads + head) * model->head_width;
+    }
+    return count;
+}
+
 /* Consecutive tokens of a sequence, from `position` on, over the keys of key/value heads head .. end_head.
    Queries are `stride` numbers apart. */
 INLINE void attend(const Model *model, const Layer *layer, const int32_t *pages, const float *queries, int64_t stride,
                    int64_t position, int num_queries, int64_t head, int64_t end_head, float *outputs, int is_half) {
     int64_t D = model->head_width, G = model->num_kv_heads, H = model->num_heads, repeats = H / G;
-    int64_t num_items = (end_head - head) * repeats, last = position + num_queries - 1;
+    int64_t num_heads = end_head - head, num_items = num_heads * repeats, last = position + num_queries - 1;
     Softmax softmaxes[QUERIES * num_items];
     for (int query = 0; query < num_queries; query++) {
         int64_t own = position + query;
@@ -275,19 +287,21 @@ INLINE void attend(const Model *model, const Layer *layer, const int32_t *pages,
     int is_converted = is_half && num_queries * repeats > 1;
     float numbers[is_converted ? 2 * KEYS * D : 1];
     /* Blocks begin at multiples of KEYS whatever the query, so that sums have the same order. */
-    for (int64_t begin = softmaxes[0].first / KEYS * KEYS; begin <= last; begin += KEYS) {
-        int count = (int)(begin + KEYS <= last ? KEYS : last + 1 - begin);
-        int64_t rows[KEYS], own_rows[KEYS];
-        for (int key = 0; key < count; key++) {
-            int64_t page = (begin + key) / model->page_size, at = (begin + key) % model->page_size;
-            rows[key] = ((pages[page] * model->page_size + at) * G + head) * D;
-            for (int64_t index = 0; index < (end_head - head) * D; index += is_half ? 32 : 16)
-                __builtin_prefetch((const char *)layer->values + (rows[key] + index) * (is_half ? 2 : 4));
-        }
+    int64_t first = softmaxes[0].first / KEYS * KEYS, size = is_half ? 2 : 4, rows[KEYS], next_rows[KEYS];
+    int count = find_rows(model, pages, first, last, head, rows), next_count;
+    for (int64_t begin = first; begin <= last; begin += KEYS, count = next_count) {
+        next_count = begin + KEYS <= last ? find_rows(model, pages, begin + KEYS, last, head, next_rows) : 0;
         for (int64_t own = head; own < end_head; own++) {
             const void *keys = layer->keys, *values = layer->values;
+            int64_t own_rows[KEYS], nth = own - head;
             for (int key = 0; key < count; key++)
-                own_rows[key] = rows[key] + (own - head) * D;
+                own_rows[key] = rows[key] + nth * D;
+            /* Each head fetches a share of the next keys, all heads of a key in the order of their addresses. */
+            for (int64_t key = next_count * nth / num_heads; key < next_count * (nth + 1) / num_heads; key++)
+                for (int64_t byte = 0; byte < num_heads * D * size; byte += 64) {
+                    fetch((const char *)keys + next_rows[key] * size + byte);
+                    fetch((const char *)values + next_rows[key] * size + byte);
+                }
             if (is_converted)
                 for (int key = 0; key < count; own_rows[key] = key * D, key++)
                     for (int64_t index = 0; index < D; index += WIDTH) {
@@ -310,6 +324,7 @@ INLINE void attend(const Model *model, const Layer *layer, const int32_t *pages,
                                  layer->scale, output, 0);
             }
         }
+        memcpy(rows, next_rows, sizeof rows);
     }
     for (int query = 0; query < num_queries; query++)
         for (int64_t item = 0; item < num_items; item++) {

@@ -24,6 +24,7 @@
 #endif
 #define PANEL (2 * WIDTH)
 #define STEPS 256 /* of inputs whose weights stay in the nearest cache until all tokens have met them */
+#define AHEAD 64  /* steps from the weights in use to those that are fetched for a single group */
 #define GROUPS 16 /* of tokens that share a look at the weights: their sums stay near, too */
 #define MOST_SUMS 24 /* vectors */
 
@@ -40,6 +41,9 @@ typedef struct {
 } Product;
 
 int64_t panel_width(void) { return PANEL; }
+
+/* Into the second cache, which waits for more lines at a time than the first. */
+INLINE void fetch(const void *address) { __builtin_prefetch(address, 0, 2); }
 
 INLINE float from_half(uint16_t value) {
     uint32_t bits = (uint32_t)value << 16;
@@ -137,7 +141,7 @@ INLINE void panels_of(const float *inputs, const float *weights, int64_t steps, 
         sums[index] = ((const Vector *)sums_out)[index];
     for (int64_t step = 0; step < steps; step++) {
         for (int half = 0; half < 2 && num_panels == 1; half++)
-            __builtin_prefetch(ahead + step * stride + half * WIDTH * 4);
+            fetch(ahead + step * stride + half * WIDTH * 4);
 #pragma GCC unroll 16
         for (int panel = 0; panel < num_panels; panel++)
 #pragma GCC unroll 16
@@ -149,8 +153,8 @@ INLINE void panels_of(const float *inputs, const float *weights, int64_t steps, 
         ((Vector *)sums_out)[index] = sums[index];
 }
 
-/* With one or two tokens several panels at once: a sum waits for its last addition. */
-INLINE int panels_at_once(int64_t num_tokens) { return num_tokens == 1 ? 4 : num_tokens == 2 ? 2 : 1; }
+/* With one or two tokens two panels at once: a sum waits for its last addition. */
+INLINE int panels_at_once(int64_t num_tokens) { return num_tokens <= 2 ? 2 : 1; }
 
 #define SIZE(count)                                                                                          \
     case count:                                                                                              \
@@ -216,7 +220,8 @@ INLINE void multiply_panels(const Product *product, const float *packed, int64_t
     float sums[GROUPS * MOST_SUMS * WIDTH] __attribute__((aligned(64)));
     for (int64_t first_group = 0; first_group < all_groups; first_group += GROUPS) {
         int64_t groups = all_groups - first_group < GROUPS ? all_groups - first_group : GROUPS;
-        int64_t most_steps = groups == 1 ? steps : STEPS, stride = (PANEL * 4 + groups - 1) / groups;
+        int64_t most_steps = groups == 1 ? steps : STEPS, ahead = groups == 1 ? AHEAD : STEPS;
+        int64_t stride = (PANEL * 4 + groups - 1) / groups;
         for (int64_t panel = num_panels * thread / num_threads; panel < end;) {
             int count = end - panel >= at_once ? at_once : 1;
             Kernel *kernel = is_half ? (count == 1 ? panel_half : panels_half)
@@ -230,7 +235,7 @@ INLINE void multiply_panels(const Product *product, const float *packed, int64_t
                     int64_t first = first_of_group(first_group + group, num_tokens);
                     int size = (int)(first_of_group(first_group + group + 1, num_tokens) - first);
                     kernel(packed + first * steps + step * size, block, now, steps * PANEL, size,
-                           (const char *)(block + STEPS * PANEL) + group * now * stride, stride,
+                           (const char *)(block + ahead * PANEL) + group * now * stride, stride,
                            sums + group * MOST_SUMS * WIDTH);
                 }
             }
