@@ -59,9 +59,16 @@ MODEL_FAULTS = (
     Mutant(
         name="compiled-sums-that-depend-on-the-batch",
         file="kernels/cpu_pass.c",
-        old="begin = softmaxes[0].first / KEYS * KEYS;",
-        new="begin = softmaxes[0].first;",
+        old="first = softmaxes[0].first / KEYS * KEYS,",
+        new="first = softmaxes[0].first,",
         tests=(COMPILED + "test_logits_are_the_same_bits_in_any_batch[float32-1]",),
+    ),
+    Mutant(
+        name="compiled-attention-to-the-first-keys-over-and-over",
+        file="kernels/cpu_pass.c",
+        old="        memcpy(rows, next_rows, sizeof rows);\n",
+        new="",
+        tests=(COMPILED + "test_ragged_chunks_match_plain_forwards[llama]",),
     ),
     Mutant(
         name="compiled-products-that-begin-anew-with-every-part-of-the-inputs",
