@@ -16,9 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from specdist.data.claim_folders import BEAT_SUFFIX, listings
 from specdist.data.files import names_in, publish, temporary_path, unique_tag
 from specdist.data.heartbeat import Watch, now_utc
+from specdist.data.shard_choice import name_hashes
 from specdist.data.storage import StorePath
 from specdist.utils.json_values import from_fields, parse_json
 
@@ -82,9 +85,18 @@ class View:
                 if place[1] is None or claim.generation > 1}  # fmt: skip
 
     @functools.cached_property
-    def in_order(self) -> list[int]:
+    def held_hashes(self) -> np.ndarray:
+        """Of their names, for :func:`specdist.data.shard_choice.watched`."""
+        return name_hashes(self.held)
+
+    @functools.cached_property
+    def held_names(self) -> list[str]:
+        return list(self.held)
+
+    @functools.cached_property
+    def in_order(self) -> np.ndarray:
         """The claimed shards, ascending."""
-        return sorted(self.shards)
+        return np.sort(np.fromiter(self.shards, np.int64, len(self.shards)))
 
     @functools.cached_property
     def shards(self) -> dict[int, Claim]:

@@ -8,12 +8,13 @@ that all waiting replicas together watch all of them.
 from __future__ import annotations
 
 import functools
-import heapq
 import random
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress
+
+import numpy as np
 
 # So many take the shards in order.
 FEW_REPLICAS = 8
@@ -44,12 +45,14 @@ class OpenShards:
     def __contains__(self, shard: int) -> bool:
         return 0 <= shard < len(self._is_open) and bool(self._is_open[shard])
 
-    def without(self, others: Iterable[int]) -> list[int]:
-        """Those that are not among the others."""
-        is_open = self._is_open.copy()
-        for shard in others:
-            is_open[shard] = 0
-        return list(compress(range(len(is_open)), is_open))
+    def without(self, mine: Collection[int], claimed: np.ndarray | None = None) -> list[int]:
+        """Those that are not among these."""
+        is_open = np.frombuffer(self._is_open, np.bool_).copy()
+        is_open[np.fromiter(mine, np.int64, len(mine))] = False
+        if claimed is not None:
+            is_open[claimed] = False
+        found: list[int] = np.flatnonzero(is_open).tolist()
+        return found
 
     def discard(self, shard: int) -> None:
         """This one is complete."""
@@ -58,10 +61,12 @@ class OpenShards:
             self._num_open -= 1
 
 
-def first_choices(unclaimed: Sequence[int], claimed: Sequence[int], num_replicas: int) -> Iterator[int]:
+def first_choices(
+    unclaimed: Sequence[int], claimed: Sequence[int] | np.ndarray, num_replicas: int
+) -> Iterator[int]:
     """Open shards that are not claimed, in the order in which one of many replicas tries them, which is by
     chance. Both are ascending."""
-    start = bisect_left(unclaimed, claimed[int(STRAGGLERS * len(claimed))]) if claimed else 0
+    start = bisect_left(unclaimed, claimed[int(STRAGGLERS * len(claimed))]) if len(claimed) else 0
     window = list(unclaimed[start : start + SHARDS_PER_REPLICA * num_replicas] or unclaimed)
     # Few of many are tried.
     for index in range(len(window)):
@@ -70,18 +75,38 @@ def first_choices(unclaimed: Sequence[int], claimed: Sequence[int], num_replicas
         yield window[index]
 
 
-def watched(claimed: Sequence[str], num_waiting: int, *, replica: str, period: int) -> list[str]:
+def name_hashes(names: Iterable[str]) -> np.ndarray:
+    """For :func:`watched`."""
+    return np.fromiter(map(_crc32, names), np.uint32)
+
+
+def watched(
+    claimed: Sequence[str],
+    hashes: np.ndarray,
+    num_waiting: int,
+    *,
+    replica: str,
+    period: int,
+    mine: Collection[str] = (),
+) -> list[str]:
     """The names claimed by other replicas that this one watches while it waits, ascending.
 
     Args:
+        hashes: of the names.
         num_waiting: replicas that wait, with this one.
         period: number of the period of watching: the choice is the same within one.
+        mine: names that this replica has claimed itself.
     """
+    if not claimed:
+        return []
     num_watched = max(MIN_WATCHED, WATCHERS_PER_CLAIM * len(claimed) // max(1, num_waiting))
     # Multiplied by an odd number, 32 bits are permuted: an order of its own for each replica and period.
     factor = zlib.crc32(f"{replica} {period}".encode()) | 1
-    places = [crc * factor & 0xFFFFFFFF for crc in map(_crc32, claimed)]
-    return sorted(name for _, name in heapq.nsmallest(num_watched, zip(places, claimed, strict=True)))
+    places = hashes * np.uint32(factor)
+    num_first = min(num_watched + len(mine), len(claimed))
+    first = np.argpartition(places, num_first - 1)[:num_first]
+    others = [index for index in first if claimed[index] not in mine]
+    return sorted(claimed[index] for index in sorted(others, key=places.__getitem__)[:num_watched])
 
 
 def watch_period(now: float, period_s: float, *, replica: str) -> int:

@@ -146,7 +146,7 @@ class ShardQueue:
     def _take_unclaimed(self, claims: Mapping[int, Claim]) -> tuple[bool, ClaimedShard | None]:
         """A shard without a claim; and if there is none, whether to look again, since others were faster."""
         num_late = 0
-        unclaimed = self._open.without([*self._mine, *claims])
+        unclaimed = self._open.without(self._mine, self._view.in_order)
         for shard in first_choices(unclaimed, self._view.in_order, self._view.num_replicas):
             if shard not in self._open:
                 continue
@@ -160,18 +160,20 @@ class ShardQueue:
     def _take_abandoned(self) -> ClaimedShard | None:
         """A shard, or a split of one, whose holder released it or is gone."""
         mine = {claim.name for claim in self._mine.values()} | self._my_splits.keys()
-        names = [name for name in self._view.held if name not in mine]
+        view = self._view
         replica, period_s = self._membership.replica, PERIOD_IN_SILENCES * self._membership.silent_after_s
         period = watch_period(self._membership.clock(), period_s, replica=replica)
-        chosen = watched(names, self._view.num_waiting, replica=replica, period=period)
+        chosen = watched(
+            view.held_names, view.held_hashes, view.num_waiting, replica=replica, period=period, mine=mine
+        )
         # Whoever begins to watch one whose holder is gone knows so only after the whole silence.
         chosen += [name for name in self._watched if name not in chosen and self._is_suspect(name)]
         self._watched, self._num_watched = chosen, len(chosen)
         for name in chosen:
-            latest, shard = self._view.latest[name], self._view.held[name]
+            latest, shard = view.latest[name], view.held[name]
             if shard not in self._open:
                 continue
-            is_split = latest is not self._view.shards.get(shard)
+            is_split = latest is not view.shards.get(shard)
             taken = self._take_split([latest]) if is_split else self._claim(shard, latest)
             if taken is not None:
                 return taken

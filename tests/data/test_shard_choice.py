@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdist.data.shard_choice import MIN_WATCHED, first_choices, watch_period, watched
+from specdist.data.shard_choice import MIN_WATCHED, first_choices, name_hashes, watch_period, watched
 
 
 def test_many_replicas_try_different_shards_near_the_claimed_ones():
@@ -23,15 +23,16 @@ def test_the_first_shards_are_tried_once_none_is_left_after_the_claimed_ones():
 
 def test_replicas_that_wait_watch_few_claims_each_and_all_of_them_in_a_few_periods():
     claimed, num_waiting = [f"shard-{shard:05d}" for shard in range(200)], 200
-    unseen = set(claimed)
+    unseen, hashes = set(claimed), name_hashes(claimed)
     for period in range(6):
         for replica in range(num_waiting):
-            chosen = watched(claimed, num_waiting, replica=f"replica{replica}", period=period)
+            chosen = watched(claimed, hashes, num_waiting, replica=f"replica{replica}", period=period)
             assert len(chosen) == MIN_WATCHED and chosen == sorted(chosen)
             unseen -= set(chosen)
     assert not unseen
-    assert watched(claimed, 1, replica="alone", period=0) == claimed
-    assert watched(claimed[:2], 200, replica="any", period=0) == claimed[:2]
+    assert watched(claimed, hashes, 1, replica="alone", period=0) == claimed
+    assert watched(claimed[:2], hashes[:2], 200, replica="any", period=0) == claimed[:2]
+    assert watched(claimed[:3], hashes[:3], 200, replica="any", period=0, mine=claimed[1:2]) == claimed[0:3:2]
 
 
 def test_replicas_change_the_claims_that_they_watch_at_moments_of_their_own():

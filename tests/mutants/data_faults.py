@@ -288,8 +288,8 @@ DATA_FAULTS = (
     Mutant(
         name="all-waiting-replicas-watch-all-claims",
         file="data/shard_choice.py",
-        old="heapq.nsmallest(num_watched, zip(places, claimed",
-        new="heapq.nsmallest(len(claimed), zip(places, claimed",
+        old="key=places.__getitem__)[:num_watched]",
+        new="key=places.__getitem__)",
         tests=("tests/data/test_shard_choice.py",),
     ),
     Mutant(
