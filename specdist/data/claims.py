@@ -181,15 +181,21 @@ class Claims:
             return None
         # ``latest`` may be out of date, and numbers below the claim in force free. If it is gone, all claims
         # were removed meanwhile, and numbers may have begun anew.
-        if not self.is_held(claim) or (latest is not None and not self._is_there(latest)):
+        found = self._all_of(name)
+        if found[-1:] != [claim] or (latest is not None and not self._is_there(latest)):
             self._remove(claim)
             return None
-        self._trim(claim)
+        for replaced in found[:-1]:
+            self._remove(replaced)
         return claim
 
     def is_held(self, claim: Claim) -> bool:
         """Whether a claim of this replica is still in force."""
-        return self._all_of(claim.name)[-1:] == [claim]
+        return self.in_force(claim.name) == claim
+
+    def in_force(self, name: str) -> Claim | None:
+        """The claim in force of this name alone, by a listing of its folder."""
+        return next(reversed(self._all_of(name)), None)
 
     def release(self, claim: Claim, rows: tuple[int, ...] | None = None) -> None:
         """Give the claim back if it is still in force, that of a split with its rows. Raises nothing if the

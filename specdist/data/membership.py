@@ -163,20 +163,20 @@ class Membership:
 
     def _turn(self, is_needless: Callable[[], bool] | None) -> Claim | None:
         while True:
-            view = self.claims.look()
-            if is_needless is not None and self.is_settled(view, is_needless):
+            if is_needless is not None and self.is_settled(is_needless):
                 return None
+            view = self.claims.look()
             if (claim := self.take_setup(view)) is not None:
                 return claim
             self._sleep(self.poll_s(view.num_files, num_replicas=view.num_replicas))
 
-    def is_settled(self, view: View, is_needless: Callable[[], bool]) -> bool:
+    def is_settled(self, is_needless: Callable[[], bool]) -> bool:
         """Whether a replica at work has tidied, and ``is_needless`` finds nothing to change, while nobody
         held the setup: then many that join need not wait one behind another.
 
-        This replica's heartbeat is older than ``view``, so whoever takes the setup later sees it.
+        This replica's heartbeat is older than what is looked at, so whoever takes the setup later sees it.
         """
-        latest = view.latest.get(SETUP)
+        latest = self.claims.in_force(SETUP)
         holding = None if latest is None else self.claims.holding(latest)
         return (
             latest is not None

@@ -105,8 +105,7 @@ def watched(
     places = hashes * np.uint32(factor)
     num_first = min(num_watched + len(mine), len(claimed))
     first = np.argpartition(places, num_first - 1)[:num_first]
-    others = [index for index in first if claimed[index] not in mine]
-    return sorted(claimed[index] for index in sorted(others, key=places.__getitem__)[:num_watched])
+    return sorted(claimed[index] for index in first if claimed[index] not in mine)
 
 
 def watch_period(now: float, period_s: float, *, replica: str) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from specdist.data import PartLog, RowResult, ShardQueue, shard_table, trace_table
+from specdist.data.claims import View
 from specdist.data.shard_choice import split_off, splits_wanted
 from specdist.data.shard_queue import ClaimedShard
 from specdist.data.storage import StorePath
@@ -190,6 +191,9 @@ class Recorder:
         work = self._open[key] = Work(
             key, claimed, log, rows, self._rows.num_completions(rows), deque(pending), splits
         )
+        if self._looked_at == -math.inf:
+            # The claims were looked at to find this one.
+            self._looked(self._queue.view)
         stats = self._stats_recorder.shard(key)
         if log.stats is not None:
             stats.add(Stats.from_json(log.stats))
@@ -263,14 +267,18 @@ class Recorder:
 
     def _look(self) -> None:
         """See which claims are in force; offer rows to replicas that wait."""
-        self._looked_at, view = self._clock(), self._queue.look()
-        listing_s = self._plan.membership.listing_s(view.num_files)
-        self._look_at = self._looked_at + max(self._look_interval_s, listing_s)
+        view = self._queue.look()
+        self._looked(view)
         for work in list(self._open.values()):
             if view.latest.get(work.claimed.claim.name) != work.claimed.claim:
                 self._drop(work)
         self._settle_splits()
         self._offer_splits()
+
+    def _looked(self, view: View) -> None:
+        self._looked_at = self._clock()
+        listing_s = self._plan.membership.listing_s(view.num_files)
+        self._look_at = self._looked_at + max(self._look_interval_s, listing_s)
 
     def _offer_splits(self) -> None:
         """Offer rows to replicas that wait, or will soon."""

@@ -109,7 +109,7 @@ def test_a_replica_waits_for_one_that_holds_the_setup(tmp_path: Path, moment: st
     if moment == "before":
         assert take()
     needless = (lambda: True) if moment == "before" else take
-    assert not joining.membership.is_settled(joining.claims.look(), needless)
+    assert not joining.membership.is_settled(needless)
 
 
 @pytest.mark.parametrize("num_replicas", [2, 4])

@@ -169,7 +169,7 @@ DATA_FAULTS = (
     Mutant(
         name="old-look-at-claims-wins-claim",
         file="data/claims.py",
-        old="        if not self.is_held(claim) or (latest",
+        old="        if found[-1:] != [claim] or (latest",
         new="        if (latest",
         tests=(CLAIMS,),
     ),
@@ -204,7 +204,7 @@ DATA_FAULTS = (
     Mutant(
         name="replicas-that-join-wait-one-behind-another",
         file="data/membership.py",
-        old="if is_needless is not None and self.is_settled(view, is_needless):",
+        old="if is_needless is not None and self.is_settled(is_needless):",
         new="if False:",
         tests=("tests/job/test_preflight.py",),
     ),
@@ -288,8 +288,8 @@ DATA_FAULTS = (
     Mutant(
         name="all-waiting-replicas-watch-all-claims",
         file="data/shard_choice.py",
-        old="key=places.__getitem__)[:num_watched]",
-        new="key=places.__getitem__)",
+        old="num_watched = max(MIN_WATCHED, WATCHERS_PER_CLAIM * len(claimed) // max(1, num_waiting))",
+        new="num_watched = len(claimed)",
         tests=("tests/data/test_shard_choice.py",),
     ),
     Mutant(

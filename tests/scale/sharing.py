@@ -114,10 +114,9 @@ class SharingReplica(TailReplica):
         if self.has_ended:
             return
         membership, sharing = self._membership, self._sharing
-        view = membership.claims.look()
-        if membership.is_settled(view, lambda: is_open(sharing.output, sharing.manifest, "")):
+        if membership.is_settled(lambda: is_open(sharing.output, sharing.manifest, "")):
             self.step()
-        elif (claim := membership.take_setup(view)) is not None:
+        elif (claim := membership.take_setup(view := membership.claims.look())) is not None:
             sharing.after(SETUP_S, partial(self._open, claim))
         else:
             sharing.after(membership.poll_s(view.num_files, num_replicas=view.num_replicas), self._set_up)

@@ -174,10 +174,9 @@ class Replica:
     def _set_up(self) -> None:
         membership, simulation = self._membership, self._simulation
         manifest = manifest_of(simulation.scenario.num_shards)
-        view = membership.claims.look()
-        if membership.is_settled(view, lambda: is_open(simulation.folder, manifest, "")):
+        if membership.is_settled(lambda: is_open(simulation.folder, manifest, "")):
             self._begin(manifest)
-        elif (claim := membership.take_setup(view)) is not None:
+        elif (claim := membership.take_setup(view := membership.claims.look())) is not None:
             simulation.after(SETUP_S, partial(self._open, manifest, claim))
         else:
             wait_s = membership.poll_s(view.num_files, num_replicas=view.num_replicas)
