@@ -133,7 +133,7 @@ class Heartbeat:
         silent_after_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path = beat_path(folder, replica)
+        self.path = beat_path(folder, replica)
         self._clock = clock
         self._start = clock()
         self._beat = Beat(replica, Process.current(), silent_after_s)
@@ -157,10 +157,10 @@ class Heartbeat:
         """Write the next number. Raises OSError."""
         self._beat.count += 1
         self._beat.elapsed_s = round(self._clock() - self._start, 3)
-        if isinstance(self._path, StorePath):
-            self._path.write_bytes(self._beat.to_bytes())
+        if isinstance(self.path, StorePath):
+            self.path.write_bytes(self._beat.to_bytes())
             return
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
             os.pwrite(descriptor, self._beat.to_bytes(), 0)
             os.fsync(descriptor)
@@ -179,7 +179,7 @@ class Heartbeat:
         if self._thread is not None:
             self._thread.join()
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
 
     def _run(self) -> None:
         was_written = True

@@ -18,7 +18,7 @@ from specdist.data.opening import is_open, open_run_folder
 from specdist.job import recording
 from tests.scale.counting import CountingFiles
 from tests.scale.indexed import Indexed
-from tests.scale.simulation import MIDDLE, SETUP_S, START, START_S, TAIL, Outcome
+from tests.scale.simulation import MIDDLE, SETUP_S, START, START_S, TAIL, Outcome, beat_at
 from tests.scale.tail import SILENT_AFTER_S, STEP_S, TailReplica, TailScenario, TailSimulation
 
 # A look is due no more often than on a file system, and statistics are written more seldom than that.
@@ -104,7 +104,7 @@ class SharingReplica(TailReplica):
 
     def _beat_on(self) -> None:
         if self.is_at_work:
-            self._membership.heartbeat.beat()
+            beat_at(self._membership, self._sharing.now)
             self._sharing.after(SILENT_AFTER_S / BEATS_PER_SILENCE, self._beat_on)
 
     def beat(self) -> None:

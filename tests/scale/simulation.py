@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from os import utime
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from specdist.data.claims import Claim
 from specdist.data.layout import CLAIMS_FOLDER, layout_info
 from specdist.data.opening import is_open, open_run_folder
 from specdist.data.shard_queue import ClaimedShard
+from specdist.data.storage import StorePath
 from specdist.job.totals import write_total
 from tests.scale.counting import METADATA, READS, CountingFiles
 from tests.scale.events import Events
@@ -135,6 +137,14 @@ class Simulation(Events):
             self.after(self.rng.uniform(START_S, self.scenario.expected_s) - self.now, replica.die)
 
 
+def beat_at(membership: Membership, now: float) -> None:
+    """As a file server writes it down whose clock is that of the simulation."""
+    membership.heartbeat.beat()
+    path = membership.heartbeat.path
+    if not isinstance(path, StorePath):
+        utime(path, (now, now))
+
+
 class Replica:
     """One replica: it joins, takes a shard, works on it, publishes it, and waits when there is none."""
 
@@ -168,7 +178,7 @@ class Replica:
 
     def _beat(self) -> None:
         if not self._has_ended:
-            self._membership.heartbeat.beat()
+            beat_at(self._membership, self._simulation.now)
             self._simulation.after(self._simulation.scenario.silent_after_s / 12, self._beat)
 
     def _set_up(self) -> None:
