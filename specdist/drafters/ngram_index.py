@@ -54,25 +54,28 @@ class Proposals:
     match_lengths_R: np.ndarray
     bases_R: np.ndarray | None = None
 
-    def until(self, stop_token_ids: np.ndarray) -> Proposals:
-        """Without what would follow a stop token."""
-        is_stop_C = np.isin(self.token_ids_C, stop_token_ids)
-        if not is_stop_C.any():
+    def until(self, is_last_C: np.ndarray) -> Proposals:
+        """Each without what would follow its first token that is a last one."""
+        if not is_last_C.any():
             return self
         kept_R = self.lengths_R.copy()
-        np.minimum.at(kept_R, self._lines_C[is_stop_C], arange_segments(self.lengths_R)[is_stop_C] + 1)
+        np.minimum.at(kept_R, self._lines_C[is_last_C], arange_segments(self.lengths_R)[is_last_C] + 1)
         return self.first(kept_R)
 
     def first(self, lengths_R: np.ndarray) -> Proposals:
         """The first tokens of each, at most as many as there are."""
-        is_kept_C = arange_segments(self.lengths_R) < lengths_R[self._lines_C]
         kept_R = np.minimum(lengths_R, self.lengths_R)
+        if kept_R.sum() == len(self.token_ids_C):
+            return self
+        is_kept_C = arange_segments(self.lengths_R) < kept_R.repeat(self.lengths_R)
         return Proposals(
             self.token_ids_C[is_kept_C], self.chances_C[is_kept_C], kept_R, self.match_lengths_R, self.bases_R
         )
 
     def after(self, lengths_R: np.ndarray, token_ids_C: np.ndarray) -> Proposals:
         """The rest of each, where its first ``lengths`` tokens are these; else nothing."""
+        if not len(token_ids_C):
+            return self
         known, rest_R = self.first(lengths_R), np.maximum(self.lengths_R - lengths_R, 0)
         is_same_R = known.lengths_R == lengths_R
         given_R = np.repeat(is_same_R, lengths_R)
@@ -120,7 +123,7 @@ class NgramIndex:
         is_compiled: bool | None = None,
     ) -> None:
         """``max_length``: most tokens of a sequence. ``learns_together``: a sequence's chances begin
-        with what all have learned.
+        with what all have learned (:meth:`learn`).
         ``texts``: to look through besides a sequence's own. ``is_compiled``: default: where it can be."""
         self._state = NgramState(num_slots, max_length, adds_sequences=texts.adds_sequences)
         self._learns_together = learns_together
@@ -168,10 +171,10 @@ class NgramIndex:
         """The next tokens of these sequences, ``counts_R`` of each."""
         assert (self._state.num_tokens[slots_R] + counts_R).max(initial=0) <= self._state.tokens.shape[1]
         tokens_C = token_ids_C.astype(np.int32)
-        unstored_R = self._state.num_unstored[slots_R]
-        first_R = np.maximum(counts_R, self._state.num_prompt_tokens[slots_R])
-        self._state.num_unstored[slots_R] = np.where(unstored_R == ALL, first_R, unstored_R)
-        before = self._state.learned(slots_R) if self._learns_together else None
+        if self._state.adds_sequences:
+            unstored_R = self._state.num_unstored[slots_R]
+            first_R = np.maximum(counts_R, self._state.num_prompt_tokens[slots_R])
+            self._state.num_unstored[slots_R] = np.where(unstored_R == ALL, first_R, unstored_R)
         if self._library is None:
             plain_ngrams.append_tokens(self._state, slots_R, counts_R, tokens_C)
         else:
@@ -179,16 +182,22 @@ class NgramIndex:
             self._library.append_tokens(
                 ctypes.addressof(self._arguments), len(slots_R), *(array.ctypes.data for array in arrays)
             )
-        if before is not None:
-            self._state.learn_together(self._state.learned(slots_R) - before)
+
+    def learn(self, slots_R: np.ndarray) -> None:
+        """From what these sequences have shown since the last time, for all, where they learn together."""
+        if self._learns_together and len(slots_R):
+            self._state.learn_together(slots_R)
+
+    def match_lengths(self, slots_R: np.ndarray) -> np.ndarray:
+        """[R]: how many of each sequence's last tokens stand before the source of a proposal, too."""
+        return np.maximum(self._state.match_lengths[slots_R], self._state.store_lengths[slots_R])
 
     def propose(
         self, slots_R: np.ndarray, limits_R: np.ndarray, *, least_chance: float | np.ndarray = 0.0
     ) -> Proposals:
         """At most ``limits_R`` tokens for each, as long as a token's chance is at least ``least_chance``, one
         for all or for each."""
-        state = self._state
-        match_lengths_R = np.maximum(state.match_lengths[slots_R], state.store_lengths[slots_R])
+        match_lengths_R = self.match_lengths(slots_R)
         least_chances_R = np.full(len(slots_R), 0.0) + least_chance
         if self._library is None:
             found = plain_ngrams.propose_tokens(self._state, slots_R, limits_R, least_chances_R)

@@ -52,6 +52,8 @@ class NgramState:
         self._num_owners = 0
         self.num_right = np.zeros((num_slots, 2 * len(CLASS_STARTS)))
         self.num_tried = np.zeros((num_slots, 2 * len(CLASS_STARTS)))
+        # Both, as far as all sequences have learned from them.
+        self._told = np.zeros((2, num_slots, 2 * len(CLASS_STARTS)))
 
     def begin(self, slots: np.ndarray, num_prompt_tokens: np.ndarray, are_resumed: np.ndarray) -> None:
         """New sequences in these slots, of which no token is known yet. The store has what a resumed one said
@@ -64,12 +66,13 @@ class NgramState:
         self.num_tokens[slots] = self.match_lengths[slots] = self.store_lengths[slots] = 0
         self.match_places[slots] = self.store_places[slots] = self.heads[slots] = -1
         self.num_right[slots] = self.num_tried[slots] = 0
+        self._told[:, slots] = 0
 
-    def learned(self, slots_R: np.ndarray) -> np.ndarray:
-        """[2, classes]: right and tried so far, of these sequences together."""
-        return np.stack([self.num_right[slots_R].sum(axis=0), self.num_tried[slots_R].sum(axis=0)])
-
-    def learn_together(self, more: np.ndarray) -> None:
-        """Begin every chance with what all sequences have learned; ``more`` is new."""
-        self.together = self.together * 0.5 ** (more[1] / TOGETHER_MEMORY) + more
+    def learn_together(self, slots_R: np.ndarray) -> None:
+        """Begin every chance with what all sequences have learned; these have learned more since the last
+        time."""
+        learned_2RC = np.stack([self.num_right[slots_R], self.num_tried[slots_R]])
+        more_2C = (learned_2RC - self._told[:, slots_R]).sum(axis=1)
+        self._told[:, slots_R] = learned_2RC
+        self.together = self.together * 0.5 ** (more_2C[1] / TOGETHER_MEMORY) + more_2C
         self.prior_right[:] = self.together[0] / self.together[1] * PRIOR_TOKENS

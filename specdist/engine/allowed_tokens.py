@@ -16,6 +16,7 @@ import numpy as np
 from specdist.constraints.matcher import WORD_BITS, only_tokens
 from specdist.drafters.ngram_index import Proposals
 from specdist.engine.pipeline import LogitsPipeline
+from specdist.sampling.distributions import NOT_FINITE
 from specdist.utils.ranges import arange_segments, places_from
 
 
@@ -24,10 +25,18 @@ class AllowedTokens:
 
     def __init__(self, pipeline: LogitsPipeline | None, stop_token_ids: Collection[int]) -> None:
         self._pipeline = pipeline if pipeline is not None and pipeline.has_masks else None
-        self._stop_token_ids = np.array(sorted(stop_token_ids), np.int64)
+        # The last entries are those of all other tokens, and of NOT_FINITE.
+        self._is_stop = np.zeros(max(stop_token_ids, default=0) + 1 - NOT_FINITE, bool)
+        self._is_stop[list(stop_token_ids)] = True
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a token may be certain where memory has nothing to propose."""
+        return self._pipeline is not None
 
     def is_stop(self, token_ids: np.ndarray) -> np.ndarray:
-        return np.isin(token_ids, self._stop_token_ids)
+        is_stop: np.ndarray = self._is_stop[np.minimum(token_ids, len(self._is_stop) - 1)]
+        return is_stop
 
     def of(
         self, found: Proposals, slots_R: np.ndarray, begins_R: np.ndarray, limits_R: np.ndarray
@@ -39,7 +48,7 @@ class AllowedTokens:
             begins_R: positions of the first proposed tokens. All tokens before them are in the pipeline's
                 table, where the candidates are written, too.
         """
-        found = found.until(self._stop_token_ids)
+        found = found.until(self.is_stop(found.token_ids_C))
         if self._pipeline is None:
             return found
         table = self._pipeline.token_ids

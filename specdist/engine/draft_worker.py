@@ -120,12 +120,12 @@ class DraftWorker:
             runner, ahead, chooser, policy, self._draft_state, self._draft_loop, settings=settings,
             is_traced=is_traced,
         )  # fmt: skip
-        self._lessons = Lessons(self._draft_state, self._histories, self._ahead, policy)
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
         self._memory = beside(
             memory, runner, self._draft_state, num_groups, max_seq_len, stop_token_ids, self._pipeline
         )
+        self._lessons = Lessons(self._draft_state, self._histories, self._ahead, policy, self._memory)
         self._undo = DraftUndo(self._draft_state, self._histories, runner.device)
 
     @property
@@ -151,11 +151,11 @@ class DraftWorker:
         report = self._ahead.adopt_branches(slots_R, first)
         self._ahead.begin_round(request)
         first_R = state.num_committed[slots_R]
-        wanted_now = self._memory.choose(request, self._ahead.wanted_now(request))
-        if wanted_now or self._memory.is_on:
-            self._lessons.learn()
+        wanted_now = self._ahead.wanted_now(request)
         if wanted_now:
+            self._lessons.learn()
             self._forget_scores(request)
+        wanted_now = self._memory.choose(request, wanted_now)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
         for num_wanted_R, uses_policy in wanted_now:
@@ -198,7 +198,7 @@ class DraftWorker:
         first = self._ahead.verify_first(request, positions_R)
         is_hit_R = first.is_hit_R
         is_rejected_R = ((num_accepted_R < num_candidates_R) | first.is_verified_R) & ~is_hit_R
-        self._memory.observe(request)
+        self._memory.keep(request)
         self._lessons.keep(slots_R, num_accepted_R, first, is_rejected_R)
         next_token_ids_R, target_W = request.next_token_ids_R, request.next_distributions_W
         if target_W is not None:

@@ -16,6 +16,7 @@ from specdist.engine.draft_ahead import AheadDrafter
 from specdist.engine.draft_state import DraftState, OwnTokens
 from specdist.engine.first_ahead import FirstAhead
 from specdist.engine.histories import Histories
+from specdist.engine.memory_beside import NoMemory
 from specdist.policies import BatchPolicy, LengthPolicy
 
 
@@ -32,9 +33,11 @@ class Lessons:
     """Keeps what the last rounds have shown until there is time to learn from it."""
 
     def __init__(
-        self, draft_state: DraftState, histories: Histories, ahead: AheadDrafter, policy: LengthPolicy
-    ) -> None:
+        self, draft_state: DraftState, histories: Histories, ahead: AheadDrafter, policy: LengthPolicy,
+        memory: NoMemory,
+    ) -> None:  # fmt: skip
         self._draft_state, self._histories, self._ahead = draft_state, histories, ahead
+        self._memory = memory
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         # More than one where target groups have had their replies one after the other.
         self._verified: list[_Verified] = []
@@ -59,6 +62,7 @@ class Lessons:
         verified, self._verified = self._verified, []
         for blocks in verified:
             self._learn(blocks)
+        self._memory.learn()
 
     def _learn(self, verified: _Verified) -> None:
         slots_R, begins_R, positions_R, own, first, is_rejected_R = verified

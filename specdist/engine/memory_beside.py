@@ -11,12 +11,16 @@ from the same code as for tokens of the model, whichever of the two a token is f
 
 A resumed sequence repeats its block from the source that it had.
 
+Before the reply there is what it depends on: the new tokens, and what to propose after them. What the last
+blocks have shown is learned from later, where nothing is drafted before the reply.
+
 R sequences that decode, C candidates of several sequences, one after the other, T tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +37,8 @@ from specdist.drafters.source_choice import (
 )
 from specdist.engine.allowed_tokens import AllowedTokens
 from specdist.engine.draft_state import DraftState
-from specdist.engine.histories import Histories, HistoriesSnapshot
+from specdist.engine.histories import Histories
+from specdist.engine.opened import OpenedSequences
 from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.proposals import ProposalRequest
 from specdist.models.runner import ModelRunner
@@ -47,13 +52,27 @@ MOST_LACKING = 64
 Wanted = list[tuple[np.ndarray, bool]]
 
 
+class _Verified(NamedTuple):
+    """Of the last blocks: candidates of the model, then of memory, and how many were accepted; whether the
+    whole block was the model's, and the match that there was."""
+
+    slots_R: np.ndarray
+    num_model_R: np.ndarray
+    num_memory_R: np.ndarray
+    num_accepted_R: np.ndarray
+    is_model_R: np.ndarray
+    classes_R: np.ndarray
+
+
 class NoMemory:
     """Beside a draft model: nothing."""
 
     is_on = False
     is_worth_asking = False
 
-    def observe(self, request: ProposalRequest) -> None: ...
+    def keep(self, request: ProposalRequest) -> None: ...
+
+    def learn(self) -> None: ...
 
     def choose(self, request: ProposalRequest, wanted_now: Wanted) -> Wanted:
         return wanted_now
@@ -106,29 +125,42 @@ class MemoryBeside(NoMemory):
         self._is_new, self._is_resumed = np.ones(num_slots, bool), np.zeros(num_slots, bool)
         self._was_asked = np.zeros(num_slots, bool)
         self._classes = np.zeros(num_slots, np.int64)
-        self._before: HistoriesSnapshot | None = None
-
-    def observe(self, request: ProposalRequest) -> None:
-        """Of the last round's blocks, before they are forgotten."""
+        # More than one where target groups have had their replies one after the other.
+        self._verified: list[_Verified] = []
         self._before = self._histories.snapshot()
+
+    def keep(self, request: ProposalRequest) -> None:
+        """What the last round's blocks have shown, before they are forgotten."""
         state, slots_R = self._state, request.slots_R
-        num_drafted_R = state.num_candidates[slots_R]
-        asked = np.flatnonzero(self._was_asked[slots_R] & ~self._is_new[slots_R])
-        num_accepted_R = np.minimum(request.num_accepted_R, num_drafted_R - state.num_from_memory[slots_R])
-        slots = slots_R[asked]
-        self._choice.observe_blocks(self._classes[slots], num_drafted_R[asked], num_accepted_R[asked])
-        self._histories.observe(slots, np.ones_like(slots), num_accepted_R[asked])
-        num_model_R = num_drafted_R - state.num_from_memory[slots_R]
+        num_memory_R = state.num_from_memory[slots_R]
+        num_model_R = state.num_candidates[slots_R] - num_memory_R
+        is_model_R, classes_R = self._was_asked[slots_R], self._classes[slots_R]
+        self._verified.append(
+            _Verified(slots_R, num_model_R, num_memory_R, request.num_accepted_R, is_model_R, classes_R)
+        )
+        self._was_asked[slots_R] = False
+
+    def learn(self) -> None:
+        """Once, of all that was kept."""
+        verified, self._verified = self._verified, []
+        for blocks in verified:
+            self._learn(blocks)
+
+    def _learn(self, verified: _Verified) -> None:
+        slots_R, num_model_R, num_memory_R, num_accepted_R, is_model_R, classes_R = verified
+        own_R = np.minimum(num_accepted_R, num_model_R)
+        asked = np.flatnonzero(is_model_R)
+        self._choice.observe_blocks(classes_R[asked], num_model_R[asked], own_R[asked])
+        self._histories.observe(slots_R[asked], np.ones_like(asked), own_R[asked])
         self._choice.observe_round(
-            len(slots_R) + int(request.num_accepted_R.sum()),
-            num_pass_tokens=len(slots_R) + int(num_drafted_R.sum()),
+            len(slots_R) + int(num_accepted_R.sum()),
+            num_pass_tokens=len(slots_R) + int(num_model_R.sum() + num_memory_R.sum()),
             num_rows=len(slots_R),
             num_steps=int(num_model_R.max(initial=0)),
             num_context=self._num_context(slots_R),
         )
-        self._was_asked[slots_R] = False
-        num_accepted_R = np.maximum(request.num_accepted_R - num_model_R, 0)
-        self._choice.observe_memory(int(num_accepted_R.sum()), len(slots_R))
+        self._choice.observe_memory(int((num_accepted_R - own_R).sum()), len(slots_R))
+        self._index.learn(slots_R)
 
     @property
     def is_worth_asking(self) -> bool:  # type: ignore[override]
@@ -148,36 +180,60 @@ class MemoryBeside(NoMemory):
         proposes them too; where none are ready, it begins. A block of the model that may follow has no worth
         where it drafts nothing in this round; and where memory adds nothing either, the target may go on
         alone."""
-        if shape.num_rounds_alone and not (self.is_worth_asking or request.num_redraft_R.any()):
+        is_resumed_R = request.num_redraft_R > 0
+        if shape.num_rounds_alone and not (self.is_worth_asking or is_resumed_R.any()):
             return
         state, slots_R = self._state, request.slots_R
         num_ready_R = state.num_candidates[slots_R]
         is_free_R = (state.num_ahead[slots_R] == 0) & (state.num_from_memory[slots_R] == 0)
-        is_resumed_R = request.num_redraft_R > 0
         is_free_R &= ~self._was_asked[slots_R]
-        room_R = np.maximum(np.where(is_free_R, request.draft_now_R, 0) - num_ready_R, 0)
-        limits_R = np.where((room_R > 0) & ~is_resumed_R, room_R + num_ready_R, 0)
-        found = self._propose(slots_R, limits_R).after(num_ready_R, self._candidates(slots_R, num_ready_R))
+        room_R = np.where(is_free_R, np.maximum(request.draft_now_R - num_ready_R, 0), 0)
+        if is_resumed_R.any():
+            self._put(slots_R, self._again(request, is_resumed_R & is_free_R).first(room_R))
+            room_R[is_resumed_R] = 0
+        has_room = np.flatnonzero(room_R > 0)
+        if len(has_room):
+            self._extend(request, slots_R[has_room], room_R[has_room], shape)
+        self._was_asked[slots_R] |= (num_ready_R > 0) & (state.num_from_memory[slots_R] == 0)
+
+    def _extend(
+        self, request: ProposalRequest, slots_R: np.ndarray, room_R: np.ndarray, shape: RoundShape
+    ) -> None:
+        """These sequences' blocks, by so many tokens at most."""
+        state = self._state
+        num_ready_R = state.num_candidates[slots_R]
+        found = self._propose(slots_R, room_R + num_ready_R)
+        if not (len(found.token_ids_C) or self._allowed.has_masks):
+            return
+        found = found.after(num_ready_R, self._candidates(slots_R, num_ready_R))
         begins_R = state.num_committed[slots_R] + num_ready_R
-        found = self._allowed.of(found, slots_R, begins_R, np.where(is_resumed_R, 0, room_R))
-        again = self._again(request, is_resumed_R & is_free_R).first(room_R)
-        found = found.instead(is_resumed_R, again)
-        self._classes[slots_R] = classes_R = match_classes(found.match_lengths_R)
-        assert found.bases_R is not None
-        worth_R = self._choice.worth_of_model(classes_R, self._histories.of(slots_R))
-        if not (shape.num_ahead or shape.drafts_now):
-            worth_R = np.zeros_like(worth_R)
-        ahead_R = self._choice.lengths_ahead(found.chances_C, found.lengths_R, found.bases_R, worth_R)
-        paying = found.first(ahead_R)
-        kept_R = np.where(is_resumed_R, found.lengths_R, self._lengths_that_pay(request, paying)[0])
-        self._put(slots_R, found, kept_R)
-        self._was_asked[slots_R] |= (num_ready_R > 0) & (kept_R == 0)
+        found = self._allowed.of(found, slots_R, begins_R, room_R)
+        if not len(found.token_ids_C):
+            return
+        bases_R = np.ones(len(slots_R)) if found.bases_R is None else found.bases_R
+        worth_R = np.zeros(len(slots_R))
+        if shape.num_ahead or shape.drafts_now:
+            classes_R = match_classes(found.match_lengths_R)
+            worth_R = self._choice.worth_of_model(classes_R, self._histories.of(slots_R))
+        ahead_R = self._choice.lengths_ahead(found.chances_C, found.lengths_R, bases_R, worth_R)
+        found = found.first(ahead_R)
+        self._put(slots_R, found.first(self._lengths_that_pay(request, found)[0]))
 
     def open(self, request: ProposalRequest) -> None:
-        """After the reply: put the preempted sequences' histories aside, and begin the new sequences."""
-        state, opened, self._before = self._state, request.opened, None
+        """After the reply: note the blocks, put the preempted sequences' histories aside, and begin the new
+        sequences."""
+        state, opened = self._state, request.opened
+        self._note(request.slots_R)
         suspended = request.suspended_slots
         self._histories.suspend(suspended, state.stream_keys[suspended])
+        if len(opened.slots):
+            self._open(opened)
+        # The next request may fail.
+        self._before = self._histories.snapshot()
+        self._catch_up(request.slots_R)
+
+    def _open(self, opened: OpenedSequences) -> None:
+        state = self._state
         self._histories.open(opened.slots, opened.stream_keys)
         self._is_new[opened.slots] = True
         self._is_resumed[opened.slots] = opened.are_resumed
@@ -186,10 +242,21 @@ class MemoryBeside(NoMemory):
         state.num_from_memory[opened.slots] = 0
         shared = places_from(opened.slots, np.zeros_like(opened.slots), opened.prefix_lengths)
         state.put_undrafted(shared, opened.prefix_ids)
-        self._catch_up(request.slots_R)
+
+    def _note(self, slots_R: np.ndarray) -> None:
+        """What is memory's of these sequences' blocks, and the match that there is."""
+        state = self._state
+        self._classes[slots_R] = match_classes(self._index.match_lengths(slots_R))
+        lengths_R = state.num_from_memory[slots_R]
+        begins_R = state.num_committed[slots_R] + state.num_candidates[slots_R] - lengths_R
+        token_ids_C = state.token_ids[places_from(slots_R, begins_R, lengths_R)]
+        block = Proposals(token_ids_C, np.ones(len(token_ids_C)), lengths_R, lengths_R)
+        self._histories.note(slots_R, NUM_BLOCK_NUMBERS, noted_block(block, self._settings.max_tokens))
 
     def read_prompts(self, request: ProposalRequest) -> None:
         """While the target is at work on them: enter prompts into the index, each as a whole."""
+        if not len(request.context):
+            return
         slots = np.unique(request.context.slots_T)
         are_whole = self._state.num_committed[slots] == self._num_prompt_tokens[slots]
         self._remember(slots[are_whole & self._is_new[slots] & ~self._is_resumed[slots]])
@@ -206,14 +273,18 @@ class MemoryBeside(NoMemory):
 
     def begin_group(self, group: int) -> None:
         """None of a target group's sequences has been seen before."""
+        slots = self._state.slots_of(group)
         self._histories.begin_group(group)
-        self._is_new[self._state.slots_of(group)] = True
+        self._is_new[slots], self._was_asked[slots] = True, False
+        self._before = self._histories.snapshot()
 
     def recover(self, *, has_replied: bool) -> None:
         """The last request failed for lack of memory: every sequence will be opened again."""
-        if not has_replied and self._before is not None:
+        self._verified = []
+        if not has_replied:
             self._histories.restore(self._before)
-        self._is_new[:] = True
+        self._before = self._histories.snapshot()
+        self._is_new[:], self._was_asked[:] = True, False
 
     def _choose(self, request: ProposalRequest, wanted_R: np.ndarray) -> tuple[np.ndarray, bool]:
         """Of a draft that takes turns: the more promising source of each sequence that has nothing ready."""
@@ -222,32 +293,32 @@ class MemoryBeside(NoMemory):
         is_resumed_R = is_open_R & (request.num_redraft_R > 0)
         limits_R = np.where(is_open_R & ~is_resumed_R, wanted_R, 0)
         found = self._propose(slots_R, limits_R)
-        found = self._allowed.of(
-            found, slots_R, state.num_committed[slots_R], self._capped(slots_R, limits_R)
-        )
-        found = found.instead(is_resumed_R, self._again(request, is_resumed_R).first(wanted_R))
+        if len(found.token_ids_C) or self._allowed.has_masks:
+            room_R = self._capped(slots_R, limits_R)
+            found = self._allowed.of(found, slots_R, state.num_committed[slots_R], room_R)
+        if len(found.token_ids_C):
+            found = found.first(self._lengths_that_promise_more(request, found))
+        if is_resumed_R.any():
+            found = found.instead(is_resumed_R, self._again(request, is_resumed_R).first(wanted_R))
+        self._put(slots_R, found)
+        has_block_R = found.lengths_R > 0
+        self._was_asked[slots_R] = is_open_R & ~has_block_R
+        return np.where(has_block_R, 0, np.minimum(wanted_R, self._settings.max_model_tokens)), True
+
+    def _lengths_that_promise_more(self, request: ProposalRequest, found: Proposals) -> np.ndarray:
+        """[R]: the lengths that pay, of blocks that promise more than the model's would."""
         kept_R, token_cost = self._lengths_that_pay(request, found)
-        self._classes[slots_R] = classes_R = match_classes(found.match_lengths_R)
-        worth_R = np.bincount(
-            np.repeat(np.arange(len(slots_R)), kept_R),
-            found.first(kept_R).chances_C - token_cost,
-            minlength=len(slots_R),
+        num_rows = len(kept_R)
+        lines_C = np.arange(num_rows).repeat(kept_R)
+        worth_R = np.bincount(lines_C, found.first(kept_R).chances_C - token_cost, minlength=num_rows)
+        model_R = self._choice.worth_of_model(
+            match_classes(found.match_lengths_R), self._histories.of(request.slots_R), token_cost
         )
-        is_memory_R = worth_R > self._choice.worth_of_model(
-            classes_R, self._histories.of(slots_R), token_cost
-        )
-        lengths_R = np.where(is_resumed_R, found.lengths_R, np.where(is_memory_R, kept_R, 0))
-        self._put(slots_R, found, lengths_R)
-        self._was_asked[slots_R] = is_open_R & (lengths_R == 0)
-        return np.where(lengths_R > 0, 0, np.minimum(wanted_R, self._settings.max_model_tokens)), True
+        return np.where(worth_R > model_R, kept_R, 0)
 
     def _redraft(self, request: ProposalRequest, wanted_R: np.ndarray) -> np.ndarray:
         """[R]: of blocks that are repeated, what the model drafts; memory goes on in :meth:`extend`."""
-        return np.maximum(wanted_R - self._num_again(request), 0)
-
-    def _num_again(self, request: ProposalRequest) -> np.ndarray:
-        """[R]: of a resumed sequence, how many candidates were from memory."""
-        return self._again(request, request.num_redraft_R > 0).lengths_R
+        return np.maximum(wanted_R - self._again(request, request.num_redraft_R > 0).lengths_R, 0)
 
     def _again(self, request: ProposalRequest, is_resumed_R: np.ndarray) -> Proposals:
         return repeated_blocks(self._histories.of(request.slots_R), is_resumed_R)
@@ -280,25 +351,23 @@ class MemoryBeside(NoMemory):
         state = self._state
         return state.token_ids[places_from(slots_R, state.num_committed[slots_R], lengths_R)]
 
-    def _put(self, slots_R: np.ndarray, found: Proposals, lengths_R: np.ndarray) -> None:
-        """Make the first of each sequence's proposed tokens its last candidates."""
-        state = self._state
+    def _put(self, slots_R: np.ndarray, found: Proposals) -> None:
+        """Make the proposed tokens their sequences' last candidates."""
+        if not len(found.token_ids_C):
+            return
+        state, lengths_R = self._state, found.lengths_R
         tails_R = state.num_committed[slots_R] + state.num_candidates[slots_R]
-        held_R = state.num_from_memory[slots_R]
-        state.put_certain(places_from(slots_R, tails_R, lengths_R), found.first(lengths_R).token_ids_C)
+        state.put_certain(places_from(slots_R, tails_R, lengths_R), found.token_ids_C)
         state.num_candidates[slots_R] += lengths_R
         state.num_from_memory[slots_R] += lengths_R
-        lengths_R = state.num_from_memory[slots_R]
-        token_ids_C = state.token_ids[places_from(slots_R, tails_R - held_R, lengths_R)]
-        whole = Proposals(token_ids_C, np.ones(len(token_ids_C)), lengths_R, lengths_R)
-        self._histories.note(slots_R, NUM_BLOCK_NUMBERS, noted_block(whole, self._settings.max_tokens))
 
     def _remember(self, slots_R: np.ndarray) -> None:
         """All tokens that were committed since the last request, and the next ones."""
         state = self._state
         new = slots_R[self._is_new[slots_R]]
-        self._index.begin(new, self._num_prompt_tokens[new], self._is_resumed[new])
-        self._is_new[new] = False
+        if len(new):
+            self._index.begin(new, self._num_prompt_tokens[new], self._is_resumed[new])
+            self._is_new[new] = False
         known_R = self._index.num_tokens(slots_R)
         # A sequence whose logits are not finite has come to its end.
         last_ids_R = state.token_ids[slots_R, state.num_committed[slots_R] - 1]

@@ -170,6 +170,7 @@ class MemoryDraft:
             token_ids += added
             counts.append(len(added))
         self._index.append(slots_R, np.array(counts, np.int64), np.array(token_ids, np.int64))
+        self._index.learn(slots_R)
 
 
 def _traced(num_candidates: int, num_rows: int) -> TracedDrafts:

@@ -9,7 +9,7 @@ import pytest
 
 from specdist.drafters import source_choice
 from specdist.drafters.ngram_index import NgramIndex
-from specdist.drafters.source_choice import MemorySettings
+from specdist.drafters.source_choice import MemorySettings, SourceChoice
 from specdist.drafters.text_store import NO_TEXTS, NO_TOKEN, OVERLAP, TextSettings, TextStore
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_worker import DraftWorker
@@ -150,6 +150,48 @@ class Repeating:
             self._blocks[key] = block.tolist()
             self.num_repeated += is_again
         return reply
+
+
+class Counting:
+    """Counts the blocks that are the model's."""
+
+    def __init__(self, inner: Proposer) -> None:
+        self._inner, self.close = inner, inner.close
+        self.num_blocks = self.num_of_memory = 0
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        reply = self._inner.propose(request, clock)
+        is_memory_R = reply.num_from_memory_R > 0
+        self.num_blocks += int(((reply.num_drafted_R > 0) & ~is_memory_R).sum())
+        self.num_of_memory += int(is_memory_R.sum())
+        return reply
+
+
+class CountingReplica(Harness):
+    def proposer(self) -> Proposer:
+        self.counting = Counting(super().proposer())
+        return self.counting
+
+
+@pytest.mark.parametrize("options", [{}, AHEAD], ids=["in_turns", "ahead"])
+def test_what_the_model_s_blocks_bring_is_learned_from_them_alone(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were blocks of memory among them, the model would seem to bring nothing there, and less with each. Of a
+    sequence that ends the last block is not told."""
+    told: list[int] = []
+    observe = SourceChoice.observe_blocks
+
+    def noting(choice: SourceChoice, classes_R: np.ndarray, *counts_R: np.ndarray) -> None:
+        told.append(len(classes_R))
+        observe(choice, classes_R, *counts_R)
+
+    monkeypatch.setattr(SourceChoice, "observe_blocks", noting)
+    replica = replica_with(GREEDY, kind=CountingReplica, **options)
+    tokens_of(replica)
+    counting = replica.counting  # type: ignore[attr-defined]
+    assert counting.num_of_memory > 0.3 * counting.num_blocks
+    assert 0.5 * counting.num_blocks < sum(told) <= counting.num_blocks
 
 
 class Knowing:

@@ -74,6 +74,13 @@ BESIDE_FAULTS = (
         tests=(BATCH,),
     ),
     Mutant(
+        name="blocks-of-memory-are-learned-from-as-the-model-s",
+        file="engine/memory_beside.py",
+        old="(num_ready_R > 0) & (state.num_from_memory[slots_R] == 0)",
+        new="num_ready_R > 0",
+        tests=(f"{BESIDE}::test_what_the_model_s_blocks_bring_is_learned_from_them_alone[in_turns]",),
+    ),
+    Mutant(
         name="listens-in-every-round-with-memory",
         file="engine/draft_ahead.py",
         old="self._num_quiet = self._num_quiet or self.shape.num_rounds_alone",

@@ -194,8 +194,8 @@ ROUND_FAULTS = (
     Mutant(
         name="draft-learns-before-its-reply",
         file="engine/draft_worker.py",
-        old="        if wanted_now or self._memory.is_on:\n",
-        new="        if True:\n",
+        old="        if wanted_now:\n            self._lessons",
+        new="        if True:\n            self._lessons",
         tests=(LESSONS,),
     ),
     Mutant(
