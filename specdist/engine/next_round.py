@@ -75,6 +75,7 @@ class NextRound:
         doubtful: indices of the blocks whose candidates may end their sequences.
         room_R: tokens that each completion has room for.
         num_redraft_R, next_token_ids_R: of the next :class:`LastPass`: none, and not known yet.
+        most_candidates: of a sequence, as many as pages are reserved for.
     """
 
     scheduler: Scheduler
@@ -86,6 +87,7 @@ class NextRound:
     room_R: np.ndarray
     num_redraft_R: np.ndarray
     next_token_ids_R: np.ndarray
+    most_candidates: int
     num_new: int
     page_updates: PageUpdates
 
@@ -120,6 +122,7 @@ class NextRound:
             room_R=np.array([s.max_length - len(s.token_ids) for s in sequences], np.int64),
             num_redraft_R=np.zeros(len(sequences), np.int64),
             next_token_ids_R=np.full(len(sequences), DRAW),
+            most_candidates=scheduler.most_candidates,
             num_new=len(new),
             page_updates=page_updates,
         )
@@ -147,7 +150,7 @@ class NextRound:
             updates = updates.without(slots_R[ended])
             sequences = [sequences[index] for index in np.flatnonzero(goes_on_R)]
             slots_R, room_R, num_accepted_R = slots_R[goes_on_R], room_R[goes_on_R], num_accepted_R[goes_on_R]
-        limits = limits_within(self.scheduler.most_candidates, room_R - num_accepted_R)
+        limits = limits_within(self.most_candidates, room_R - num_accepted_R)
         plan = self.scheduler.plan((sequences, limits, updates))
         num_seqs = len(sequences)
         last = LastPass(

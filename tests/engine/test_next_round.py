@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from specdist.cache.pages import PageUpdates
+from specdist.engine.blocks import Block
 from specdist.engine.next_round import NextRound
 from specdist.engine.request import Request
+from specdist.engine.stopping import StopRules
 from specdist.sampling.distributions import SamplingSettings
+from specdist.stats.shard import AheadOutcome
 from tests.engine.harness import Harness, decode, requests_for
 from tests.engine.markov import repetitive_model
 from tests.engine.sampled import PLAIN, PROMPTS, markov_replica
@@ -107,6 +110,34 @@ def test_pages_are_reserved_early_however_many_candidates_are_accepted() -> None
             sequence.end_block([7] * num_accepted, 3)
         # The scheduler's own plan needs nothing more.
         assert not len(rounds.plan().page_updates.slots)
+
+
+def test_a_round_known_early_has_pages_for_its_blocks_when_a_sequence_has_ended() -> None:
+    """The others have more room in a pass then, and no pages for it yet."""
+    rounds = scheduler(
+        [6, 9], max_new_tokens=50, max_num_seqs=2, max_num_batched_tokens=32, max_draft_tokens=20,
+        shares_room=True,
+    )  # fmt: skip
+    run_round(rounds.plan())
+    plan = rounds.plan()
+    first, second = plan.decoding
+    blocks = []
+    for sequence in plan.decoding:
+        sequence.begin_block(7, 3, missed=False)
+        nothing = AheadOutcome(0, False, 0, 0, 0)
+        block = Block(
+            sequence=sequence, next_token_id=7, candidate_ids=[7] * 3, draft_probabilities_K=np.ones(3),
+            features_4K=None, ahead=nothing,
+        )  # fmt: skip
+        blocks.append(block)
+    early = NextRound.foresee(rounds, StopRules(decode), blocks, plan)
+    assert early is not None
+    rounds.finish(first)
+    later, _ = early.after(np.array([3, 3]), [0])
+    second.end_block([7] * 3, 3)
+    (limit,) = later.draft_limits
+    assert len(second.token_ids) + 1 + limit <= second.num_reserved
+    assert 0 < limit < rounds.most_candidates
 
 
 @pytest.mark.parametrize(("num_pages", "is_known"), [(100, True), (5, False)])

@@ -18,6 +18,7 @@ def scheduler(
     max_draft_tokens: int = 3,
     max_new_tokens: int = 10,
     max_seq_len: int = 64,
+    shares_room: bool = False,
 ) -> Scheduler:
     settings = SchedulerSettings(
         max_num_seqs=max_num_seqs,
@@ -26,6 +27,7 @@ def scheduler(
         max_new_tokens=max_new_tokens,
         max_seq_len=max_seq_len,
         seed=0,
+        shares_room=shares_room,
     )
     pages = PageTable(num_pages=num_pages, page_size=PAGE_SIZE, num_slots=settings.num_slots)
     requests = (

@@ -53,6 +53,14 @@ HOST_FAULTS = (
         tests=(NEXT_ROUND,),
     ),
     Mutant(
+        name="round-known-early-has-longer-blocks-than-pages",
+        file="engine/next_round.py",
+        old="limits_within(self.most_candidates, ",
+        new="limits_within(self.scheduler.most_candidates, ",
+        tests=(NEXT_ROUND,),
+        is_dangerous=True,
+    ),
+    Mutant(
         name="pages-reserved-early-as-if-nothing-were-accepted",
         file="engine/scheduler.py",
         old="self._reach(sequence, len(sequence.token_ids) + num_more, most)",
