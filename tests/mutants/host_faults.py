@@ -58,7 +58,6 @@ HOST_FAULTS = (
         old="limits_within(self.most_candidates, ",
         new="limits_within(self.scheduler.most_candidates, ",
         tests=(NEXT_ROUND,),
-        is_dangerous=True,
     ),
     Mutant(
         name="pages-reserved-early-as-if-nothing-were-accepted",
