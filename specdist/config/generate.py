@@ -211,10 +211,6 @@ class GenerateConfig(
             raise UserError(f"--{name} {getattr(self, name)!r} {rule}")
 
     @property
-    def uses_draft(self) -> bool:
-        return self.policy != "none"
-
-    @property
     def uses_memory(self) -> bool:
         """Whether candidates come from a sequence's own tokens, without a draft model."""
         return self.uses_draft and self.draft == MEMORY
@@ -242,11 +238,6 @@ class GenerateConfig(
         return self.policy == "goodput" or (has_memory and (self.is_coupled or self.drafts_ahead))
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the completions follow the target's own distribution; with sprinter they may not."""
-        return not (self.policy == "sprinter" and self.verify == "doubted")
-
-    @property
     def is_traced(self) -> bool:
         return self.uses_draft and self.trace
 
@@ -264,7 +255,13 @@ class GenerateConfig(
     @property
     def needs_costs(self) -> bool:
         """Whether decisions of the run depend on times of passes, which are measured before it."""
-        return self.drafts_ahead or self.chooses_rounds or needs_costs(self.policy)
+        return self.drafts_ahead or self.chooses_rounds or needs_costs(self.policy) or self.weighs_memory
+
+    @property
+    def weighs_memory(self) -> bool:
+        """Whether times of passes decide how long blocks from memory are beside a draft model's: where no
+        token depends on it."""
+        return self.adds_memory and (self.is_coupled or self.memory_rows or self.adapt_draft)
 
     @property
     def policy_options(self) -> dict[str, float]:

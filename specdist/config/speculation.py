@@ -86,6 +86,15 @@ class SpeculationOptions(AdaptationOptions):
         "doubted)",
     )
 
+    @property
+    def uses_draft(self) -> bool:
+        return self.policy != TARGET_ONLY
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the completions follow the target's own distribution; with sprinter they may not."""
+        return not (self.policy == "sprinter" and self.verify == "doubted")
+
     def check_memory(self, *, is_coupled: bool, **of_model: str | None) -> None:
         """Of ``--draft memory``: choose the policy, and refuse what needs a draft model. ``is_coupled``: no
         token depends on a block's length. ``of_model``: other options of a draft model that were given.

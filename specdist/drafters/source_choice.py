@@ -146,8 +146,9 @@ class SourceChoice:
         costs = self._settings.costs
         if costs is None or not num_rows:
             return
-        target_ns = costs.target_ns(num_pass_tokens, num_rows, num_context)
-        ns = float(target_ns) + num_steps * float(costs.draft_ns(num_rows, num_context))
+        ns = costs.pass_ns(num_pass_tokens, num_rows, num_context) + costs.message.at(num_rows)
+        if num_steps:
+            ns += num_steps * costs.step_ns(num_rows, num_context) + costs.turns.at(num_rows)
         self._num_tokens = ROUND_MEMORY * self._num_tokens + num_tokens
         self._ns = ROUND_MEMORY * self._ns + ns
 
@@ -168,10 +169,8 @@ class SourceChoice:
         # Chances fall along a block, so the best tokens of the batch are the first ones of each block.
         order_C = np.argsort(-chances_C, kind="stable")
         pass_ns = costs.target_ns(num_pass_tokens + np.arange(len(chances_C) + 1), num_rows, num_context)
-        rate = max(
-            num_rows / max(1.0, float(costs.target_ns(num_rows, num_rows, num_context))),
-            self._num_tokens / max(1.0, self._ns),
-        )
+        plain_ns = costs.pass_ns(num_rows, num_rows, num_context) + costs.message.at(num_rows)
+        rate = max(num_rows / max(1.0, plain_ns), self._num_tokens / max(1.0, self._ns))
         cost = rate * (pass_ns - pass_ns[0])
         best = int(np.argmax(np.r_[0.0, chances_C[order_C].cumsum()] - cost))
         lines_C = np.repeat(np.arange(len(lengths_R)), lengths_R)

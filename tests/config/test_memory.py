@@ -40,6 +40,11 @@ def test_memory_beside_a_draft_model() -> None:
     assert (alone.memory_tokens, alone.shares_room) == (63, False)
     assert config(draft="small", memory=True, policy="fixed", max_num_seqs=500).block_tokens == 9
     assert config(draft="small", memory=True, policy="fixed", temperature=0).memory_tokens == 64
+    in_turns = {"draft": "small", "policy": "fixed", "overlap": "none"}
+    assert not config(**in_turns, memory=True).needs_costs
+    for free in ({"temperature": 0}, {"acceptance": "gumbel"}, {"memory_rows": True}, {"adapt_draft": True}):
+        assert config(**in_turns, memory=True, **free).needs_costs
+    assert not config(**in_turns, temperature=0).needs_costs
     assert not config(draft="small").adds_memory and config(draft="small").memory_tokens == 0
     unused = config(draft="small", memory=True, policy="none")
     assert not unused.adds_memory and any("--memory has no effect" in each for each in unused.warnings())

@@ -81,6 +81,20 @@ BESIDE_FAULTS = (
         tests=(f"{BESIDE}::test_what_the_model_s_blocks_bring_is_learned_from_them_alone[in_turns]",),
     ),
     Mutant(
+        name="memory-is-weighed-by-passes-alone",
+        file="drafters/source_choice.py",
+        old="ns += num_steps * costs.step_ns(num_rows, num_context) + costs.turns.at(num_rows)",
+        new="pass",
+        tests=("tests/drafters/test_source_choice.py",),
+    ),
+    Mutant(
+        name="memory-beside-a-draft-of-fixed-length-is-not-weighed",
+        file="config/generate.py",
+        old="or needs_costs(self.policy) or self.weighs_memory",
+        new="or needs_costs(self.policy)",
+        tests=("tests/config/test_memory.py",),
+    ),
+    Mutant(
         name="listens-in-every-round-with-memory",
         file="engine/draft_ahead.py",
         old="self._num_quiet = self._num_quiet or self.shape.num_rounds_alone",
