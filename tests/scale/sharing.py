@@ -23,7 +23,7 @@ from tests.scale.tail import SILENT_AFTER_S, STEP_S, TailReplica, TailScenario, 
 
 # A look is due no more often than on a file system, and statistics are written more seldom than that.
 SNAPSHOT_S = 60.0
-MAX_OPEN_FILES = 2**16
+MAX_OPEN_FILES = 2**20
 
 
 class SharingSimulation(TailSimulation):
