@@ -109,6 +109,8 @@ class Sequence:
         self.num_redraft = 0
         self.num_candidates = num_candidates
         self.token_ids.append(next_token_id)
+        # Others' keys and values would be overwritten, which nothing else would notice.
+        assert len(self.token_ids) + num_candidates <= self.num_reserved, "a block is longer than its pages"
         if missed:
             self.counters = self.counters._replace(num_misses=self.counters.num_misses + 1)
         self.num_blocks += 1

@@ -3,8 +3,6 @@ counting file system, with sequences that take random times instead of models.""
 
 from __future__ import annotations
 
-import contextlib
-import resource
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -23,7 +21,6 @@ from tests.scale.tail import SILENT_AFTER_S, STEP_S, TailReplica, TailScenario, 
 
 # A look is due no more often than on a file system, and statistics are written more seldom than that.
 SNAPSHOT_S = 60.0
-MAX_OPEN_FILES = 2**20
 
 
 class SharingSimulation(TailSimulation):
@@ -59,16 +56,13 @@ class SharingSimulation(TailSimulation):
 
     def run_counted(self) -> Outcome:
         """Until the last living replica has left."""
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # Part logs of all replicas are open in this process; root may raise the limit.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, max(most, MAX_OPEN_FILES)))
         for number in range(self.scenario.num_replicas):
             self.after(self.rng.uniform(0, self.arrival_s), partial(self._join, f"replica{number}"))
         with (
             self.files.patched(),
             Indexed(self, self.files).patched(),
             mock.patch.object(PartLog, "begin_sync", lambda log: None),
+            mock.patch.object(PartLog, "_sync", lambda log: None),
             mock.patch.object(recording, "SNAPSHOT_INTERVAL_S", SNAPSHOT_S),
         ):
             while self.has_next:
