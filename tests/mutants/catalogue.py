@@ -3,6 +3,7 @@
 from tests.mutants.adapt_faults import ADAPT_FAULTS
 from tests.mutants.adapter_faults import ADAPTER_FAULTS
 from tests.mutants.beside_faults import BESIDE_FAULTS
+from tests.mutants.claim_faults import CLAIM_FAULTS
 from tests.mutants.constraint_faults import CONSTRAINT_FAULTS
 from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.distill_faults import DISTILL_FAULTS
@@ -35,6 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ADAPT_FAULTS,
     *ADAPTER_FAULTS,
     *CONSTRAINT_FAULTS,
+    *CLAIM_FAULTS,
     *DATA_FAULTS,
     *STATS_FAULTS,
     *DISTILL_FAULTS,

@@ -6,7 +6,6 @@ CONVERTED = "tests/data/test_converted.py"
 FILES = "tests/data/test_files.py"
 PUBLISHING = "tests/data/test_publishing.py"
 PARTS = "tests/data/test_parts.py"
-CLAIMS = "tests/data/test_claims.py"
 LAYOUT = "tests/data/test_layout.py"
 FIGURES = "tests/data/test_shard_figures.py"
 MERGING = "tests/data/test_merging.py"
@@ -151,90 +150,13 @@ DATA_FAULTS = (
         new="            pass\n",
         tests=(PARTS,),
     ),
-    # Claims.
-    Mutant(
-        name="slow-looks-never-tell-silence",
-        file="data/heartbeat.py",
-        old="last.num_far = now, last.num_far + 1",
-        new="last.num_far = now, 0",
-        tests=(CLAIMS,),
-    ),
-    Mutant(
-        name="one-pause-is-silence",
-        file="data/heartbeat.py",
-        old="MAX_FAR_LOOKS = 4",
-        new="MAX_FAR_LOOKS = 1",
-        tests=(CLAIMS,),
-    ),
-    Mutant(
-        name="old-look-at-claims-wins-claim",
-        file="data/claims.py",
-        old="        if found[-1:] != [claim] or (latest",
-        new="        if (latest",
-        tests=(CLAIMS,),
-    ),
-    Mutant(
-        name="claim-taken-from-who-holds-it",
-        file="data/claims.py",
-        old="if holding.replica is None or self._watch.is_gone(holding.replica):",
-        new="if True:",
-        tests=(CLAIMS,),
-    ),
+    # Converted prompts.
     Mutant(
         name="converted-rows-before-types-widened-are-lost",
         file="data/converted.py",
         old="for batch in _batches(pieces[:-1]):",
         new="for batch in _batches(pieces[-2:-1]):",
         tests=(CONVERTED,),
-    ),
-    Mutant(
-        name="a-replica-joins-while-another-holds-the-setup",
-        file="data/membership.py",
-        old="            and holding.replica is None\n",
-        new="",
-        tests=("tests/data/test_membership.py",),
-    ),
-    Mutant(
-        name="a-replica-joins-though-another-took-the-setup-meanwhile",
-        file="data/membership.py",
-        old="            and is_needless()\n            and self.claims.is_held(latest)\n",
-        new="            and is_needless()\n",
-        tests=("tests/data/test_membership.py",),
-    ),
-    Mutant(
-        name="replicas-that-join-wait-one-behind-another",
-        file="data/membership.py",
-        old="if is_needless is not None and self.is_settled(is_needless):",
-        new="if False:",
-        tests=("tests/job/test_preflight.py",),
-    ),
-    Mutant(
-        name="a-claim-is-watched-no-longer-though-its-holder-is-silent",
-        file="data/shard_queue.py",
-        old="if name not in chosen and self._is_suspect(name)",
-        new="if False",
-        tests=("tests/data/test_shard_queue.py",),
-    ),
-    Mutant(
-        name="all-replicas-change-the-claims-that-they-watch-at-once",
-        file="data/shard_choice.py",
-        old=" + _crc32(replica) / 2**32)",
-        new=")",
-        tests=("tests/data/test_shard_choice.py",),
-    ),
-    Mutant(
-        name="heartbeats-of-vanished-machines-stay",
-        file="data/membership.py",
-        old="or (is_alive is None and age_s > SILENCES_KEPT * beat.silent_after_s)",
-        new="",
-        tests=("tests/data/test_membership.py",),
-    ),
-    Mutant(
-        name="heartbeats-of-holders-of-claims-are-removed",
-        file="data/membership.py",
-        old="vanished - self._holders() if vanished else ():",
-        new="vanished:",
-        tests=("tests/data/test_membership.py",),
     ),
     Mutant(
         name="types-of-a-converted-csv-column-by-its-last-piece",
@@ -271,76 +193,7 @@ DATA_FAULTS = (
         new="",
         tests=(CONVERTED,),
     ),
-    Mutant(
-        name="heartbeat-read-more-often-than-it-beats",
-        file="data/heartbeat.py",
-        old="is_read = last is None or",
-        new="is_read = True or",
-        tests=("tests/data/test_claims.py::test_a_heartbeat_is_read_no_more_often_than_it_beats",),
-    ),
-    Mutant(
-        name="holder-of-claim-never-read-again",
-        file="data/claims.py",
-        old="if holder is not None and num_looks < MAX_LOOKS and",
-        new="if holder is not None and",
-        tests=(CLAIMS,),
-    ),
-    Mutant(
-        name="all-waiting-replicas-watch-all-claims",
-        file="data/shard_choice.py",
-        old="num_watched = max(MIN_WATCHED, WATCHERS_PER_CLAIM * len(claimed) // max(1, num_waiting))",
-        new="num_watched = len(claimed)",
-        tests=("tests/data/test_shard_choice.py",),
-    ),
-    Mutant(
-        name="replicas-that-wait-look-as-often-as-few-do",
-        file="data/membership.py",
-        old="        return min(poll_s, MAX_SILENCE_SHARE",
-        new="        return min(self._poll_s, MAX_SILENCE_SHARE",
-        tests=("tests/data/test_membership.py",),
-    ),
-    Mutant(
-        name="replicas-that-read-much-look-as-often",
-        file="data/membership.py",
-        old="max(1.0, min(num_replicas / REPLICAS_PER_POLL, MAX_POLLS), num_reads * POLLS_PER_READ)",
-        new="min(max(1.0, num_replicas / REPLICAS_PER_POLL, num_reads * POLLS_PER_READ), MAX_POLLS)",
-        tests=("tests/data/test_membership.py",),
-    ),
-    Mutant(
-        name="looks-too-seldom-to-see-silence",
-        file="data/membership.py",
-        old="MAX_SILENCE_SHARE = 0.4",
-        new="MAX_SILENCE_SHARE = 0.6",
-        tests=("tests/data/test_membership.py",),
-    ),
-    Mutant(
-        name="waiting-replicas-always-watch-the-same-claims",
-        file="data/shard_choice.py",
-        old='zlib.crc32(f"{replica} {period}".encode()) | 1',
-        new="1",
-        tests=("tests/data/test_shard_choice.py",),
-    ),
-    Mutant(
-        name="all-replicas-try-first-shard",
-        file="data/shard_choice.py",
-        old="other = random.randrange(index, len(window))",
-        new="other = index",
-        tests=("tests/data/test_shard_choice.py",),
-    ),
-    Mutant(
-        name="who-takes-claim-removes-it",
-        file="data/claims.py",
-        old="other.generation < claim.generation:\n                self._remove(other)",
-        new="other.generation <= claim.generation:\n                self._remove(other)",
-        tests=(CLAIMS,),
-    ),
-    Mutant(
-        name="lowest-claim-in-force",
-        file="data/claims.py",
-        old="in_order = sorted(claims, key=lambda claim: claim.generation)",
-        new="in_order = sorted(claims, key=lambda claim: -claim.generation)",
-        tests=(CLAIMS,),
-    ),
+    # Totals, merging, figures.
     Mutant(
         name="total-outlives-a-deleted-shard",
         file="data/opening.py",
@@ -417,12 +270,5 @@ DATA_FAULTS = (
         old="[to[part.columns[REPLICA]] for to, part in zip(renamed, parts, strict=True)]",
         new="[part.columns[REPLICA] for part in parts]",
         tests=(FIGURES,),
-    ),
-    Mutant(
-        name="claims-of-long-numbers-are-not-seen",
-        file="data/claims.py",
-        old=r"(?:-\d{5,}){0,2}",
-        new=r"(?:-\d{5}){0,2}",
-        tests=(LAYOUT,),
     ),
 )

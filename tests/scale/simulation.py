@@ -19,6 +19,7 @@ import pyarrow as pa
 from specdist.data import Manifest, Membership, RunFolder, ShardQueue
 from specdist.data.claim_folders import placed
 from specdist.data.claims import Claim
+from specdist.data.heartbeat import BEATS_PER_SILENCE
 from specdist.data.layout import CLAIMS_FOLDER, layout_info
 from specdist.data.opening import is_open, open_run_folder
 from specdist.data.shard_queue import ClaimedShard
@@ -179,7 +180,7 @@ class Replica:
     def _beat(self) -> None:
         if not self._has_ended:
             beat_at(self._membership, self._simulation.now)
-            self._simulation.after(self._simulation.scenario.silent_after_s / 12, self._beat)
+            self._simulation.after(self._simulation.scenario.silent_after_s / BEATS_PER_SILENCE, self._beat)
 
     def _set_up(self) -> None:
         membership, simulation = self._membership, self._simulation
