@@ -7,8 +7,9 @@ time that they add (Dinkelbach's criterion for a ratio). All numbers of further 
 is not linear in tokens: the first token of a block may cost as much as five.
 
 - In turns, a round takes the time of its draft steps and of the target's pass; g is that of a round of equal
-  blocks without prompts, since prompts cost the same in any case. Whether to stop is decided before a token
-  is drawn, by the tokens before it; no drawn token is ever left out.
+  blocks without prompts, since prompts cost the same in any case, with the acceptance of the sequences that
+  are asked about: their tokens must come from them, at whatever rate others go. Whether to stop is decided
+  before a token is drawn, by the tokens before it; no drawn token is ever left out.
 - A draft that several targets share has a burst for one or several of them at a time: each has a pass of its
   own, at the same time, and a round is no shorter than all its bursts.
 - A draft that works ahead has the time of the target's pass for free; only time beyond it counts. Tokens that
@@ -198,7 +199,8 @@ class Goodput(RegisteredPolicy):
         self._prior_tokens += (1 - kept) * (PRIOR_TOKENS - self._prior_tokens)
 
     def _begin(self, rows: DraftSequences) -> None:
-        """Drafting begins; in turns, g is the best that a round of equal blocks could reach."""
+        """Drafting begins; in turns, g is the best that a round of equal blocks of these sequences could
+        reach."""
         size = int(rows.draft_slots_R.max(initial=-1)) + 1
         if size > len(self._survival):
             self._survival, self._resolved = np.zeros(size), np.zeros(size)
@@ -218,7 +220,7 @@ class Goodput(RegisteredPolicy):
             self._first_ns = self._drafting_ns
             return
         num_rows, round = len(rows.draft_slots_R), rows.round
-        num_tokens_D = round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()
+        num_tokens_D = round.num_rows + self._worth[rows.draft_slots_R].sum(axis=0)
         message_ns = self._costs.message.at(num_rows)
         burst_ns_D = self._steps_D * self._costs.step_ns(num_rows, round.num_context_tokens)
         burst_ns_D = burst_ns_D + self._costs.turns.at(num_rows)

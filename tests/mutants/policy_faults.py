@@ -248,6 +248,13 @@ POLICY_FAULTS = (
         tests=(HEAD_POLICIES,),
     ),
     Mutant(
+        name="goodput-compares-every-sequence-with-the-rate-of-all",
+        file="policies/goodput.py",
+        old="round.num_rows + self._worth[rows.draft_slots_R].sum(axis=0)",
+        new="round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()",
+        tests=("tests/policies/test_goodput.py",),
+    ),
+    Mutant(
         name="goodput-never-tries-a-draft-of-which-much-must-be-accepted",
         file="policies/goodput.py",
         old="PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.9, 32",

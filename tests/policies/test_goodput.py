@@ -67,6 +67,27 @@ def test_a_batch_of_equal_rows_speculates_if_some_length_is_better_than_none() -
             assert not wants.any(), (target, draft, per_token, num_rows)
 
 
+@pytest.mark.parametrize("turns", [50, 150])
+def test_a_sequence_alone_is_drafted_for_wherever_its_own_rate_grows(turns: int) -> None:
+    """Its tokens are to come from it, whatever others have reached: one of which less is accepted than of the
+    others would wait for them in vain. Against brute force over all lengths, with its own forecast."""
+    costs = dataclasses.replace(flat_costs(target=100, draft=20, per_token=2), turns=Curve([1], [turns]))
+    answers = set()
+    for accepted in range(0, 65, 4):
+        policy = goodput(costs, acceptance=0.85)
+        histories_RH = np.array([[accepted, 64.0]])
+        forecast = float(policy._row_forecasts(histories_RH)[0])
+        rates = [
+            sum(forecast**depth for depth in range(length + 1))
+            / float(length * 20 + (turns if length else 0) + costs.target(length + 1))
+            for length in range(CAP + 1)
+        ]
+        pays = max(rates) > rates[0]
+        assert policy.wants_more(question(1, 0, histories_RH=histories_RH)).tolist() == [pays]
+        answers.add(pays)
+    assert answers == {False, True}
+
+
 def test_what_the_targets_pass_leaves_free_is_used_and_no_more() -> None:
     policy = goodput(flat_costs(target=100, draft=30))
     policy.num_to_verify(features_of([0.5]), np.array([1]), a_pass(1))
