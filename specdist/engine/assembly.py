@@ -26,7 +26,7 @@ from specdist.engine.no_draft import NoDraft
 from specdist.engine.on_demand import DraftOnDemand, InformedDraft
 from specdist.engine.pipeline import LogitsPipeline, pipeline_of_target
 from specdist.engine.request import Requests
-from specdist.engine.resting_draft import LEAST_SHARE, RestingDraftWorker
+from specdist.engine.resting_draft import LEAST_SHARE, LateDraftWorker, RestingDraftWorker
 from specdist.engine.scheduler import Scheduler
 from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
 from specdist.engine.stats_recorder import StatsRecorder
@@ -168,7 +168,8 @@ class Assembly:
         elif learner is not None:
             new_worker = partial(AdaptingDraftWorker, learner=learner)
         elif may_rest and self._can_rest(policy):
-            new_worker = partial(RestingDraftWorker, num_pages=self.num_pages, page_size=self.page_size)
+            resting = RestingDraftWorker if self.memory is None else LateDraftWorker
+            new_worker = partial(resting, num_pages=self.num_pages, page_size=self.page_size)
         return new_worker(
             runner,
             policy,
@@ -200,9 +201,9 @@ class Assembly:
         return self._on_demand(draft, least_share=LEAST_SHARE)
 
     def _can_rest(self, policy: LengthPolicy) -> bool:
-        """Whether a draft that is not asked in some rounds does nothing less than it should: tokens that a
-        constraint forces, and candidates from memory, are worth their verification in any round."""
-        is_simple = self.memory is None and self.masker is None and self.scheduling.draft_window is None
+        """Whether a draft whose model is not used in some rounds does nothing less than it should: tokens
+        that a constraint forces are worth their verification in any round."""
+        is_simple = self.masker is None and self.scheduling.draft_window is None
         return is_simple and not self.ahead.num_tokens and isinstance(policy, PausingPolicy)
 
     def _on_demand(self, draft: InformedDraft, least_share: float = 0.0) -> DraftOnDemand:

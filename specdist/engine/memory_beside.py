@@ -262,8 +262,11 @@ class MemoryBeside(NoMemory):
         self._remember(slots[are_whole & self._is_new[slots] & ~self._is_resumed[slots]])
 
     def _catch_up(self, slots_R: np.ndarray) -> None:
-        """While the target is at work: run what the draft's cache lacks, where that is much."""
+        """While the target is at work: run what the draft's cache lacks, where that is much; not of a draft
+        that runs even prompts only when they are needed."""
         state = self._state
+        if state.run_late_contexts is not None:
+            return
         ends_R = state.num_committed[slots_R]
         lacking = ends_R - state.num_computed[slots_R] > self._most_lacking
         if lacking.any():

@@ -1,8 +1,9 @@
-"""A draft in the target's process that is not asked where plain decoding is faster.
+"""A draft in the target's process whose model does nothing where plain decoding is faster.
 
-Its policy says so by drafting nothing for any sequence. The target then goes on alone for some rounds, and
-the draft is only told of the sequences that begin: their prompts are run when something is to be drafted for
-them (:mod:`specdist.engine.late_contexts`). So a run in which nothing pays costs what the target alone costs.
+Its policy says so by drafting nothing for any sequence. Prompts are run when something is to be drafted after
+them (:mod:`specdist.engine.late_contexts`). The target then goes on alone for some rounds, and the draft is
+only told of the sequences that begin; beside memory, which may have candidates in any round, the policy alone
+is not asked. So a run in which nothing pays costs what the target, or memory, alone costs.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ NUM_ROUNDS_ALONE, MOST_ROUNDS_ALONE = 32, 256
 LEAST_SHARE = 0.75
 
 
-class RestingDraftWorker(DraftWorker):
-    """A draft that works in turns, for a policy that learns nothing where it drafts nothing."""
+class LateDraftWorker(DraftWorker):
+    """A draft that works in turns and runs a prompt when something is to be drafted after it."""
 
     def __init__(
         self,
@@ -42,8 +43,7 @@ class RestingDraftWorker(DraftWorker):
         super().__init__(
             runner, policy, num_slots=num_slots, max_context_tokens=max_context_tokens, **options
         )
-        assert isinstance(policy, PausingPolicy) and not self._ahead.is_on
-        self._pausing_policy, self._num_rounds_alone = policy, NUM_ROUNDS_ALONE
+        assert not self._ahead.is_on
         self._late_contexts = LateContexts(
             runner,
             self._draft_state,
@@ -55,7 +55,23 @@ class RestingDraftWorker(DraftWorker):
         self._draft_state.run_late_contexts = self._late_contexts.run
 
     def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
-        self._note(request)
+        self._late_contexts.follow(request)
+        return super()._respond(request)
+
+    def _run_context(self, context: FlatBatch) -> None:
+        self._late_contexts.put_off(context)
+
+
+class RestingDraftWorker(LateDraftWorker):
+    """For a policy that learns nothing where it drafts nothing: the target goes on alone."""
+
+    def __init__(self, runner: ModelRunner, policy: LengthPolicy, **options: Any) -> None:
+        super().__init__(runner, policy, **options)
+        assert isinstance(policy, PausingPolicy)
+        self._pausing_policy, self._num_rounds_alone = policy, NUM_ROUNDS_ALONE
+
+    def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
+        self._note_pause(request)
         reply = super()._respond(request)
         if self._draft_state.num_candidates[request.slots_R].any():
             self._num_rounds_alone = NUM_ROUNDS_ALONE
@@ -68,16 +84,13 @@ class RestingDraftWorker(DraftWorker):
 
     def follow(self, request: ProposalRequest) -> None:
         with self._clock.phase("prefill"):
-            self._note(request)
+            self._note_pause(request)
+            self._late_contexts.follow(request)
             self._runner.update_pages(request.page_updates)
             self._ahead.take_missed(request.missed)
             self._open_and_prefill(request)
         self._undo.begin()
 
-    def _note(self, request: ProposalRequest) -> None:
-        self._late_contexts.follow(request)
+    def _note_pause(self, request: ProposalRequest) -> None:
         if len(request.missed):
             self._pausing_policy.note_pause(len(request.missed) // max(1, len(request.slots_R)))
-
-    def _run_context(self, context: FlatBatch) -> None:
-        self._late_contexts.put_off(context)

@@ -31,6 +31,7 @@ from tests.engine.sampled import (
     markov_replica,
     p_values,
 )
+from tests.engine.scripted import Scripted
 
 TARGET = repetitive_model()
 # Of another one.
@@ -71,12 +72,13 @@ def replica_with(
     ("settings", "options"),
     [
         (FILTERED, {"learns": False}),
+        (FILTERED, {"learns": False, "policy": Scripted([0, 2, 0, 0, 3])}),
         (PLAIN, AHEAD),
         (TOP_K, {"shapes": SHAPES, **AHEAD}),
         (PLAIN, {"max_num_seqs": 400, "num_pages": 700, "texts": TEXTS}),
         (PLAIN, {"draft_window": 6, **AHEAD}),
     ],
-    ids=["in_turns", "ahead", "any_shape", "preempted", "window"],
+    ids=["in_turns", "late", "ahead", "any_shape", "preempted", "window"],
 )
 def test_tokens_follow_the_target_s_distribution(settings: SamplingSettings, options: dict[str, Any]) -> None:
     replica = replica_with(settings, **options)
@@ -91,8 +93,13 @@ def test_tokens_follow_the_target_s_distribution(settings: SamplingSettings, opt
 @pytest.mark.parametrize("settings", [GREEDY, COUPLED])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"shapes": SHAPES, **AHEAD}, {"draft_window": 6, "shapes": SHAPES, **AHEAD}],
-    ids=["in_turns", "any_shape", "window"],
+    [
+        {},
+        {"policy": Scripted([0, 2, 0, 0, 3])},
+        {"shapes": SHAPES, **AHEAD},
+        {"draft_window": 6, "shapes": SHAPES, **AHEAD},
+    ],
+    ids=["in_turns", "late", "any_shape", "window"],
 )
 def test_one_hot_targets_emit_what_they_emit_alone(
     settings: SamplingSettings, options: dict[str, Any]

@@ -3,26 +3,25 @@ are those of a draft that is always asked, and its cache has what its bookkeepin
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
-from specdist.engine import assembly, resting_draft
+from specdist.drafters.source_choice import MemorySettings
+from specdist.engine import assembly, memory_beside, resting_draft
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.timeline import Timeline
 from specdist.models.flat import FlatBatch
-from specdist.policies import DraftFeatures, DraftSequences, RoundContext, VerifiedTokens, WithoutHistory
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import Harness, requests_for
-from tests.engine.markov import MarkovModel, markov_pair
+from tests.engine.markov import MarkovModel, markov_pair, repetitive_model
 from tests.engine.sampled import FILTERED, PLAIN, markov_replica
+from tests.engine.scripted import Scripted
 
 GREEDY = SamplingSettings(temperature=0.0)
 REST = 3
@@ -31,48 +30,16 @@ PROMPTS = [[1, 2, 3, 1, 4, 4, 2, 2, 1, 3, tail] for tail in (0, 5, 6)] + [[4], [
 NUM_SAMPLES = 8
 
 
-@dataclass
-class Scripted(WithoutHistory):
-    """Drafts so many tokens in the rounds in which it is asked, one after the other; with ``only_odd`` for
-    every other slot alone."""
-
-    lengths: Sequence[int]
-    only_odd: bool = False
-    max_draft_tokens: int = 3
-    uses_features: ClassVar[bool] = True
-    reads_head: ClassVar[bool] = False
-    num_paused: int = 0
-    _next: Iterator[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._next = itertools.cycle(self.lengths)
-
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        if not rows.num_drafted:
-            self._length = next(self._next)
-        return (rows.num_drafted < self._length) & ((rows.slots_R % 2 == 1) | (not self.only_odd))
-
-    def num_to_verify(
-        self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
-    ) -> np.ndarray:
-        return lengths_R
-
-    def observe_tokens(self, tokens: VerifiedTokens) -> None:
-        pass
-
-    def note_pause(self, num_rounds: int) -> None:
-        self.num_paused += num_rounds
-
-
 class WhoeverIsDraftedFor(CheckedDraft):
-    """Every sequence that was drafted for has all its tokens in the cache."""
+    """Every sequence that the model has drafted for has all its tokens in the cache."""
 
     num_alone = 0
 
     def check(self, request: ProposalRequest, reply: ProposalReply) -> None:
         self.num_alone += not len(reply.draft_pass_sizes_P)
+        num_from_memory_R = self.state.num_from_memory[request.slots_R]
         for slot, sequence, num_drafted in zip(
-            request.slots_R.tolist(), request.sequences, reply.num_drafted_R, strict=True
+            request.slots_R.tolist(), request.sequences, reply.num_drafted_R - num_from_memory_R, strict=True
         ):
             if num_drafted:
                 end = min(int(self.state.num_computed[slot]), len(sequence.token_ids))
@@ -114,6 +81,24 @@ def test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache(
     assert (stats.num_preemptions > 5) == ("num_pages" in options)
 
 
+@pytest.mark.parametrize("options", [{}, {"num_pages": 24}, {"max_num_batched_tokens": 20}],
+    ids=["roomy", "tight", "chunks"])  # fmt: skip
+def test_beside_memory_too(options: dict[str, Any]) -> None:
+    """The draft is asked in every round, and the model in few."""
+    memory = MemorySettings(max_tokens=4, max_model_tokens=3, least_chance=0.2, learns_together=False)
+    pair = repetitive_model(), markov_pair()[1]
+    sizes = {"max_num_seqs": 8, "max_new_tokens": 30, "max_seq_len": 48, "max_num_batched_tokens": 64}
+    replica = markov_replica(
+        FILTERED, pair=pair, kind=Resting, policy=Scripted([0, 0, 2, 0, 3, 3]), beside=memory,
+        **sizes | options,
+    )  # fmt: skip
+    replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
+    stats = replica.stats_recorder.close_shard(0)
+    assert replica.checked.num_checked > 20 and replica.checked.num_alone > 10
+    assert 40 < stats.num_memory_tokens < stats.num_draft_tokens - 40
+    assert (stats.num_preemptions > 5) == ("num_pages" in options)
+
+
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
 def test_a_draft_that_rests_leaves_the_tokens_of_one_that_is_asked(
     settings: SamplingSettings, monkeypatch: pytest.MonkeyPatch
@@ -151,10 +136,14 @@ class Counting:
 
 
 def test_prompts_are_run_once_and_only_if_anything_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a prefix in common, the tokens of its full pages are run for one sequence alone."""
-    for lengths, most in (([0], 0), ([0, 0, 2], sum(map(len, PROMPTS)) - 2 * 8 + 3 * NUM_SAMPLES * 5)):
+    """Of a prefix in common, the tokens of its full pages are run for one sequence alone; beside memory
+    nothing is run in advance."""
+    monkeypatch.setattr(memory_beside, "MOST_LACKING", 0)
+    memory = MemorySettings(max_tokens=4, max_model_tokens=3, least_chance=0.4, learns_together=True)
+    all_of_them = sum(map(len, PROMPTS)) - 2 * 8 + 3 * NUM_SAMPLES * 5
+    for lengths, beside, most in (([0], None, 0), ([0, 0, 2], None, all_of_them), ([0], memory, 0)):
         counting = Counting()
-        replica = markov_replica(GREEDY, policy=Scripted(lengths), max_new_tokens=25)
+        replica = markov_replica(GREEDY, policy=Scripted(lengths), beside=beside, max_new_tokens=25)
         counting.watch(monkeypatch, replica)
         replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
         assert sum(counting.sizes) <= most and (sum(counting.sizes) > 30) == (most > 0)
