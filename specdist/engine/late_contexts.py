@@ -60,16 +60,24 @@ class LateContexts:
         self._ends[slots_T] = positions_T + 1
 
     def run(self, slots_A: np.ndarray) -> None:
-        """What the cache lacks of these sequences' contexts."""
+        """What the cache lacks of these sequences' contexts; and of what was said since, if that is too much
+        for one pass."""
         state = self._draft_state
         late = slots_A[state.num_computed[slots_A] < self._ends[slots_A]]
-        if not len(late):
-            return
-        begins = np.fromiter(self._begins(late), np.int64, len(late))
-        places_T = places_from(late, begins, self._ends[late] - begins)
-        for part in FlatBatch(state.token_ids[places_T], *places_T).parts(self._max_tokens):
+        if len(late):
+            begins = np.fromiter(self._begins(late), np.int64, len(late))
+            self._run_up_to(late, begins, self._ends[late])
+        # The pass that draws the next token has the last token of each, at least.
+        begins_A, ends_A = state.num_computed[slots_A], state.num_committed[slots_A] - 1
+        if np.maximum(ends_A - begins_A, 0).sum() > self._max_tokens:
+            lacking = ends_A > begins_A
+            self._run_up_to(slots_A[lacking], begins_A[lacking], ends_A[lacking])
+
+    def _run_up_to(self, slots: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
+        places_T = places_from(slots, begins, ends - begins)
+        for part in FlatBatch(self._draft_state.token_ids[places_T], *places_T).parts(self._max_tokens):
             self._runner.forward(part, [])
-        state.num_computed[late] = self._ends[late]
+        self._draft_state.num_computed[slots] = ends
 
     def _begins(self, slots: np.ndarray) -> Iterator[int]:
         """Where each sequence's pass begins, after the pages that have been written or will be before it."""

@@ -149,6 +149,30 @@ def test_prompts_are_run_once_and_only_if_anything_is_drafted(monkeypatch: pytes
         assert sum(counting.sizes) <= most and (sum(counting.sizes) > 30) == (most > 0)
 
 
+@pytest.mark.parametrize("is_beside", [False, True], ids=["alone", "beside_memory"])
+def test_no_pass_is_larger_than_allowed_however_much_the_cache_lacks(
+    is_beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After texts that the model has had no part in."""
+    memory = MemorySettings(max_tokens=4, max_model_tokens=3, least_chance=0.4, learns_together=True)
+    replica = markov_replica(
+        GREEDY, policy=Scripted([*[0] * 8, 2]), beside=memory if is_beside else None, kind=Resting,
+        max_new_tokens=40, max_num_seqs=8, max_num_batched_tokens=24,
+    )  # fmt: skip
+    runner, sizes = replica.runners[1], []
+    forward = runner.forward
+
+    def counted(batch: FlatBatch, logits_index: Any) -> Any:
+        sizes.append(len(batch))
+        return forward(batch, logits_index)
+
+    monkeypatch.setattr(runner, "forward", counted)
+    replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
+    assert replica.checked.num_checked > 20
+    # Eight more, of which the next tokens are drawn.
+    assert 16 < max(sizes) <= 24 + 8
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of every request that the draft has to answer, the sequences that decode."""

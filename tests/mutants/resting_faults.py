@@ -11,6 +11,13 @@ MEMORY = RESTING + "::test_beside_memory_too"
 
 RESTING_FAULTS = (
     Mutant(
+        name="all-that-the-cache-lacks-is-one-pass",
+        file="engine/late_contexts.py",
+        old="if np.maximum(ends_A - begins_A, 0).sum() > self._max_tokens:",
+        new="if False:",
+        tests=(RESTING + "::test_no_pass_is_larger_than_allowed_however_much_the_cache_lacks",),
+    ),
+    Mutant(
         name="late-draft-does-not-see-which-sequences-begin",
         file="engine/resting_draft.py",
         old="        self._late_contexts.follow(request)\n        return super()._respond(request)",
