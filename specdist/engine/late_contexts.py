@@ -60,7 +60,7 @@ class LateContexts:
         self._ends[slots_T] = positions_T + 1
 
     def run(self, slots_A: np.ndarray) -> None:
-        """What the cache lacks of these sequences' contexts; and of what was said since, if that is too much
+        """What the cache lacks of these sequences' contexts; and of the tokens since, if they are too many
         for one pass."""
         state = self._draft_state
         late = slots_A[state.num_computed[slots_A] < self._ends[slots_A]]

@@ -2,8 +2,8 @@
 
 Its policy says so by drafting nothing for any sequence. Prompts are run when something is to be drafted after
 them (:mod:`specdist.engine.late_contexts`). The target then goes on alone for some rounds, and the draft is
-only told of the sequences that begin; beside memory, which may have candidates in any round, the policy alone
-is not asked. So a run in which nothing pays costs what the target, or memory, alone costs.
+only told of the sequences that begin; beside memory, which may have candidates in any round, it is asked in
+every one. So a run in which nothing pays costs what the target alone costs, or the target and memory.
 """
 
 from __future__ import annotations
