@@ -100,6 +100,7 @@ def generated() -> dict[str, str]:
     from tests.learning import tables as learned_tables
     from tests.models import quantized_formats
     from tests.planning import before_after, sweep, validated
+    from tests.policies import wall_clock
     from tests.scale import rows as scale_rows
     from tests.scale import tables as scale_tables
     from tests.scale import tails
@@ -135,6 +136,9 @@ def generated() -> dict[str, str]:
         "emulated": emulated(),
         "policies-emulated": emulated_policies.markdown(
             REPOSITORY / "jobs/benchmarks/policies-emulated.json"
+        ),
+        "policies-wall-clock": wall_clock.markdown(
+            REPOSITORY / "jobs/benchmarks/policies-wall-clock-cpu.json"
         ),
         **papers(),
         "memory-beside": drafters_tables.markdown(),
