@@ -133,13 +133,10 @@ class BranchTable:
         """The rank of the alternative that each of these branches began with."""
         return self._ranks[slots_S, (draft_slots_S - self._num_slots) % self.num_branches]
 
-    def num_tokens(self, slots_S: np.ndarray) -> np.ndarray:
-        """Tokens drafted in each slot's branches."""
+    def sizes(self, slots_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[S], [S]: each slot's open branches, and the tokens drafted in them."""
         is_open = self._positions[slots_S] != UNUSED
-        return np.where(is_open, self._lengths[slots_S], 0).sum(axis=1)
-
-    def num_open(self, slots_S: np.ndarray) -> np.ndarray:
-        return (self._positions[slots_S] != UNUSED).sum(axis=1)
+        return is_open.sum(axis=1), (self._lengths[slots_S] * is_open).sum(axis=1)
 
     def drop(self, slots_S: np.ndarray) -> None:
         """Close every branch of these slots."""

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from specdist.engine.adoption import BranchAdoption
 from specdist.engine.branches import NO_BRANCHES, Branches, BranchTable
 from specdist.engine.draft_loop import DraftLoop
-from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.draft_state import DraftState
 from specdist.engine.draft_steps import DraftBatch
 from specdist.engine.first_ahead import FirstAhead, verify_first
@@ -93,6 +93,7 @@ class AheadDrafter:
         self._num_quiet = 0
         self._burst_count, self._num_bursts = BurstCount(), 1.0
         self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
+        self.adoption = BranchAdoption(runner, draft_state, self._branches, chooser)
 
     @property
     def replies_first(self) -> bool:
@@ -215,46 +216,11 @@ class AheadDrafter:
         self._branches.drop(slots)
 
     def adopt_branches(self, slots_R: np.ndarray, first: FirstAhead) -> AheadReport:
-        """Let the branches that begin with this round's next tokens become the candidates, and close all
-        others. Without work ahead, nothing; returns the outcome of all work ahead."""
+        """See :meth:`BranchAdoption.adopt`. Without work ahead, nothing; returns the outcome of all work
+        ahead."""
         if not self.is_on:
             return AheadReport.nothing(len(slots_R))
-        state, branches = self._draft_state, self._branches
-        ranks_R = np.zeros(len(slots_R), np.int64)
-        if not branches.num_branches:
-            return AheadReport(
-                num_tokens_R=first.num_ahead_R, is_hit_R=first.is_hit_R, num_branches_R=ranks_R,
-                num_branch_tokens_R=ranks_R, branch_ranks_R=ranks_R,
-            )  # fmt: skip
-        num_branches_R, num_branch_tokens_R = branches.num_open(slots_R), branches.num_tokens(slots_R)
-        positions_R = state.num_committed[slots_R] - 1
-        # After a hit no branch is needed.
-        wanted_R = np.where(first.is_hit_R, NOWHERE, state.token_ids[slots_R, positions_R])
-        found = branches.find(slots_R, positions_R, wanted_R)
-        draft_slots_B, lengths_B = found.draft_slots_B, found.lengths_B
-        if len(draft_slots_B):
-            slots_B, positions_B = slots_R[found.index_B], positions_R[found.index_B]
-            ranks_R[found.index_B] = branches.ranks(slots_B, draft_slots_B)
-            sources = places_from(draft_slots_B, positions_B + 1, lengths_B)
-            targets = places_from(slots_B, positions_B + 1, lengths_B)
-            state.copy_drafted(sources, targets)
-            # The cache has the branch's first token, which is the next token, and all others but the last.
-            self._runner.adopt_branches(draft_slots_B, slots_B, positions_B, lengths_B)
-            # Forced tokens are in no cache before the next pass.
-            computed_B = state.num_computed[draft_slots_B]
-            state.num_computed[slots_B] = np.minimum(computed_B, positions_B + lengths_B)
-            state.num_candidates[slots_B] = lengths_B
-        branches.drop(slots_R)
-        if self._chooser is not None:
-            num_missed = int((~first.is_hit_R & (num_branches_R > 0)).sum())
-            self._chooser.observe_misses(self.shape.num_branches, num_missed, len(found.index_B))
-        return AheadReport(
-            num_tokens_R=first.num_ahead_R,
-            is_hit_R=first.is_hit_R,
-            num_branches_R=num_branches_R,
-            num_branch_tokens_R=num_branch_tokens_R,
-            branch_ranks_R=ranks_R,
-        )
+        return self.adoption.adopt(slots_R, first, self.shape.num_branches)
 
     def hold_back(self, request: ProposalRequest) -> None:
         """Candidates that are not worth the target's time, or have no room in its pass, are kept as tokens

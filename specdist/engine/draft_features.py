@@ -10,13 +10,11 @@ V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft_steps import Step
+from specdist.engine.draft_steps import Step, Told
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import NUM_FEATURES, DraftFeatures, VerifiedTokens
@@ -159,11 +157,10 @@ class HeadReader:
         return step._replace(earlier_estimates_A=None, estimates_A=own_A)
 
 
-def policy_features(features_3A: Tensor | None, estimates_A: Tensor | None) -> DraftFeatures | None:
-    """What a policy is told of the last drawn tokens, from what is known of them on the host."""
+def told_of(step: Step, *, uses_features: bool) -> Told:
+    """What a policy is told of a step that is on the host."""
+    features_3A = step.features_3A if uses_features else None
     features = None if features_3A is None else DraftFeatures(*features_3A.double().numpy())
-    if estimates_A is None:
-        return features
-    if features is None:
-        return DraftFeatures.of_head(estimates_A.numpy())
-    return dataclasses.replace(features, estimates_R=estimates_A.numpy())
+    earlier_A, estimates_A = step.earlier_estimates_A, step.estimates_A
+    told = Told(step.active_A, features, None if earlier_A is None else earlier_A.numpy())
+    return told if estimates_A is None else told.with_estimates(estimates_A.numpy())

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft_features import UNKNOWN, HeadReader, Places, policy_features
+from specdist.engine.draft_features import UNKNOWN, HeadReader, Places, told_of
 from specdist.engine.draft_state import DraftState
-from specdist.engine.draft_steps import DraftBatch, DrawnTokens, Step, at_depth, fetch, indices_of
+from specdist.engine.draft_steps import DraftBatch, DrawnTokens, Step, Told, at_depth, fetch, indices_of
 from specdist.engine.faults import DRAFT_NOT_FINITE
 from specdist.engine.histories import Histories
 from specdist.engine.pipeline import LogitsPipeline
@@ -108,7 +108,7 @@ class DraftLoop:
             active_A, last = active_A[keep_A], last and last.select(keep_A)
             decides_after_pass = self._decides_after_pass and depth > 0
             if draft_batch.uses_policy and not decides_after_pass and len(active_A):
-                keep_A = self._wants_more(draft_batch, active_A, depth, last)
+                keep_A = self._wants_more(draft_batch, active_A, depth, last and self._told(last))
                 active_A, last = active_A[keep_A], last and last.select(keep_A)
             if not len(active_A):
                 break
@@ -122,7 +122,7 @@ class DraftLoop:
             num_computed_R[active_A] = positions_A
             if draft_batch.uses_policy and decides_after_pass:
                 told = last and last._replace(estimates_A=estimates_A)
-                keep_A = self._wants_more(draft_batch, active_A, depth, told)
+                keep_A = self._wants_more(draft_batch, active_A, depth, told and self._told(told))
                 active_A, logits_AV = active_A[keep_A], logits_AV[indices_of(keep_A, logits_AV.device)]
                 if not len(active_A):
                     break
@@ -130,9 +130,8 @@ class DraftLoop:
             places = draft_slots_R[active_A], tails_R[active_A] + depth
             last = self._draw(logits_AV, active_A, places, at_depth(uniforms_DR, depth, active_A))
             if self._head is not None:
-                last = self._head.told(
-                    self._head.with_estimates(last, estimates_A), places, is_first=not depth
-                )
+                last = self._head.with_estimates(last, estimates_A)
+                last = self._head.told(last, places, is_first=not depth)
             steps.append(last)
             num_drafted_R[active_A] = depth + 1
         if steps:
@@ -150,12 +149,13 @@ class DraftLoop:
     def _is_last(self, token_ids_R: np.ndarray) -> np.ndarray:
         return self.is_stop_V[token_ids_R] | (token_ids_R == NOT_FINITE)
 
+    def _told(self, step: Step) -> Told:
+        return told_of(step, uses_features=self._policy.uses_features)
+
     def _wants_more(
-        self, draft_batch: DraftBatch, active_A: np.ndarray, depth: int, last: Step | None
+        self, draft_batch: DraftBatch, active_A: np.ndarray, depth: int, told: Told | None
     ) -> np.ndarray:
         """bool [A]: the policy's answer."""
-        features_3A = last.features_3A if last is not None and self._policy.uses_features else None
-        earlier_A = None if last is None else last.earlier_estimates_A
         slots_A = draft_batch.slots_R[active_A]
         return self._policy.wants_more(
             DraftSequences(
@@ -163,8 +163,8 @@ class DraftLoop:
                 draft_slots_R=draft_batch.draft_slots_R[active_A],
                 histories_RH=self._histories.of(slots_A),
                 num_drafted=depth,
-                features=policy_features(features_3A, None if last is None else last.estimates_A),
-                earlier_estimates_R=None if earlier_A is None else earlier_A.numpy(),
+                features=told and told.features,
+                earlier_estimates_R=told and told.earlier_estimates_A,
                 reach_R=draft_batch.reach_R[active_A],
                 round=draft_batch.known_round,
             )
@@ -183,9 +183,8 @@ class DraftLoop:
         self.pass_counts.count(len(batch), len(index_A))
         if self._head is None:
             return self._runner.forward(batch, index_A), None
-        known_A = (
-            None if last is None or last.features_3A is None else last.features_3A.to(self._runner.device)
-        )
+        drawn_3A = last and last.features_3A
+        known_A = None if drawn_3A is None else drawn_3A.to(self._runner.device)
         return self._head.forward(batch, index_A, places, known_A, is_first=last is None)
 
     def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:

@@ -30,13 +30,14 @@ from specdist.engine.draft_steps import (
     DrawnTokens,
     GivenSteps,
     Step,
+    Told,
     indices_of,
     taking_part,
 )
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.models.static_runs import LONGEST_RUN, RECORDED_LENGTHS
-from specdist.policies import BatchPolicy, HeadPolicy, LengthPolicy
+from specdist.policies import BatchPolicy, DraftFeatures, HeadPolicy, LengthPolicy
 from specdist.policies.fixed import FixedLength
 from specdist.sampling.uploads import upload
 
@@ -91,7 +92,7 @@ class _Drafting:
         num_steps, num_needed: steps that have been run, and those that a loop would have taken that waits
             after each.
         goes_on_R: those that need the next step, as far as is known on the host.
-        seen: the tokens that are kept, by step; ``last``: those of the last one, with all that is known.
+        seen: the tokens that are kept, by step; ``told``: what is known of those of the last one.
     """
 
     batch: DraftBatch
@@ -106,7 +107,7 @@ class _Drafting:
     num_steps: int = 0
     num_needed: int = 0
     seen: list[DrawnTokens] = field(default_factory=list)
-    last: Step | None = None
+    told: Told | None = None
 
 
 class DraftRuns(DraftLoop):
@@ -192,9 +193,12 @@ class DraftRuns(DraftLoop):
             for each, numbers in zip(given, arrived, strict=True):
                 if takes_all:
                     self._take_all(drafting, each.tokens(numbers))
-                    continue
-                for depth, step in enumerate(each.steps(numbers), each.first_depth):
-                    self._take(drafting, depth, step)
+                elif self._head is None:
+                    for depth, tokens in enumerate(each.tokens_by_step(numbers), each.first_depth):
+                        self._take_without_head(drafting, depth, tokens)
+                else:
+                    for depth, step in enumerate(each.steps(numbers), each.first_depth):
+                        self._take(drafting, depth, step)
             drafting.goes_on_R &= drafting.looks
         if drafting.looks and drafting.num_wanted_R.any():
             lengths.observe(drafting.num_needed)
@@ -289,6 +293,16 @@ class DraftRuns(DraftLoop):
         # Depths ascend, so the last write is the largest.
         drafting.num_drafted_R[tokens.index_T] = tokens.depths_T + 1
 
+    def _take_without_head(self, drafting: _Drafting, depth: int, tokens: DrawnTokens) -> None:
+        """As :meth:`_take`, where there is no head."""
+        goes_on_A = drafting.goes_on_R[tokens.index_T]
+        if not goes_on_A.all():
+            tokens = tokens.select(goes_on_A)
+        drafting.num_needed += len(tokens.index_T) > 0
+        features_3A = tokens.features_3T if self._policy.uses_features else None
+        drafting.told = Told(tokens.index_T, None if features_3A is None else DraftFeatures(*features_3A))
+        self._keep(drafting, depth, tokens)
+
     def _take(self, drafting: _Drafting, depth: int, step: Step) -> None:
         """Do what a loop does that waits after each step. ``step``: on the host; it may have drawn tokens of
         sequences that had stopped before."""
@@ -305,24 +319,26 @@ class DraftRuns(DraftLoop):
             step = step._replace(earlier_estimates_A=known_A)
             if known_A is not None:
                 step = self._head.told(step, (slots_A, positions_A), is_first=depth == 0)
-        drafting.last = step
-        tokens = step.tokens(depth)
+        drafting.told = self._told(step)
+        self._keep(drafting, depth, step.tokens(depth))
+
+    def _keep(self, drafting: _Drafting, depth: int, tokens: DrawnTokens) -> None:
+        """These tokens of a step are kept."""
         drafting.seen.append(tokens)
-        drafting.num_drafted_R[step.active_A] = depth + 1
+        drafting.num_drafted_R[tokens.index_T] = depth + 1
         drafting.goes_on_R &= drafting.num_wanted_R > depth + 1
-        drafting.goes_on_R[step.active_A[self.is_stop_V[tokens.token_ids_T]]] = False
+        drafting.goes_on_R[tokens.index_T[self.is_stop_V[tokens.token_ids_T]]] = False
         if drafting.looks and not self._decides_after_pass:
             self._ask(drafting, depth + 1)
 
     def _ask(self, drafting: _Drafting, depth: int, estimates_A: Tensor | None = None) -> None:
         """Ask the policy which of those that go on do so; ``estimates``: of the last tokens of these."""
-        index_A, last = np.flatnonzero(drafting.goes_on_R), drafting.last
+        index_A, told = np.flatnonzero(drafting.goes_on_R), drafting.told
         if drafting.asks and len(index_A):
-            last = last and last.select(drafting.goes_on_R[last.active_A])
-            if last is not None and estimates_A is not None:
-                last = last._replace(estimates_A=estimates_A)
-            wants_A = self._wants_more(drafting.batch, index_A, depth, last)
-            drafting.goes_on_R[index_A] = wants_A
+            told = told and told.select(drafting.goes_on_R[told.index_A])
+            if told is not None and estimates_A is not None:
+                told = told.with_estimates(estimates_A.numpy())
+            drafting.goes_on_R[index_A] = self._wants_more(drafting.batch, index_A, depth, told)
 
     def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
         batch, index_A = super()._catch_up(draft_slots_A, positions_A)

@@ -6,6 +6,7 @@ R draft slots to draft for, A slots that a step draws for, T tokens of several s
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdist.engine.packing import NOTHING_TO_DO
-from specdist.policies import RoundContext
+from specdist.policies import DraftFeatures, RoundContext
 from specdist.sampling.uploads import upload
 
 
@@ -141,6 +142,32 @@ def columns_of(steps: list[Step]) -> Tensor:
     return torch.stack(columns)
 
 
+class Told(NamedTuple):
+    """What a policy is told of the tokens that were drawn last: their indices in the draft batch, their
+    features, and a head's estimates of the tokens before them."""
+
+    index_A: np.ndarray
+    features: DraftFeatures | None
+    earlier_estimates_A: np.ndarray | None = None
+
+    def select(self, keep_A: np.ndarray) -> Told:
+        """Those of a mask."""
+        if keep_A.all():
+            return self
+        features, earlier_A = self.features, self.earlier_estimates_A
+        return Told(
+            self.index_A[keep_A],
+            None if features is None else features.select(keep_A),
+            None if earlier_A is None else earlier_A[keep_A],
+        )
+
+    def with_estimates(self, estimates_A: np.ndarray) -> Told:
+        """With a head's estimates of the tokens themselves."""
+        if self.features is None:
+            return self._replace(features=DraftFeatures.of_head(estimates_A))
+        return self._replace(features=dataclasses.replace(self.features, estimates_R=estimates_A))
+
+
 class GivenSteps(NamedTuple):
     """Steps that the device has been given together.
 
@@ -178,16 +205,33 @@ class GivenSteps(NamedTuple):
             )
         ]
 
+    def tokens_by_step(self, numbers: Tensor) -> list[DrawnTokens]:
+        """The tokens of each step, once their numbers are on the host."""
+        columns_DCA = self._columns(numbers)
+        found = []
+        for step, (active_A, columns_CA) in enumerate(zip(self.actives, columns_DCA, strict=True)):
+            if len(active_A) < len(self.actives[0]):
+                columns_CA = columns_CA[:, np.isin(self.actives[0], active_A, assume_unique=True)]
+            found.append(self._tokens(active_A, np.full(len(active_A), step), columns_CA))
+        return found
+
     def tokens(self, numbers: Tensor) -> DrawnTokens:
         """The tokens of all steps, once their numbers are on the host."""
-        first_A, num_steps = self.actives[0], len(self.actives)
-        columns_DCA = numbers.view(num_steps, -1, len(first_A)).numpy()
+        first_A, num_steps, columns_DCA = self.actives[0], len(self.actives), self._columns(numbers)
         if len(self.actives[-1]) == len(first_A):
             depths_T, index_T = np.arange(num_steps).repeat(len(first_A)), np.concatenate(self.actives)
             columns_CT = columns_DCA.transpose(1, 0, 2).reshape(columns_DCA.shape[1], -1)
         else:
             depths_T, lines_T = np.nonzero(taking_part(self.actives))
             index_T, columns_CT = first_A[lines_T], columns_DCA[depths_T, :, lines_T].T
+        return self._tokens(index_T, depths_T, columns_CT)
+
+    def _columns(self, numbers: Tensor) -> np.ndarray:
+        columns_DCA: np.ndarray = numbers.view(len(self.actives), -1, len(self.actives[0])).numpy()
+        return columns_DCA
+
+    def _tokens(self, index_T: np.ndarray, depths_T: np.ndarray, columns_CT: np.ndarray) -> DrawnTokens:
+        """``depths_T``: from the first step on."""
         return DrawnTokens(
             index_T=index_T,
             depths_T=self.first_depth + depths_T,

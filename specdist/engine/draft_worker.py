@@ -159,6 +159,7 @@ class DraftWorker:
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
         for num_wanted_R, uses_policy in wanted_now:
+            self._ahead.adoption.finish()
             state.num_candidates[slots_R] += self._draft_loop.extend(
                 DraftBatch(
                     draft_slots_R=slots_R,
@@ -233,6 +234,7 @@ class DraftWorker:
     def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
         """After the reply, while the target runs its pass: run its contexts, then draft ahead. Learning waits
         until the device has that to do, unless a head reads the features of the last tokens."""
+        self._ahead.adoption.finish()
         if self._runner.has_head:
             self._lessons.learn()
         self._forget_scores(request)
@@ -302,5 +304,6 @@ class DraftWorker:
         if has_replied:
             self._lessons.learn()
         self._lessons.drop()
+        self._ahead.adoption.drop()
         self._undo.recover(has_replied=has_replied)
         self._memory.recover(has_replied=has_replied)

@@ -74,6 +74,8 @@ class DraftOnDemand:
 
     def _with_missed(self, request: ProposalRequest) -> ProposalRequest:
         """The request, and what the draft was not told of before; now it is."""
+        if not (self._updates or self._missed):
+            return request
         updates, missed = [*self._updates, request.page_updates], self._missed or [NOTHING_MISSED]
         self._updates, self._missed = [], []
         return dataclasses.replace(

@@ -115,13 +115,11 @@ class CostModel:
         found = self.target.look_up(num_tokens)
         if not (context.target_row_ns or context.target_token_ns):
             return found
-        more = num_context_tokens / 1000 * np.asarray(num_rows)
-        more = more - context.num_tokens / 1000 * np.minimum(num_tokens, context.num_rows)
-        longer = (num_context_tokens - context.num_tokens) / 1000
-        found = (
-            found + more * context.target_row_ns + longer * np.asarray(num_tokens) * context.target_token_ns
-        )
-        return np.where(np.asarray(num_tokens) > 0, np.maximum(1.0, found), 0.0)
+        row_ns, longer = context.target_row_ns / 1000, (num_context_tokens - context.num_tokens) / 1000
+        found = found + num_rows * (row_ns * num_context_tokens)
+        found = found - np.minimum(num_tokens, context.num_rows) * (row_ns * context.num_tokens)
+        found = found + num_tokens * (longer * context.target_token_ns)
+        return np.maximum(1.0, found) * (np.asarray(num_tokens) > 0)
 
     def pass_ns(self, num_tokens: int, num_rows: int, num_context_tokens: float) -> float:
         """The same for one pass, faster."""
@@ -130,11 +128,10 @@ class CostModel:
         context, found = self.context, self.target.at(num_tokens)
         if not (context.target_row_ns or context.target_token_ns):
             return found
-        more = num_context_tokens / 1000 * num_rows
-        more -= context.num_tokens / 1000 * min(num_tokens, context.num_rows)
-        longer = (num_context_tokens - context.num_tokens) / 1000
-        found += context.target_row_ns * more
-        return max(1.0, found + longer * num_tokens * context.target_token_ns)
+        row_ns, longer = context.target_row_ns / 1000, (num_context_tokens - context.num_tokens) / 1000
+        found += num_rows * (row_ns * num_context_tokens)
+        found -= min(num_tokens, context.num_rows) * (row_ns * context.num_tokens)
+        return max(1.0, found + num_tokens * (longer * context.target_token_ns))
 
     def step_ns(self, num_rows: int, num_context_tokens: float) -> float:
         """One step, faster than :meth:`draft_ns`."""

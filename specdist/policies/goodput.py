@@ -159,27 +159,27 @@ class Goodput(RegisteredPolicy):
             features: of the ready tokens.
             round: the target's pass, without them.
         """
-        lines_C = np.repeat(np.arange(len(lengths_R)), lengths_R)
-        starts_R = np.cumsum(lengths_R) - lengths_R
-        depths_C = np.arange(len(lines_C)) - starts_R[lines_C]
-        logs_C = np.cumsum(np.log(self._chances(features, depths_C)))
-        before_R = np.r_[0.0, logs_C][starts_R]
-        survival_C = np.exp(logs_C - before_R[lines_C])
+        num_rows, starts_R = len(lengths_R), lengths_R.cumsum() - lengths_R
+        lines_C, starts_C = np.arange(num_rows).repeat(lengths_R), starts_R.repeat(lengths_R)
+        counts = np.arange(len(lines_C) + 1)
+        logs = np.zeros(len(counts))
+        np.log(self._chances(features, counts[:-1] - starts_C)).cumsum(out=logs[1:])
+        survival_C = np.exp(logs[1:] - logs[starts_C])
         # Survival falls along a chain, so the best tokens of the batch are the first ones of each chain.
-        order_C = np.argsort(-survival_C, kind="stable")
-        num_tokens = len(lengths_R) + np.r_[0.0, np.cumsum(survival_C[order_C])]
-        pass_ns = self._target_ns(round.num_pass_tokens + np.arange(len(lines_C) + 1), round)
+        order_C = (-survival_C).argsort(kind="stable")
+        num_tokens = np.full(len(counts), float(num_rows))
+        num_tokens[1:] += survival_C[order_C].cumsum()
+        pass_ns = self._target_ns(round.num_pass_tokens + counts, round)
         # So many tokens in every round take so many steps, not all those for which there was time to spare.
         step_ns = (self._drafting_ns - self._first_ns) / max(1, self._num_steps)
-        steps = np.arange(len(lines_C) + 1) / max(1, len(lengths_R))
-        drafting_ns = round.num_bursts * (self._first_ns + steps * step_ns)
-        # Prompts cost the same in any case: the rate is that of a round without them.
-        bare_ns = pass_ns
-        if round.num_pass_tokens != len(lengths_R):
-            bare_ns = self._target_ns(len(lengths_R) + np.arange(len(lines_C) + 1), round)
-        self._goodput = float((num_tokens / np.maximum(1.0, np.maximum(bare_ns, drafting_ns))).max())
-        best = int(np.argmax(num_tokens - self._goodput * np.maximum(pass_ns, drafting_ns)))
-        return np.bincount(lines_C[order_C[:best]], minlength=len(lengths_R))
+        drafting_ns = round.num_bursts * (self._first_ns + counts * (step_ns / max(1, num_rows)))
+        longest_ns = bare_ns = np.maximum(np.maximum(pass_ns, drafting_ns), 1.0)
+        if round.num_pass_tokens != num_rows:
+            # Prompts cost the same in any case: the rate is that of a round without them.
+            bare_ns = np.maximum(np.maximum(self._target_ns(num_rows + counts, round), drafting_ns), 1.0)
+        self._goodput = float((num_tokens / bare_ns).max())
+        best = int((num_tokens - self._goodput * longest_ns).argmax())
+        return np.bincount(lines_C[order_C[:best]], minlength=num_rows)
 
     def observe_tokens(self, tokens: VerifiedTokens) -> None:
         """Learn from the tokens that the target has verified."""

@@ -170,7 +170,8 @@ def test_the_likeliest_misses_are_chosen() -> None:
     found = table.find(np.array([1, 3]), np.array([20, 11]), np.array([8, 5]))
     assert found.index_B.tolist() == [1] and found.draft_slots_B.tolist() == [chosen.draft_slots_B[1]]
     assert found.lengths_B.tolist() == [3]
-    assert table.num_tokens(np.array([3, 1, 0])).tolist() == [7, 2, 0]
+    num_open, num_tokens = table.sizes(np.array([3, 1, 0]))
+    assert num_tokens.tolist() == [7, 2, 0] and num_open.tolist() == [2, 1, 0]
     table.drop(np.array([3]))
     assert not len(table.find(np.array([3]), np.array([11]), np.array([5])).draft_slots_B)
 

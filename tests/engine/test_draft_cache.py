@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from specdist.engine.interfaces import Proposer
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.policies import DraftSequences, FixedLength, WithoutHistory
 from specdist.sampling.distributions import SamplingSettings
+from specdist.theory.rounds import IN_TURNS, RoundShape
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import requests_for
 from tests.engine.markov import MarkovRunner
@@ -86,3 +88,39 @@ def test_the_cache_of_every_row_is_what_the_draft_assumes(
     assert replica.checked.num_checked > 1000 and stats.num_misses > 50
     assert (stats.num_preemptions > 5) == (num_pages == 24)
     assert sum(stats.num_branch_hits_per_rank) > 10 or not replica.ahead.num_branches
+
+
+class EveryCandidate(CheckedDraft):
+    """Is what the draft draws greedily after all tokens before it."""
+
+    def check(self, request: ProposalRequest, reply: ProposalReply) -> None:
+        for slot, number in zip(request.slots_R.tolist(), reply.num_drafted_R.tolist(), strict=True):
+            begin = int(self.state.num_committed[slot])
+            token_ids = torch.from_numpy(self.state.token_ids[slot, : begin + number])
+            for end in range(begin, begin + number):
+                assert self.runner.model.logits_after(token_ids[None, :end]).argmax() == token_ids[end]
+            self.num_checked += number
+
+
+class Redrawn(CheckedReplica):
+    checks = EveryCandidate
+
+
+def test_what_is_drafted_after_an_adopted_branch_sees_its_tokens() -> None:
+    """Every second round drafts before its reply, after what the round before has drafted ahead."""
+    replica = markov_replica(
+        GREEDY,
+        kind=Redrawn,
+        policy=FixedLength(6),
+        num_ahead_tokens=4,
+        num_branches=3,
+        shapes=[RoundShape(num_ahead=3, num_branches=3), IN_TURNS],
+        max_num_seqs=20,
+        max_new_tokens=50,
+        max_seq_len=64,
+    )
+    # No two share a prefix, which the draft would find in pages alone.
+    replica.generate(requests_for([[first, *prompt] for first, prompt in enumerate(PROMPTS)]))
+    stats = replica.stats_recorder.close_shard(0)
+    assert replica.checked.num_checked > 200
+    assert sum(stats.num_branch_hits_per_rank) > 10

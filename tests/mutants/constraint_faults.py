@@ -113,7 +113,7 @@ CONSTRAINT_FAULTS = (
     ),
     Mutant(
         name="branch-adopted-with-forced-tokens-as-cached",
-        file="engine/draft_ahead.py",
+        file="engine/adoption.py",
         old="state.num_computed[slots_B] = np.minimum(computed_B, positions_B + lengths_B)",
         new="state.num_computed[slots_B] = positions_B + lengths_B",
         tests=(CACHE,),

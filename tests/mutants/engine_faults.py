@@ -213,10 +213,24 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="adopted-branchs-keys-stay-after",
-        file="engine/draft_ahead.py",
-        old="            self._runner.adopt_branches(draft_slots_B, slots_B, positions_B, lengths_B)\n",
-        new="",
+        file="engine/draft_worker.py",
+        old="        self._ahead.adoption.finish()\n        if self._runner.has_head:\n",
+        new="        if self._runner.has_head:\n",
         tests=(DRAFT_CACHE,),
+    ),
+    Mutant(
+        name="adopted-branchs-keys-come-after-what-is-drafted-before-the-reply",
+        file="engine/draft_worker.py",
+        old="in wanted_now:\n            self._ahead.adoption.finish()\n",
+        new="in wanted_now:\n",
+        tests=(DRAFT_CACHE,),
+    ),
+    Mutant(
+        name="adopted-though-the-request-has-failed",
+        file="engine/adoption.py",
+        old='will be opened again."""\n        self._put_off = []\n',
+        new='will be opened again."""\n',
+        tests=("tests/engine/test_adoption.py",),
     ),
     Mutant(
         name="likeliest-branch-looked-for-without-what-stands-before-it",

@@ -46,9 +46,9 @@ POLICY_FAULTS = (
     ),
     Mutant(
         name="policy-told-heads-estimate-of-another-row",
-        file="engine/draft_features.py",
-        old="return DraftFeatures.of_head(estimates_A.numpy())",
-        new="return DraftFeatures.of_head(np.roll(estimates_A.numpy(), 1))",
+        file="engine/draft_steps.py",
+        old="DraftFeatures.of_head(estimates_A)",
+        new="DraftFeatures.of_head(np.roll(estimates_A, 1))",
         tests=(SPRINTER,),
     ),
     Mutant(
@@ -62,8 +62,8 @@ POLICY_FAULTS = (
     Mutant(
         name="token-policy-looked-at-thrown-away",
         file="engine/draft_loop.py",
-        old="                keep_A = self._wants_more(draft_batch, active_A, depth, last)\n",
-        new="                keep_A = self._wants_more(draft_batch, active_A, depth, last)\n"
+        old="                keep_A = self._wants_more(draft_batch, active_A, depth, last and self._told(last))\n",
+        new="                keep_A = self._wants_more(draft_batch, active_A, depth, last and self._told(last))\n"
         "                if depth:\n"
         "                    num_drafted_R[active_A[~keep_A]] -= 1\n",
         tests=(POLICIES + "[none-confidence]",),

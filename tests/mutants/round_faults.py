@@ -32,8 +32,8 @@ ROUND_FAULTS = (
     Mutant(
         name="cost-of-a-pass-does-not-know-the-context",
         file="policies/costs.py",
-        old="more * context.target_row_ns",
-        new="0 * more * context.target_row_ns",
+        old="found + num_rows * (row_ns * num_context_tokens)",
+        new="found",
         tests=(ROUNDS,),
     ),
     Mutant(
@@ -103,8 +103,8 @@ ROUND_FAULTS = (
     Mutant(
         name="a-prompt-in-the-pass-lowers-what-a-ready-token-must-bring",
         file="policies/goodput.py",
-        old="bare_ns = self._target_ns(len(lengths_R) + np.arange(len(lines_C) + 1), round)",
-        new="bare_ns = pass_ns",
+        old="bare_ns = np.maximum(np.maximum(self._target_ns(num_rows + counts, round), drafting_ns), 1.0)",
+        new="bare_ns = longest_ns",
         tests=("tests/policies/test_goodput.py",),
     ),
     Mutant(
@@ -215,7 +215,7 @@ ROUND_FAULTS = (
     Mutant(
         name="time-to-spare-for-drafting-makes-verifying-free",
         file="policies/goodput.py",
-        old="round.num_bursts * (self._first_ns + steps * step_ns)",
+        old="round.num_bursts * (self._first_ns + counts * (step_ns / max(1, num_rows)))",
         new="round.num_bursts * self._drafting_ns",
         tests=("tests/policies/test_goodput.py",),
     ),
