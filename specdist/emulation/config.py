@@ -80,6 +80,11 @@ class EmulationConfig:
     output_tokens: int = option(500, help="tokens of every completion")
     rows_per_shard: int = option(64, help="rows per output file")
     rounds: int = option(150, help="rounds that are measured for each batch size, mode and policy")
+    repeats: int = option(
+        1,
+        help="measurements of every case, all in turns; the one with the median share of exposed host time "
+        "counts",
+    )
     slowdown: int = option(
         1,
         help="passes take so many times as long, and rates are given as if they did not: for a machine whose "
@@ -135,7 +140,15 @@ class EmulationConfig:
                 f"--acceptance_then {self.acceptance_then} is for a draft of one target: leave it or "
                 "--num_targets out"
             )
-        for name in ("tp_size", "prompt_tokens", "output_tokens", "rows_per_shard", "rounds", "slowdown"):
+        for name in (
+            "tp_size",
+            "prompt_tokens",
+            "output_tokens",
+            "rows_per_shard",
+            "rounds",
+            "repeats",
+            "slowdown",
+        ):
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         self._require("batch_sizes", self.batch_sizes[0] >= 1, "must be at least 1")
         self._require("acceptance", 0 <= self.acceptance <= 1, "must be in [0, 1]")

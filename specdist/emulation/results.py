@@ -31,7 +31,8 @@ class Outcome:
             any host: see :mod:`specdist.emulation.accounting`.
         planned_tokens_per_s: what the planner's closed form predicts without any host; None for a policy
             whose lengths are not fixed.
-        exposed_host_share: of the rounds' time.
+        exposed_host_share: of the rounds' time; ``exposed_in_repeats``: of all measurements, if there were
+            several, of which this one is the median.
         round_ms, tokens_per_round: means; the tokens are those of one sequence.
         path: what the host does while no device works.
         slow_share: passes for which this machine took longer than the emulated GPU.
@@ -57,6 +58,21 @@ class Outcome:
     path: HostPath | None = None
     num_targets: int = 1
     cores_used: float | None = None
+    exposed_in_repeats: Sequence[float] = ()
+
+    @staticmethod
+    def median(repeats: Sequence[Outcome]) -> Outcome:
+        """The measurement with the median share of exposed host time; of an even number the lower one."""
+        ordered = sorted(repeats, key=lambda one: one.exposed_host_share)
+        shares = [one.exposed_host_share for one in ordered] if len(ordered) > 1 else []
+        return dataclasses.replace(ordered[(len(ordered) - 1) // 2], exposed_in_repeats=shares)
+
+    @property
+    def exposed_text(self) -> str:
+        """The share, and its range."""
+        shares = self.exposed_in_repeats
+        spread = f" ({100 * min(shares):.1f} to {100 * max(shares):.1f})" if shares else ""
+        return f"{self.exposed_host_share:.1%}{spread}"
 
     def at_full_pace(self, slowdown: int) -> Outcome:
         """Of passes that took so many times as long; host times stay as they were measured."""
@@ -201,7 +217,7 @@ class EmulationResult:
                 "x per GPU": decimals(self.speedup_per_device(one)),
                 "tokens/round": decimals(one.tokens_per_round),
                 "round ms": decimals(one.round_ms, 1),
-                "host exposed": f"{one.exposed_host_share:.1%}",
+                "host exposed": one.exposed_text,
                 "target exposed ms": decimals(one.target_host.exposed_ms),
                 "hidden ms": decimals(one.target_host.hidden_ms),
                 "draft exposed ms": decimals(None if draft is None else draft.exposed_ms),
@@ -221,6 +237,12 @@ class EmulationResult:
             remarks.append(
                 f"Passes took {slowdown} times as long, and rates are given as if they had not: the host's "
                 "share is as many times too small. cores used: CPU seconds per second of all processes."
+            )
+        repeats = self.settings.get("repeats", 1)
+        if repeats > 1:
+            remarks.append(
+                f"Of {repeats} measurements of every case, all in turns, the one with the median share of "
+                "exposed host time; their range in parentheses."
             )
         slow = [one for one in self.outcomes if one.slow_share > FEW_SLOW]
         if slow:

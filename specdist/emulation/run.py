@@ -305,7 +305,7 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
     """
     emulation = Emulation(config)
     cases = list(emulation.cases())
-    outcomes: list[Outcome] = []
+    measured: list[list[Outcome]] = [[] for _ in cases]
     drawn: dict[str, tuple[str, Run]] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_threads(1))
@@ -313,20 +313,30 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
         if any(case.has_own_gpu and (case.num_targets == 1 or case.mode == AUTO) for case in cases):
             rank = stack.enter_context(DraftRank(emulation.side(), torch.device("cpu")))
         replica = emulation.replica(rank)
-        for number, case in enumerate(cases, 1):
+        for number, case in enumerate(cases * config.repeats):
             outcome, run = emulation.measure(replica, case)
             # Of the modes at the first batch size and with the first policy.
             if case.mode not in drawn and case.num_targets == 1:
                 drawn[case.mode] = f"{case.mode}, {case.choice.label}, batch {case.batch_size}", run
             outcome = outcome.at_full_pace(config.slowdown)
-            outcomes.append(outcome)
+            measured[number % len(cases)].append(outcome)
             logger.info(
                 "%d of %d: batch %d, %s, %s, %d targets: %.1f tokens/s, %.1f%% of the time host",
-                *(number, len(cases), case.batch_size, case.mode, case.choice.label, case.num_targets),
+                *(
+                    number + 1,
+                    len(cases) * config.repeats,
+                    case.batch_size,
+                    case.mode,
+                    case.choice.label,
+                    case.num_targets,
+                ),
                 *(outcome.tokens_per_s, 100 * outcome.exposed_host_share),
             )
     result = EmulationResult(
-        command=command, date=now_utc(), settings=dataclasses.asdict(config), outcomes=outcomes
+        command=command,
+        date=now_utc(),
+        settings=dataclasses.asdict(config),
+        outcomes=[Outcome.median(repeats) for repeats in measured],
     )
     if config.output is not None:
         Path(config.output).parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 
@@ -14,7 +15,9 @@ from specdist.cli.benchmark import main
 from specdist.config.arguments import parse_arguments
 from specdist.emulation.config import EmulationConfig
 from specdist.emulation.markov import TARGET_WEIGHTS, markov_pair
-from specdist.emulation.run import Emulation
+from specdist.emulation.results import Outcome
+from specdist.emulation.run import Case, Emulation, run_emulation
+from specdist.emulation.session import Replica, Run
 from specdist.engine.request import Completion
 from specdist.utils.errors import UserError
 from tests.statistics import chi_square_p_value
@@ -88,11 +91,39 @@ def test_the_last_line_is_json_with_every_case(capsys: pytest.CaptureFixture[str
     assert any("colocated" in line and "goodput" in line for line in lines[:-1])
 
 
+def test_of_several_measurements_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cases are measured in turns."""
+    order: list[tuple[int, str]] = []
+    measure = Emulation.measure
+
+    def with_noise(self: Emulation, replica: Replica, case: Case) -> tuple[Outcome, Run]:
+        outcome, run = measure(self, replica, case)
+        order.append((case.batch_size, case.mode))
+        share = [0.3, 0.1, 0.2][(len(order) - 1) // 4] + case.batch_size / 1000
+        return dataclasses.replace(outcome, exposed_host_share=share), run
+
+    monkeypatch.setattr(Emulation, "measure", with_noise)
+    few = ["--modes", "colocated", "--policies", "fixed", "--batch_sizes", "1", "2", "--rounds", "2"]
+    config = parse_arguments(EmulationConfig, [*SMALL[:-6], *few, "--repeats", "3"])
+    result = run_emulation(config, "")
+    outcomes = result.outcomes
+    cases = [(1, "target only"), (1, "colocated"), (2, "target only"), (2, "colocated")]
+    assert order == 3 * cases
+    assert [(one.batch_size, one.mode) for one in outcomes] == cases
+    for one in outcomes:
+        more = one.batch_size / 1000
+        assert one.exposed_host_share == 0.2 + more
+        assert one.exposed_in_repeats == [0.1 + more, 0.2 + more, 0.3 + more]
+    assert "20.1% (10.1 to 30.1)" in result.report()
+    assert "Of 3 measurements of every case" in result.report()
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (["--emulate", "tpu"], "--gpu tpu is not in the table"),
         (["--vocab_size", "1000"], "--vocab_size 1000 must be a power of two"),
+        (["--repeats", "0"], "--repeats 0 must be at least 1"),
         (["--acceptance", "1.5"], r"--acceptance 1.5 must be in \[0, 1\]"),
         (["--memory_share", "0.5"], "they have no room for --output_tokens 24, which must be fewer"),
         (["--policies", "specdecpp"], "--policies specdecpp needs a trained head"),

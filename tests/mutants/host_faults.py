@@ -336,4 +336,11 @@ HOST_FAULTS = (
         new="self.scheduler.look_ahead()",
         tests=(MEANWHILE,),
     ),
+    Mutant(
+        name="best-of-several-measurements-is-reported",
+        file="emulation/results.py",
+        old="ordered[(len(ordered) - 1) // 2]",
+        new="ordered[0]",
+        tests=("tests/emulation/test_modes.py",),
+    ),
 )
