@@ -108,7 +108,7 @@ class DraftLoop:
             active_A, last = active_A[keep_A], last and last.select(keep_A)
             decides_after_pass = self._decides_after_pass and depth > 0
             if draft_batch.uses_policy and not decides_after_pass and len(active_A):
-                keep_A = self._wants_more(draft_batch, active_A, depth, last and self._told(last))
+                keep_A = self._answer(draft_batch, active_A, depth, last and self._told(last))
                 active_A, last = active_A[keep_A], last and last.select(keep_A)
             if not len(active_A):
                 break
@@ -122,7 +122,7 @@ class DraftLoop:
             num_computed_R[active_A] = positions_A
             if draft_batch.uses_policy and decides_after_pass:
                 told = last and last._replace(estimates_A=estimates_A)
-                keep_A = self._wants_more(draft_batch, active_A, depth, told and self._told(told))
+                keep_A = self._answer(draft_batch, active_A, depth, told and self._told(told))
                 active_A, logits_AV = active_A[keep_A], logits_AV[indices_of(keep_A, logits_AV.device)]
                 if not len(active_A):
                     break
@@ -152,22 +152,22 @@ class DraftLoop:
     def _told(self, step: Step) -> Told:
         return told_of(step, uses_features=self._policy.uses_features)
 
-    def _wants_more(
-        self, draft_batch: DraftBatch, active_A: np.ndarray, depth: int, told: Told | None
-    ) -> np.ndarray:
+    def _answer(self, batch: DraftBatch, active_A: np.ndarray, depth: int, told: Told | None) -> np.ndarray:
         """bool [A]: the policy's answer."""
-        slots_A = draft_batch.slots_R[active_A]
-        return self._policy.wants_more(
-            DraftSequences(
-                slots_R=slots_A,
-                draft_slots_R=draft_batch.draft_slots_R[active_A],
-                histories_RH=self._histories.of(slots_A),
-                num_drafted=depth,
-                features=told and told.features,
-                earlier_estimates_R=told and told.earlier_estimates_A,
-                reach_R=draft_batch.reach_R[active_A],
-                round=draft_batch.known_round,
-            )
+        return self._policy.wants_more(self._rows(batch, active_A, depth, told))
+
+    def _rows(self, batch: DraftBatch, active_A: np.ndarray, depth: int, told: Told | None) -> DraftSequences:
+        """What the policy is asked about."""
+        slots_A = batch.slots_R[active_A]
+        return DraftSequences(
+            slots_R=slots_A,
+            draft_slots_R=batch.draft_slots_R[active_A],
+            histories_RH=self._histories.of(slots_A),
+            num_drafted=depth,
+            features=told and told.features,
+            earlier_estimates_R=told and told.earlier_estimates_A,
+            reach_R=batch.reach_R[active_A],
+            round=batch.known_round,
         )
 
     def _forward(

@@ -32,47 +32,16 @@ from specdist.engine.draft_steps import (
     Step,
     Told,
     indices_of,
+    joined,
     taking_part,
 )
+from specdist.engine.run_lengths import RunLengths
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.models.static_runs import LONGEST_RUN, RECORDED_LENGTHS
-from specdist.policies import BatchPolicy, DraftFeatures, HeadPolicy, LengthPolicy
+from specdist.policies import BatchPolicy, DraftFeatures, HeadPolicy, LengthPolicy, RunPolicy
 from specdist.policies.fixed import FixedLength
 from specdist.sampling.uploads import upload
-
-# What a drafting still counts after each further one.
-MEMORY = 0.9
-
-
-class RunLengths:
-    """How many steps to run before the policy is asked: as many as half of the draftings that came so far,
-    and went on to here, needed, by their running average.
-
-    A run is then the last one with a probability of about a half or more: a drafting takes two runs or less
-    on average, whatever the policy, and the longest few more. A step that nobody needed costs as much as any
-    other, and a wait less, so runs are no longer than that. Nothing depends on a clock.
-    """
-
-    def __init__(self, max_steps: int) -> None:
-        # By number of steps: draftings that needed so many. Before the first one, short ones are expected.
-        self._weights_D = 0.5 ** np.arange(max_steps + 1)
-        self._weights_D[0] = 0.0
-
-    def next(self, num_steps: int) -> int:
-        """Of a drafting that has had ``num_steps`` and goes on."""
-        longer_D = self._weights_D[::-1].cumsum()[::-1][num_steps + 1 :]
-        return min(max(1, int((longer_D >= longer_D[:1] / 2).sum())), LONGEST_RUN)
-
-    @property
-    def expects_any(self) -> bool:
-        """Whether at least half of the draftings have had a step."""
-        return bool(self._weights_D[0] <= self._weights_D.sum() / 2)
-
-    def observe(self, num_steps: int) -> None:
-        """A drafting has needed so many."""
-        self._weights_D *= MEMORY
-        self._weights_D[min(num_steps, len(self._weights_D) - 1)] += 1 - MEMORY
 
 
 class _NextTokens(NamedTuple):
@@ -121,6 +90,7 @@ class DraftRuns(DraftLoop):
         # Asked once: these checks go through all methods of a protocol.
         self._looks = policy.uses_features or isinstance(policy, HeadPolicy)
         self._decides_for_all = isinstance(policy, BatchPolicy)
+        self._run_policy = policy if isinstance(policy, RunPolicy) else None
         # Its answer is known; that of a class derived from it is not.
         self._is_constant = type(policy) is FixedLength
         self._lengths = RunLengths(policy.max_draft_tokens + 1)
@@ -189,16 +159,16 @@ class DraftRuns(DraftLoop):
                 # A policy that decides for the whole batch had to know which sequences have ended.
                 self._ask(drafting, 0)
                 is_asked = True
-            takes_all = not drafting.looks and self._head is None
-            for each, numbers in zip(given, arrived, strict=True):
-                if takes_all:
-                    self._take_all(drafting, each.tokens(numbers))
-                elif self._head is None:
-                    for depth, tokens in enumerate(each.tokens_by_step(numbers), each.first_depth):
-                        self._take_without_head(drafting, depth, tokens)
-                else:
+            if self._head is not None:
+                for each, numbers in zip(given, arrived, strict=True):
                     for depth, step in enumerate(each.steps(numbers), each.first_depth):
                         self._take(drafting, depth, step)
+            elif given:
+                tokens = joined([each.tokens(numbers) for each, numbers in zip(given, arrived, strict=True)])
+                if drafting.looks:
+                    self._take_run(drafting, given, tokens)
+                else:
+                    self._take_all(drafting, tokens)
             drafting.goes_on_R &= drafting.looks
         if drafting.looks and drafting.num_wanted_R.any():
             lengths.observe(drafting.num_needed)
@@ -215,7 +185,7 @@ class DraftRuns(DraftLoop):
             if depth >= least:
                 active_A = active_A[(drafting.goes_on_R & (drafting.num_wanted_R > depth))[active_A]]
             if drafting.asks and not drafting.looks and depth and len(active_A):
-                active_A = active_A[self._wants_more(batch, active_A, depth, None)]
+                active_A = active_A[self._answer(batch, active_A, depth, None)]
             if not len(active_A):
                 break
             actives.append(active_A)
@@ -293,6 +263,49 @@ class DraftRuns(DraftLoop):
         # Depths ascend, so the last write is the largest.
         drafting.num_drafted_R[tokens.index_T] = tokens.depths_T + 1
 
+    def _take_run(self, drafting: _Drafting, given: list[GivenSteps], tokens: DrawnTokens) -> None:
+        """Do what a loop does that waits after each step, where there is no head. ``tokens``: of all."""
+        sizes = [len(active_A) for each in given for active_A in each.actives]
+        step = begin = 0
+        decides_at_once = self._run_policy is not None
+        while step < len(sizes):
+            depth, size = given[0].first_depth + step, sizes[step]
+            num_alike, found = sizes[step:].count(size), 0
+            if decides_at_once:
+                alike = tokens.between(begin, begin + num_alike * size)
+                found = self._take_unanimous(drafting, depth, alike, num_alike)
+                decides_at_once = found > 0
+            begin += found * size
+            if found < num_alike:
+                self._take_without_head(drafting, depth + found, tokens.between(begin, begin + size))
+                begin, found = begin + size, found + 1
+            step += found
+
+    def _take_unanimous(self, drafting: _Drafting, depth: int, tokens: DrawnTokens, num_steps: int) -> int:
+        """Take the first of these steps, in which the same sequences take part, as long as all of those that
+        go on do so after them, too. Returns how many steps that are."""
+        policy, index_A = self._run_policy, tokens.index_T[: len(tokens.index_T) // num_steps]
+        goes_on_A = drafting.goes_on_R[index_A]
+        if not goes_on_A.all():
+            tokens, index_A = tokens.select(np.tile(goes_on_A, num_steps)), index_A[goes_on_A]
+        if not len(index_A):
+            return 0
+        most = int(drafting.num_wanted_R[index_A].min()) - depth - 1
+        is_stop_DA = self.is_stop_V[tokens.token_ids_T].reshape(num_steps, -1)
+        if is_stop_DA.any():
+            most = min(most, int(is_stop_DA.any(axis=1).argmax()))
+        num_steps = min(num_steps, most)
+        features_3T = tokens.between(0, num_steps * len(index_A)).features_3T
+        if num_steps < 2 or policy is None or features_3T is None:
+            return 0
+        rows = self._rows(drafting.batch, index_A, depth + 1, None)
+        found = policy.num_unanimous(rows, DraftFeatures(*features_3T))
+        if found:
+            drafting.seen.append(tokens.between(0, found * len(index_A)))
+            drafting.num_drafted_R[index_A] = depth + found
+            drafting.num_needed += found
+        return found
+
     def _take_without_head(self, drafting: _Drafting, depth: int, tokens: DrawnTokens) -> None:
         """As :meth:`_take`, where there is no head."""
         goes_on_A = drafting.goes_on_R[tokens.index_T]
@@ -338,7 +351,7 @@ class DraftRuns(DraftLoop):
             told = told and told.select(drafting.goes_on_R[told.index_A])
             if told is not None and estimates_A is not None:
                 told = told.with_estimates(estimates_A.numpy())
-            drafting.goes_on_R[index_A] = self._wants_more(drafting.batch, index_A, depth, told)
+            drafting.goes_on_R[index_A] = self._answer(drafting.batch, index_A, depth, told)
 
     def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
         batch, index_A = super()._catch_up(draft_slots_A, positions_A)

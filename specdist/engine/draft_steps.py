@@ -115,6 +115,31 @@ class DrawnTokens(NamedTuple):
             None if self.features_3T is None else self.features_3T[:, keep_T],
         )
 
+    def between(self, begin: int, end: int) -> DrawnTokens:
+        """Those from one on up to another."""
+        part = slice(begin, end)
+        return DrawnTokens(
+            self.index_T[part],
+            self.depths_T[part],
+            self.token_ids_T[part],
+            self.probabilities_T[part],
+            None if self.features_3T is None else self.features_3T[:, part],
+        )
+
+
+def joined(parts: list[DrawnTokens]) -> DrawnTokens:
+    """Those of consecutive steps, of which all have features or none."""
+    if len(parts) == 1:
+        return parts[0]
+    features = [part.features_3T for part in parts if part.features_3T is not None]
+    return DrawnTokens(
+        index_T=np.concatenate([part.index_T for part in parts]),
+        depths_T=np.concatenate([part.depths_T for part in parts]),
+        token_ids_T=np.concatenate([part.token_ids_T for part in parts]),
+        probabilities_T=np.concatenate([part.probabilities_T for part in parts]),
+        features_3T=np.concatenate(features, axis=1) if features else None,
+    )
+
 
 def indices_of(keep_A: np.ndarray, device: torch.device) -> Tensor:
     """The indices of a mask, on the device."""
@@ -205,33 +230,16 @@ class GivenSteps(NamedTuple):
             )
         ]
 
-    def tokens_by_step(self, numbers: Tensor) -> list[DrawnTokens]:
-        """The tokens of each step, once their numbers are on the host."""
-        columns_DCA = self._columns(numbers)
-        found = []
-        for step, (active_A, columns_CA) in enumerate(zip(self.actives, columns_DCA, strict=True)):
-            if len(active_A) < len(self.actives[0]):
-                columns_CA = columns_CA[:, np.isin(self.actives[0], active_A, assume_unique=True)]
-            found.append(self._tokens(active_A, np.full(len(active_A), step), columns_CA))
-        return found
-
     def tokens(self, numbers: Tensor) -> DrawnTokens:
         """The tokens of all steps, once their numbers are on the host."""
-        first_A, num_steps, columns_DCA = self.actives[0], len(self.actives), self._columns(numbers)
+        first_A, num_steps = self.actives[0], len(self.actives)
+        columns_DCA: np.ndarray = numbers.view(num_steps, -1, len(first_A)).numpy()
         if len(self.actives[-1]) == len(first_A):
             depths_T, index_T = np.arange(num_steps).repeat(len(first_A)), np.concatenate(self.actives)
             columns_CT = columns_DCA.transpose(1, 0, 2).reshape(columns_DCA.shape[1], -1)
         else:
             depths_T, lines_T = np.nonzero(taking_part(self.actives))
             index_T, columns_CT = first_A[lines_T], columns_DCA[depths_T, :, lines_T].T
-        return self._tokens(index_T, depths_T, columns_CT)
-
-    def _columns(self, numbers: Tensor) -> np.ndarray:
-        columns_DCA: np.ndarray = numbers.view(len(self.actives), -1, len(self.actives[0])).numpy()
-        return columns_DCA
-
-    def _tokens(self, index_T: np.ndarray, depths_T: np.ndarray, columns_CT: np.ndarray) -> DrawnTokens:
-        """``depths_T``: from the first step on."""
         return DrawnTokens(
             index_T=index_T,
             depths_T=self.first_depth + depths_T,

@@ -46,7 +46,7 @@ class ForcingDraftLoop(DraftLoop):
             if last is not None:
                 last = last.select(np.isin(last.active_A, active_A, assume_unique=True))
             if draft_batch.uses_policy and len(active_A):
-                keep_A = self._wants_more(draft_batch, active_A, num_drawn, last and self._told(last))
+                keep_A = self._answer(draft_batch, active_A, num_drawn, last and self._told(last))
                 active_A, last = active_A[keep_A], last and last.select(keep_A)
             if not len(active_A):
                 break

@@ -195,6 +195,22 @@ class BatchPolicy(LengthPolicy, Protocol):
 
 
 @runtime_checkable
+class RunPolicy(BatchPolicy, Protocol):
+    """A policy that can be asked after many steps at once."""
+
+    def num_unanimous(self, rows: DraftSequences, features: DraftFeatures) -> int:
+        """After how many steps, from the first on, all sequences go on: what :meth:`wants_more` would have
+        answered after each of these, and with the same effects on what it remembers. It may say fewer. After
+        the next one it is to be asked by itself.
+
+        Args:
+            rows: as they are after the first step, without features.
+            features: of the tokens of all steps, one step after the other.
+        """
+        ...
+
+
+@runtime_checkable
 class PausingPolicy(BatchPolicy, Protocol):
     """A policy that drafts nothing for any sequence where nothing pays, and need not be asked for some rounds
     then."""

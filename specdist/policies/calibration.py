@@ -64,7 +64,8 @@ class AcceptanceModel:
 
     def predict(self, features_NF: np.ndarray) -> np.ndarray:
         """[N] probabilities in (0, 1)."""
-        heights_N = features_NF @ self._weights
+        # A product of matrices may round a token's sum in another way beside others.
+        heights_N = (features_NF * self._weights).sum(axis=1)
         heights_N = np.minimum(np.maximum(heights_N, -MOST_CERTAIN), MOST_CERTAIN)
         return 1 / (1 + np.exp(-heights_N))
 

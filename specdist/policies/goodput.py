@@ -56,6 +56,8 @@ IDLE_MEMORY = 1024
 ROW_PRIOR_TOKENS = 32
 ROW_MEMORY = 64
 LARGEST_FORECAST = 0.98
+# How many plans (of sequences and steps) are compared at once: those of more steps are no longer in a cache.
+MOST_PLANS = 8_000
 
 
 LIU_2024 = Reference(
@@ -144,11 +146,38 @@ class Goodput(RegisteredPolicy):
         elif rows.features is not None:
             self._go_on(rows, rows.features)
         wants_R = self._sequences_that_pay(rows)
-        num_wanted = int(wants_R.sum())
-        self._num_tokens += num_wanted
-        self._num_steps += num_wanted > 0
-        self._drafting_ns += self._costs.step_ns(num_wanted, rows.round.num_context_tokens)
+        self._count_steps(rows, int(wants_R.sum()), 1)
         return wants_R
+
+    def num_unanimous(self, rows: DraftSequences, features: DraftFeatures) -> int:
+        num_rows, room = len(rows.draft_slots_R), self._most_steps(rows)
+        most_asked = min(len(features.entropies_R) // num_rows, MOST_PLANS // max(1, num_rows * room))
+        if self.reads_head or most_asked < 2:
+            return 0
+        steps_D = np.arange(most_asked)
+        asked = features.select(np.arange(most_asked * num_rows))
+        known_CF = _known(asked, (rows.num_drafted - 1 + steps_D).repeat(num_rows))
+        survival_DR = self._acceptance.predict(known_CF).reshape(-1, num_rows)
+        survival_DR[0] *= self._survival[rows.draft_slots_R]
+        survival_DR = survival_DR.cumprod(axis=0)
+        # As in :meth:`_sequences_that_pay`, after each step.
+        spent_D = np.full(most_asked, self._costs.step_ns(num_rows, rows.round.num_context_tokens))
+        spent_D[0] = self._drafting_ns
+        num_tokens_D = self._num_tokens + num_rows * steps_D
+        plan_ns_DRS = self._plan_ns(rows, room, spent_D.cumsum()[:, None, None], num_tokens_D[:, None, None])
+        worth_DRS = survival_DR[:, :, None] * self._worth[rows.draft_slots_R, :room]
+        order_DR = (-worth_DRS[:, :, 0]).argsort(axis=1, kind="stable")
+        value_DRS = worth_DRS[steps_D[:, None], order_DR].cumsum(axis=1) - self._goodput * plan_ns_DRS
+        for step in range(1, most_asked):
+            value_DRS[step, :, max(0, room - step) :] = -math.inf
+        value_DP = value_DRS.reshape(most_asked, -1)
+        best_D = value_DP.argmax(axis=1)
+        all_want_D = (best_D >= (num_rows - 1) * room) & (value_DP[steps_D, best_D] > 0)
+        found = most_asked if all_want_D.all() else int(all_want_D.argmin())
+        if found:
+            self._survival[rows.draft_slots_R] = survival_DR[found - 1]
+            self._count_steps(rows, num_rows, found)
+        return found
 
     def num_to_verify(
         self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
@@ -244,27 +273,40 @@ class Goodput(RegisteredPolicy):
         self._last[draft_slots_R] = known_RF
         self._survival[draft_slots_R] = self._resolved[draft_slots_R] * chances_R
 
+    def _count_steps(self, rows: DraftSequences, num_rows: int, num_steps: int) -> None:
+        """So many steps follow, of so many sequences."""
+        self._num_tokens += num_rows * num_steps
+        self._num_steps += num_steps if num_rows else 0
+        step_ns = self._costs.step_ns(num_rows, rows.round.num_context_tokens)
+        for _ in range(num_steps):
+            self._drafting_ns += step_ns
+
+    def _most_steps(self, rows: DraftSequences) -> int:
+        """For how many further steps the round has room."""
+        most_tokens, room = self.max_draft_tokens, rows.round.most_tokens
+        return (most_tokens if room is None else min(most_tokens, room)) - rows.num_drafted
+
     def _sequences_that_pay(self, rows: DraftSequences) -> np.ndarray:
         """bool [R]: the sequences of the best plan (numbers of sequences and of further steps, as many as the
         round has room for), if it pays."""
-        num_rows, most_tokens = len(rows.draft_slots_R), self.max_draft_tokens
-        if rows.round.most_tokens is not None:
-            most_tokens = min(most_tokens, rows.round.most_tokens)
-        num_steps = most_tokens - rows.num_drafted
+        num_rows, num_steps = len(rows.draft_slots_R), self._most_steps(rows)
         if not num_rows or num_steps <= 0:
             return np.zeros(num_rows, bool)
-        worth_RD = self._survival[rows.draft_slots_R, None] * self._worth[rows.draft_slots_R, :num_steps]
-        order_R = (-worth_RD[:, 0]).argsort(kind="stable")
-        value_RD = worth_RD[order_R].cumsum(axis=0)
-        value_RD -= self._goodput * self._plan_ns(rows, num_steps)
-        best_row, best_step = divmod(int(value_RD.argmax()), num_steps)
+        worth_RS = self._survival[rows.draft_slots_R, None] * self._worth[rows.draft_slots_R, :num_steps]
+        order_R = (-worth_RS[:, 0]).argsort(kind="stable")
+        value_RS = worth_RS[order_R].cumsum(axis=0)
+        value_RS -= self._goodput * self._plan_ns(rows, num_steps, self._drafting_ns, self._num_tokens)
+        best_row, best_step = divmod(int(value_RS.argmax()), num_steps)
         wants_R = np.zeros(num_rows, bool)
-        if value_RD[best_row, best_step] > 0:
+        if value_RS[best_row, best_step] > 0:
             wants_R[order_R[: best_row + 1]] = True
         return wants_R
 
-    def _plan_ns(self, rows: DraftSequences, num_steps: int) -> np.ndarray:
-        """[R, D]: the time added by 1, 2, ... sequences with 1, 2, ... further steps."""
+    def _plan_ns(
+        self, rows: DraftSequences, num_steps: int, spent_ns: float | np.ndarray, num_tokens: Sizes
+    ) -> np.ndarray:
+        """[.., R, S]: the time added by 1, 2, ... sequences with 1, 2, ... further steps, after drafting so
+        long and so many tokens."""
         num_rows, round = len(rows.draft_slots_R), rows.round
         context = float(f"{math.log2(1 + round.num_context_tokens):.1f}")
         if num_rows > len(self._tokens_RD) or context != self._drafting_context:
@@ -272,25 +314,28 @@ class Goodput(RegisteredPolicy):
             self._tokens_RD = counts_R[:, None] * self._steps_D
             self._drafting_RD = self._draft_ns(counts_R, round)[:, None] * self._steps_D
             self._drafting_context = context
-        drafting_RD = self._drafting_RD[:num_rows, :num_steps]
+        drafting_RS = self._drafting_RD[:num_rows, :num_steps]
         if round.is_ahead:
             # With several bursts a round, each has a part of the target's time.
-            free_ns = self._pass_ns(round.num_pass_tokens, round) / round.num_bursts
-            over_ns = max(0.0, self._drafting_ns - free_ns)
-            added_RD = np.maximum(0.0, drafting_RD + (self._drafting_ns - free_ns)) - over_ns
-            return added_RD if round.num_bursts == 1 else round.num_bursts * added_RD
-        num_tokens = round.num_pass_tokens + self._num_tokens
-        verifying_RD = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
-        verified_ns = self._pass_ns(num_tokens, round)
-        added_RD = drafting_RD + verifying_RD - verified_ns
+            over_ns = spent_ns - self._pass_ns(round.num_pass_tokens, round) / round.num_bursts
+            added_RS: np.ndarray = np.maximum(0.0, drafting_RS + over_ns) - np.maximum(0.0, over_ns)
+            return added_RS if round.num_bursts == 1 else round.num_bursts * added_RS
+        num_tokens = round.num_pass_tokens + num_tokens
+        verifying_RS = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
+        if isinstance(num_tokens, int):
+            verified_ns: float | np.ndarray = self._pass_ns(num_tokens, round)
+        else:
+            verified_ns = self._target_ns(num_tokens, round)
+        added_RS = drafting_RS + verifying_RS - verified_ns
         if not rows.num_drafted:
-            added_RD = added_RD + self._costs.turns.look_up(np.arange(1, num_rows + 1))[:, None]
+            added_RS = added_RS + self._costs.turns.look_up(np.arange(1, num_rows + 1))[:, None]
         if round.num_bursts <= 1:
-            return added_RD
+            return added_RS
         # The other bursts of a round take place during this target's pass, or make the round longer.
-        burst_RD = drafting_RD + self._drafting_ns
-        longest_RD = np.maximum(burst_RD + verifying_RD, round.num_bursts * burst_RD)
-        return longest_RD - max(self._drafting_ns + verified_ns, round.num_bursts * self._drafting_ns)
+        burst_RS = drafting_RS + spent_ns
+        longest_RS = np.maximum(burst_RS + verifying_RS, round.num_bursts * burst_RS)
+        shortest_ns = np.maximum(spent_ns + verified_ns, round.num_bursts * spent_ns)
+        return longest_RS - shortest_ns
 
     def _target_ns(self, num_tokens: Sizes, round: RoundContext) -> np.ndarray:
         """A target pass in this round, of so many tokens of all targets that this burst serves."""

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.engine import draft_loop
+from specdist.engine import draft_loop, draft_worker
 from specdist.engine.draft_loop import DraftLoop
+from specdist.engine.draft_runs import DraftRuns
 from specdist.engine.draft_steps import DraftBatch
+from specdist.engine.run_lengths import RunLengths
 from specdist.policies import (
     DraftFeatures,
     DraftSequences,
@@ -121,6 +123,48 @@ def test_goodput_changes_no_greedy_or_coupled_token(ahead: dict[str, Any]) -> No
             )
             replica.policy = goodput(settings, reads_head=head is not None)
             assert [c.token_ids for c in replica.generate(requests)] == expected
+
+
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+@pytest.mark.parametrize("num_steps", [2, CAP])
+def test_asked_after_several_steps_it_drafts_the_same_blocks(
+    monkeypatch: pytest.MonkeyPatch, ahead: dict[str, Any], num_steps: int
+) -> None:
+    """Where a device is given several steps at a time, it answers for all of them at once while all go on."""
+    target = tiny_model("llama", seed=3)
+    at_once: list[int] = []
+
+    def generated() -> tuple[Any, ...]:
+        options: dict[str, Any] = {"eos": [7, 9], "max_new_tokens": 60, "max_num_seqs": 5, **ahead}
+        replica = Harness(target, noisy_copy(target), num_draft_tokens=CAP, **options)
+        asked: list[Any] = []
+        replica.policy = policy = goodput(replica.settings, per_token=50)
+        answer, answer_at_once = policy.wants_more, policy.num_unanimous
+
+        def wants_more(rows: DraftSequences) -> np.ndarray:
+            asked.append((rows.num_drafted, rows.draft_slots_R.tolist()))
+            return answer(rows)
+
+        def num_unanimous(rows: DraftSequences, features: DraftFeatures) -> int:
+            found = answer_at_once(rows, features)
+            at_once.append(found)
+            asked.extend((rows.num_drafted + step, rows.draft_slots_R.tolist()) for step in range(found))
+            return found
+
+        monkeypatch.setattr(policy, "wants_more", wants_more)
+        monkeypatch.setattr(policy, "num_unanimous", num_unanimous)
+        found = [
+            c.token_ids for c in replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 8)))
+        ]
+        stats = replica.stats_recorder.close_shard(0)
+        return found, stats.draft_length_histogram, asked
+
+    expected = generated()
+    assert not at_once
+    monkeypatch.setattr(draft_worker, "DraftLoop", DraftRuns)
+    monkeypatch.setattr(RunLengths, "next", lambda *_: num_steps)
+    assert generated() == expected
+    assert sum(at_once) > 0
 
 
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)

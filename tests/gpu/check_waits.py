@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from specdist.engine.draft_runs import RunLengths
-from specdist.policies import DraftSequences, Goodput, LengthPolicy
+from specdist.engine.run_lengths import RunLengths
+from specdist.policies import DraftFeatures, DraftSequences, Goodput, LengthPolicy
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import random_head
 from tests.gpu.check_engine import ALL_POLICIES, HEAD_POLICIES, POLICIES
@@ -85,5 +85,13 @@ def _noting(policy: LengthPolicy, asked: list[list[Any]]) -> LengthPolicy:
             questions.append((rows.num_drafted, rows.slots_R.tolist()))
             return answer(rows)
 
+        answer_at_once = policy.num_unanimous
+
+        def num_unanimous(rows: DraftSequences, features: DraftFeatures) -> int:
+            found = answer_at_once(rows, features)
+            questions.extend((rows.num_drafted + step, rows.slots_R.tolist()) for step in range(found))
+            return found
+
         policy.wants_more = wants_more  # type: ignore[method-assign]
+        policy.num_unanimous = num_unanimous  # type: ignore[method-assign]
     return policy

@@ -168,15 +168,15 @@ GROUP_FAULTS = (
     Mutant(
         name="goodput-has-the-targets-pass-for-every-burst",
         file="policies/goodput.py",
-        old="free_ns = self._pass_ns(round.num_pass_tokens, round) / round.num_bursts",
-        new="free_ns = self._pass_ns(round.num_pass_tokens, round)",
+        old="over_ns = spent_ns - self._pass_ns(round.num_pass_tokens, round) / round.num_bursts",
+        new="over_ns = spent_ns - self._pass_ns(round.num_pass_tokens, round)",
         tests=("tests/policies/test_goodput.py",),
     ),
     Mutant(
         name="goodput-in-turns-forgets-the-other-bursts",
         file="policies/goodput.py",
-        old="        if round.num_bursts <= 1:\n            return added_RD",
-        new="        if True:\n            return added_RD",
+        old="        if round.num_bursts <= 1:\n            return added_RS",
+        new="        if True:\n            return added_RS",
         tests=("tests/policies/test_goodput.py",),
     ),
     Mutant(

@@ -324,7 +324,7 @@ HOST_FAULTS = (
     ),
     Mutant(
         name="second-step-is-run-for-nothing",
-        file="engine/draft_runs.py",
+        file="engine/run_lengths.py",
         old="return min(max(1, int(",
         new="return min(max(2, int(",
         tests=("tests/engine/test_draft_loop.py",),

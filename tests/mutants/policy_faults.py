@@ -6,6 +6,7 @@ from tests.mutants.sampling_faults import IN_TURNS
 POLICIES = "tests/engine/test_policies.py::test_output_follows_the_target_s_distribution"
 SPRINTER = "tests/engine/test_sprinter.py::test_lossy_output_follows_the_distribution_of_the_mechanism"
 HEADS = "tests/engine/test_heads.py"
+AT_ONCE = "tests/engine/test_goodput.py::test_asked_after_several_steps_it_drafts_the_same_blocks"
 RUNS = "tests/gpu/test_waits.py::test_how_late_a_policy_is_asked_changes_no_row"
 WAITS = "tests/gpu/test_waits.py::test_the_host_waits_twice_or_less_for_a_draft_and_once_for_a_pass"
 HISTORIES = "tests/engine/test_histories.py"
@@ -62,8 +63,8 @@ POLICY_FAULTS = (
     Mutant(
         name="token-policy-looked-at-thrown-away",
         file="engine/draft_loop.py",
-        old="                keep_A = self._wants_more(draft_batch, active_A, depth, last and self._told(last))\n",
-        new="                keep_A = self._wants_more(draft_batch, active_A, depth, last and self._told(last))\n"
+        old="                keep_A = self._answer(draft_batch, active_A, depth, last and self._told(last))\n",
+        new="                keep_A = self._answer(draft_batch, active_A, depth, last and self._told(last))\n"
         "                if depth:\n"
         "                    num_drafted_R[active_A[~keep_A]] -= 1\n",
         tests=(POLICIES + "[none-confidence]",),
@@ -281,5 +282,40 @@ POLICY_FAULTS = (
         old="        self._prior_tokens += (1 - kept) * (PRIOR_TOKENS - self._prior_tokens)\n",
         new="",
         tests=(GOODPUT,),
+    ),
+    Mutant(
+        name="steps-taken-at-once-go-past-a-stop-token",
+        file="engine/draft_runs.py",
+        old="if is_stop_DA.any():",
+        new="if False:",
+        tests=(AT_ONCE,),
+    ),
+    Mutant(
+        name="steps-taken-at-once-go-past-what-is-wanted",
+        file="engine/draft_runs.py",
+        old="min()) - depth - 1",
+        new="min()) - depth",
+        tests=(AT_ONCE,),
+    ),
+    Mutant(
+        name="chances-of-steps-that-were-not-taken-at-once",
+        file="policies/goodput.py",
+        old="survival_DR[found - 1]",
+        new="survival_DR[-1]",
+        tests=("tests/policies/test_goodput_runs.py",),
+    ),
+    Mutant(
+        name="steps-asked-at-once-have-the-first-one-s-room",
+        file="policies/goodput.py",
+        old="max(0, room - step) :]",
+        new="room:]",
+        tests=("tests/policies/test_goodput_runs.py",),
+    ),
+    Mutant(
+        name="steps-asked-at-once-take-no-time",
+        file="policies/goodput.py",
+        old="spent_D[0] = self._drafting_ns",
+        new="spent_D[:] = self._drafting_ns, *[0] * (most_asked - 1)",
+        tests=("tests/policies/test_goodput_runs.py",),
     ),
 )

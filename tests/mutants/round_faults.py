@@ -82,8 +82,8 @@ ROUND_FAULTS = (
     Mutant(
         name="goodput-plans-steps-without-room",
         file="policies/goodput.py",
-        old="most_tokens = min(most_tokens, rows.round.most_tokens)",
-        new="pass",
+        old="else min(most_tokens, room)) -",
+        new="else most_tokens) -",
         tests=("tests/policies/test_goodput.py",),
     ),
     Mutant(
@@ -221,7 +221,7 @@ ROUND_FAULTS = (
     ),
     Mutant(
         name="runs-of-steps-grow-whatever-was-needed",
-        file="engine/draft_runs.py",
+        file="engine/run_lengths.py",
         old="return min(max(1, int(",
         new="return min(max(1, num_steps, int(",
         tests=("tests/engine/test_draft_loop.py",),
