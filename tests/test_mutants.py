@@ -18,8 +18,9 @@ from tests.mutants.mutant import REPOSITORY
 NUM_DANGEROUS = 11
 TIMEOUT_S = 280
 
-# A mutant that changes nothing, one that never ends, and one that is noticed.
-THREE = """
+# A mutant that changes nothing, one that never ends, one that is noticed, and one whose tests do not end the
+# first time.
+FOUR = """
 import sys
 from tests.mutants import __main__ as command
 from tests.mutants.mutant import Mutant
@@ -31,10 +32,13 @@ command.MUTANTS = (
     of("harmless", "No tensors.", "No tensors!"),
     of("endless", "return -(-length // self.page_size)", "while True: pass"),
     of("noticed", "return -(-length // self.page_size)", "return length // self.page_size"),
+    of("delayed", "return -(-length // self.page_size)",
+       f"import pathlib, time; mark = pathlib.Path({sys.argv[1]!r}); "
+       "mark.exists() or (mark.touch(), time.sleep(1000)); return length // self.page_size"),
 )
 command.import_libraries = lambda: None
-command.LEAST_LIMIT_S = 5
-sys.exit(command.main(sys.argv[1:]))
+command.LEAST_LIMIT_S = 2
+sys.exit(command.main([]))
 """
 
 
@@ -79,16 +83,18 @@ def test_every_mutant_can_be_planted() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_survivors_and_endless_mutants_are_noticed_and_reported() -> None:
-    done = run("-c", THREE)
+def test_survivors_and_endless_mutants_are_noticed_and_reported(tmp_path: Path) -> None:
+    done = run("-c", FOUR, str(tmp_path / "mark"))
     lines = done.stdout.splitlines()
-    assert json.loads(lines[-1]) == {"planted": 3, "killed": 2, "survivors": ["harmless"]}, done
+    assert json.loads(lines[-1]) == {"planted": 4, "killed": 3, "survivors": ["harmless"]}, done
     assert done.returncode == 1
-    fates = {
-        name: line for line in lines for name in ("harmless", "endless", "noticed") if f"  {name}:" in line
-    }
+    names = ("harmless", "endless", "noticed", "delayed")
+    fates = {name: line for line in lines for name in names if f"  {name}:" in line}
     assert "SURVIVES" in fates["harmless"] and "time-out" in fates["endless"]
     assert "killed by tests/cache/test_pages.py::" in fates["noticed"]
+    assert "killed by tests/cache/test_pages.py::" in fates["delayed"], (
+        "a time-out counts only when it comes again"
+    )
     listed = run("-m", "tests.mutants", "--list").stdout
     assert all(mutant.name in listed for mutant in MUTANTS)
 

@@ -2,8 +2,8 @@
 
     python -m tests.mutants [--list] [--only NAME ...] [--dangerous] [--jobs N] [--skip_sound]
 
-First the tests run on the sound code, where they must pass. A mutant whose tests do not end is killed by
-"time-out"; if its tests cannot be imported, by "collection". The last line of stdout is JSON,
+First the tests run on the sound code, where they must pass. A mutant whose tests twice do not end is killed
+by "time-out"; if its tests cannot be imported, by "collection". The last line of stdout is JSON,
 ``{"planted": n, "killed": n, "survivors": [...]}``. The exit code is 0, 1 if a mutant survives, 2 if a test
 fails on the sound code.
 """
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import Mutant
-from tests.mutants.planting import Run, import_libraries
+from tests.mutants.planting import TIME_OUT, WAIT_S, Run, import_libraries
 
 SOUND_LIMIT_S = 3600
 # A mutant's tests take at most as long as all tests took on the sound code, on this machine a moment ago;
@@ -77,14 +77,20 @@ def _plant(mutants: list[Mutant], num_jobs: int, *, limit_s: float) -> list[str]
     """The names of the survivors."""
     survivors = []
     begun = time.monotonic()
+    by_name, repeated = {mutant.name: mutant for mutant in mutants}, set[str]()
     waiting, running = deque(mutants), dict[str, Run]()
     while waiting or running:
         while waiting and len(running) < num_jobs:
             mutant = waiting.popleft()
             running[mutant.name] = Run(mutant.tests, mutant, limit_s=limit_s)
-        time.sleep(0.05)
+        time.sleep(WAIT_S)
         for name in [name for name, run in running.items() if run.is_over]:
             outcome = running.pop(name).finish()
+            if outcome.killer == TIME_OUT and name not in repeated:
+                # A machine may stop once for that long; tests that hang do so again.
+                repeated.add(name)
+                waiting.append(by_name[name])
+                continue
             if outcome.killer is None:
                 survivors.append(name)
             fate = f"killed by {outcome.killer}" if outcome.killer else "SURVIVES"
