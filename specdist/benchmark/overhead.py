@@ -222,7 +222,7 @@ class Stopwatch:
 
     def watch(self, policy: LengthPolicy) -> None:
         """Replace the methods in place, so that the policy keeps its class."""
-        for name in ("wants_more", "next_histories", "num_to_verify", "observe_tokens"):
+        for name in ("wants_more", "num_unanimous", "next_histories", "num_to_verify", "observe_tokens"):
             if hasattr(policy, name):
                 # Into its dictionary: some policies are frozen dataclasses.
                 vars(policy)[name] = partial(self._timed, getattr(policy, name))
