@@ -264,7 +264,8 @@ class DraftRuns(DraftLoop):
         drafting.num_drafted_R[tokens.index_T] = tokens.depths_T + 1
 
     def _take_run(self, drafting: _Drafting, given: list[GivenSteps], tokens: DrawnTokens) -> None:
-        """Do what a loop does that waits after each step, where there is no head. ``tokens``: of all."""
+        """Decide after each step, as a loop that waits for each does, where there is no head.
+        ``tokens``: of all steps."""
         sizes = [len(active_A) for each in given for active_A in each.actives]
         step = begin = 0
         decides_at_once = self._run_policy is not None
@@ -272,12 +273,12 @@ class DraftRuns(DraftLoop):
             depth, size = given[0].first_depth + step, sizes[step]
             num_alike, found = sizes[step:].count(size), 0
             if decides_at_once:
-                alike = tokens.between(begin, begin + num_alike * size)
+                alike = tokens.select(slice(begin, begin + num_alike * size))
                 found = self._take_unanimous(drafting, depth, alike, num_alike)
                 decides_at_once = found > 0
             begin += found * size
             if found < num_alike:
-                self._take_without_head(drafting, depth + found, tokens.between(begin, begin + size))
+                self._take_without_head(drafting, depth + found, tokens.select(slice(begin, begin + size)))
                 begin, found = begin + size, found + 1
             step += found
 
@@ -295,13 +296,13 @@ class DraftRuns(DraftLoop):
         if is_stop_DA.any():
             most = min(most, int(is_stop_DA.any(axis=1).argmax()))
         num_steps = min(num_steps, most)
-        features_3T = tokens.between(0, num_steps * len(index_A)).features_3T
+        features_3T = tokens.select(slice(num_steps * len(index_A))).features_3T
         if num_steps < 2 or policy is None or features_3T is None:
             return 0
         rows = self._rows(drafting.batch, index_A, depth + 1, None)
         found = policy.num_unanimous(rows, DraftFeatures(*features_3T))
         if found:
-            drafting.seen.append(tokens.between(0, found * len(index_A)))
+            drafting.seen.append(tokens.select(slice(found * len(index_A))))
             drafting.num_drafted_R[index_A] = depth + found
             drafting.num_needed += found
         return found

@@ -105,25 +105,14 @@ class DrawnTokens(NamedTuple):
     probabilities_T: np.ndarray
     features_3T: np.ndarray | None
 
-    def select(self, keep_T: np.ndarray) -> DrawnTokens:
-        """Those of a mask."""
+    def select(self, keep_T: np.ndarray | slice) -> DrawnTokens:
+        """Those of a mask, or a part of them."""
         return DrawnTokens(
             self.index_T[keep_T],
             self.depths_T[keep_T],
             self.token_ids_T[keep_T],
             self.probabilities_T[keep_T],
             None if self.features_3T is None else self.features_3T[:, keep_T],
-        )
-
-    def between(self, begin: int, end: int) -> DrawnTokens:
-        """Those from one on up to another."""
-        part = slice(begin, end)
-        return DrawnTokens(
-            self.index_T[part],
-            self.depths_T[part],
-            self.token_ids_T[part],
-            self.probabilities_T[part],
-            None if self.features_3T is None else self.features_3T[:, part],
         )
 
 
@@ -148,7 +137,14 @@ def indices_of(keep_A: np.ndarray, device: torch.device) -> Tensor:
 
 def fetch(steps: list[Step]) -> DrawnTokens:
     """All tokens of consecutive steps, from depth 0 on, by one copy."""
-    return tokens_of(steps, columns_of(steps).cpu().numpy())
+    columns = columns_of(steps).cpu().numpy()
+    return DrawnTokens(
+        index_T=np.concatenate([step.active_A for step in steps]),
+        depths_T=np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps]),
+        token_ids_T=columns[0].astype(np.int64),
+        probabilities_T=columns[1],
+        features_3T=None if steps[0].features_3A is None else columns[2:5],
+    )
 
 
 def columns_of(steps: list[Step]) -> Tensor:
@@ -264,17 +260,6 @@ def taking_part(actives: list[np.ndarray]) -> np.ndarray:
     for depth, active_A in enumerate(actives):
         takes_part[depth, active_A] = True
     return takes_part[:, first_A]
-
-
-def tokens_of(steps: list[Step], columns: np.ndarray, *, first_depth: int = 0) -> DrawnTokens:
-    """The steps' tokens, with their columns on the host."""
-    return DrawnTokens(
-        index_T=np.concatenate([step.active_A for step in steps]),
-        depths_T=first_depth + np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps]),
-        token_ids_T=columns[0].astype(np.int64),
-        probabilities_T=columns[1],
-        features_3T=None if steps[0].features_3A is None else columns[2:5],
-    )
 
 
 def at_depth(uniforms_DR: Tensor | None, depth: int, active_A: np.ndarray) -> Tensor | None:

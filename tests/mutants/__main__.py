@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import Mutant
-from tests.mutants.planting import TIME_OUT, WAIT_S, Run, import_libraries
+from tests.mutants.planting import TIME_OUT, Run, import_libraries
 
 SOUND_LIMIT_S = 3600
 # A mutant's tests take at most as long as all tests took on the sound code, on this machine a moment ago;
@@ -77,24 +77,23 @@ def _plant(mutants: list[Mutant], num_jobs: int, *, limit_s: float) -> list[str]
     """The names of the survivors."""
     survivors = []
     begun = time.monotonic()
-    by_name, repeated = {mutant.name: mutant for mutant in mutants}, set[str]()
-    waiting, running = deque(mutants), dict[str, Run]()
+    waiting, running, repeated = deque(mutants), dict[Mutant, Run](), set[Mutant]()
     while waiting or running:
         while waiting and len(running) < num_jobs:
             mutant = waiting.popleft()
-            running[mutant.name] = Run(mutant.tests, mutant, limit_s=limit_s)
-        time.sleep(WAIT_S)
-        for name in [name for name, run in running.items() if run.is_over]:
-            outcome = running.pop(name).finish()
-            if outcome.killer == TIME_OUT and name not in repeated:
+            running[mutant] = Run(mutant.tests, mutant, limit_s=limit_s)
+        time.sleep(0.05)
+        for mutant in [mutant for mutant, run in running.items() if run.is_over]:
+            outcome = running.pop(mutant).finish()
+            if outcome.killer == TIME_OUT and mutant not in repeated:
                 # A machine may stop once for that long; tests that hang do so again.
-                repeated.add(name)
-                waiting.append(by_name[name])
+                repeated.add(mutant)
+                waiting.append(mutant)
                 continue
             if outcome.killer is None:
-                survivors.append(name)
+                survivors.append(mutant.name)
             fate = f"killed by {outcome.killer}" if outcome.killer else "SURVIVES"
-            print(f"{outcome.duration_s:6.1f} s  {name}: {fate}", flush=True)
+            print(f"{outcome.duration_s:6.1f} s  {mutant.name}: {fate}", flush=True)
     print(f"{len(mutants)} mutants in {time.monotonic() - begun:.0f} s", flush=True)
     return survivors
 

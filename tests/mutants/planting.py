@@ -32,7 +32,6 @@ LIBRARIES = (
 COPIED = ("specdist", "tests", "jobs", "pyproject.toml", "README.md")
 SHOWN_CHARACTERS = 3000
 TIME_OUT = "time-out"
-WAIT_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,22 +92,12 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        return not self._process.is_alive() or self._has_failed or self._is_late
-
-    @property
-    def _has_failed(self) -> bool:
-        """Whether a test has failed: what its process still does does not matter, nor whether it ends."""
-        return self._killer.exists()
-
-    @property
-    def _is_late(self) -> bool:
-        return time.monotonic() - self._begun > self._limit_s
+        return not self._process.is_alive() or time.monotonic() - self._begun > self._limit_s
 
     def finish(self) -> Outcome:
         """Wait until it is over; ends every process that it has started and deletes the copy."""
-        while not self.is_over:
-            self._process.join(WAIT_S)
-        is_alive = self._process.is_alive()
+        self._process.join(max(0.0, self._begun + self._limit_s - time.monotonic()))
+        is_late = self._process.is_alive()
         # It leads a process group, which may outlive it if a test has left a process.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
@@ -116,9 +105,10 @@ class Run:
         duration_s = time.monotonic() - self._begun
         words = self._words.read_text(errors="replace") if self._words.exists() else ""
         killer = None
-        if self._has_failed:
+        if self._killer.exists():
+            # Whether its process ends after that does not matter.
             killer = self._killer.read_text()
-        elif is_alive:
+        elif is_late:
             killer = TIME_OUT
         elif self._process.exitcode:
             killer = "collection"
@@ -134,10 +124,7 @@ class _FirstFailure:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and not self._path.exists():
-            # Whoever sees the file ends this process: it must be complete.
-            temporary = self._path.with_suffix(".tmp")
-            temporary.write_text(report.nodeid)
-            temporary.replace(self._path)
+            self._path.write_text(report.nodeid)
 
 
 def _pytest(root: Path, tests: list[str], words: Path, killer: Path) -> None:
