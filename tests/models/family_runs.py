@@ -1,0 +1,286 @@
+"""What specdist makes of every family of the installed transformers: ``generate``'s tokens, or a refusal.
+
+python -m tests.models.family_runs [--families NAME ...] [--output tests/models/families.json]
+
+Every family of :mod:`tests.models.all_families` is made small, saved, opened and run as the job does, with a
+draft beside the target, on one rank and with the target on two (``--tp_size 2``, the draft on the first).
+Rows are shorter and longer than windows and borders of rotary embeddings, and share their passes. What is
+right is what transformers' ``generate`` gives for each row alone with the family's own attention.
+
+Processes go through the whole list. One that dies or stands still is started again behind the family that it
+was busy with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from specdist.api.llm import NO_PATH
+from specdist.config.generate import GenerateConfig
+from specdist.engine.request import Request
+from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
+from specdist.job.logs import quiet_libraries
+from specdist.job.model_plan import plan_models
+from specdist.job.replica import Replica
+from specdist.job.topology import Topology
+from specdist.utils.errors import UserError
+from tests.forked import World, started_world
+from tests.models.all_families import BORDER, FAMILIES, VOCAB_SIZE, save_pair
+from tests.ranks import REPOSITORY, join, leave
+
+STORED = REPOSITORY / "tests/models/families.json"
+NUM_NEW = 16
+# Before the windows, across the borders, behind both.
+PROMPT_LENGTHS = (3, BORDER - 8, BORDER + 12)
+# Of logits of order 10 in float32; a token that wins by less may lose in another order of summation.
+TIE = 2e-4
+LONGEST_S = 60
+NUM_DRAFT_TOKENS = 3
+EXACT, REFUSED, LATE, WRONG, ERROR = "exact", "refused", "late", "wrong", "error"
+NOTES, BEGUN, WANTED = "outcomes{}.jsonl", "begun", "wanted.pt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Of one family on so many ranks.
+
+    Attributes:
+        kind: ``exact``; ``refused`` before any weight was read; ``late``: refused after that; ``wrong``;
+            ``error``.
+        detail: the refusal's message, the error, or where the tokens differ.
+        unchecked: why the loading check could compare nothing.
+    """
+
+    family: str
+    tp_size: int
+    kind: str
+    detail: str = ""
+    unchecked: str | None = None
+    seconds: float = 0.0
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(2, VOCAB_SIZE, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS
+    ]
+
+
+@torch.no_grad()
+def reference(folder: Path) -> list[dict[str, Any]]:
+    """Of every prompt the tokens of ``generate`` for it alone, and the logits behind them."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    found = []
+    for prompt in prompts():
+        ids = torch.tensor([prompt])
+        output = model.eval().generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_NEW,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        logits = torch.cat(output.logits).float()
+        found.append({"token_ids": output.sequences[0, len(prompt) :].tolist(), "logits": logits})
+    return found
+
+
+def difference(found: Sequence[list[int]], wanted: Sequence[dict[str, Any]]) -> str:
+    """Where tokens are not those of ``generate``; empty if nowhere."""
+    for row, (own, right) in enumerate(zip(found, wanted, strict=True)):
+        if own == right["token_ids"]:
+            continue
+        pairs = zip(own, right["token_ids"], strict=False)
+        place = next((i for i, (one, other) in enumerate(pairs) if one != other), -1)
+        if place >= 0:
+            logits = right["logits"][place]
+            margin = float(logits.max() - logits[own[place]])
+            if margin < TIE:
+                continue
+            return (
+                f"token {place} after {PROMPT_LENGTHS[row]} is {own[place]}, not "
+                f"{right['token_ids'][place]}, whose logit is larger by {margin:.2g}"
+            )
+        return f"{len(own)} tokens after {PROMPT_LENGTHS[row]}, not {len(right['token_ids'])}"
+    return ""
+
+
+def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None, str | None]:
+    """The tokens of every prompt, on rank 0, and why the loading check compared nothing. All ranks call it.
+
+    Raises :class:`UserError` as the job does, :class:`LateRefusal` instead after weights were read.
+    """
+    config = GenerateConfig(
+        prompts=NO_PATH, output=NO_PATH, target=str(folder / "target"), draft=str(folder / "draft"),
+        policy="fixed", num_draft_tokens=NUM_DRAFT_TOKENS, overlap="none", temperature=0.0,
+        max_new_tokens=NUM_NEW, tp_size=topology.tp_size, device="cpu", dtype="float32", max_num_seqs=4,
+        draft_placement="shared", cache_memory="16MB",
+    )  # fmt: skip
+    models = plan_models(config)
+    try:
+        replica = Replica(config, models, topology)
+    except UserError as error:
+        raise LateRefusal(str(error)) from error
+    if not topology.is_rank0:
+        replica.serve()
+        return None, None
+    requests = [Request(row_id=row, sample_index=0, prompt_ids=ids) for row, ids in enumerate(prompts())]
+    rules = StopRules(str, models.target.stop_token_ids())
+    completions = list(replica.engine(iter(requests), rules, StatsRecorder()).run())
+    for completion in completions:
+        assert completion.finish_reason != "error", completion.error
+    ordered = sorted(completions, key=lambda completion: completion.request.row_id)
+    return [completion.token_ids for completion in ordered], replica.loading_check.reason
+
+
+class LateRefusal(UserError):
+    """After models were loaded."""
+
+
+def outcome(family: str, folder: Path, topology: Topology) -> Outcome:
+    """On rank 0 of what all ranks do together."""
+    begin = time.perf_counter()
+    kind, detail, unchecked = EXACT, "", None
+    try:
+        assert (folder / "draft").is_dir(), "the family could not be made"
+        found, unchecked = run_family(folder, topology)
+        if found is not None:
+            detail = difference(found, torch.load(folder / WANTED))
+            kind = WRONG if detail else EXACT
+    except LateRefusal as error:
+        kind, detail = LATE, str(error)
+    except UserError as error:
+        kind, detail = REFUSED, str(error)
+    except Exception as error:
+        traceback.print_exc()
+        kind, detail = ERROR, _words(error)
+    return Outcome(
+        family=family,
+        tp_size=topology.tp_size,
+        kind=kind,
+        detail=detail.replace(f"{folder}/", ""),
+        unchecked=unchecked,
+        seconds=round(time.perf_counter() - begin, 2),
+    )
+
+
+def prepared(family: str, folder: Path) -> Outcome:
+    """Save the pair, and what ``generate`` makes of it."""
+    try:
+        save_pair(family, folder)
+        torch.save(reference(folder / "target"), folder / WANTED)
+    except Exception as error:
+        return Outcome(family=family, tp_size=0, kind=ERROR, detail=_words(error))
+    return Outcome(family=family, tp_size=0, kind=EXACT)
+
+
+def work(families: Iterable[str], folder: Path, tp_size: int) -> None:
+    """A rank: one family after the other, of which rank 0 notes what it finds. ``tp_size`` 0 prepares."""
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    topology = Topology(rank=0, world_size=1, tp_size=1, uses_draft=True, device=torch.device("cpu"))
+    if tp_size > 1:
+        topology = replace(join(tp_size), uses_draft=True)
+    for family in families:
+        if topology.is_rank0:
+            (folder / BEGUN).write_text(family)
+        with quiet_libraries(lambda: None):
+            found = (
+                outcome(family, folder / family, topology) if tp_size else prepared(family, folder / family)
+            )
+        if topology.is_rank0 or found.kind == ERROR:
+            with (folder / NOTES.format(tp_size)).open("a") as file:
+                file.write(json.dumps(asdict(found)) + "\n")
+        if found.kind == ERROR and tp_size > 1:
+            sys.stderr.flush()
+            os._exit(3)  # the other rank may wait for this one for ever
+    if tp_size > 1:
+        leave()
+
+
+def through(families: Sequence[str], folder: Path, tp_size: int) -> list[Outcome]:
+    """The work of all families, whatever ends its processes."""
+    notes = folder / NOTES.format(tp_size)
+    notes.touch()
+    left = list(families)
+    while left:
+        environment = {"OMP_NUM_THREADS": "1", "RENDEZVOUS": f"file://{folder}/meeting{tp_size}-{len(left)}"}
+        with started_world(max(1, tp_size), work, left, folder, tp_size, environment=environment) as world:
+            reason = _watch(world, notes)
+        found = {one["family"]: Outcome(**one) for one in map(json.loads, notes.read_text().splitlines())}
+        if reason and (busy := (folder / BEGUN).read_text()) not in found:
+            found[busy] = Outcome(family=busy, tp_size=tp_size, kind=ERROR, detail=reason)
+            with notes.open("a") as file:
+                file.write(json.dumps(asdict(found[busy])) + "\n")
+        left = [family for family in left if family not in found]
+    return [found[family] for family in families]
+
+
+def _watch(world: World, notes: Path) -> str:
+    """Until the processes have ended; why they did not reach the end of the list, if they did not."""
+    while True:
+        codes = [process.exitcode for process in world.processes]
+        if all(code == 0 for code in codes):
+            return ""
+        if any(codes):
+            last = [line for text in world.words("stderr") for line in text.strip().splitlines()[-1:]]
+            return f"a process ended with {next(filter(None, codes))}: {' / '.join(last)}"
+        if time.time() - notes.stat().st_mtime > LONGEST_S:
+            return f"nothing for {LONGEST_S} s"
+        time.sleep(0.05)
+
+
+def run_all(families: Sequence[str], folder: Path, tp_sizes: Sequence[int] = (1, 2)) -> list[Outcome]:
+    """Save every family in the folder, and run it on so many ranks."""
+    unprepared = {one.family: one.detail for one in through(families, folder, 0) if one.kind == ERROR}
+    found = [one for tp_size in tp_sizes for one in through(families, folder, tp_size)]
+    return [
+        replace(one, detail=f"no reference: {unprepared[one.family]}")
+        if one.kind not in (REFUSED, LATE) and one.family in unprepared
+        else one
+        for one in found
+    ]
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--families", nargs="*", default=FAMILIES)
+    parser.add_argument("--tp_sizes", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_all(arguments.families, Path(folder), arguments.tp_sizes)
+    for one in found:
+        print(f"{one.family:28} tp {one.tp_size} {one.kind:8} {one.seconds:5.1f} s {one.detail}")
+        if one.unchecked:
+            print(f"{'':28} not checked: {one.unchecked}")
+    print(f"{time.perf_counter() - began:.0f} s: {dict(Counter((one.tp_size, one.kind) for one in found))}")
+    if arguments.output:
+        values = [asdict(replace(one, seconds=0.0)) for one in found]
+        arguments.output.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
