@@ -141,12 +141,11 @@ def generated() -> dict[str, str]:
             REPOSITORY / "jobs/benchmarks/policies-wall-clock-cpu.json"
         ),
         **papers(),
-        "memory-beside": drafters_tables.markdown(),
+        "memory": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
         "drafts-compared": distillation_tables.drafts(),
         "learning-emulated": learning_tables.markdown(),
         "learning-wall-clock": learned_tables.markdown(),
-        "memory-oracle": drafters_tables.oracle(),
         "memory-costs": drafters_tables.costs(),
     }
 

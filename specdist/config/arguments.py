@@ -57,6 +57,8 @@ GROUP_TITLE = "_argument_group_name"
 URL_OPTIONS = "_url_options"
 # In that of a job that generates, too: the options of jobs/generate.py, which it may not have.
 OPTIONS_OF_RUNS = "_options_of_runs"
+# By name: options that earlier versions had, and what to do instead.
+REMOVED_OPTIONS = "_removed_options"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
 PATH_OPTIONS = frozenset(
@@ -161,12 +163,15 @@ class OptionParser(HfArgumentParser, CommandParser):
         fields = dataclasses.fields(config_class)
         self._names = [item.name for item in fields]
         self._of_runs = frozenset(getattr(config_class, OPTIONS_OF_RUNS, ()))
+        self._removed: Mapping[str, str] = getattr(config_class, REMOVED_OPTIONS, {})
         self._lists = {item.name for item in fields if "action" in item.metadata}
         self.places: dict[str, str] = {}
 
     def nearest(self, name: str) -> str:
         if name in self._of_runs:
             return " of this job, but of jobs/generate.py alone: leave it out"
+        if name in self._removed:
+            return f" any more: {self._removed[name]}"
         return super().nearest(name)
 
     def add_argument_group(self, *args: Any, **kwargs: Any) -> Any:
@@ -190,6 +195,8 @@ class OptionParser(HfArgumentParser, CommandParser):
         arguments: list[str] = []
         for name, value in values.items():
             place = f"--config {path}, line {lines.get(name, '?')}"
+            if name in self._removed and not value:
+                continue  # the file of an earlier run, which did not use it
             items = value if isinstance(value, list) and name in self._lists else [value]
             if any(isinstance(item, (dict, list)) for item in items):
                 # Shortened: aliases can make billions of values out of a few lines.

@@ -19,7 +19,7 @@ from specdist.config.groups import (
 )
 from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
 from specdist.config.sizes import bytes_of
-from specdist.config.speculation import MEMORY, SpeculationOptions, memory_block
+from specdist.config.speculation import MEMORY, SpeculationOptions
 from specdist.config.storage import StorageOptions
 from specdist.config.turns import TurnOptions
 from specdist.policies.choice import (
@@ -153,7 +153,7 @@ class GenerateConfig(
     def _resolve_policy(self) -> None:
         """Fill in the policy's own options, and refuse those of others."""
         check_ranges(self._given_policy_options())
-        self.check_memory_beside(self.draft, is_traced=self.trace)
+        self.check_other_texts(self.draft)
         defaults = self._resolve_memory() if self.draft == MEMORY else {}
         if self.policy == AUTO:
             self.policy = "none" if self.draft is None else "goodput"
@@ -220,22 +220,10 @@ class GenerateConfig(
         return self.uses_draft and self.draft != MEMORY
 
     @property
-    def adds_memory(self) -> bool:
-        """Whether there are candidates from memory beside those of a draft model."""
-        return self.uses_draft_model and self.memory
-
-    @property
-    def memory_tokens(self) -> int:
-        """Most candidates of a block from memory beside a draft model; 0 without."""
-        num_rows = 1 if self.shares_room else self.max_num_seqs
-        return memory_block(self.max_num_batched_tokens // num_rows) if self.adds_memory else 0
-
-    @property
     def shares_room(self) -> bool:
         """Whether blocks share the room of a pass: where no token depends on a block's length, or block
         lengths depend on the batch anyway."""
-        has_memory = self.uses_memory or self.adds_memory
-        return self.policy == "goodput" or (has_memory and (self.is_coupled or self.drafts_ahead))
+        return self.policy == "goodput" or (self.uses_memory and self.is_coupled)
 
     @property
     def is_traced(self) -> bool:
@@ -255,13 +243,7 @@ class GenerateConfig(
     @property
     def needs_costs(self) -> bool:
         """Whether decisions of the run depend on times of passes, which are measured before it."""
-        return self.drafts_ahead or self.chooses_rounds or needs_costs(self.policy) or self.weighs_memory
-
-    @property
-    def weighs_memory(self) -> bool:
-        """Whether times of passes decide how long blocks from memory are beside a draft model's: where no
-        token depends on it."""
-        return self.adds_memory and (self.is_coupled or self.memory_rows or self.adapt_draft)
+        return self.drafts_ahead or self.chooses_rounds or needs_costs(self.policy)
 
     @property
     def policy_options(self) -> dict[str, float]:
@@ -292,7 +274,7 @@ class GenerateConfig(
         """Most tokens of one sequence in a target pass after its prompt: the candidates and one more."""
         drawn, room = most_draft_tokens(self.policy_options), self.max_num_batched_tokens // self.max_num_seqs
         forced = self.forced_room(drawn, room) if self.uses_draft_model else 0
-        return max(drawn + forced, self.memory_tokens) + 1
+        return drawn + forced + 1
 
     @property
     def num_world_ranks(self) -> int:
@@ -315,8 +297,6 @@ class GenerateConfig(
         found = []
         if self.draft is not None and not self.uses_draft:
             found.append(f"--draft {self.draft} has no effect with --policy none: the draft is not loaded")
-        if self.memory and not self.uses_draft:
-            found.append("--memory has no effect with --policy none")
         if not self.uses_draft:
             given = {**self._given_policy_options(), "head": self.head, "verify": self.verify}
             given |= {"overlap": "ahead" if self.overlap == "ahead" else None, "trace": self.trace or None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from specdist.config.adaptation import AdaptationOptions
 from specdist.config.arguments import option
@@ -25,6 +25,10 @@ class SpeculationOptions(AdaptationOptions):
     """What the draft does, and how it is verified."""
 
     _argument_group_name = "Speculation"
+    _removed_options: ClassVar[dict[str, str]] = {
+        "memory": f"a draft model's candidates are not mixed with memory's; leave it out, or use --draft "
+        f"{MEMORY} without a draft model"
+    }
 
     policy: PolicyName = option(
         AUTO,
@@ -51,15 +55,10 @@ class SpeculationOptions(AdaptationOptions):
         help="the draft sees only a sequence's first 16 tokens and its last ones, at least this many, and "
         "has memory for no more; changes what is accepted, not the distribution (default: all tokens)",
     )
-    memory: bool = option(
-        False,
-        help="beside a draft model, candidates from the text so far, too: for each sequence and round the "
-        "source that promises more tokens",
-    )
     draft_memory: list[str] | None = option(
         None,
-        help="with memory: folders of earlier runs, or Arrow or Parquet files with a text column, whose "
-        "texts it proposes, too",
+        help="with --draft memory: folders of earlier runs, or Arrow or Parquet files with a text column, "
+        "whose texts it proposes, too",
     )
     memory_column: str | None = option(
         None,
@@ -68,8 +67,8 @@ class SpeculationOptions(AdaptationOptions):
     )
     memory_rows: bool = option(
         False,
-        help="with memory: propose from what other rows of this run have said, too, finished or not, other "
-        "samples of a prompt among them; a relaunch begins with its finished shards",
+        help="with --draft memory: propose from what other rows of this run have said, too, finished or not, "
+        "other samples of a prompt among them; a relaunch begins with its finished shards",
     )
     memory_size: int = option(
         2**22, help="with --draft_memory or --memory_rows: most tokens of other texts; the oldest go first"
@@ -124,34 +123,9 @@ class SpeculationOptions(AdaptationOptions):
             raise UserError(
                 f"--memory_column {self.memory_column} has no effect without --draft_memory: leave it out"
             )
-        has_memory = draft == MEMORY or (self.memory and draft is not None)
         for name, value in (("draft_memory", self.draft_memory), ("memory_rows", self.memory_rows)):
-            if value and not has_memory:
-                raise UserError(
-                    f"--{name} has no effect without memory: add --memory beside a draft model, or use "
-                    f"--draft {MEMORY}"
-                )
-
-    def check_memory_beside(self, draft: str | None, *, is_traced: bool) -> None:
-        """Of ``--memory``. Raises :class:`UserError`."""
-        self.check_other_texts(draft)
-        if not self.memory or self.policy == TARGET_ONLY:
-            return
-        if draft in (None, MEMORY):
-            raise UserError(
-                "--memory adds to the candidates of a draft model, and there is none: name one with --draft, "
-                f"or use --draft {MEMORY} alone"
-            )
-        if self.policy == "sprinter":
-            raise UserError(
-                "--memory with --policy sprinter: tokens from memory have no estimate of the verifier; leave "
-                "out --memory, or choose another policy"
-            )
-        if is_traced:
-            raise UserError(
-                "--memory with --trace: a trace is of what a draft model drew, for replays of its policies; "
-                "leave one of them out"
-            )
+            if value and draft != MEMORY:
+                raise UserError(f"--{name} has no effect without --draft {MEMORY}: use that, or leave it out")
 
     def memory_defaults(self, num_tokens_per_row: int) -> dict[str, float]:
         """Of the policy's options with memory, where a pass has so many tokens for each row."""

@@ -95,8 +95,6 @@ STATISTICS = {
     "num_draft_tokens": "draft tokens proposed to the target",
     "num_accepted_tokens": "of these, the accepted ones",
     "num_trusted_tokens": "of these, those that a lossy run committed unverified",
-    "num_memory_tokens": "drafted tokens that were taken from memory",
-    "num_accepted_memory_tokens": "of these, those that were accepted",
     "num_head_tokens": "tokens for which a trained head gave an estimate",
     "num_forced_draft_tokens": "draft tokens that the constraint of a row forces, drafted without a pass",
     "num_preemptions": "times that a sequence gave back its cache pages, to be computed again later",

@@ -44,15 +44,11 @@ class Proposals:
     Attributes:
         token_ids_C, lengths_R: int64; of a row without a match, none.
         chances_C: float64, estimated probability that a token and all before it are right.
-        match_lengths_R: tokens before the proposal that stood before its source too.
-        bases_R: estimated probability that everything before each one's first token here is right; None: 1.
     """
 
     token_ids_C: np.ndarray
     chances_C: np.ndarray
     lengths_R: np.ndarray
-    match_lengths_R: np.ndarray
-    bases_R: np.ndarray | None = None
 
     def until(self, is_last_C: np.ndarray) -> Proposals:
         """Each without what would follow its first token that is a last one."""
@@ -68,28 +64,7 @@ class Proposals:
         if kept_R.sum() == len(self.token_ids_C):
             return self
         is_kept_C = arange_segments(self.lengths_R) < kept_R.repeat(self.lengths_R)
-        return Proposals(
-            self.token_ids_C[is_kept_C], self.chances_C[is_kept_C], kept_R, self.match_lengths_R, self.bases_R
-        )
-
-    def after(self, lengths_R: np.ndarray, token_ids_C: np.ndarray) -> Proposals:
-        """The rest of each, where its first ``lengths`` tokens are these; else nothing."""
-        if not len(token_ids_C):
-            return self
-        known, rest_R = self.first(lengths_R), np.maximum(self.lengths_R - lengths_R, 0)
-        is_same_R = known.lengths_R == lengths_R
-        given_R = np.repeat(is_same_R, lengths_R)
-        differs_C = known.token_ids_C[is_same_R[known._lines_C]] != token_ids_C[given_R]
-        lines_C = np.repeat(np.arange(len(lengths_R)), lengths_R)[given_R]
-        is_same_R[lines_C[differs_C]] = False
-        rest_R = np.where(is_same_R, rest_R, 0)
-        bases_R = np.ones(len(lengths_R))
-        # Chances fall along a block, so the last one of the known tokens is the smallest.
-        np.minimum.at(bases_R, known._lines_C, known.chances_C)
-        is_kept_C = is_same_R[self._lines_C] & (arange_segments(self.lengths_R) >= lengths_R[self._lines_C])
-        return Proposals(
-            self.token_ids_C[is_kept_C], self.chances_C[is_kept_C], rest_R, self.match_lengths_R, bases_R
-        )
+        return Proposals(self.token_ids_C[is_kept_C], self.chances_C[is_kept_C], kept_R)
 
     def instead(self, is_other_R: np.ndarray, other: Proposals) -> Proposals:
         """With the other's proposals for some rows."""
@@ -101,8 +76,6 @@ class Proposals:
             np.r_[self.token_ids_C[is_mine_C], other.token_ids_C[is_other_C]][order],
             np.r_[self.chances_C[is_mine_C], other.chances_C[is_other_C]][order],
             np.where(is_other_R, other.lengths_R, self.lengths_R),
-            self.match_lengths_R,
-            self.bases_R,
         )
 
     @property
@@ -188,27 +161,22 @@ class NgramIndex:
         if self._learns_together and len(slots_R):
             self._state.learn_together(slots_R)
 
-    def match_lengths(self, slots_R: np.ndarray) -> np.ndarray:
-        """[R]: how many of each sequence's last tokens stand before the source of a proposal, too."""
-        return np.maximum(self._state.match_lengths[slots_R], self._state.store_lengths[slots_R])
-
     def propose(
         self, slots_R: np.ndarray, limits_R: np.ndarray, *, least_chance: float | np.ndarray = 0.0
     ) -> Proposals:
         """At most ``limits_R`` tokens for each, as long as a token's chance is at least ``least_chance``, one
         for all or for each."""
-        match_lengths_R = self.match_lengths(slots_R)
         least_chances_R = np.full(len(slots_R), 0.0) + least_chance
         if self._library is None:
             found = plain_ngrams.propose_tokens(self._state, slots_R, limits_R, least_chances_R)
-            return Proposals(*found, match_lengths_R)
+            return Proposals(*found)
         most = int(limits_R.sum())
         token_ids, chances, lengths_R = np.empty(most, np.int64), np.empty(most), np.empty_like(slots_R)
         arrays = (slots_R, limits_R, least_chances_R, token_ids, chances, lengths_R)
         num = self._library.propose_tokens(
             ctypes.addressof(self._arguments), len(slots_R), *(array.ctypes.data for array in arrays)
         )
-        return Proposals(token_ids[:num], chances[:num], lengths_R, match_lengths_R)
+        return Proposals(token_ids[:num], chances[:num], lengths_R)
 
 
 def _library(*, is_needed: bool) -> ctypes.CDLL | None:

@@ -62,11 +62,6 @@ class EmulationConfig:
         "keeps the mean acceptance",
     )
     stretch_tokens: int = option(32, help="length of a stretch; a power of two, at most 256")
-    memory_share: float = option(
-        0.0,
-        help="share of the target's greedy text that stands in its prompt, stretch by stretch; above 0 the "
-        "draft has memory beside it, as by --memory",
-    )
     vocab_size: int = option(
         SMALLEST_VOCABULARY,
         help=f"tokens of the pair, a power of two from {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}; many "
@@ -155,17 +150,6 @@ class EmulationConfig:
         then = self.acceptance_then
         self._require("acceptance_then", then is None or 0 <= then <= 1, "must be in [0, 1]")
         self._require("variation", 0 <= self.variation <= 1, "must be in [0, 1]")
-        self._require("memory_share", 0 <= self.memory_share <= 1, "must be in [0, 1]")
-        if self.memory_share and self.output_tokens >= self.prompt_tokens:
-            raise UserError(
-                f"--memory_share {self.memory_share} with --prompt_tokens {self.prompt_tokens}: they have no "
-                f"room for --output_tokens {self.output_tokens}, which must be fewer"
-            )
-        if self.memory_share and self.num_targets[-1] > 1:
-            raise UserError(
-                f"--memory_share {self.memory_share} is for a draft of one target: leave it or --num_targets "
-                "out"
-            )
         self._require("temperature", self.temperature >= 0, "must be 0 (greedy) or a number above")
         self._require("seed", 0 <= self.seed < 2**31, "must be in [0, 2**31)")
         self._require(

@@ -13,10 +13,8 @@ from typing import Any
 import torch
 
 from specdist.benchmark.draft_rank import DraftRank, torch_threads
-from specdist.config.speculation import MEMORY_CHANCE, memory_block
 from specdist.data.files import write_atomically, write_json
 from specdist.data.heartbeat import now_utc
-from specdist.drafters.source_choice import MemorySettings
 from specdist.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
 from specdist.emulation.groups import SharedCase, run_shared
 from specdist.emulation.markov import PairSettings, markov_pair
@@ -124,7 +122,7 @@ class Emulation:
 
     def costs(self, case: Case) -> ReplicaCosts:
         """The planner's, with nothing for the host."""
-        most = case.batch_size * self._block_tokens(case) + PREFILL_CHUNK_TOKENS
+        most = case.batch_size * (case.choice.max_draft_tokens + 1) + PREFILL_CHUNK_TOKENS
         costs = roofline_costs(
             self.target,
             self.draft,
@@ -133,24 +131,6 @@ class Emulation:
             most_draft_rows=case.num_targets * case.batch_size * (1 + BRANCH_COUNTS[-1]),
         )
         return dataclasses.replace(costs, round_s=0.0, proposal_s=0.0)
-
-    def _memory(self, case: Case, costs: CostModel) -> MemorySettings | None:
-        """As the main job has it beside a draft model, in a run that may learn from all sequences."""
-        if not self._config.memory_share or case.mode == TARGET_ONLY:
-            return None
-        return MemorySettings(
-            max_tokens=memory_block(PREFILL_CHUNK_TOKENS // case.batch_size),
-            max_model_tokens=case.choice.max_draft_tokens,
-            least_chance=MEMORY_CHANCE,
-            learns_together=True,
-            costs=costs,
-        )
-
-    def _block_tokens(self, case: Case) -> int:
-        """Most tokens of a sequence in a pass."""
-        has_memory = self._config.memory_share and case.mode != TARGET_ONLY
-        of_memory = memory_block(PREFILL_CHUNK_TOKENS // case.batch_size) if has_memory else 0
-        return max(case.choice.max_draft_tokens, of_memory) + 1
 
     def order(self, case: Case, costs: CostModel | None = None) -> EmulatedOrder:
         """The assembly as the main job would make it from these costs, by default those of the passes."""
@@ -168,7 +148,7 @@ class Emulation:
             ahead = plan_ahead(costs, **sizes, num_branches=count)
             if case.mode == "branches" and not ahead.num_branches:
                 ahead = plan_ahead(costs, **sizes, num_branches=1)
-        block, chooser = self._block_tokens(case), None
+        block, chooser = choice.max_draft_tokens + 1, None
         if case.mode == AUTO:
             fixed_length = choice.first_length if choice.policy == "fixed" else None
             ahead = DraftAhead(num_tokens=choice.max_draft_tokens + 1, num_branches=BRANCH_COUNTS[-1])
@@ -192,7 +172,6 @@ class Emulation:
             max_cache_len=max_seq_len + block + ahead.num_tokens,
             ahead=ahead,
             chooser=chooser,
-            memory=self._memory(case, costs),
         )
         return EmulatedOrder(
             assembly=assembly,
@@ -217,7 +196,7 @@ class Emulation:
             order = self.order(case, replica.with_host_times(order, self.costs(case).passes))
         # More cannot end in these rounds.
         num_rounds = config.rounds + NUM_MORE_ROUNDS
-        num_ended = num_rounds * case.batch_size * (self._block_tokens(case) + 1) // config.output_tokens
+        num_ended = num_rounds * case.batch_size * (case.choice.max_draft_tokens + 2) // config.output_tokens
         rows = RowSettings(
             num_rows=2 * case.batch_size + num_ended,
             num_slots=case.batch_size,
@@ -226,8 +205,6 @@ class Emulation:
             vocab_size=config.vocab_size,
             rows_per_shard=config.rows_per_shard,
             seed=config.seed,
-            memory_share=config.memory_share,
-            circle=self.pair,
         )
         if case.num_targets > 1:
             return self._measure_shared(case, order, rows)
@@ -284,7 +261,7 @@ class Emulation:
         """The planner's tokens per second without any host; None for lengths that are not fixed."""
         config, choice = self._config, case.choice
         is_fixed = choice.policy in ("fixed", "none") and case.mode != AUTO
-        if not is_fixed or self.then != self.pair or config.memory_share:
+        if not is_fixed or self.then != self.pair:
             return None
         settings = Settings(
             mode=case.mode,

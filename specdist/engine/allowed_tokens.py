@@ -29,11 +29,6 @@ class AllowedTokens:
         self._is_stop = np.zeros(max(stop_token_ids, default=0) + 1 - NOT_FINITE, bool)
         self._is_stop[list(stop_token_ids)] = True
 
-    @property
-    def has_masks(self) -> bool:
-        """Whether a token may be certain where memory has nothing to propose."""
-        return self._pipeline is not None
-
     def is_stop(self, token_ids: np.ndarray) -> np.ndarray:
         is_stop: np.ndarray = self._is_stop[np.minimum(token_ids, len(self._is_stop) - 1)]
         return is_stop
@@ -65,8 +60,7 @@ class AllowedTokens:
         is_allowed_C = (masks_NW[index_C, words_C] >> (found.token_ids_C % WORD_BITS)) & 1 == 1
         np.minimum.at(lengths_R, lines_C[~is_allowed_C], depths_C[~is_allowed_C])
         # The chance of a token after those before it, which is 1 where no other is allowed.
-        bases_R = np.ones(len(slots_R)) if found.bases_R is None else found.bases_R
-        rates_C = found.chances_C / np.where(depths_C > 0, np.r_[1.0, found.chances_C[:-1]], bases_R[lines_C])
+        rates_C = found.chances_C / np.where(depths_C > 0, np.r_[1.0, found.chances_C[:-1]], 1.0)
         rates_C = np.where(only_N[index_C] == found.token_ids_C, 1.0, rates_C)
         forced_R = np.full(len(slots_R), -1)
         is_open_R = lengths_R < asked_R
@@ -76,14 +70,11 @@ class AllowedTokens:
         begins = (np.cumsum(given_R) - given_R).tolist()
         for row, (begin, length) in enumerate(zip(begins, lengths_R.tolist(), strict=True)):
             tokens.append(np.r_[found.token_ids_C[begin : begin + length], added[row]].astype(np.int64))
-            rates = np.r_[bases_R[row], rates_C[begin : begin + length], np.ones(len(added[row]))]
-            chances.append(rates.cumprod()[1:])
+            chances.append(np.r_[rates_C[begin : begin + length], np.ones(len(added[row]))].cumprod())
         return Proposals(
             np.concatenate(tokens),
             np.concatenate(chances),
             np.array([len(each) for each in tokens[1:]], np.int64),
-            found.match_lengths_R,
-            found.bases_R,
         )
 
     def _forced_after(

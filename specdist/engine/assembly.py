@@ -10,7 +10,7 @@ from typing import Any
 from torch.distributed import ProcessGroup
 
 from specdist.cache.pages import PageTable
-from specdist.drafters.source_choice import MemorySettings
+from specdist.drafters.block_lengths import MemorySettings
 from specdist.engine.adapting import AdaptingDraftWorker, Learner
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
@@ -26,7 +26,7 @@ from specdist.engine.no_draft import NoDraft
 from specdist.engine.on_demand import DraftOnDemand, InformedDraft
 from specdist.engine.pipeline import LogitsPipeline, pipeline_of_target
 from specdist.engine.request import Requests
-from specdist.engine.resting_draft import LEAST_SHARE, LateDraftWorker, RestingDraftWorker
+from specdist.engine.resting_draft import LEAST_SHARE, RestingDraftWorker
 from specdist.engine.scheduler import Scheduler
 from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
 from specdist.engine.stats_recorder import StatsRecorder
@@ -54,7 +54,7 @@ class Assembly:
         max_cache_len: tokens of one sequence that the page table has room for; by default ``max_seq_len``.
         ahead: what the draft does while the target verifies; with a ``chooser``, which chooses what each
             round does, the most that it may do.
-        memory: of candidates from memory, alone or beside a draft model's, if there are to be any.
+        memory: of candidates from memory, without a draft model, if there are to be any.
         trusts_draft: lossy, see :class:`specdist.engine.engine.Engine`.
         adapts: the draft learns from finished rows, whose texts it is told.
         masker: makes what says which tokens are allowed, for each side one of its own.
@@ -168,8 +168,7 @@ class Assembly:
         elif learner is not None:
             new_worker = partial(AdaptingDraftWorker, learner=learner)
         elif may_rest and self._can_rest(policy):
-            resting = RestingDraftWorker if self.memory is None else LateDraftWorker
-            new_worker = partial(resting, num_pages=self.num_pages, page_size=self.page_size)
+            new_worker = partial(RestingDraftWorker, num_pages=self.num_pages, page_size=self.page_size)
         return new_worker(
             runner,
             policy,
@@ -182,7 +181,6 @@ class Assembly:
             max_context_tokens=num_groups * self.scheduling.max_num_batched_tokens,
             ahead=self.ahead if ahead is None else ahead,
             chooser=self.chooser if ahead is None else None,
-            memory=self.memory,
             is_traced=self.is_traced,
             clock=clock,
             masker=None if self.masker is None else self.masker(),

@@ -33,7 +33,6 @@ class Block:
     Attributes:
         features_4K: the candidates' draft features, if the run is traced.
         ahead: the outcome of the work ahead.
-        num_from_memory: of the last candidates, those that are not the model's.
         num_trusted: leading candidates that are kept without verification (SPRINTER only).
     """
 
@@ -43,7 +42,6 @@ class Block:
     draft_probabilities_K: np.ndarray
     features_4K: np.ndarray | None
     ahead: AheadOutcome
-    num_from_memory: int = 0
     num_trusted: int = 0
 
     @property
@@ -104,8 +102,7 @@ def blocks_of(
     """Those of the sequences that decode. ``trusts_draft``: all candidates but the last are trusted."""
     candidate_ids, ends_R = reply.candidate_ids_C.tolist(), np.cumsum(reply.num_drafted_R)
     numbers = zip(ends_R.tolist(), reply.num_drafted_R.tolist(), strict=True)
-    num_memory_R = reply.num_from_memory_R if len(reply.num_from_memory_R) else np.zeros_like(ends_R)
-    outcomes = reply.ahead.outcomes(reply.num_drafted_R - num_memory_R)
+    outcomes = reply.ahead.outcomes(reply.num_drafted_R)
     for index, (end, num_drafted) in enumerate(numbers):
         own = slice(end - num_drafted, end)
         yield Block(
@@ -115,7 +112,6 @@ def blocks_of(
             draft_probabilities_K=reply.draft_probabilities_C[own],
             features_4K=None if reply.traced is None else reply.traced.features_4C[:, own],
             ahead=outcomes[index],
-            num_from_memory=int(num_memory_R[index]),
             num_trusted=max(0, num_drafted - 1) if trusts_draft else 0,
         )
 

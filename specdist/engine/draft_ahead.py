@@ -33,7 +33,7 @@ from specdist.models.runner import ModelRunner
 from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
 from specdist.sampling.branch_estimates import estimate_branches, likeliest
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory.rounds import ALONE, RoundChooser, RoundShape
+from specdist.theory.rounds import RoundChooser, RoundShape
 from specdist.utils.ranges import places_from
 
 # Beside logits of 0, a probability of 1.
@@ -89,8 +89,6 @@ class AheadDrafter:
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._settings = settings
         self._is_traced = is_traced
-        # Rounds for memory alone, with this one.
-        self._num_quiet = 0
         self._burst_count, self._num_bursts = BurstCount(), 1.0
         self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
         self.adoption = BranchAdoption(runner, draft_state, self._branches, chooser)
@@ -98,19 +96,16 @@ class AheadDrafter:
     @property
     def replies_first(self) -> bool:
         """Whether what the next reply says is drafted already, but for resumed sequences."""
-        is_chosen = self._chooser is None or (self._chooser.works_ahead and not self._num_quiet)
-        return self.is_on and is_chosen
+        return self.is_on and (self._chooser is None or self._chooser.works_ahead)
 
     def begin_round(self, request: ProposalRequest) -> None:
         """What to do before the reply, as was chosen after the last one, which must be resolved."""
         if not self.replies_first:
             self._num_bursts = self._burst_count.add(request.groups)
-        self._num_quiet = max(0, self._num_quiet - 1)
         if self._chooser is not None:
             slots_R = request.slots_R
             is_pending = self._draft_state.num_candidates[slots_R].any() or request.num_redraft_R.any()
-            shape = None if self._num_quiet else self._chooser.shape
-            self.shape = shape(*self._load(slots_R), is_pending=bool(is_pending)) if shape else ALONE
+            self.shape = self._chooser.shape(*self._load(slots_R), is_pending=bool(is_pending))
 
     def _choose(self, request: ProposalRequest) -> None:
         """What to draft ahead now, and to do before the next reply."""
@@ -122,8 +117,6 @@ class AheadDrafter:
         self._chooser.observe_pass(
             request.num_prefill_tokens, len(slots_R) + int(request.num_accepted_R.sum())
         )
-        if self._num_quiet:
-            return
         # In a round of prompts alone their sequences count: they are drafted ahead of at once.
         slots = slots_R if len(slots_R) else np.unique(request.context.slots_T)
         self._chooser.choose(
@@ -175,11 +168,9 @@ class AheadDrafter:
         if self._chooser is not None:
             self._chooser.observe(num_accepted_R, is_rejected_R)
 
-    def num_rounds_alone(self, slots_R: np.ndarray, *, is_asked: bool) -> int:
-        """Rounds in which the target need not ask; 0 while it has anything to verify. In those in which it
-        ``is_asked`` all the same, for memory, the draft model does nothing."""
-        if self._chooser is None or is_asked:
-            self._num_quiet = self._num_quiet or self.shape.num_rounds_alone
+    def num_rounds_alone(self, slots_R: np.ndarray) -> int:
+        """Rounds in which the target need not ask; 0 while it has anything to verify."""
+        if self._chooser is None:
             return 0
         is_pending = (
             self._draft_state.num_candidates[slots_R].any() or self._draft_state.num_ahead[slots_R].any()
@@ -329,7 +320,7 @@ class AheadDrafter:
         places_N = places_from(slots_S, begins_S, lengths_S)
         likeliest_2NA = None
         if num_branches and self.shape.num_ahead > 1 and len(places_N[0]):
-            # Of a token from memory no alternatives are known; greedily drawn ones have logits.
+            # Of a forced token no alternatives are known; greedily drawn ones have logits.
             certainty = 1.0 if self._settings.is_random else CERTAIN_LOGIT
             scores_NV = state.scores.at(*places_N, certainty=certainty)
             likeliest_2NA = likeliest(scores_NV, self._settings, num_branches)

@@ -8,7 +8,6 @@ A draft slots, R sequences, T tokens, W positions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,17 +17,6 @@ from specdist.engine.draft_scores import StepScores
 from specdist.models.flat import FlatBatch
 from specdist.sampling.random import RandomKeys
 from specdist.utils.ranges import places_from
-
-
-class OwnTokens(NamedTuple):
-    """Of blocks, the candidates that the model has drawn or that were forced, and whether nothing but these
-    stand before the first token that was not accepted; and without those that were forced."""
-
-    num_drafted_R: np.ndarray
-    num_accepted_R: np.ndarray
-    are_next_R: np.ndarray
-    num_free_R: np.ndarray
-    num_free_accepted_R: np.ndarray
 
 
 class DraftState:
@@ -41,8 +29,6 @@ class DraftState:
         """``num_branches``: per slot. Each target group has an equal part of the slots."""
         # By slot: tokens committed, candidates after them, and tokens drafted ahead after those.
         self.num_committed, self.num_candidates, self.num_ahead = np.zeros((3, num_slots), np.int64)
-        # Of the candidates, how many at their end are from memory.
-        self.num_from_memory = np.zeros(num_slots, np.int64)
         self.max_lengths, self.context_lengths = np.zeros((2, num_slots), np.int64)
         # By draft slot: tokens that the cache has, and what keys the random numbers. On a *miss* what was
         # drafted is dropped; only then is a position drafted again.
@@ -66,7 +52,7 @@ class DraftState:
 
     def begin_group(self, group: int) -> None:
         """A target group's slots are empty."""
-        for numbers in (self.num_candidates, self.num_ahead, self.num_from_memory):
+        for numbers in (self.num_candidates, self.num_ahead):
             numbers[self.slots_of(group)] = 0
         self.scores.forget_but((np.zeros(0, np.int64), np.zeros(0, np.int64)), [group])
 
@@ -96,14 +82,6 @@ class DraftState:
         places = places_from(slots_R, self.num_committed[slots_R], num_tokens_R)
         lines_C = np.repeat(np.arange(len(slots_R)), num_tokens_R)
         return num_tokens_R - np.bincount(lines_C, self.is_forced[places], len(slots_R)).astype(np.int64)
-
-    def own_tokens(self, slots_R: np.ndarray, num_accepted_R: np.ndarray) -> OwnTokens:
-        """Of the last blocks, of which so many candidates were accepted: all that there is to learn of the
-        model from them."""
-        num_own_R = self.num_candidates[slots_R] - self.num_from_memory[slots_R]
-        are_next_R = (self.num_from_memory[slots_R] == 0) | (num_accepted_R < num_own_R)
-        own_R = num_own_R, np.minimum(num_accepted_R, num_own_R)
-        return OwnTokens(*own_R, are_next_R, *(self.num_free(slots_R, num_R) for num_R in own_R))
 
     def put_certain(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
         """Candidates that were not drawn."""

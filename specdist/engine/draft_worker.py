@@ -18,7 +18,6 @@ from functools import partial
 
 import numpy as np
 
-from specdist.drafters.source_choice import MemorySettings
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_ahead import AheadDrafter, DraftAhead
 from specdist.engine.draft_loop import DraftLoop
@@ -30,8 +29,6 @@ from specdist.engine.first_ahead import FirstAhead
 from specdist.engine.forced_tokens import ForcingDraftLoop
 from specdist.engine.histories import Histories
 from specdist.engine.lessons import Lessons
-from specdist.engine.memory_beside import beside
-from specdist.engine.opened import NONE
 from specdist.engine.out_of_memory import DraftUndo
 from specdist.engine.pipeline import pipeline_of_draft
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
@@ -70,7 +67,6 @@ class DraftWorker:
         max_context_tokens: int = MAX_CONTEXT_TOKENS,
         ahead: DraftAhead | None = None,
         chooser: RoundChooser | None = None,
-        memory: MemorySettings | None = None,
         is_traced: bool = False,
         clock: Timeline | None = None,
         masker: TokenMasker | None = None,
@@ -79,7 +75,7 @@ class DraftWorker:
 
         ``num_groups``: target groups, each with an equal part of the slots.
         ``max_context_tokens``: of a pass over contexts.
-        ``chooser`` chooses every round's work, at most that of ``ahead``. ``memory``: beside the model.
+        ``chooser`` chooses every round's work, at most that of ``ahead``.
         ``clock``: by default one on which all time outside this model's work is idle. ``masker``: the
         draft's own, where tokens may be masked.
         """
@@ -122,10 +118,7 @@ class DraftWorker:
         )  # fmt: skip
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
-        self._memory = beside(
-            memory, runner, self._draft_state, num_groups, max_seq_len, stop_token_ids, self._pipeline
-        )
-        self._lessons = Lessons(self._draft_state, self._histories, self._ahead, policy, self._memory)
+        self._lessons = Lessons(self._draft_state, self._histories, self._ahead, policy)
         self._undo = DraftUndo(self._draft_state, self._histories, runner.device)
 
     @property
@@ -155,7 +148,6 @@ class DraftWorker:
         if wanted_now:
             self._lessons.learn()
             self._forget_scores(request)
-        wanted_now = self._memory.choose(request, wanted_now)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
         for num_wanted_R, uses_policy in wanted_now:
@@ -172,7 +164,6 @@ class DraftWorker:
                 )
             )
         self._ahead.hold_back(request)
-        self._memory.extend(request, self._ahead.shape)
         num_candidates_R = state.num_candidates[slots_R]
         places_C = places_from(slots_R, first_R, num_candidates_R)
         pass_sizes_P, draft_steps = self._draft_loop.pass_counts.take()
@@ -185,8 +176,7 @@ class DraftWorker:
             ahead=report,
             draft_pass_sizes_P=pass_sizes_P,
             draft_steps=draft_steps,
-            num_rounds_alone=self._ahead.num_rounds_alone(slots_R, is_asked=self._memory.is_worth_asking),
-            num_from_memory_R=state.num_from_memory[slots_R] if self._memory.is_on else NONE,
+            num_rounds_alone=self._ahead.num_rounds_alone(slots_R),
             traced=first.traced(state.features, places_C),
         )
 
@@ -199,7 +189,6 @@ class DraftWorker:
         first = self._ahead.verify_first(request, positions_R)
         is_hit_R = first.is_hit_R
         is_rejected_R = ((num_accepted_R < num_candidates_R) | first.is_verified_R) & ~is_hit_R
-        self._memory.keep(request)
         self._lessons.keep(slots_R, num_accepted_R, first, is_rejected_R)
         next_token_ids_R, target_W = request.next_token_ids_R, request.next_distributions_W
         if target_W is not None:
@@ -210,11 +199,11 @@ class DraftWorker:
             draft_W = Dense(state.scores.at(slots_W, np.where(is_rejected_R[drawn], positions_W, NOWHERE)))
             sampled_W = sample_next_tokens(target_W, state.random_keys(slots_W, positions_W), draft_W)
             next_token_ids_R[drawn] = self._draft_loop.next_tokens(
-                sampled_W, (slots_W, positions_W), must_be_known=self._ahead.is_on or self._memory.is_on
+                sampled_W, (slots_W, positions_W), must_be_known=self._ahead.is_on
             )
         state.num_committed[slots_R] = positions_R + 1
         state.num_candidates[slots_R] = np.where(is_hit_R, state.num_ahead[slots_R] - 1, 0)
-        state.num_ahead[slots_R] = state.num_from_memory[slots_R] = 0
+        state.num_ahead[slots_R] = 0
         state.num_misses[slots_R] += is_rejected_R
         kept_R = np.where(is_hit_R, state.num_computed[slots_R], positions_R)
         state.num_computed[slots_R] = np.minimum(state.num_computed[slots_R], kept_R)
@@ -260,7 +249,6 @@ class DraftWorker:
         state, opened = self._draft_state, request.opened
         if len(request.suspended_slots):
             self._histories.suspend(request.suspended_slots, state.stream_keys[request.suspended_slots])
-        self._memory.open(request)
         if len(opened.slots):
             self._histories.open(opened.slots, opened.stream_keys)
             state.stream_keys[opened.slots] = opened.stream_keys
@@ -277,7 +265,6 @@ class DraftWorker:
             # Positions ascend within a slot, so the last write is the largest.
             state.num_committed[context.slots_T] = context.positions_T + 1
             self._run_context(context)
-        self._memory.read_prompts(request)
 
     def _run_context(self, context: FlatBatch) -> None:
         self._runner.forward(context, [])
@@ -296,7 +283,6 @@ class DraftWorker:
         self._draft_state.begin_group(group)
         self._histories.begin_group(group)
         self._ahead.drop_branches(self._draft_state.slots_of(group))
-        self._memory.begin_group(group)
         self._undo.begin()
 
     def recover(self, *, has_replied: bool) -> None:
@@ -306,4 +292,3 @@ class DraftWorker:
         self._lessons.drop()
         self._ahead.adoption.drop()
         self._undo.recover(has_replied=has_replied)
-        self._memory.recover(has_replied=has_replied)

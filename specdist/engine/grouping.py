@@ -133,7 +133,6 @@ def split(reply: ProposalReply, num_seqs: Sequence[int]) -> list[ProposalReply]:
             draft_pass_sizes_P=reply.draft_pass_sizes_P[:0] if parts else reply.draft_pass_sizes_P,
             draft_steps=NO_DRAFT_STEPS if parts else reply.draft_steps,
             times=RoleTimes(peak_memory_bytes=reply.times.peak_memory_bytes) if parts else reply.times,
-            num_from_memory_R=reply.num_from_memory_R[own],
             num_rounds_alone=reply.num_rounds_alone,
             traced=_traced(reply.traced, own, of_own),
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdist.policies import KeepsHistory, VerifiedBlocks
+from specdist.policies import LengthPolicy, VerifiedBlocks
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class HistoriesSnapshot:
 class Histories:
     """H numbers per sequence."""
 
-    def __init__(self, policy: KeepsHistory, num_slots: int, num_groups: int = 1) -> None:
+    def __init__(self, policy: LengthPolicy, num_slots: int, num_groups: int = 1) -> None:
         """``num_groups``: target groups, each with an equal part of the slots."""
         self._policy = policy
         self._num_slots = num_slots // num_groups
@@ -66,10 +66,6 @@ class Histories:
     def _names(self, slots_R: np.ndarray, stream_keys_R: np.ndarray) -> list[tuple[int, int]]:
         groups_R = slots_R // self._num_slots
         return list(zip(groups_R.tolist(), stream_keys_R.tolist(), strict=True))
-
-    def note(self, slots_R: np.ndarray, first: int, values_RN: np.ndarray) -> None:
-        """The numbers from the ``first`` on, which no verified block changes."""
-        self._lines_SH[slots_R, first:] = values_RN
 
     def observe(self, slots_R: np.ndarray, num_drafted_R: np.ndarray, num_accepted_R: np.ndarray) -> None:
         """The target has verified a block of each sequence; a block without candidates changes nothing."""

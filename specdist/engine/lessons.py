@@ -13,18 +13,21 @@ from typing import NamedTuple
 import numpy as np
 
 from specdist.engine.draft_ahead import AheadDrafter
-from specdist.engine.draft_state import DraftState, OwnTokens
+from specdist.engine.draft_state import DraftState
 from specdist.engine.first_ahead import FirstAhead
 from specdist.engine.histories import Histories
-from specdist.engine.memory_beside import NoMemory
 from specdist.policies import BatchPolicy, LengthPolicy
 
 
 class _Verified(NamedTuple):
+    """The last blocks: where they begin and how many tokens were accepted; of the candidates, and of the
+    accepted ones, how many were not forced."""
+
     slots_R: np.ndarray
     begins_R: np.ndarray
-    positions_R: np.ndarray
-    own: OwnTokens
+    num_accepted_R: np.ndarray
+    num_free_R: np.ndarray
+    num_free_accepted_R: np.ndarray
     first: FirstAhead
     is_rejected_R: np.ndarray
 
@@ -33,11 +36,9 @@ class Lessons:
     """Keeps what the last rounds have shown until there is time to learn from it."""
 
     def __init__(
-        self, draft_state: DraftState, histories: Histories, ahead: AheadDrafter, policy: LengthPolicy,
-        memory: NoMemory,
-    ) -> None:  # fmt: skip
+        self, draft_state: DraftState, histories: Histories, ahead: AheadDrafter, policy: LengthPolicy
+    ) -> None:
         self._draft_state, self._histories, self._ahead = draft_state, histories, ahead
-        self._memory = memory
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         # More than one where target groups have had their replies one after the other.
         self._verified: list[_Verified] = []
@@ -48,9 +49,13 @@ class Lessons:
         """Of the last blocks, before they are forgotten; ``is_rejected_R``: of their drafted tokens, the
         first that was not accepted is known."""
         state = self._draft_state
-        begins_R, own = state.num_committed[slots_R], state.own_tokens(slots_R, num_accepted_R)
+        num_free_R = state.num_free(slots_R, state.num_candidates[slots_R])
+        num_free_accepted_R = state.num_free(slots_R, num_accepted_R)
+        begins_R = state.num_committed[slots_R]
         self._verified.append(
-            _Verified(slots_R, begins_R, begins_R + num_accepted_R, own, first, is_rejected_R)
+            _Verified(
+                slots_R, begins_R, num_accepted_R, num_free_R, num_free_accepted_R, first, is_rejected_R
+            )
         )
 
     def drop(self) -> None:
@@ -62,20 +67,17 @@ class Lessons:
         verified, self._verified = self._verified, []
         for blocks in verified:
             self._learn(blocks)
-        self._memory.learn()
 
     def _learn(self, verified: _Verified) -> None:
-        slots_R, begins_R, positions_R, own, first, is_rejected_R = verified
-        features, is_hit_R = self._draft_state.features, first.is_hit_R
-        self._histories.observe(slots_R, own.num_free_R, own.num_free_accepted_R)
-        self._ahead.observe(
-            own.num_accepted_R + is_hit_R, is_rejected_R & (own.are_next_R | first.is_verified_R)
-        )
+        slots_R, begins_R, is_hit_R = verified.slots_R, verified.begins_R, verified.first.is_hit_R
+        features, num_kept_R = self._draft_state.features, verified.num_accepted_R + is_hit_R
+        self._histories.observe(slots_R, verified.num_free_R, verified.num_free_accepted_R)
+        self._ahead.observe(num_kept_R, verified.is_rejected_R)
         if self._batch_policy is not None:
-            num_kept_R = own.num_accepted_R + (own.are_next_R & is_hit_R)
-            num_verified_R = num_kept_R + (own.are_next_R & is_rejected_R)
+            num_verified_R = num_kept_R + verified.is_rejected_R
             self._batch_policy.observe_tokens(
                 features.verified(slots_R, begins_R, num_verified_R, num_kept_R)
             )
         # A next token stands in the place of the drafted one that was rejected.
+        positions_R = begins_R + verified.num_accepted_R
         features.forget((slots_R[~is_hit_R], positions_R[~is_hit_R]))

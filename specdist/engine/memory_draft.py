@@ -16,18 +16,11 @@ from functools import partial
 import numpy as np
 import torch
 
+from specdist.drafters.block_lengths import BlockLengths, MemorySettings
 from specdist.drafters.ngram_index import NgramIndex, Proposals
-from specdist.drafters.source_choice import (
-    NUM_BLOCK_NUMBERS,
-    MemorySettings,
-    ModelBlocks,
-    SourceChoice,
-    noted_block,
-    repeated_blocks,
-)
 from specdist.engine.allowed_tokens import AllowedTokens
-from specdist.engine.histories import Histories
 from specdist.engine.no_draft import sample_alone
+from specdist.engine.opened import NONE
 from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.reports import AheadReport, RoleTimes, TracedDrafts
@@ -36,7 +29,7 @@ from specdist.policies import NUM_FEATURES
 from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
 from specdist.sampling.one_hot_drafts import NONE_REJECTED
 from specdist.sampling.processors import TokenMasker
-from specdist.utils.ranges import arange_segments
+from specdist.utils.ranges import places_from
 
 CPU = torch.device("cpu")
 
@@ -63,7 +56,7 @@ class MemoryDraft:
             num_slots=num_slots, max_length=max_seq_len + 1, learns_together=memory.learns_together,
             texts=memory.texts,
         )  # fmt: skip
-        self._choice = SourceChoice(memory)
+        self._lengths = BlockLengths(memory.costs)
         self._pipeline: LogitsPipeline | None = None
         if masker is not None:
             tokens, rows = self._index.tokens, partial(LogitsPipeline, num_slots=num_slots, device=CPU)
@@ -72,10 +65,12 @@ class MemoryDraft:
         self._is_traced = is_traced
         self._is_new, self._is_resumed = np.ones(num_slots, bool), np.zeros(num_slots, bool)
         self._stream_keys, self._num_prompt_tokens = np.zeros((2, num_slots), np.int64)
-        # Of the last block of every slot.
+        # The last block of every slot, and those of preempted sequences, by random stream: each is verified
+        # again, by the same random numbers, and other candidates, for memory may know more by then, were not
+        # fair.
         self._candidate_ids = np.zeros((num_slots, max_draft_tokens), np.int64)
         self._num_candidates = np.zeros(num_slots, np.int64)
-        self._histories = Histories(ModelBlocks(max_draft_tokens), num_slots)
+        self._suspended: dict[int, np.ndarray] = {}
         self._clock = Timeline("idle")
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
@@ -93,7 +88,6 @@ class MemoryDraft:
             draft_probabilities_C=np.ones(num_candidates),
             ahead=AheadReport.nothing(len(found.lengths_R)),
             draft_pass_sizes_P=np.zeros(0, np.int64),
-            num_from_memory_R=found.lengths_R,
             times=times,
             traced=_traced(num_candidates, len(found.lengths_R)) if self._is_traced else None,
         )
@@ -104,53 +98,63 @@ class MemoryDraft:
     def _open(self, request: ProposalRequest) -> None:
         """Put the last blocks of preempted sequences aside, and begin new ones, perhaps in their slots."""
         suspended, opened = request.suspended_slots, request.opened
-        self._histories.suspend(suspended, self._stream_keys[suspended])
-        self._histories.open(opened.slots, opened.stream_keys)
+        for slot, stream_key in zip(suspended.tolist(), self._stream_keys[suspended].tolist(), strict=True):
+            self._suspended[stream_key] = self._candidate_ids[slot, : self._num_candidates[slot]].copy()
+        for slot, stream_key in zip(opened.slots.tolist(), opened.stream_keys.tolist(), strict=True):
+            block = self._suspended.pop(stream_key, NONE)
+            self._candidate_ids[slot, : len(block)], self._num_candidates[slot] = block, len(block)
         self._is_new[opened.slots] = True
         self._is_resumed[opened.slots] = opened.are_resumed
         self._stream_keys[opened.slots] = opened.stream_keys
         self._num_prompt_tokens[opened.slots] = opened.num_prompt_tokens
-        self._num_candidates[opened.slots] = 0
         if self._pipeline is not None:
             self._pipeline.open(opened)
 
     def _rejected_ids(self, request: ProposalRequest) -> np.ndarray:
         """[R]: the candidate that was rejected in the next token's place, if one was."""
         slots_R, num_accepted_R = request.slots_R, request.num_accepted_R
-        is_rejected_R = (num_accepted_R < self._num_candidates[slots_R]) & ~self._is_new[slots_R]
+        is_rejected_R = num_accepted_R < self._num_verified(slots_R)
         places_R = np.where(is_rejected_R, num_accepted_R, 0)
         return np.where(is_rejected_R, self._candidate_ids[slots_R, places_R], NONE_REJECTED)
 
+    def _num_verified(self, slots_R: np.ndarray) -> np.ndarray:
+        """[R]: candidates in the last pass."""
+        return np.where(self._is_new[slots_R], 0, self._num_candidates[slots_R])
+
+    def _last_blocks(self, slots_R: np.ndarray, are_wanted_R: np.ndarray) -> Proposals:
+        """Of some of the sequences."""
+        lengths_R = np.where(are_wanted_R, self._num_candidates[slots_R], 0)
+        token_ids_C = self._candidate_ids[places_from(slots_R, np.zeros_like(slots_R), lengths_R)]
+        return Proposals(token_ids_C, np.ones(len(token_ids_C)), lengths_R)
+
     def _candidates(self, request: ProposalRequest, next_token_ids_R: np.ndarray) -> Proposals:
-        """The candidates, which are noted."""
+        """The candidates, which are kept."""
         slots_R = request.slots_R
-        num_pass_tokens = len(slots_R) + int(self._num_candidates[slots_R].sum())
+        num_pass_tokens = len(slots_R) + int(self._num_verified(slots_R).sum())
         self._remember(request, next_token_ids_R)
         positions_R = self._index.num_tokens(slots_R)
         num_context = float(positions_R.mean()) if len(slots_R) else 0.0
-        self._choice.observe_round(
+        self._lengths.observe_round(
             len(slots_R) + int(request.num_accepted_R.sum()),
             num_pass_tokens=num_pass_tokens,
             num_rows=len(slots_R),
-            num_steps=0,
             num_context=num_context,
         )
         is_end_R = self._allowed.is_stop(next_token_ids_R) | (next_token_ids_R == NOT_FINITE)
         limits_R, is_resumed_R = np.where(is_end_R, 0, request.draft_now_R), request.num_redraft_R > 0
         found = self._index.propose(slots_R, limits_R, least_chance=self._memory.least_chance)
         found = self._allowed.of(found, slots_R, positions_R, limits_R)
-        kept_R, _ = self._choice.lengths(
+        kept_R = self._lengths.lengths(
             found.chances_C,
             found.lengths_R,
             num_pass_tokens=len(slots_R) + request.num_prefill_tokens,
             num_rows=len(slots_R),
             num_context=num_context,
         )
-        again = repeated_blocks(self._histories.of(slots_R), is_resumed_R).first(limits_R)
+        again = self._last_blocks(slots_R, is_resumed_R).first(limits_R)
         found = found.first(kept_R).instead(is_resumed_R, again)
-        self._histories.note(slots_R, NUM_BLOCK_NUMBERS, noted_block(found, self._candidate_ids.shape[1]))
-        lines_C, places_C = np.repeat(slots_R, found.lengths_R), arange_segments(found.lengths_R)
-        self._candidate_ids[lines_C, places_C] = found.token_ids_C
+        places_C = places_from(slots_R, np.zeros_like(slots_R), found.lengths_R)
+        self._candidate_ids[places_C] = found.token_ids_C
         self._num_candidates[slots_R] = found.lengths_R
         return found
 

@@ -7,12 +7,12 @@ all sequences, one after the other, T flat tokens, N of them whose logits are wa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.opened import NONE, OpenedSequences
+from specdist.engine.opened import OpenedSequences
 from specdist.engine.packing import NOTHING_TO_DO, FloatArray, not_sent
 from specdist.engine.reports import NO_DRAFT_STEPS, AheadReport, DraftSteps, RoleTimes, TracedDrafts, Traffic
 from specdist.engine.sequence import Sequence
@@ -66,7 +66,6 @@ class ProposalRequest:
 @dataclass(frozen=True, kw_only=True)
 class ProposalReply:
     """Draft → target: each sequence's next token, and the candidates after it with their draft probabilities.
-    ``num_from_memory_R``: how many of each sequence's candidates, its last ones, are not the model's.
     ``num_rounds_alone``: nothing is drafted, and the target need not ask for so many rounds.
 
     For the statistics: ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``draft_steps``,
@@ -81,7 +80,6 @@ class ProposalReply:
     draft_pass_sizes_P: np.ndarray
     times: RoleTimes
     draft_steps: DraftSteps = NO_DRAFT_STEPS
-    num_from_memory_R: np.ndarray = field(default_factory=lambda: NONE)
     num_rounds_alone: int = 0
     traced: TracedDrafts | None = None
     traffic: Traffic = not_sent(Traffic())

@@ -2,8 +2,7 @@
 
 Its policy says so by drafting nothing for any sequence. Prompts are run when something is to be drafted after
 them (:mod:`specdist.engine.late_contexts`). The target then goes on alone for some rounds, and the draft is
-only told of the sequences that begin; beside memory, which may have candidates in any round, it is asked in
-every one. So a run in which nothing pays costs what the target alone costs, or the target and memory.
+only told of the sequences that begin. So a run in which nothing pays costs what the target alone costs.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ NUM_ROUNDS_ALONE, MOST_ROUNDS_ALONE = 32, 256
 LEAST_SHARE = 0.75
 
 
-class LateDraftWorker(DraftWorker):
-    """A draft that works in turns and runs a prompt when something is to be drafted after it."""
+class RestingDraftWorker(DraftWorker):
+    """A draft that works in turns, and runs a prompt when something is to be drafted after it; for a policy
+    that learns nothing where it drafts nothing."""
 
     def __init__(
         self,
@@ -43,7 +43,8 @@ class LateDraftWorker(DraftWorker):
         super().__init__(
             runner, policy, num_slots=num_slots, max_context_tokens=max_context_tokens, **options
         )
-        assert not self._ahead.is_on
+        assert isinstance(policy, PausingPolicy) and not self._ahead.is_on
+        self._pausing_policy, self._num_rounds_alone = policy, NUM_ROUNDS_ALONE
         self._late_contexts = LateContexts(
             runner,
             self._draft_state,
@@ -55,23 +56,8 @@ class LateDraftWorker(DraftWorker):
         self._draft_state.run_late_contexts = self._late_contexts.run
 
     def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
-        self._late_contexts.follow(request)
-        return super()._respond(request)
-
-    def _run_context(self, context: FlatBatch) -> None:
-        self._late_contexts.put_off(context)
-
-
-class RestingDraftWorker(LateDraftWorker):
-    """For a policy that learns nothing where it drafts nothing: the target goes on alone."""
-
-    def __init__(self, runner: ModelRunner, policy: LengthPolicy, **options: Any) -> None:
-        super().__init__(runner, policy, **options)
-        assert isinstance(policy, PausingPolicy)
-        self._pausing_policy, self._num_rounds_alone = policy, NUM_ROUNDS_ALONE
-
-    def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
         self._note_pause(request)
+        self._late_contexts.follow(request)
         reply = super()._respond(request)
         if self._draft_state.num_candidates[request.slots_R].any():
             self._num_rounds_alone = NUM_ROUNDS_ALONE
@@ -81,6 +67,9 @@ class RestingDraftWorker(LateDraftWorker):
             self._num_rounds_alone = min(2 * num_rounds_alone, MOST_ROUNDS_ALONE)
             return partial(reply, num_rounds_alone=num_rounds_alone)
         return reply
+
+    def _run_context(self, context: FlatBatch) -> None:
+        self._late_contexts.put_off(context)
 
     def follow(self, request: ProposalRequest) -> None:
         with self._clock.phase("prefill"):

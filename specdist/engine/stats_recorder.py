@@ -85,7 +85,6 @@ class StatsRecorder:
         """The next token has ended the sequence: its candidates count as drafted."""
         stats = self._shards[block.sequence.request.shard]
         stats.num_draft_tokens += block.num_candidates
-        stats.num_memory_tokens += block.num_from_memory
 
     def record_blocks(self, blocks: list[tuple[Block, int]]) -> None:
         """Count verified blocks, each with the number of its accepted candidates."""
@@ -94,7 +93,6 @@ class StatsRecorder:
                 num_drafted=block.num_candidates,
                 num_accepted=num_accepted,
                 num_trusted=min(block.num_trusted, num_accepted),
-                num_from_memory=block.num_from_memory,
             )
 
     def record_round(

@@ -29,7 +29,6 @@ def check_eagle_run(
     given = {
         "overlap ahead": config.overlap == "ahead",
         "draft_window": config.draft_window is not None,
-        "memory": config.memory,
         "head": config.head is not None,
         "draft_quantization": config.draft_quantization is not None,
         "draft_adapter": config.draft_adapter is not None,

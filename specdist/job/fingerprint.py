@@ -59,7 +59,6 @@ def run_fingerprint(
         **_changes_fingerprint(target, draft),
         # The same numbers, rounded elsewhere.
         **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
-        **({"memory": MEMORY_OF_OWN_TOKENS} if config.adds_memory else {}),
         **({"memory_rows": True} if config.memory_rows else {}),
         # Under rejection the tokens of a seed depend on it.
         **({"adapt_draft": True} if config.adapt_draft and not config.is_coupled else {}),

@@ -130,11 +130,9 @@ def measure_costs(
 def _measured_block(assembly: Assembly) -> int:
     """Candidates of every sequence in the largest measured pass. The time of longer blocks, from memory,
     follows from that."""
-    memory, batch = assembly.memory, assembly.scheduling
-    if memory is None:
+    batch = assembly.scheduling
+    if assembly.memory is None:
         return batch.max_draft_tokens
-    if memory.max_model_tokens:
-        return memory.max_model_tokens
     return min(batch.max_draft_tokens, max(MEASURED_BLOCK, MEASURED_TOKENS // batch.num_slots))
 
 

@@ -1,10 +1,9 @@
-"""What memory does in a run, alone or beside its draft model."""
+"""What memory does in a run with ``--draft memory``."""
 
 from __future__ import annotations
 
 from specdist.config.generate import GenerateConfig
-from specdist.config.speculation import MEMORY_CHANCE
-from specdist.drafters.source_choice import MemorySettings
+from specdist.drafters.block_lengths import MemorySettings
 from specdist.drafters.text_store import TextSettings
 from specdist.job.memory_texts import MemoryTexts, finished_rows
 from specdist.job.model_plan import ModelPlan
@@ -36,25 +35,13 @@ def learns_together(config: GenerateConfig, topology: Topology) -> bool:
 def memory_settings(
     config: GenerateConfig, topology: Topology, costs: CostModel | None, models: ModelPlan
 ) -> MemorySettings | None:
-    """None without memory, alone or beside a draft model. ``costs``: of the run, if it has measured any."""
-    is_free = learns_together(config, topology)
-    if config.uses_memory:
-        rules = config.policy_options
-        return MemorySettings(
-            max_tokens=config.block_tokens - 1,
-            max_model_tokens=0,
-            least_chance=LEAST_CHANCE if costs else rules.get("stop_probability", 0.0),
-            learns_together=is_free,
-            costs=costs,
-            texts=text_settings(config, models.memory_texts),
-        )
-    if not config.adds_memory:
+    """None without memory. ``costs``: of the run, if it has measured any."""
+    if not config.uses_memory:
         return None
     return MemorySettings(
-        max_tokens=config.memory_tokens,
-        max_model_tokens=config.policy_choice.max_draft_tokens,
-        least_chance=MEMORY_CHANCE,
-        learns_together=is_free,
-        costs=costs if is_free else None,
+        max_tokens=config.block_tokens - 1,
+        least_chance=LEAST_CHANCE if costs else config.policy_options.get("stop_probability", 0.0),
+        learns_together=learns_together(config, topology),
+        costs=costs,
         texts=text_settings(config, models.memory_texts),
     )

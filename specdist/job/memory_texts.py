@@ -36,7 +36,7 @@ class MemoryTexts:
 
 def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> MemoryTexts | None:
     """None without ``--draft_memory``. Raises :class:`UserError`."""
-    if not config.draft_memory or not (config.uses_memory or config.adds_memory):
+    if not config.draft_memory or not config.uses_memory:
         return None
     tokenizer = load_tokenizer(target)
     found: list[np.ndarray] = []

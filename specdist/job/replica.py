@@ -150,7 +150,7 @@ class Replica:
 
     @property
     def _needs_costs(self) -> bool:
-        return self._works_ahead or needs_costs(self._config.policy) or self._config.weighs_memory
+        return self._works_ahead or needs_costs(self._config.policy)
 
     @property
     def _branch_counts(self) -> tuple[int, ...]:

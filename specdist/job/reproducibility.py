@@ -16,8 +16,6 @@ def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     be verified, unless every round chooses anew whether it does.
     """
     depends_on_batch = config.policy == "goodput" and not config.drafts_ahead
-    # What a draft that works ahead has ready, beside memory, depends on what it has time for.
-    depends_on_batch |= config.adds_memory and config.drafts_ahead
     # Which rows have finished depends on who ran beside them.
     depends_on_batch |= config.memory_rows and config.uses_draft
     # When a draft that learns takes over depends on the time that it has had.

@@ -61,7 +61,6 @@ def terms_of(config: GenerateConfig, models: ModelPlan, max_draft_tokens: int) -
         "vocab_size": models.vocab_size,
         "max_seq_len": models.max_seq_len,
         "max_draft_tokens": max_draft_tokens,
-        "memory": config.memory_tokens,
         "trace": config.is_traced,
         "stop_token_ids": sorted(models.target.stop_token_ids()),
     }  # fmt: skip

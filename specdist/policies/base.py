@@ -139,8 +139,8 @@ class VerifiedTokens:
     is_accepted_C: np.ndarray
 
 
-class KeepsHistory(Protocol):
-    """What has a history of every sequence."""
+class LengthPolicy(Protocol):
+    """Pure arithmetic: no tensors, no clock, no knowledge of the batch's other sequences."""
 
     @property
     def initial_history(self) -> tuple[float, ...]:
@@ -150,10 +150,6 @@ class KeepsHistory(Protocol):
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         """[R, H]: the histories after these blocks."""
         ...
-
-
-class LengthPolicy(KeepsHistory, Protocol):
-    """Pure arithmetic: no tensors, no clock, no knowledge of the batch's other sequences."""
 
     @property
     def max_draft_tokens(self) -> int:

@@ -101,8 +101,7 @@ class Stats(Learned):
 
     ``num_drafts`` counts target passes of a sequence with at least one candidate; lists are indexed by draft
     position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the
-    accepted tokens were committed without the target's verification. ``num_memory_tokens`` of the drafted
-    ones are from memory; ``num_accepted_memory_tokens`` of those were accepted. ``num_head_tokens`` counts
+    accepted tokens were committed without the target's verification. ``num_head_tokens`` counts
     estimates of a trained head, ``num_forced_draft_tokens`` tokens that a constraint forces: drafted without
     a pass.
 
@@ -148,8 +147,6 @@ class Stats(Learned):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_trusted_tokens: int = 0
-    num_memory_tokens: int = 0
-    num_accepted_memory_tokens: int = 0
     num_head_tokens: int = 0
     num_forced_draft_tokens: int = 0
     num_preemptions: int = 0
@@ -200,11 +197,9 @@ class Stats(Learned):
         self.num_ahead_hits += outcome.is_hit
         self.num_ahead_tokens += 1 if outcome.is_hit else outcome.num_tokens
 
-    def observe_block(
-        self, *, num_drafted: int, num_accepted: int, num_trusted: int = 0, num_from_memory: int = 0
-    ) -> None:
+    def observe_block(self, *, num_drafted: int, num_accepted: int, num_trusted: int = 0) -> None:
         """Count one sequence's block of a target pass; ``num_trusted`` of the accepted tokens were not
-        verified, and ``num_from_memory`` of the drafted ones, the last, are from memory."""
+        verified."""
         self.num_row_steps += 1
         if num_drafted == 0:
             return
@@ -212,8 +207,6 @@ class Stats(Learned):
         self.num_trusted_tokens += num_trusted
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
-        self.num_memory_tokens += num_from_memory
-        self.num_accepted_memory_tokens += max(0, num_accepted - (num_drafted - num_from_memory))
         _add_to(self.draft_length_histogram, num_drafted, 1)
         _add_to(self.accepted_length_histogram, num_accepted, 1)
         for position in range(num_accepted):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specdist import SpeculativeLLM
+from specdist.config.generate import parse_generate_config
 from specdist.utils.errors import UserError
 from tests.config.options import config
 
@@ -31,41 +34,37 @@ def test_memory_drafts_without_a_model() -> None:
     assert not config(draft="memory", policy="none").uses_memory
 
 
-def test_memory_beside_a_draft_model() -> None:
-    """Its blocks may be longer than the model's, as far as a batch has room where tokens depend on them."""
-    beside = config(draft="small", memory=True)
-    assert beside.adds_memory and not beside.uses_memory and beside.policy == "goodput"
-    assert (beside.memory_tokens, beside.block_tokens, beside.shares_room) == (64, 65, True)
-    alone = config(draft="small", memory=True, policy="fixed")
-    assert (alone.memory_tokens, alone.shares_room) == (63, False)
-    assert config(draft="small", memory=True, policy="fixed", max_num_seqs=500).block_tokens == 9
-    assert config(draft="small", memory=True, policy="fixed", temperature=0).memory_tokens == 64
-    in_turns = {"draft": "small", "policy": "fixed", "overlap": "none"}
-    assert not config(**in_turns, memory=True).needs_costs
-    for free in ({"temperature": 0}, {"acceptance": "gumbel"}, {"memory_rows": True}, {"adapt_draft": True}):
-        assert config(**in_turns, memory=True, **free).needs_costs
-    assert not config(**in_turns, temperature=0).needs_costs
-    assert not config(draft="small").adds_memory and config(draft="small").memory_tokens == 0
-    unused = config(draft="small", memory=True, policy="none")
-    assert not unused.adds_memory and any("--memory has no effect" in each for each in unused.warnings())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"draft": None}, "--memory adds to the candidates of a draft model, and there is none"),
-        ({"draft": "memory"}, "use --draft memory alone"),
-        ({"policy": "sprinter", "head": "h"}, "--memory with --policy sprinter"),
-        ({"trace": True}, "--memory with --trace"),
-        ({"memory": False, "memory_rows": True}, "--memory_rows has no effect without memory"),
-        ({"memory": False, "draft_memory": ["run"]}, "--draft_memory has no effect without memory"),
+        ({"memory_rows": True}, "--memory_rows has no effect without --draft memory"),
+        ({"draft_memory": ["run"]}, "--draft_memory has no effect without --draft memory"),
         ({"memory_column": "text"}, "--memory_column text has no effect without --draft_memory"),
-        ({"memory_rows": True, "memory_size": 10}, "--memory_size 10 must be at least 1024 tokens"),
+        (
+            {"draft": "memory", "memory_rows": True, "memory_size": 10},
+            "--memory_size 10 must be at least 1024",
+        ),
     ],
 )
-def test_what_memory_beside_a_draft_model_does_not_go_with(options: dict[str, Any], message: str) -> None:
+def test_other_texts_are_for_memory(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        config(**({"draft": "small", "memory": True} | options))
+        config(**({"draft": "small"} | options))
+
+
+def test_memory_beside_a_draft_model_is_refused_by_name(tmp_path: Path) -> None:
+    """On the command line, in a run's YAML, and from Python; a file of an earlier run that did not use it is
+    read as before."""
+    needed = ["--target=large", "--draft=small", "--prompts=p", "--output=o"]
+    message = "is not an option any more: .* use --draft memory without a draft model"
+    with pytest.raises(UserError, match="--memory " + message):
+        parse_generate_config([*needed, "--memory"])
+    (tmp_path / "run.yaml").write_text("seed: 3\nmemory: true\n")
+    with pytest.raises(UserError, match=r"line 2: memory " + message):
+        parse_generate_config(["--config", str(tmp_path / "run.yaml"), *needed])
+    with pytest.raises(UserError, match="memory " + message):
+        SpeculativeLLM("large", "small", memory=True)
+    (tmp_path / "run.yaml").write_text("seed: 3\nmemory: false\n")
+    assert parse_generate_config(["--config", str(tmp_path / "run.yaml"), *needed]).seed == 3
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.ipc
 from transformers import AutoTokenizer
 
+from specdist.drafters.block_lengths import BlockLengths
 from specdist.drafters.ngram_index import NgramIndex
-from specdist.drafters.source_choice import MemorySettings, SourceChoice
 from specdist.drafters.text_store import TextSettings
 from specdist.planning.hardware import find_gpu
 from specdist.planning.job import open_model
@@ -84,12 +84,7 @@ def measured(token_ids: np.ndarray, store_tokens: int, batch_size: int) -> dict[
         adds_sequences=store_tokens > 0,
     )
     index = NgramIndex(num_slots=batch_size, max_length=4096, learns_together=True, texts=texts)
-    costs = CostModel(Curve([1, 4096], [10**7, 10**8]), Curve([1], [1]))
-    choice = SourceChoice(
-        MemorySettings(
-            max_tokens=MOST, max_model_tokens=0, least_chance=0.1, learns_together=True, costs=costs
-        )
-    )
+    block_lengths = BlockLengths(CostModel(Curve([1, 4096], [10**7, 10**8]), Curve([1], [1])))
     index.begin(rows, np.full(batch_size, CONTEXT))
     begin = time.thread_time()
     index.append(rows, np.full(batch_size, CONTEXT), own[:, :CONTEXT].ravel())
@@ -102,7 +97,7 @@ def measured(token_ids: np.ndarray, store_tokens: int, batch_size: int) -> dict[
         marks.append(time.thread_time())
         found = index.propose(rows, np.full(batch_size, MOST), least_chance=0.1)
         marks.append(time.thread_time())
-        choice.lengths(
+        block_lengths.lengths(
             found.chances_C, found.lengths_R, num_pass_tokens=batch_size, num_rows=batch_size,
             num_context=float(first),
         )  # fmt: skip

@@ -1,10 +1,9 @@
-"""Tokens per target pass, and per second, by the source of the candidates: a draft model, memory, and both.
+"""Tokens per target pass, and per second, by the source of the candidates: a draft model, or memory.
 
     python -m tests.drafters.measured --target LARGE --draft SMALL --prompts FILE ... --output FILE.json
 
 Every run is one of `jobs/generate.py` on one rank, with blocks of a fixed number of draft tokens, so that
-no count depends on the machine but those of blocks that measured times decide about: of memory beside the
-draft, where no token depends on them. Of those the last repeat's are kept. FILE:SAMPLES are several samples
+no count depends on the machine. FILE:SAMPLES are several samples
 of each row, where memory has the other rows, too; FILE+ is a second epoch: memory has the completions of
 another run over the same prompts. Sources take turns, --repeats times, so that whatever else the machine does
 falls on all alike. The same command goes on after the last run that an interrupted one has written.
@@ -28,7 +27,7 @@ from typing import Any
 from specdist.cli.generate import main as generate
 
 TEMPERATURES = (0.0, 0.6, 1.0)
-SOURCES = ("draft", "memory", "both")
+SOURCES = ("draft", "memory")
 NS_PER_S = 10**9
 Run = dict[str, Any]
 
@@ -90,12 +89,11 @@ def earlier(options: argparse.Namespace, prompts: str, temperature: float, folde
 
 
 def measure(options: argparse.Namespace, run: Run, prompts: str, known: Callable[[], Path]) -> None:
-    """Once more: its counts, which are the same every time but where times decide, and its seconds."""
+    """Once more: its counts, which are the same every time, and its seconds."""
     of_source = {
         "draft": model(options),
         # Lengths by chances alone, not by measured costs.
         "memory": ["--draft", "memory", "--policy", "confidence"],
-        "both": [*model(options), "--memory"],
     }[run["source"]]
     if run["source"] != "draft" and run["num_samples"] > 1:
         of_source.append("--memory_rows")
@@ -107,9 +105,7 @@ def measure(options: argparse.Namespace, run: Run, prompts: str, known: Callable
     total = {name: sum(shard[name] for shard in shards) for name in COUNTS}
     num_after_first = total["num_completion_tokens"] - total["num_completions"]
     total["tokens_per_pass"] = round(num_after_first / total["num_row_steps"], 3)
-    is_free = run["temperature"] == 0 or run["num_samples"] > 1
-    is_weighed = run["source"] == "both" and is_free
-    assert is_weighed or run.items() >= total.items() or not run["wall_s"], (run, total)
+    assert run.items() >= total.items() or not run["wall_s"], (run, total)
     run.update(total)
     run["wall_s"].append(round(sum(shard["wall_ns"] for shard in shards) / NS_PER_S, 4))
     sys.stderr.write(f"{json.dumps(run)}\n")
@@ -142,7 +138,6 @@ def generated(words: Sequence[str]) -> None:
 
 COUNTS = (
     "num_completions", "num_completion_tokens", "num_row_steps", "num_draft_tokens", "num_accepted_tokens",
-    "num_memory_tokens", "num_accepted_memory_tokens",
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs/benchmarks"
 # Of a row's own text; of other rows and earlier runs.
-OWN, OTHERS, COSTS, ORACLE = (
-    f"memory-{name}.json"
-    for name in ("small-pair-cpu", "others-small-pair-cpu", "costs-cpu", "oracle-small-pair-cpu")
+OWN, OTHERS, COSTS = (
+    f"memory-{name}.json" for name in ("small-pair-cpu", "others-small-pair-cpu", "costs-cpu")
 )
-SOURCES = ("draft", "memory", "both")
+SOURCES = ("draft", "memory")
 
 
 def _result(name: str) -> dict[str, Any]:
@@ -34,9 +33,9 @@ def markdown() -> str:
             name += ", after a run over the same prompts"
         cases.setdefault((name, run["temperature"]), {})[run["source"]] = run
     lines = [
-        "| prompts | temperature | tokens per pass: draft | memory | both | both / draft | "
-        "tokens/s: draft | memory | both | both / draft |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| prompts | temperature | tokens per pass: draft | memory | memory / draft | "
+        "tokens/s: draft | memory | memory / draft |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for (name, temperature), runs in cases.items():
         tokens = [runs[source]["tokens_per_pass"] for source in SOURCES]
@@ -70,26 +69,4 @@ def costs() -> str:
         shares = [f"{100 * run[f'share_of_{shape}']:.1f}%" for shape in ("8b", "70b")]
         cells = [str(run["batch_size"]), f"{run['store_tokens']:,}", *times, *shares]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"`{found['command']}`"])
-
-
-def oracle() -> str:
-    """What the best choice at every place would give, beside what the run's own choice gave."""
-    found, own = _result(ORACLE), _result(OWN)
-    both = {
-        run["prompts"]: run["tokens_per_pass"]
-        for run in own["runs"]
-        if run["source"] == "both" and not run["temperature"]
-    }
-    lines = [
-        "| prompts | draft | memory | both, as run | draft or memory | draft or any place | any / draft |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for run in found["runs"]:
-        tokens = run["tokens_per_pass"]
-        numbers = [tokens["draft"], tokens["memory"], both.get(run["prompts"])]
-        numbers += [tokens["draft or memory"], tokens["draft or any place"]]
-        cells = ["-" if number is None else f"{number:.2f}" for number in numbers]
-        cells.append(f"{tokens['draft or any place'] / tokens['draft']:.2f}")
-        lines.append(f"| {' | '.join([run['prompts'], *cells])} |")
     return "\n".join([*lines, "", f"`{found['command']}`"])

@@ -33,7 +33,7 @@ class Machine:
 
 
 def sources(machine: Machine) -> list[str]:
-    return ["both" if "--memory" in run else run[run.index("--draft") + 1] for run in machine.runs]
+    return [run[run.index("--draft") + 1] for run in machine.runs]
 
 
 def test_sources_take_turns_and_an_interrupted_measurement_goes_on(
@@ -43,30 +43,30 @@ def test_sources_take_turns_and_an_interrupted_measurement_goes_on(
     output = tmp_path / "result.json"
     words = ["--target", "large", "--draft", "small", "--prompts", "a.jsonl:2", "a.jsonl+"]
     words += ["--repeats", "2", "--output", str(output)]
-    first, second, third = Machine(last=4), Machine(), Machine()
+    first, second, third = Machine(last=3), Machine(), Machine()
     monkeypatch.setattr(measured, "generated", first)
     with pytest.raises(KeyboardInterrupt):
         measured.main(words)
     monkeypatch.setattr(measured, "generated", second)
     measured.main(words)
-    turns = ["small", "memory", "both"] * 2
-    assert sources(first) + sources(second)[:2] == turns
+    turns = ["small", "memory"] * 2
+    assert sources(first) + sources(second)[:1] == turns
     # Of the second epoch the earlier run once, when memory first needs it.
-    assert sources(second)[2:] == [turns[0], "small", *turns[1:]]
+    assert sources(second)[1:] == [turns[0], "small", *turns[1:]]
     runs = json.loads(output.read_text())["runs"]
-    assert [run["wall_s"] for run in runs] == [[1, 4], [2, 1], [3, 2], [3, 7], [5, 8], [6, 9]]
+    assert [run["wall_s"] for run in runs] == [[1, 3], [2, 1], [2, 5], [4, 6]]
     assert {run["tokens_per_pass"] for run in runs} == {0.0}
     monkeypatch.setattr(measured, "generated", third)
     measured.main(words)
     assert not third.runs and json.loads(output.read_text())["runs"] == runs
     measured.main([*words, "--limit", "9"])
-    assert len(third.runs) == 13
+    assert len(third.runs) == 9
 
 
 def test_a_repeat_with_other_counts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--target", "large", "--draft", "small", "--prompts", "a.jsonl"]
     words += ["--output", str(tmp_path / "result.json")]
-    monkeypatch.setattr(measured, "generated", Machine(last=4))
+    monkeypatch.setattr(measured, "generated", Machine(last=3))
     with pytest.raises(KeyboardInterrupt):
         measured.main(words)
     monkeypatch.setattr(measured, "generated", Machine(num_row_steps=7))

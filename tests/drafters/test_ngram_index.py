@@ -82,7 +82,7 @@ def test_both_kinds_give_the_same_bits() -> None:
         for index in kinds:
             index.append(slots, counts, token_ids)
             found.append(index.propose(slots, limits, least_chance=0.05))
-        for name in ("token_ids_C", "chances_C", "lengths_R", "match_lengths_R"):
+        for name in ("token_ids_C", "chances_C", "lengths_R"):
             np.testing.assert_array_equal(*(getattr(each, name) for each in found))
         assert (found[0].lengths_R <= limits).all()
 
@@ -124,16 +124,9 @@ def test_chances_are_learned_from_the_output_alone(is_compiled: bool) -> None:
 
 
 def test_parts_of_proposals() -> None:
-    """The rest after known tokens, and nothing where these differ; nothing after a stop token."""
+    """Nothing after a stop token."""
     chances = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
-    found = Proposals(np.array([1, 2, 3, 4, 5, 6, 7]), chances, np.array([3, 0, 2, 2]), np.full(4, 5))
-    rest = found.after(np.array([2, 0, 1, 0]), np.array([1, 2, 9]))
-    assert rest.token_ids_C.tolist() == [3, 6, 7] and rest.lengths_R.tolist() == [1, 0, 0, 2]
-    assert rest.chances_C.tolist() == [0.7, 0.4, 0.3] and rest.bases_R is not None
-    assert rest.bases_R.tolist() == [0.8, 1.0, 0.6, 1.0]
-    # More are known than there are.
-    known = [1, 2, 3, 9, 9, 4, 5, 9, 6, 7, 9]
-    assert not found.after(np.array([4, 1, 3, 3]), np.array(known)).lengths_R.any()
+    found = Proposals(np.array([1, 2, 3, 4, 5, 6, 7]), chances, np.array([3, 0, 2, 2]))
     until = found.until(np.isin(found.token_ids_C, [2, 5]))
     assert until.token_ids_C.tolist() == [1, 2, 4, 5, 6, 7] and until.lengths_R.tolist() == [2, 0, 2, 2]
     assert found.first(np.array([1, 4, 0, 5])).token_ids_C.tolist() == [1, 6, 7]
@@ -181,7 +174,7 @@ def test_a_store_of_other_texts_gives_the_same_bits_in_both_kinds(
         for index in kinds:
             index.append(slots, counts, token_ids)
             found.append(index.propose(slots, limits, least_chance=0.02))
-        for name in ("token_ids_C", "chances_C", "lengths_R", "match_lengths_R"):
+        for name in ("token_ids_C", "chances_C", "lengths_R"):
             np.testing.assert_array_equal(*(getattr(each, name) for each in found))
         num_from_store += len(found[0].token_ids_C)
     assert num_from_store > 200

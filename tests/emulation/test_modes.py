@@ -125,7 +125,6 @@ def test_of_several_measurements_the_median_counts(monkeypatch: pytest.MonkeyPat
         (["--vocab_size", "1000"], "--vocab_size 1000 must be a power of two"),
         (["--repeats", "0"], "--repeats 0 must be at least 1"),
         (["--acceptance", "1.5"], r"--acceptance 1.5 must be in \[0, 1\]"),
-        (["--memory_share", "0.5"], "they have no room for --output_tokens 24, which must be fewer"),
         (["--policies", "specdecpp"], "--policies specdecpp needs a trained head"),
         (["--modes", "ahead", "--num_branches", "2"], "--num_branches 2 has no effect"),
     ],
@@ -133,23 +132,6 @@ def test_of_several_measurements_the_median_counts(monkeypatch: pytest.MonkeyPat
 def test_a_mistake_is_told(given: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         Emulation(parse_arguments(EmulationConfig, [*SMALL, *given]))
-
-
-def test_memory_finds_what_stands_in_the_prompts() -> None:
-    """Beside a draft that is always wrong, without which every pass would yield one token. The tokens stay
-    the target's."""
-    options = ["--policies", "fixed", "--acceptance", "0", "--prompt_tokens", "200", "--output_tokens", "160"]
-    modes = ["--modes", "colocated", "--memory_share", "0.5", "--rounds", "40"]
-    emulation = Emulation(parse_arguments(EmulationConfig, [*SMALL, *options, *modes]))
-    *_, case = emulation.cases()
-    completions: list[Completion] = []
-    outcome, _ = emulation.measure(emulation.replica(None), case, completions.append)
-    assert outcome.tokens_per_round > 1.2
-    places_V = np.argsort(markov_pair(emulation.pair).order_V)
-    assert completions
-    for completion in completions:
-        steps = np.diff(places_V[[completion.request.prompt_ids[-1], *completion.token_ids]])
-        assert set(steps % 1024) == {1}
 
 
 def test_acceptance_changes_in_the_middle_of_a_run() -> None:

@@ -3,7 +3,7 @@
 With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own, and prepares
 ``num_branches`` of every row. Without a ``policy`` every block has ``num_draft_tokens``. A ``head`` reads the
 draft's hidden states; with ``trusts_draft`` only the last token of a block is verified. With ``memory`` the
-candidates are from a row's own tokens, those of at least this chance; ``beside``: from memory or the draft.
+candidates are from a row's own tokens, those of at least this chance, or as these settings say.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.cache.draft_window import DraftWindow
-from specdist.drafters.source_choice import MemorySettings
+from specdist.drafters.block_lengths import MemorySettings
 from specdist.engine.assembly import Assembly
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
@@ -90,13 +90,12 @@ class Harness:
         is_traced: bool = False,
         head: HiddenStateHead | None = None,
         trusts_draft: bool = False,
-        memory: float | None = None,
+        memory: float | MemorySettings | None = None,
         draft_window: int | None = None,
-        beside: MemorySettings | None = None,
         masker: Callable[[], TokenMasker] | None = None,
         forced_room: int = 0,
     ) -> None:
-        self.memory, self.beside, self.masker = memory, beside, masker
+        self.memory, self.masker = memory, masker
         self.settings = settings or SamplingSettings(temperature=0.0)
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
         self.policy = policy or FixedLength(num_draft_tokens)
@@ -105,7 +104,7 @@ class Harness:
             max_num_batched_tokens=max_num_batched_tokens,
             max_draft_tokens=0
             if draft is None and memory is None
-            else max(self.policy.max_draft_tokens + forced_room, beside.max_tokens if beside else 0),
+            else self.policy.max_draft_tokens + forced_room,
             num_ahead_tokens=num_ahead_tokens if draft is not None else 0,
             max_new_tokens=max_new_tokens,
             max_seq_len=max_seq_len,
@@ -147,20 +146,17 @@ class Harness:
             chooser=ScriptedChooser(self.shapes) if self.shapes else None,
             is_traced=self.is_traced,
             trusts_draft=self.trusts_draft,
-            memory=self.beside or self._memory_alone,
+            memory=self._memory_settings,
             masker=self.masker,
         )
 
     @property
-    def _memory_alone(self) -> MemorySettings | None:
-        if self.memory is None:
-            return None
-        return MemorySettings(
-            max_tokens=self.scheduling.max_draft_tokens,
-            max_model_tokens=0,
-            least_chance=self.memory,
-            learns_together=False,
-        )
+    def _memory_settings(self) -> MemorySettings | None:
+        if isinstance(self.memory, float):
+            return MemorySettings(
+                max_tokens=self.scheduling.max_draft_tokens, least_chance=self.memory, learns_together=False
+            )
+        return self.memory
 
     def target(self) -> Target:
         return self.assembly.local_target(self.runners[0])
@@ -208,7 +204,7 @@ def check_lemma(shards: Sequence[Stats], completions: Sequence[Completion]) -> N
     num_unused = num_target + total.num_accepted_tokens - total.num_completion_tokens
     assert 0 <= num_unused <= sum(c.finish_reason == "stop" for c in completions)
     num_tokens = total.num_completion_tokens + num_unused
-    num_proposed = total.num_draft_row_steps + total.num_memory_tokens + total.num_forced_draft_tokens
+    num_proposed = total.num_draft_row_steps + total.num_forced_draft_tokens
     assert num_proposed + num_target == num_tokens + total.num_discarded
 
 

@@ -18,7 +18,6 @@ import torch
 from specdist.constraints.constraint import Constraint
 from specdist.constraints.masker import RowRule
 from specdist.constraints.thinking import ThinkingMarkers
-from specdist.drafters.source_choice import MemorySettings
 from specdist.engine.request import Completion, Request
 from specdist.policies import FixedLength, VerifiedBlocks
 from specdist.sampling.distributions import SamplingSettings
@@ -43,7 +42,6 @@ GREEDY = SamplingSettings(temperature=0.0)
 AHEAD, BRANCHES = {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}
 # Both sides share one, as in one process.
 SHARED = letters_masker()
-MEMORY = MemorySettings(max_tokens=6, max_model_tokens=4, least_chance=0.1, learns_together=True)
 ALONE: dict[str, Any] = {"memory": 0.1, "pair": (TARGET, None)}
 MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
     "in turns": (PLAIN, {}),
@@ -54,8 +52,6 @@ MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
     "coupled": (COUPLED, {"forced_room": 8}),
     "coupled, branches": (COUPLED, {"masker": lambda: SHARED, **BRANCHES}),
     "memory": (PLAIN, ALONE),
-    "memory beside": (PLAIN, {"beside": MEMORY}),
-    "memory beside, ahead": (PLAIN, {"beside": MEMORY, **BRANCHES}),
     "target alone": (PLAIN, {"pair": (TARGET, None)}),
     "vocabulary shards": (PLAIN, {"kind": SlicedMarkovReplica}),
     "vocabulary shards, coupled": (COUPLED, {"kind": SlicedMarkovReplica}),
@@ -116,7 +112,7 @@ def test_completions_follow_the_masked_target_s_distribution(mode: str) -> None:
     assert p_value(completions, expected) > ALARM
     stats = harness.stats_recorder.close_shard(0)
     if "memory" in mode:
-        assert 0.15 < stats.num_accepted_memory_tokens / stats.num_memory_tokens < 1
+        assert 0.15 < stats.num_accepted_tokens / stats.num_draft_tokens < 1
     elif len(harness.runners) > 1:
         # Acceptance, rejection and force must all have been frequent, or nothing was tested.
         assert 0.3 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
@@ -190,11 +186,10 @@ def test_policies_count_the_tokens_that_were_drawn() -> None:
     assert 0.2 < (counted[:, 1] == 0).mean() < 0.8
 
 
-@pytest.mark.parametrize("options", [ALONE, {"beside": MEMORY}], ids=["alone", "beside"])
-def test_memory_proposes_what_is_forced_and_nothing_that_is_not_allowed(options: dict[str, Any]) -> None:
+def test_memory_proposes_what_is_forced_and_nothing_that_is_not_allowed() -> None:
     """All is accepted where all is forced, though the prompt goes on otherwise; and up to where it is not."""
     rule = RowRule(Constraint("regex", "(abd){4}[ac]bcbcd").grammar)
-    harness = constrained(COUPLED, num_draft_tokens=20, max_new_tokens=40, **options)
+    harness = constrained(COUPLED, num_draft_tokens=20, max_new_tokens=40, **ALONE)
     completions = harness.generate(
         [
             Request(row_id=i, sample_index=0, prompt_ids=[5, 4, 5, 4, 3, 5], constraint=rule.text)
@@ -206,7 +201,7 @@ def test_memory_proposes_what_is_forced_and_nothing_that_is_not_allowed(options:
     )
     assert [each.token_ids for each in completions] == [each.token_ids for each in alone]
     stats = harness.stats_recorder.close_shard(0)
-    assert stats.num_memory_tokens > 100 and stats.num_accepted_tokens > 0.8 * stats.num_draft_tokens
+    assert stats.num_draft_tokens > 100 and stats.num_accepted_tokens > 0.8 * stats.num_draft_tokens
 
 
 @pytest.mark.parametrize("options", [{}, BRANCHES], ids=["in turns", "branches"])

@@ -15,6 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from specdist.drafters.block_lengths import MemorySettings
+from specdist.drafters.ngram_index import NgramIndex
+from specdist.drafters.text_store import NO_TOKEN, OVERLAP, TextSettings, TextStore
+from specdist.engine.interfaces import Proposer
+from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.timeline import Timeline
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.one_hot_drafts import NONE_REJECTED, without_rejected
 from tests.engine.harness import Harness, requests_for
@@ -37,6 +43,19 @@ ALWAYS: dict[str, Any] = {"memory": 0.0, "num_draft_tokens": 4}
 SHORT: dict[str, Any] = {"memory": 0.1, "num_draft_tokens": 3}
 LIKELY: dict[str, Any] = {"memory": 0.3, "num_draft_tokens": 16}
 GREEDY = SamplingSettings(temperature=0.0)
+CROWDED: dict[str, Any] = {"max_num_seqs": 60, "num_pages": 130}
+# Of which much fits, and of which the oldest are forgotten.
+TEXTS = TextSettings(
+    num_tokens=4000,
+    given=[np.random.default_rng(row).integers(7, size=50) for row in range(40)],
+    adds_sequences=True,
+)
+
+
+def together(texts: TextSettings, least_chance: float = 0.0) -> dict[str, Any]:
+    """Blocks of what all sequences have learned."""
+    settings = MemorySettings(max_tokens=6, least_chance=least_chance, learns_together=True, texts=texts)
+    return {"memory": settings, "num_draft_tokens": 6}
 
 
 def memory_replica(rule: dict[str, Any], settings: SamplingSettings = PLAIN, **options: Any) -> Harness:
@@ -51,8 +70,13 @@ def tokens_of(replica: Harness, num_samples: int = 60) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("rule", "settings", "eos"),
-    [(ALWAYS, PLAIN, []), (ALWAYS, FILTERED, [5]), (LIKELY, TOP_K, [])],
-    ids=["plain", "filtered", "likely"],
+    [
+        (ALWAYS, PLAIN, []),
+        (ALWAYS, FILTERED, [5]),
+        (LIKELY, TOP_K, []),
+        (together(TEXTS, 0.2) | {"max_num_seqs": 400, "num_pages": 700}, PLAIN, []),
+    ],
+    ids=["plain", "filtered", "likely", "texts"],
 )
 def test_tokens_follow_the_target_s_distribution(
     rule: dict[str, Any], settings: SamplingSettings, eos: list[int]
@@ -88,6 +112,62 @@ def test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices() -
     sliced = tokens_of(memory_replica(SHORT, FILTERED, kind=SlicedMarkovReplica, max_num_seqs=400))
     # A probability that differs in the last bit may very rarely change a token.
     assert sum(one != other for one, other in zip(sliced, expected, strict=True)) < 3
+
+
+class Repeating:
+    """Compares the block of every sequence that goes on with that before it was preempted."""
+
+    def __init__(self, inner: Proposer) -> None:
+        self._inner, self.close = inner, inner.close
+        self._blocks: dict[tuple[int, int], list[int]] = {}
+        self.num_repeated = 0
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        request.meanwhile()
+        keys = [(sequence.stream_key, len(sequence.token_ids)) for sequence in request.sequences]
+        reply = self._inner.propose(request, clock)
+        blocks = np.split(reply.candidate_ids_C, np.cumsum(reply.num_drafted_R))[: len(keys)]
+        for key, block, is_again in zip(keys, blocks, request.num_redraft_R > 0, strict=True):
+            assert not is_again or block.tolist() == self._blocks[key]
+            self._blocks[key] = block.tolist()
+            self.num_repeated += is_again
+        return reply
+
+
+class RepeatingReplica(Harness):
+    def proposer(self) -> Proposer:
+        self.repeating = Repeating(super().proposer())
+        return self.repeating
+
+
+def test_a_preempted_sequence_repeats_its_block() -> None:
+    """Though memory has learned from others meanwhile: the random numbers are the same, too."""
+    replica = memory_replica(together(TEXTS), kind=RepeatingReplica, **CROWDED)
+    tokens_of(replica, num_samples=25)
+    assert replica.repeating.num_repeated > 5  # type: ignore[attr-defined]
+
+
+def test_other_rows_are_remembered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often they are preempted: no token but those that a new block repeats is stored again."""
+    counts = []
+    begin = NgramIndex.begin
+    for limits in ({"max_num_seqs": 400}, CROWDED):
+        stores: list[TextStore] = []
+
+        def noting(index: NgramIndex, *arguments: Any, stores: list[TextStore] = stores) -> None:
+            assert index._state.store is not None
+            stores.append(index._state.store)
+            begin(index, *arguments)
+
+        monkeypatch.setattr(NgramIndex, "begin", noting)
+        others = TextSettings(num_tokens=20000, adds_sequences=True)
+        replica = memory_replica(together(others, 0.2), COUPLED, **limits)
+        tokens_of(replica, num_samples=25)
+        num_places = int(stores[-1].count[0])
+        assert num_places < stores[-1].capacity
+        num_preemptions = replica.stats_recorder.close_shard(0).num_preemptions
+        counts.append(int((stores[-1].tokens[:num_places] != NO_TOKEN).sum()) - OVERLAP * num_preemptions)
+    assert num_preemptions > 5 and 0 < counts[1] <= counts[0]
 
 
 @pytest.mark.parametrize("settings", [PLAIN, COUPLED, GREEDY])

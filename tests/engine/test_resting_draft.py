@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.drafters.source_choice import MemorySettings
-from specdist.engine import assembly, memory_beside, resting_draft
+from specdist.engine import assembly, resting_draft
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
@@ -19,7 +18,7 @@ from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import Harness, requests_for
-from tests.engine.markov import MarkovModel, markov_pair, repetitive_model
+from tests.engine.markov import MarkovModel, markov_pair
 from tests.engine.sampled import FILTERED, PLAIN, markov_replica
 from tests.engine.scripted import Scripted
 
@@ -37,9 +36,8 @@ class WhoeverIsDraftedFor(CheckedDraft):
 
     def check(self, request: ProposalRequest, reply: ProposalReply) -> None:
         self.num_alone += not len(reply.draft_pass_sizes_P)
-        num_from_memory_R = self.state.num_from_memory[request.slots_R]
         for slot, sequence, num_drafted in zip(
-            request.slots_R.tolist(), request.sequences, reply.num_drafted_R - num_from_memory_R, strict=True
+            request.slots_R.tolist(), request.sequences, reply.num_drafted_R, strict=True
         ):
             if num_drafted:
                 end = min(int(self.state.num_computed[slot]), len(sequence.token_ids))
@@ -81,24 +79,6 @@ def test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache(
     assert (stats.num_preemptions > 5) == ("num_pages" in options)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_pages": 24}, {"max_num_batched_tokens": 20}],
-    ids=["roomy", "tight", "chunks"])  # fmt: skip
-def test_beside_memory_too(options: dict[str, Any]) -> None:
-    """The draft is asked in every round, and the model in few."""
-    memory = MemorySettings(max_tokens=4, max_model_tokens=3, least_chance=0.2, learns_together=False)
-    pair = repetitive_model(), markov_pair()[1]
-    sizes = {"max_num_seqs": 8, "max_new_tokens": 30, "max_seq_len": 48, "max_num_batched_tokens": 64}
-    replica = markov_replica(
-        FILTERED, pair=pair, kind=Resting, policy=Scripted([0, 0, 2, 0, 3, 3]), beside=memory,
-        **sizes | options,
-    )  # fmt: skip
-    replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
-    stats = replica.stats_recorder.close_shard(0)
-    assert replica.checked.num_checked > 20 and replica.checked.num_alone > 10
-    assert 40 < stats.num_memory_tokens < stats.num_draft_tokens - 40
-    assert (stats.num_preemptions > 5) == ("num_pages" in options)
-
-
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
 def test_a_draft_that_rests_leaves_the_tokens_of_one_that_is_asked(
     settings: SamplingSettings, monkeypatch: pytest.MonkeyPatch
@@ -136,27 +116,20 @@ class Counting:
 
 
 def test_prompts_are_run_once_and_only_if_anything_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a prefix in common, the tokens of its full pages are run for one sequence alone; beside memory
-    nothing is run in advance."""
-    monkeypatch.setattr(memory_beside, "MOST_LACKING", 0)
-    memory = MemorySettings(max_tokens=4, max_model_tokens=3, least_chance=0.4, learns_together=True)
+    """Of a prefix in common, the tokens of its full pages are run for one sequence alone."""
     all_of_them = sum(map(len, PROMPTS)) - 2 * 8 + 3 * NUM_SAMPLES * 5
-    for lengths, beside, most in (([0], None, 0), ([0, 0, 2], None, all_of_them), ([0], memory, 0)):
+    for lengths, most in (([0], 0), ([0, 0, 2], all_of_them)):
         counting = Counting()
-        replica = markov_replica(GREEDY, policy=Scripted(lengths), beside=beside, max_new_tokens=25)
+        replica = markov_replica(GREEDY, policy=Scripted(lengths), max_new_tokens=25)
         counting.watch(monkeypatch, replica)
         replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
         assert sum(counting.sizes) <= most and (sum(counting.sizes) > 30) == (most > 0)
 
 
-@pytest.mark.parametrize("is_beside", [False, True], ids=["alone", "beside_memory"])
-def test_no_pass_is_larger_than_allowed_however_much_the_cache_lacks(
-    is_beside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_pass_is_larger_than_allowed_however_much_the_cache_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """After texts that the model has had no part in."""
-    memory = MemorySettings(max_tokens=4, max_model_tokens=3, least_chance=0.4, learns_together=True)
     replica = markov_replica(
-        GREEDY, policy=Scripted([*[0] * 8, 2]), beside=memory if is_beside else None, kind=Resting,
+        GREEDY, policy=Scripted([*[0] * 8, 2]), kind=Resting,
         max_new_tokens=40, max_num_seqs=8, max_num_batched_tokens=24,
     )  # fmt: skip
     runner, sizes = replica.runners[1], []

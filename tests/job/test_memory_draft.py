@@ -10,16 +10,11 @@ from specdist.collecting.config import CollectConfig
 from specdist.data import Manifest
 from specdist.job.memory_texts import finished_rows
 from specdist.utils.errors import UserError
-from tests.job.chain import generate_at_known_costs
-from tests.job.group_storm import SHARED
 from tests.job.launching import Ended, read_output, run_here, shard_stats
 from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import fork_ranks
 
 MEMORY: dict[str, Any] = {"draft": "memory", "policy": "confidence", "overlap": None}
-
-
-BESIDE: dict[str, Any] = {"memory": True, "num_draft_tokens": 1}
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +33,7 @@ def repetitive(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 def test_the_output_is_that_of_the_target_alone(
     repetitive: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """In one process, and on the target's two ranks, of which one remembers; beside a draft model, in
-    one process or on a rank of its own."""
+    """In one process, and on the target's two ranks, of which one remembers."""
     alone, memory, ranks = (tmp_path / name for name in ("alone", "memory", "ranks"))
     assert run_here(**(repetitive | settings | {"draft": None}), output=alone).code == 0
     found = [
@@ -53,28 +47,6 @@ def test_the_output_is_that_of_the_target_alone(
         assert ended.totals["exact"]
         assert ended.totals["draft_placement"] is None
         assert read_output(output)["completion_ids"] == read_output(alone)["completion_ids"]
-    options, output = repetitive | settings | BESIDE, tmp_path / "beside"
-    # A pass takes the same time whatever its tokens.
-    fork_ranks(2 if settings else 1, generate_at_known_costs, **options, output=output)
-    assert read_output(output)["completion_ids"] == read_output(alone)["completion_ids"]
-    num_memory_tokens = sum(stats["num_memory_tokens"] for stats in shard_stats(output))
-    assert 0 < num_memory_tokens < sum(stats["num_draft_tokens"] for stats in shard_stats(output))
-
-
-@pytest.mark.ranks
-def test_groups_that_share_a_draft_share_the_costs_that_memory_is_weighed_by(
-    repetitive: dict[str, Any], tmp_path: Path
-) -> None:
-    """By measured ones anything may be worth a try, or nothing: the tokens are those of one process."""
-    options = repetitive | SHARED | {"num_samples": 1}
-    assert run_here(**(options | {"draft": None}), output=tmp_path / "alone").code == 0
-    ended = fork_ranks(3, **options, **BESIDE, num_targets=2, output=tmp_path / "run")
-    assert ended.code == 0, ended.stderr
-    costs = Manifest.read(tmp_path / "run" / "manifest.json").info["costs"]
-    assert min(costs["target"]["ns"]) > 0 and min(costs["draft"]["ns"]) > 0
-    assert (
-        read_output(tmp_path / "run")["completion_ids"] == read_output(tmp_path / "alone")["completion_ids"]
-    )
 
 
 def test_a_run_says_what_its_candidates_are_from(repetitive: dict[str, Any], tmp_path: Path) -> None:
@@ -90,8 +62,6 @@ def test_a_run_says_what_its_candidates_are_from(repetitive: dict[str, Any], tmp
     manifest = Manifest.read(runs[0] / "manifest.json")
     assert manifest.info["reproducibility"] == "tokens" and manifest.info["draft"] == "memory"
     assert "memory" in manifest.fingerprint["draft"]
-    beside = run_here(**(options | {"draft": repetitive["draft"]}), memory=True, output=runs[0])
-    assert beside.code == 2 and "memory" in beside.stderr
     again = run_here(**(options | {"draft": None}), output=runs[0])
     assert again.code == 2 and "draft" in again.stderr
 

@@ -2,7 +2,6 @@
 
 from tests.mutants.adapt_faults import ADAPT_FAULTS
 from tests.mutants.adapter_faults import ADAPTER_FAULTS
-from tests.mutants.beside_faults import BESIDE_FAULTS
 from tests.mutants.claim_faults import CLAIM_FAULTS
 from tests.mutants.constraint_faults import CONSTRAINT_FAULTS
 from tests.mutants.data_faults import DATA_FAULTS
@@ -47,7 +46,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *KERNEL_FAULTS,
     *LAUNCH_FAULTS,
     *LAYER_FAULTS,
-    *BESIDE_FAULTS,
     *MEMORY_FAULTS,
     *MODEL_FAULTS,
     *PROCESSING_FAULTS,

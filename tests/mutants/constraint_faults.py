@@ -146,4 +146,25 @@ CONSTRAINT_FAULTS = (
         new="return self.end_ids[0]",
         tests=(THINKING,),
     ),
+    Mutant(
+        name="drawn-tokens-judged-as-forced-ones",
+        file="engine/draft_worker.py",
+        old="draft_probabilities_C=state.probabilities[places_C],",
+        new="draft_probabilities_C=np.ones(len(places_C[0])),",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="drawn-tokens-are-certain",
+        file="engine/draft_scores.py",
+        old="certain = np.flatnonzero(steps_W == CERTAIN)",
+        new="certain = np.flatnonzero(steps_W != NO_STEP)",
+        tests=("tests/engine/test_draft_scores.py",),
+    ),
+    Mutant(
+        name="certain-token-of-another-row",
+        file="engine/draft_scores.py",
+        old="scores_WV[upload(self._device, certain, lines_W[certain])] = certainty",
+        new="scores_WV[upload(self._device, certain, np.roll(lines_W[certain], 1))] = certainty",
+        tests=("tests/engine/test_draft_scores.py",),
+    ),
 )

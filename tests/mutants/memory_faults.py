@@ -7,7 +7,6 @@ PLAIN = f"{MEMORY}::test_tokens_follow_the_target_s_distribution[plain]"
 ONE_HOT = f"{MEMORY}::test_one_hot_targets_emit_what_they_emit_alone"
 BATCH = f"{MEMORY}::test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices"
 REPEATED = f"{MEMORY}::test_a_text_that_repeats_itself_is_accepted_as_a_whole"
-BESIDE = "tests/engine/test_memory_beside.py"
 INDEX = "tests/drafters/test_ngram_index.py"
 
 MEMORY_FAULTS = (
@@ -36,8 +35,8 @@ MEMORY_FAULTS = (
     Mutant(
         name="residual-of-memory-lacks-a-token-after-full-blocks-too",
         file="engine/memory_draft.py",
-        old="(num_accepted_R < self._num_candidates[slots_R]) & ~self._is_new[slots_R]",
-        new="(self._num_candidates[slots_R] > 0) & ~self._is_new[slots_R]",
+        old="is_rejected_R = num_accepted_R < self._num_verified(slots_R)",
+        new="is_rejected_R = self._num_verified(slots_R) > 0",
         tests=(PLAIN,),
     ),
     Mutant(
@@ -127,10 +126,31 @@ MEMORY_FAULTS = (
     ),
     Mutant(
         name="resumed-sequence-is-told-as-a-new-one",
-        file="engine/memory_beside.py",
+        file="engine/memory_draft.py",
         old="self._is_resumed[opened.slots] = opened.are_resumed",
         new="self._is_resumed[opened.slots] = False",
-        tests=(f"{BESIDE}::test_other_rows_are_remembered_once",),
+        tests=(f"{MEMORY}::test_other_rows_are_remembered_once",),
+    ),
+    Mutant(
+        name="repeated-block-of-memory-is-a-new-one",
+        file="engine/memory_draft.py",
+        old="found = found.first(kept_R).instead(is_resumed_R, again)",
+        new="found = found.first(kept_R)",
+        tests=(f"{MEMORY}::test_a_preempted_sequence_repeats_its_block",),
+    ),
+    Mutant(
+        name="repeated-block-of-memory-is-its-slots",
+        file="engine/memory_draft.py",
+        old="            block = self._suspended.pop(stream_key, NONE)\n",
+        new="            block = self._candidate_ids[slot, : self._num_candidates[slot]].copy()\n",
+        tests=(f"{MEMORY}::test_a_preempted_sequence_repeats_its_block",),
+    ),
+    Mutant(
+        name="memory-is-weighed-by-passes-alone",
+        file="drafters/block_lengths.py",
+        old="ns = costs.pass_ns(num_pass_tokens, num_rows, num_context) + costs.message.at(num_rows)",
+        new="ns = costs.pass_ns(num_pass_tokens, num_rows, num_context)",
+        tests=("tests/drafters/test_block_lengths.py",),
     ),
     Mutant(
         name="slot-keeps-the-last-sequences-chances",

@@ -7,8 +7,6 @@ CACHE = RESTING + "::test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache
 LENGTHS = RESTING + "::test_rests_get_longer_until_something_is_drafted"
 ONCE = RESTING + "::test_prompts_are_run_once_and_only_if_anything_is_drafted"
 
-MEMORY = RESTING + "::test_beside_memory_too"
-
 RESTING_FAULTS = (
     Mutant(
         name="all-that-the-cache-lacks-is-one-pass",
@@ -20,16 +18,9 @@ RESTING_FAULTS = (
     Mutant(
         name="late-draft-does-not-see-which-sequences-begin",
         file="engine/resting_draft.py",
-        old="        self._late_contexts.follow(request)\n        return super()._respond(request)",
-        new="        return super()._respond(request)",
-        tests=(MEMORY, CACHE),
-    ),
-    Mutant(
-        name="memory-has-the-model-run-what-nothing-may-ever-need",
-        file="engine/memory_beside.py",
-        old="if state.run_late_contexts is not None:",
-        new="if False:",
-        tests=(ONCE,),
+        old="        self._late_contexts.follow(request)\n        reply = super()._respond(request)",
+        new="        reply = super()._respond(request)",
+        tests=(CACHE,),
     ),
     Mutant(
         name="pages-that-change-hands-count-as-written",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdist.drafters.source_choice import MemorySettings, SourceChoice
+from specdist.drafters.block_lengths import BlockLengths
 from specdist.policies.costs import CostModel, Curve
 
 MS = 10**6
@@ -14,9 +14,8 @@ NUM_ROWS = 10
 CHANCES = np.array([0.9, 0.7, 0.5, 0.3, 0.1])
 
 
-def kept(costs: CostModel | None, choice: SourceChoice | None = None) -> int:
-    choice = choice or choice_with(costs)
-    lengths_R, _ = choice.lengths(
+def kept(costs: CostModel | None, lengths: BlockLengths | None = None) -> int:
+    lengths_R = (lengths or BlockLengths(costs)).lengths(
         CHANCES,
         np.array([len(CHANCES)] + [0] * (NUM_ROWS - 1)),
         num_pass_tokens=NUM_ROWS,
@@ -24,12 +23,6 @@ def kept(costs: CostModel | None, choice: SourceChoice | None = None) -> int:
         num_context=0.0,
     )
     return int(lengths_R[0])
-
-
-def choice_with(costs: CostModel | None) -> SourceChoice:
-    return SourceChoice(
-        MemorySettings(max_tokens=8, max_model_tokens=5, least_chance=0.1, learns_together=True, costs=costs)
-    )
 
 
 def pass_of(first_ms: float, token_ms: float, *, host_ms: float = 0.0) -> CostModel:
@@ -58,16 +51,11 @@ def test_a_token_is_verified_where_it_is_worth_the_time(costs: CostModel | None,
 
 
 def test_a_batch_that_is_faster_than_plain_decoding_has_less_time_for_a_token() -> None:
-    """By what rounds have committed; draft steps and the host's part of them are a part of their time."""
-    costs = pass_of(10, 0.4)
-    choice = choice_with(costs)
-    for _ in range(50):
-        choice.observe_round(30, num_pass_tokens=30, num_rows=NUM_ROWS, num_steps=0, num_context=0.0)
-    # 30 tokens in 18 ms, of which one in 0.4 ms are 0.67.
-    assert kept(costs, choice) == 2
-    slow = CostModel(costs.target, Curve([1], [4 * MS]), turns=Curve([1], [7 * MS]))
-    choice = choice_with(slow)
-    for _ in range(50):
-        choice.observe_round(30, num_pass_tokens=30, num_rows=NUM_ROWS, num_steps=5, num_context=0.0)
-    # 30 tokens in 45 ms are fewer than plain decoding's.
-    assert kept(slow, choice) == 3
+    """By what rounds have committed; the host's part of them is a part of their time."""
+    # 30 tokens in 18 ms, of which one in 0.4 ms are 0.67; in 45 ms 0.27.
+    for host_ms, num_kept in ((0, 2), (27, 4)):
+        costs = pass_of(10, 0.4, host_ms=host_ms)
+        lengths = BlockLengths(costs)
+        for _ in range(50):
+            lengths.observe_round(30, num_pass_tokens=30, num_rows=NUM_ROWS, num_context=0.0)
+        assert kept(costs, lengths) == num_kept
