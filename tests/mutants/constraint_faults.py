@@ -93,8 +93,9 @@ CONSTRAINT_FAULTS = (
     Mutant(
         name="policies-count-forced-tokens",
         file="engine/lessons.py",
-        old="self._histories.observe(slots_R, own.num_free_R, own.num_free_accepted_R)",
-        new="self._histories.observe(slots_R, own.num_drafted_R, own.num_accepted_R)",
+        old="num_free_R = state.num_free(slots_R, state.num_candidates[slots_R])\n"
+        "        num_free_accepted_R = state.num_free(slots_R, num_accepted_R)\n",
+        new="num_free_R, num_free_accepted_R = state.num_candidates[slots_R], num_accepted_R\n",
         tests=(f"{ENGINE}::test_policies_count_the_tokens_that_were_drawn",),
     ),
     Mutant(
