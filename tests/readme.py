@@ -141,7 +141,7 @@ def generated() -> dict[str, str]:
             REPOSITORY / "jobs/benchmarks/policies-wall-clock-cpu.json"
         ),
         **papers(),
-        "memory": drafters_tables.markdown(),
+        "memory-drafts": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
         "drafts-compared": distillation_tables.drafts(),
         "learning-emulated": learning_tables.markdown(),
