@@ -111,6 +111,7 @@ class LoadedModels:
             device=self._topology.device,
             vocab_size=self._models.vocab_size,
             group=self.group,
+            model_impl=self._config.model_impl,
         )
 
     def _load_target(self, target: Checkpoint) -> torch.nn.Module:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoAttention, GPTNeoSelfAttention
 
-from specdist.models.attention import ATTENTION_NAME, AttentionRules, LayerAttention
+from specdist.models.attention import ATTENTION_NAME, AttentionRules, running_attention
 
 
 def can_page_attention(model_class: type[PreTrainedModel], family: str) -> bool:
@@ -24,16 +24,24 @@ def can_page_attention(model_class: type[PreTrainedModel], family: str) -> bool:
 
 
 def use_paged_attention(model: PreTrainedModel) -> None:
-    """Switch the model to attention over pages, which its calls get as ``paged_attention``."""
-    _use_attention(model, ATTENTION_NAME)
+    """Switch the model to attention over pages: that of :func:`specdist.models.attention.attending`."""
+    use_attention(model, ATTENTION_NAME)
 
 
 def use_transformers_attention(model: PreTrainedModel) -> None:
     """Restore the model's own attention, as transformers would choose it."""
-    _use_attention(model, "sdpa" if model._supports_sdpa else "eager")
+    use_attention(model, "sdpa" if model._supports_sdpa else "eager")
 
 
-def _use_attention(model: PreTrainedModel, name: str) -> None:
+def is_paged_by_registry(model: nn.Module) -> bool:
+    """Whether transformers calls the attention over pages, and not an adapter or a model of our own."""
+    config = getattr(model, "config", None)
+    name = getattr(config, "_attn_implementation", None)
+    return name == ATTENTION_NAME and getattr(config, "model_type", None) not in ADAPTERS
+
+
+def use_attention(model: PreTrainedModel, name: str) -> None:
+    """Select one of the registry's functions."""
     adapt = ADAPTERS.get(model.config.model_type)
     if adapt is None:
         model.set_attn_implementation(name)
@@ -51,22 +59,22 @@ class PagedGPTNeoAttention(nn.Module):
         self.original = original
         window = original.config.window_size if original.attention_type == "local" else None
         # The scores are not divided by sqrt(D). Half precision sums them in float32, as transformers does.
-        self._rules = AttentionRules(scale=1.0, window=window, softcap=None, extra={})
+        self._rules = AttentionRules(scale=1.0, window=window, softcap=None)
 
     def forward(
         self, hidden_states: Tensor, layer_past: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [1, T, E] → the same shape. ``layer_past`` is the pass's :class:`LayerAttention`."""
+        """Hidden states [1, T, E] → the same shape."""
         layer = self.original
         if layer.config._attn_implementation != ATTENTION_NAME:
             output: tuple[Tensor, Tensor] = layer(hidden_states, layer_past=layer_past, **kwargs)
             return output
-        attention: LayerAttention = layer_past
         queries_THD, keys_THD, values_THD = (
             projection(hidden_states[0]).unflatten(-1, (layer.num_heads, layer.head_dim))
             for projection in (layer.q_proj, layer.k_proj, layer.v_proj)
         )
-        output_THD = attention.attend(layer.layer_id, queries_THD, keys_THD, values_THD, self._rules)
+        attend = running_attention().attend
+        output_THD = attend(layer.layer_id, queries_THD, keys_THD, values_THD, self._rules)
         return layer.out_proj(output_THD.flatten(1))[None], None
 
 
@@ -76,16 +84,6 @@ def _adapt_gpt_neo(model: PreTrainedModel) -> None:
             if isinstance(module.attention, PagedGPTNeoAttention):
                 return
             module.attention = PagedGPTNeoAttention(module.attention)
-    model.register_forward_pre_hook(_pass_as_cache, with_kwargs=True)
-
-
-def _pass_as_cache(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The blocks hand on no other argument than the cache."""
-    if "paged_attention" in kwargs:
-        kwargs["past_key_values"] = kwargs.pop("paged_attention")
-    return args, kwargs
 
 
 ADAPTERS: dict[str, Callable[[PreTrainedModel], None]] = {"gpt_neo": _adapt_gpt_neo}

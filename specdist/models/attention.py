@@ -1,8 +1,7 @@
 """Attention over the paged cache, plugged into any transformers model through its attention registry.
 
-The registry hands over queries, keys and values of one layer with the layer's own scale, sliding window and
-soft cap; the pages to use are passed in the ``paged_attention`` keyword argument of the model call. So no
-model code is copied.
+The registry hands over queries, keys and values of one layer; the pass in which this happens knows the pages
+and every layer's scale, sliding window and soft cap. So no model code is copied.
 
 T flat tokens, H heads, G key/value heads, D head width, R segments of a group,
 Q queries and L keys of each.
@@ -10,7 +9,9 @@ Q queries and L keys of each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -22,16 +23,14 @@ from specdist.cache.key_value import KeyValueCache
 from specdist.models.flat import AttentionGroup, AttentionPlan
 
 ATTENTION_NAME = "specdist_paged"
-HARMLESS_TENSORS = {"position_ids", "cache_position", "logits_to_keep"}
 
 
 class AttentionRules(NamedTuple):
-    """A layer's parameters of attention; ``extra``: keyword arguments that are not known here."""
+    """A layer's parameters of attention."""
 
     scale: float | None
     window: int | None
     softcap: float | None
-    extra: Mapping[str, Any]
 
 
 class AttentionKind(NamedTuple):
@@ -56,65 +55,44 @@ class LayerAttention(Protocol):
     ) -> Tensor: ...
 
 
+class _Pass(NamedTuple):
+    attention: LayerAttention
+    rules: Mapping[int, AttentionRules]
+
+
+_running: ContextVar[_Pass] = ContextVar("the pass of this thread")
+
+
+@contextlib.contextmanager
+def attending(attention: LayerAttention, rules: Mapping[int, AttentionRules]) -> Iterator[None]:
+    """A context in which a model's layers call ``attention`` with their ``rules``.
+
+    Not a keyword argument of the call, which some families do not hand on to their layers. The rules are
+    those of a dry run, see :mod:`specdist.models.dry_run`: what a layer hands over is not all of them.
+    """
+    token = _running.set(_Pass(attention, rules))
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def running_attention() -> LayerAttention:
+    """For layers that know their rules themselves."""
+    return _running.get().attention
+
+
 def paged_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    *,
-    paged_attention: LayerAttention,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """The registry's interface: query [1, H, T, D], key and value [1, G, T, D] → ([1, T, H, D], None)."""
-    del attention_mask
-    output_THD = paged_attention.attend(
-        int(module.layer_idx),  # type: ignore[arg-type]
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        AttentionRules(scaling, sliding_window, softcap, kwargs),
-    )
-    return output_THD[None], None
+    attention, rules = _running.get()
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    queries_THD, keys_TGD, values_TGD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attention.attend(layer, queries_THD, keys_TGD, values_TGD, rules[layer])[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
-
-
-class LayerShapes:
-    """Stands in for the cache in a dry run and records every layer's (key/value heads, head width) and rules.
-
-    ``kinds`` are those of attention that occur. ``foreign`` names tensors that a layer hands over for a kind
-    that is not implemented here (such as attention sinks), and that would be ignored without an error.
-    """
-
-    def __init__(self) -> None:
-        self.shapes: dict[int, tuple[int, int]] = {}
-        self.rules: dict[int, AttentionRules] = {}
-        self.kinds: list[AttentionKind] = []
-        self.foreign: set[str] = set()
-
-    def attend(
-        self,
-        layer: int,
-        queries_THD: Tensor,
-        keys_TGD: Tensor,
-        values_TGD: Tensor,
-        rules: AttentionRules,
-    ) -> Tensor:
-        self.shapes[layer] = (keys_TGD.shape[1], keys_TGD.shape[2])
-        self.rules[layer] = rules._replace(extra={})
-        kind = AttentionKind(queries_THD.shape[1], *self.shapes[layer], self.rules[layer])
-        if kind not in self.kinds:
-            self.kinds.append(kind)
-        tensors = {name for name, value in rules.extra.items() if isinstance(value, Tensor)}
-        self.foreign |= tensors - HARMLESS_TENSORS
-        if values_TGD.shape != keys_TGD.shape:
-            self.foreign.add("values narrower or wider than keys")
-        return torch.zeros_like(queries_THD)
 
 
 class PagedAttention:

@@ -25,7 +25,7 @@ from specdist.models.flat import AttentionGroup, AttentionPlan, FlatBatch, cache
 from specdist.models.runner import NOT_ALLOCATED, Acceleration, ModelRunner
 
 LAYER = 0
-RULES = AttentionRules(scale=None, window=None, softcap=None, extra={})
+RULES = AttentionRules(scale=None, window=None, softcap=None)
 
 
 class EagleRunner(ModelRunner):

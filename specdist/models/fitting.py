@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
+from specdist.models.dry_run import check_attention
 from specdist.models.quantized import CONFIG_KEY, UNQUANTISED, looks_quantised, plain_config, quantization_of
 from specdist.models.quantized_loading import PLAIN_KINDS, check_parts
 from specdist.models.weight_files import open_weights
@@ -43,6 +44,7 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
         model = AutoModelForCausalLM.from_config(
             plain_config(checkpoint), trust_remote_code=checkpoint.trusts_code
         )
+    check_attention(model, what)
     names = WeightNames(model)
     takers = names.takers(shapes)
     parameters = dict(model.named_parameters(remove_duplicate=False))

@@ -33,7 +33,7 @@ ATTENTION, MLP = "self_attn", "mlp"
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MORE_NORMS = (*NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 # What a model may hand to its layers for attention.
-HANDED_OVER = ("attention_mask", "position_ids", "past_key_values", "position_embeddings", "paged_attention")
+HANDED_OVER = ("attention_mask", "position_ids", "past_key_values", "position_embeddings")
 # Of the numbers that are tried: rows that fill no block, and heads as of grouped queries.
 NUM_ROWS, NUM_HEADS, NUM_KV_HEADS = 5, 6, 2
 MLP_WIDTH = 1100

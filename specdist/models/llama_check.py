@@ -19,8 +19,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.cache.key_value import KeyValueCache
-from specdist.models.attention import AttentionRules, LayerAttention, LayerShapes, attend_segments
+from specdist.models.attention import AttentionRules, LayerAttention, attend_segments
 from specdist.models.compiled import CompiledPass
+from specdist.models.dry_run import LayerShapes
 from specdist.models.flat import FlatBatch, causal_bias
 from specdist.models.llama import LlamaPass
 from specdist.utils.errors import UserError, first_line

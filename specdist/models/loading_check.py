@@ -4,10 +4,12 @@ A tensor that is cut wrongly, a missing scale or rotary frequencies in low preci
 still answers fluently. So at every start the loaded target runs a few tokens, far apart, through its first
 and last layer (and one of every kind of layer) and its output head. Rank 0 computes the same with a model
 that transformers builds and loads itself, unsharded and in float32, from those layers and a few rows of the
-vocabulary.
+vocabulary, with transformers' own attention, masks and cache: it shares no code with what is checked. Those
+are the layers, the paged cache and the kernels of the run.
 
 Compared are the queries, keys and values of each of these layers after the rotary embedding, so that a wrong
-position shows even where attention is flat, and the logits.
+position shows even where attention is flat, and the logits, of a prompt in chunks and of a block; transformers
+takes the block's tokens one by one.
 
 The tolerance is measured: the error of the same small model, unsharded, in the run's dtype. Sharding sums in
 another order and rounds partial sums; errors of loading are as large as the numbers themselves.
@@ -28,15 +30,11 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdist.config.groups import ModelImpl
 from specdist.models.checkpoint import Checkpoint
-from specdist.models.reference import (
-    Sample,
-    choose_sample,
-    only_layers,
-    read_sample,
-    run_reference,
-    run_sample,
-)
+from specdist.models.loaded_sample import run_loaded
+from specdist.models.reference import Sample, choose_sample, read_sample, run_reference
+from specdist.models.runner import Acceleration
 from specdist.models.vocab_parallel_head import VocabParallelHead
 from specdist.utils.errors import UserError
 
@@ -47,6 +45,9 @@ LEAST_TOLERANCE = 2.0**-10
 # Where inputs of layers are rounded to 8 bits, sums in another order move some to the next number.
 LEAST_ROUNDED_TOLERANCE = 2.0**-5
 MAX_REASON_CHARACTERS = 200
+
+# Of a rank: its tensors, or why there are none.
+Part = dict[str, Tensor] | str
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ def check_loading(
     device: torch.device,
     vocab_size: int,
     group: dist.ProcessGroup | None = None,
+    model_impl: ModelImpl = "auto",
 ) -> LoadingCheck:
     """Compare a loaded target with its files. All ranks of the group call it; only the result of its rank 0
     counts.
@@ -103,20 +105,26 @@ def check_loading(
     Args:
         group: the ranks that share the model; None for a whole model.
         vocab_size: number of ids with logits.
+        model_impl: of the run.
 
     Raises:
         UserError: on rank 0, if they differ.
     """
+    part: Part
     try:
         sample = choose_sample(checkpoint, vocab_size)
-        with only_layers(model, sample.layers):
-            found = run_sample(model, sample, token_ids=sample.token_ids, device=device)
-    except NotImplementedError as error:
-        return LoadingCheck(reason=str(error))
-    parts = _of_all_ranks(_own_part(model, found, sample), group)
+        acceleration = Acceleration.of(device)
+        found = run_loaded(model, sample, device=device, acceleration=acceleration, model_impl=model_impl)
+        part = _own_part(model, found, sample)
+    except Exception as error:  # as below; all ranks wait for the others' parts
+        part = _reason(error)
+    parts = _of_all_ranks(part, group)
     if group is not None and dist.get_rank(group):
         return LoadingCheck(reason="see rank 0")
-    loaded = {name: torch.cat([part[name] for part in parts], dim=1) for name in found}
+    whole = [each for each in parts if not isinstance(each, str)]
+    if len(whole) < len(parts):
+        return LoadingCheck(reason=next(each for each in parts if isinstance(each, str)))
+    loaded = {name: torch.cat([each[name] for each in whole], dim=1) for name in whole[0]}
     try:
         stored = read_sample(checkpoint, model, sample)
         exact, rounded = (
@@ -124,12 +132,22 @@ def check_loading(
             for where in ((torch.float32, torch.device("cpu")), (dtype, device))
         )
     except Exception as error:  # a family that cannot be cut to a few layers may still be loaded correctly
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        logger.debug("the reference cannot be computed", exc_info=True)
-        return LoadingCheck(reason=textwrap.shorten(reason, MAX_REASON_CHARACTERS))
+        return LoadingCheck(reason=_reason(error))
     rounds = any(form.activations is not None for form, _ in stored.rounded.values())
     least = LEAST_ROUNDED_TOLERANCE if rounds else LEAST_TOLERANCE
+    lacking = {quantity.removeprefix("fast ") for quantity in loaded} ^ set(exact)
+    if lacking:
+        return LoadingCheck(reason=f"only one of the two computations has {', '.join(sorted(lacking))}")
     return _compared(checkpoint, sample, loaded, exact, rounded, least)
+
+
+def _reason(error: Exception) -> str:
+    """Why nothing can be compared."""
+    logger.debug("the sample cannot be computed", exc_info=True)
+    text = " ".join(str(error).split())
+    if not isinstance(error, NotImplementedError):
+        text = f"{type(error).__name__}: {text}"
+    return textwrap.shorten(text, MAX_REASON_CHARACTERS)
 
 
 def _own_part(model: PreTrainedModel, found: dict[str, Tensor], sample: Sample) -> dict[str, Tensor]:
@@ -137,10 +155,10 @@ def _own_part(model: PreTrainedModel, found: dict[str, Tensor], sample: Sample) 
     head = model.get_output_embeddings()
     own = head.ids if isinstance(head, VocabParallelHead) else range(found["logits"].shape[1])
     columns = [token_id - own.start for token_id in sample.vocab_ids if token_id in own]
-    return {**found, "logits": found["logits"][:, columns]}
+    return {name: tensor[:, columns] if "logits" in name else tensor for name, tensor in found.items()}
 
 
-def _of_all_ranks(part: dict[str, Tensor], group: dist.ProcessGroup | None) -> list[dict[str, Tensor]]:
+def _of_all_ranks(part: Part, group: dist.ProcessGroup | None) -> list[Part]:
     """Parts in the order of the ranks, and so of the heads and of the vocabulary."""
     parts = [part]
     if group is not None:
@@ -158,15 +176,17 @@ def _compared(
     least_tolerance: float,
 ) -> LoadingCheck:
     checks = []
-    for quantity, wanted in exact.items():
-        own_error = relative_difference(rounded[quantity], wanted)
+    for quantity, found in loaded.items():
+        computed = quantity.removeprefix("fast ")
+        wanted = exact[computed]
+        own_error = relative_difference(rounded[computed], wanted)
         checks.append(
             LoadingCheck(
                 layers=sample.layers,
-                num_tokens=len(sample.positions),
-                last_position=sample.positions[-1],
+                num_tokens=sample.num_tokens * len(sample.rows),
+                last_position=sample.rows[-1][-1],
                 quantity=quantity,
-                difference=float(f"{relative_difference(loaded[quantity], wanted):.3g}"),
+                difference=float(f"{relative_difference(found, wanted):.3g}"),
                 tolerance=float(f"{max(least_tolerance, TOLERANCE_FACTOR * own_error):.3g}"),
             )
         )

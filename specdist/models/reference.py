@@ -1,14 +1,18 @@
-"""A few layers of a checkpoint and a few rows of its vocabulary, as a small model and in the loaded one.
+"""A few layers of a checkpoint and a few rows of its vocabulary, as a small model that transformers runs.
 
-T tokens, V ids of the vocabulary, H heads, G key/value heads, D head width.
+Nothing here is shared with what is compared with it: transformers builds and loads the small model, makes its
+masks, keeps its cache and computes its attention, one row after the other.
+
+T tokens of a row, V ids of the vocabulary, H heads, G key/value heads, D head width.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask
 
-from specdist.models.adapters import use_paged_attention
-from specdist.models.attention import AttentionRules, attend_segments
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.computed import build_without_weights
 from specdist.models.quantized import plain_config, quantization_of
@@ -29,30 +33,48 @@ from specdist.models.quantized_weights import LayerFormat
 from specdist.models.weight_files import open_weights
 from specdist.models.weight_names import WeightNames
 
-NUM_TOKENS, NUM_IDS = 32, 256
+# Of a row, if its model has no window, and beyond one.
+NUM_TOKENS, NUM_BEYOND_WINDOW = 32, 8
+NUM_IDS = 256
+# Longer windows are shortened, in the small model and in the loaded one: a row past them would cost minutes.
+MOST_WINDOW, SHORT_WINDOW = 512, 12
+# Run one by one, as generate does.
+NUM_STEPS = 4
 # Far enough: with rotary frequencies in bfloat16 angles are wrong by radians well before.
 MOST_POSITIONS = 8192
+ATTENTION_NAME = "specdist_recorded_reference"
+_found: ContextVar[dict[str, list[Tensor]]] = ContextVar("what the reference's layers attend to")
 
 
 @dataclass(frozen=True)
 class Sample:
     """The tokens that are run: a few ids of the vocabulary, at positions up to thousands, through a few
-    layers."""
+    layers.
+
+    Attributes:
+        rows: positions of each row's tokens, all rows of one length. With a rope that has a border there is
+            one below it, and one past it.
+        config: values of the configuration that are others than the checkpoint's.
+    """
 
     layers: tuple[int, ...]
     vocab_ids: tuple[int, ...]
-    positions: tuple[int, ...]
+    rows: tuple[tuple[int, ...], ...]
+    config: Mapping[str, Any]
 
     @property
-    def tokens(self) -> np.ndarray:
-        """Index of each token in ``vocab_ids``: [T]."""
+    def num_tokens(self) -> int:
+        """Of a row."""
+        return len(self.rows[0])
+
+    def tokens(self, row: int) -> np.ndarray:
+        """Index of each token of a row in ``vocab_ids``: [T]."""
         # A step without a common factor with the number of ids spreads the tokens over the vocabulary.
-        return np.arange(len(self.positions)) * 101 % len(self.vocab_ids)
+        return (row + np.arange(self.num_tokens)) * 101 % len(self.vocab_ids)
 
-    @property
-    def token_ids(self) -> np.ndarray:
+    def token_ids(self, row: int) -> np.ndarray:
         """The tokens' ids in the whole vocabulary: [T]."""
-        return np.array(self.vocab_ids)[self.tokens]
+        return np.array(self.vocab_ids)[self.tokens(row)]
 
 
 def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
@@ -61,82 +83,42 @@ def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
     num_layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or []
     layers = {0, num_layers - 1, *(list(kinds).index(kind) for kind in set(kinds))}
-    last = min(checkpoint.max_positions, MOST_POSITIONS) - 1
-    spread = np.geomspace(1, max(1, last), NUM_TOKENS - 1).astype(int)
+    changed: dict[str, Any] = {}
+    borders = rope_borders(config)
+    num_tokens = min(NUM_TOKENS, checkpoint.max_positions, *borders)
+    window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
+    if isinstance(window, int) and window < checkpoint.max_positions:
+        if window > MOST_WINDOW:
+            changed["sliding_window"] = window = SHORT_WINDOW
+        num_tokens = min(max(num_tokens, window + NUM_BEYOND_WINDOW), checkpoint.max_positions)
+    ends = {min(checkpoint.max_positions, MOST_POSITIONS), *borders}
     return Sample(
         layers=tuple(sorted(layers)),
         vocab_ids=tuple(np.unique(np.linspace(0, vocab_size - 1, NUM_IDS).astype(int)).tolist()),
-        positions=tuple(np.unique([0, *spread]).tolist()),
+        rows=tuple(
+            _spread(num_tokens, end) for end in sorted(ends) if num_tokens <= end <= checkpoint.max_positions
+        ),
+        config=changed,
     )
 
 
-@contextlib.contextmanager
-def only_layers(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[None]:
-    """A context in which the model has only these layers. Raises NotImplementedError if its layers are not in
-    one list."""
-    config = model.config.get_text_config()
-    owner, leaf, stack = _find_layers(model, config.num_hidden_layers)
-    changed = _layered(config, layers)
-    before = {name: getattr(config, name) for name in changed}
-    try:
-        setattr(owner, leaf, nn.ModuleList(stack[layer] for layer in layers))
-        for name, value in changed.items():
-            setattr(config, name, value)
-        yield
-    finally:
-        setattr(owner, leaf, stack)
-        for name, value in before.items():
-            setattr(config, name, value)
+def rope_borders(config: Any) -> set[int]:
+    """Lengths from which on a rope has other frequencies."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    each = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return {
+        int(found["original_max_position_embeddings"])
+        for found in each
+        if found.get("rope_type") == "longrope" and found.get("original_max_position_embeddings")
+    }
 
 
-@torch.inference_mode()
-def run_sample(
-    model: PreTrainedModel, sample: Sample, *, token_ids: np.ndarray, device: torch.device
-) -> dict[str, Tensor]:
-    """By name, float32 on the CPU: queries [T, H * D], keys and values [T, G * D] of every layer, and logits
-    [T, V]."""
-    positions_T = torch.tensor(sample.positions, device=device)
-    attention = RecordingAttention(positions_T, sample.layers)
-    output = model(
-        input_ids=torch.from_numpy(token_ids).to(device)[None],
-        position_ids=positions_T[None],
-        use_cache=False,
-        logits_to_keep=torch.arange(len(positions_T), device=device),
-        paged_attention=attention,
-    )
-    return {**attention.found, "logits": output.logits[0].float().cpu()}
-
-
-class RecordingAttention:
-    """Replaces the paged cache: records the inputs of each layer's attention, and attends to these tokens
-    only."""
-
-    def __init__(self, positions_T: Tensor, layers: Sequence[int]) -> None:
-        self.found: dict[str, Tensor] = {}
-        self._ages_TT = positions_T[:, None] - positions_T
-        self._layers = list(layers)
-
-    def attend(
-        self, layer: int, queries_THD: Tensor, keys_TGD: Tensor, values_TGD: Tensor, rules: AttentionRules
-    ) -> Tensor:
-        # Not by ``layer``: a cut model may number its layers anew. They are called in order.
-        number = self._layers[len(self.found) // 3]
-        for name, tensor in (("queries", queries_THD), ("keys", keys_TGD), ("values", values_TGD)):
-            self.found[f"layer {number} {name}"] = tensor.flatten(1).float().cpu()
-        is_hidden_TT = self._ages_TT < 0
-        if rules.window is not None:
-            is_hidden_TT |= self._ages_TT >= rules.window
-        bias_TT = torch.zeros_like(is_hidden_TT, dtype=queries_THD.dtype).masked_fill(
-            is_hidden_TT, -torch.inf
-        )
-        num_repeats = queries_THD.shape[1] // keys_TGD.shape[1]
-        return attend_segments(
-            queries_THD,
-            keys_TGD.transpose(0, 1)[None],
-            values_TGD.transpose(0, 1)[None],
-            bias_TT.repeat(num_repeats, 1)[None, None],
-            rules,
-        )
+def _spread(num_tokens: int, end: int) -> tuple[int, ...]:
+    """Ascending positions below ``end``, the first and the last among them, and most of them near the
+    beginning."""
+    wanted = np.geomspace(1, end, num_tokens).astype(int) - 1
+    ascending = np.maximum.accumulate(wanted - np.arange(num_tokens)) + np.arange(num_tokens)
+    return tuple(np.minimum(ascending, end - num_tokens + np.arange(num_tokens)).tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +133,7 @@ class StoredSample:
 def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) -> StoredSample:
     """The stored tensors of the sample's layers, numbered anew, and all tensors outside of layers; of tensors
     over the vocabulary only the sample's rows."""
-    _, leaf, _ = _find_layers(model, model.config.get_text_config().num_hidden_layers)
+    _, leaf, _ = find_layers(model, model.config.get_text_config().num_hidden_layers)
     in_layer = re.compile(rf"(^|\.){re.escape(leaf)}\.(\d+)\.")
     names = WeightNames(model)
     quantization = quantization_of(checkpoint)
@@ -215,10 +197,14 @@ def run_reference(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Run the sample through a model of its layers and ids only, which transformers builds and loads."""
+    """Run a model of the sample's layers and ids only.
+
+    Returns by name, float32 on the CPU, of all rows' tokens: queries [T, H * D], keys and values [T, G * D]
+    of every layer after the rotary embedding, and logits [T, V].
+    """
     config = copy.deepcopy(plain_config(checkpoint))
     text = config.get_text_config()
-    for name, value in _layered(text, sample.layers).items():
+    for name, value in {**layered(text, sample.layers), **sample.config}.items():
         setattr(text, name, value)
     text.vocab_size = len(sample.vocab_ids)
     for each in (config, text):
@@ -230,6 +216,7 @@ def run_reference(
         dtype=dtype,
         device_map={"": device},
         output_loading_info=True,
+        attn_implementation="eager",
     )
     if report["missing_keys"]:
         raise ValueError(f"{sorted(report['missing_keys'])[0]} is missing")
@@ -237,8 +224,64 @@ def run_reference(
         if form.activations is not None:
             scale = None if static is None else static.to(device, torch.float32)
             model.get_submodule(name).register_forward_pre_hook(partial(_round_inputs, form, scale))
-    use_paged_attention(model)
-    return run_sample(model.eval(), sample, token_ids=sample.tokens, device=device)
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(ATTENTION_NAME)
+    found = [_run_row(model.eval(), sample, row, device) for row in range(len(sample.rows))]
+    return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
+
+@torch.inference_mode()
+def _run_row(model: PreTrainedModel, sample: Sample, row: int, device: torch.device) -> dict[str, Tensor]:
+    """As ``generate`` runs a row: its prompt, then token by token over the cache."""
+    recorded: dict[str, list[Tensor]] = {}
+    token = _found.set(recorded)
+    token_ids_1T = torch.from_numpy(sample.tokens(row)).to(device)[None]
+    positions_1T = torch.tensor(sample.rows[row], device=device)[None]
+    cache = DynamicCache(config=model.config)
+    begins = [0, *range(sample.num_tokens - NUM_STEPS, sample.num_tokens)]
+    try:
+        for begin, end in zip(begins, [*begins[1:], sample.num_tokens], strict=True):
+            output = model(
+                input_ids=token_ids_1T[:, begin:end],
+                position_ids=positions_1T[:, begin:end],
+                # Without it, gaps between positions would be taken for the ends of texts.
+                attention_mask=torch.ones(1, end, dtype=torch.int64, device=device),
+                past_key_values=cache,
+                use_cache=True,
+            )
+            recorded.setdefault("logits", []).append(output.logits[0].float().cpu())
+    finally:
+        _found.reset(token)
+    return {
+        name if name == "logits" else _named(name, sample): torch.cat(parts)
+        for name, parts in recorded.items()
+    }
+
+
+def _named(name: str, sample: Sample) -> str:
+    """By the layer's number in the whole model."""
+    layer, what = name.split()
+    return f"layer {sample.layers[int(layer)]} {what}"
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The eager attention of the module's own family, which adds the mask; what is new in its inputs is
+    recorded."""
+    num_new = query.shape[2]
+    for what, tensor in (("queries", query), ("keys", key), ("values", value)):
+        new_TW = tensor[0, :, -num_new:].transpose(0, 1).flatten(1).float().cpu()
+        _found.get().setdefault(f"{module.layer_idx} {what}", []).append(new_TW)
+    family = sys.modules[type(module).__module__]
+    attend: Callable[..., tuple[Tensor, Tensor | None]] = getattr(
+        family, "eager_attention_forward", sdpa_attention_forward
+    )
+    return attend(module, query, key, value, attention_mask, **kwargs)
+
+
+AttentionInterface.register(ATTENTION_NAME, _attend)
+AttentionMaskInterface.register(ATTENTION_NAME, eager_mask)
 
 
 def _round_inputs(
@@ -250,7 +293,7 @@ def _round_inputs(
     return (rounded_values(form, x_TK, scales).view_as(inputs[0]),)
 
 
-def _find_layers(model: PreTrainedModel, num_layers: int) -> tuple[nn.Module, str, nn.ModuleList]:
+def find_layers(model: PreTrainedModel, num_layers: int) -> tuple[nn.Module, str, nn.ModuleList]:
     """The list of decoder layers, the module that holds it, and its name there."""
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
@@ -259,7 +302,7 @@ def _find_layers(model: PreTrainedModel, num_layers: int) -> tuple[nn.Module, st
     raise NotImplementedError(f"{type(model).__name__} has no list of {num_layers} layers")
 
 
-def _layered(config: Any, layers: Sequence[int]) -> dict[str, Any]:
+def layered(config: Any, layers: Sequence[int]) -> dict[str, Any]:
     """The values of a configuration that depend on its layers, cut to these layers."""
     num_layers = config.num_hidden_layers
     found = {

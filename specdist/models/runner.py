@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,9 @@ from specdist.cache.draft_window import DraftWindow, page_table
 from specdist.cache.key_value import KeyValueCache
 from specdist.cache.pages import PageUpdates
 from specdist.config.groups import ModelImpl
-from specdist.models.attention import LayerAttention, LayerShapes, PagedAttention
+from specdist.models.attention import AttentionRules, LayerAttention, PagedAttention, attending
 from specdist.models.compiled import CompiledPass
+from specdist.models.dry_run import LayerShapes, positions_of, recording, refuse_foreign
 from specdist.models.flat import FlatBatch, as_seen, plan_attention
 from specdist.models.fusing import FusedLayers
 from specdist.models.graphs import Capturer, CudaGraphs
@@ -38,7 +39,6 @@ from specdist.models.probe import choose_kernel
 from specdist.models.segments import ragged_segments
 from specdist.models.static import MAX_TOKENS, NUM_SCRATCH_PAGES, StaticPasses
 from specdist.models.static_runs import StaticRuns, num_run_inputs
-from specdist.utils.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,20 +115,13 @@ class ModelRunner:
         self._on_pass = on_pass
         self._linears = OneDnnLinears(model) if device.type == "cpu" else None
         self._fused = FusedLayers(model, device, self.dtype) if self._acceleration.is_fused else None
-        self._shapes = LayerShapes()
+        self._shapes = LayerShapes(positions_of(model))
         self.own_pass: LlamaPass | CompiledPass | None = None
         # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
         zero = torch.zeros(1, dtype=torch.int64, device=device)
-        self._run(zero, zero, zero, self._shapes)
-        num_layers = model.config.get_text_config().num_hidden_layers
-        if len(self._shapes.shapes) != num_layers or self._shapes.foreign:
-            reason = ", ".join(sorted(self._shapes.foreign)) or (
-                f"only {len(self._shapes.shapes)} of {num_layers} layers have attention"
-            )
-            raise UserError(
-                f"{model.name_or_path} is of the family {model.config.model_type}, whose attention specdist "
-                f"does not implement ({reason}): choose a model of another family (Llama, Qwen, Gemma, ...)"
-            )
+        with recording(model, self._shapes):
+            self._run(zero, zero, zero, self._shapes)
+        refuse_foreign(model, self._shapes, model.name_or_path)
         # Where small steps are fused in transformers' layers, these need no replacement.
         is_best = device.type == "cpu" and self._fused is None
         if model_impl == "specdist" or (model_impl == "auto" and is_best):
@@ -146,6 +139,11 @@ class ModelRunner:
     def is_asynchronous(self) -> bool:
         """A pass returns before it is done, and reading a result waits for it."""
         return self.device.type != "cpu"
+
+    @property
+    def rules(self) -> Mapping[int, AttentionRules]:
+        """Of every layer's attention."""
+        return self._shapes.rules
 
     def bytes_per_page(self, page_size: int) -> int:
         """Memory of one page on this device, in bytes."""
@@ -304,6 +302,10 @@ class ModelRunner:
                 return logits
         return self._forward_ragged(batch, pages_SP, asked_N, features_3N)
 
+    def forward_seen(self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray) -> Tensor:
+        """Like :meth:`forward`, over a table of pages that the caller has made: a ragged pass."""
+        return self._without_estimates(self._forward_ragged(batch, pages_SP, asked_N))
+
     def forward_with_hidden(
         self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray
     ) -> tuple[Tensor, Tensor]:
@@ -389,12 +391,12 @@ class ModelRunner:
     ) -> Tensor:
         if isinstance(self.own_pass, LlamaPass):
             return self.own_pass(token_ids_T, positions_T, logits_index_N, attention)
-        output = self.model(
-            input_ids=token_ids_T[None],
-            position_ids=positions_T[None],
-            use_cache=False,
-            logits_to_keep=logits_index_N,
-            paged_attention=attention,
-        )
+        with attending(attention, self._shapes.rules):
+            output = self.model(
+                input_ids=token_ids_T[None],
+                position_ids=positions_T[None],
+                use_cache=False,
+                logits_to_keep=logits_index_N,
+            )
         logits: Tensor = output.logits[0]
         return logits

@@ -36,7 +36,7 @@ def paged_attention(
     del max_split_bytes
     assert int(used_S.max()) <= max_keys, "a segment has more keys than max_keys says"
     segments = PagedSegments(block_table_SP, used_S, query_starts_S1, len(queries_THD), max_keys)
-    rules = AttentionRules(scale, window, softcap, {})
+    rules = AttentionRules(scale, window, softcap)
     return plain_attention(queries_THD, key_pages, value_pages, segments, rules).to(queries_THD.dtype)
 
 

@@ -19,7 +19,8 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 
 from specdist.kernels import layers
 from specdist.models.adapters import use_paged_attention
-from specdist.models.attention import LayerShapes
+from specdist.models.attention import attending
+from specdist.models.dry_run import LayerShapes, recording
 from specdist.models.fusing import FusedLayers
 from specdist.models.hidden import LastHiddenStates
 from specdist.models.runner import Acceleration, ModelRunner
@@ -35,10 +36,9 @@ TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 def logits_of(model: PreTrainedModel) -> Tensor:
     tokens = torch.arange(2, 2 + NUM_TOKENS, device=model.device)[None]
-    with torch.no_grad():
-        logits: Tensor = model(
-            input_ids=tokens, position_ids=tokens - 2, use_cache=False, paged_attention=LayerShapes()
-        ).logits
+    shapes = LayerShapes()
+    with torch.no_grad(), recording(model, shapes), attending(shapes, {}):
+        logits: Tensor = model(input_ids=tokens, position_ids=tokens - 2, use_cache=False).logits
     return logits
 
 

@@ -27,9 +27,9 @@ SPLIT_KEYS = 64
 # key, just a split, and keys on both sides of several splits.
 MIXED = ((1, 1), (6, 101), (1, SPLIT_KEYS), (37, 140), (5, 2 * SPLIT_KEYS + 3), (33, 33))
 GLOBAL, LOCAL, CAPPED = (
-    AttentionRules(None, None, None, {}),
-    AttentionRules(0.3, 40, None, {}),
-    AttentionRules(None, 90, 3.0, {}),
+    AttentionRules(None, None, None),
+    AttentionRules(0.3, 40, None),
+    AttentionRules(None, 90, 3.0),
 )
 
 

@@ -26,10 +26,11 @@ from specdist.benchmark.results import versions
 from specdist.data.files import write_json
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.fitting import check_weights
+from specdist.models.llama_check import DenseAttention
 from specdist.models.loading import load_whole
 from specdist.models.loading_check import relative_difference
 from specdist.models.quantized_linear import QuantizedLinear
-from specdist.models.reference import RecordingAttention
+from specdist.models.runner import Acceleration, ModelRunner
 from specdist.utils.table import Table
 from tests.models.families import VOCAB_SIZE, tiny_model
 from tests.models.quantized_checkpoints import GROUP, LAYOUTS, uneven, write
@@ -58,15 +59,8 @@ def saved(folder: Path, layout: str | None = None) -> Path:
 def logits_of(model: torch.nn.Module, token_ids: Tensor) -> Tensor:
     """[T, V] of specdist's model on one sequence."""
     positions = torch.arange(len(token_ids))
-    attention = RecordingAttention(positions, range(3))
-    with torch.inference_mode():
-        found = model(
-            input_ids=token_ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            paged_attention=attention,
-        )
-    return found.logits[0]
+    runner = ModelRunner(model, torch.device("cpu"), Acceleration(), model_impl="transformers")
+    return runner._run(token_ids, positions, positions, DenseAttention())
 
 
 def as_transformers_loads(folder: Path, layout: str) -> torch.nn.Module:

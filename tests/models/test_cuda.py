@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 GPU = torch.device("cuda", 0)
 KINDS = [
-    AttentionKind(8, 2, 64, AttentionRules(None, None, None, {})),
-    AttentionKind(8, 8, 128, AttentionRules(0.1, 100, None, {})),
+    AttentionKind(8, 2, 64, AttentionRules(None, None, None)),
+    AttentionKind(8, 8, 128, AttentionRules(0.1, 100, None)),
 ]
 
 

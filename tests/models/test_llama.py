@@ -117,7 +117,7 @@ def test_a_model_that_computes_something_else_keeps_its_layers(
 def test_structures_that_are_not_known(change: Callable[[PreTrainedModel], None]) -> None:
     """They are refused before anything is packed or run."""
     model = paged(tiny_model("llama"))
-    rules = AttentionRules(scale=None, window=None, softcap=None, extra={})
+    rules = AttentionRules(scale=None, window=None, softcap=None)
     LlamaPass(model, dict.fromkeys(range(3), rules))
     change(model)
     with pytest.raises(UnknownStructureError):

@@ -99,8 +99,9 @@ def test_the_sample_is_of_every_kind_of_layer_and_far_apart(tmp_path: Path) -> N
     sample = choose_sample(checkpoint, VOCAB_SIZE)
     kinds = [checkpoint.config.layer_types[layer] for layer in sample.layers]
     assert set(kinds) == {"full_attention", "sliding_attention"}
-    assert sample.positions[:3] == (0, 1, 2) and sample.positions[-1] == MOST_POSITIONS - 1
-    assert sample.vocab_ids == tuple(range(VOCAB_SIZE)) and len(set(sample.token_ids)) > 20
+    (positions,) = sample.rows
+    assert positions[:3] == (0, 1, 2) and positions[-1] == MOST_POSITIONS - 1
+    assert sample.vocab_ids == tuple(range(VOCAB_SIZE)) and len(set(sample.token_ids(0))) > 20
 
 
 @pytest.mark.ranks

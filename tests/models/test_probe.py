@@ -19,9 +19,9 @@ from specdist.models.segments import PagedSegments
 from tests.models.kernels import NanKernel, PlainKernel, RaisingKernel, StaleKernel, WindowlessKernel
 
 CPU = torch.device("cpu")
-GLOBAL = AttentionKind(4, 2, 16, AttentionRules(None, None, None, {}))
-LOCAL = AttentionKind(4, 2, 16, AttentionRules(0.3, 16, None, {}))
-CAPPED = AttentionKind(4, 4, 16, AttentionRules(None, None, 2.0, {}))
+GLOBAL = AttentionKind(4, 2, 16, AttentionRules(None, None, None))
+LOCAL = AttentionKind(4, 2, 16, AttentionRules(0.3, 16, None))
+CAPPED = AttentionKind(4, 4, 16, AttentionRules(None, None, 2.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -141,7 +141,7 @@ def attention(
     scale: float | None, window: int | None, softcap: float,
 ) -> Tensor:  # fmt: skip
     segments = PagedSegments(table, used, starts, 0, 0)
-    return plain_attention(*tensors, segments, AttentionRules(scale, window, softcap or None, {}))
+    return plain_attention(*tensors, segments, AttentionRules(scale, window, softcap or None))
 
 
 def module(name: str, function: Callable[..., Any]) -> types.ModuleType:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Pretra
 from specdist.engine.blocks import VerifyInput
 from specdist.engine.local_target import FullDistributions
 from specdist.models.adapters import use_paged_attention
-from specdist.models.attention import LayerShapes
+from specdist.models.dry_run import LayerShapes
 from specdist.models.flat import FlatBatch
 from specdist.models.kernel import MAX_SPLIT_BYTES
 from specdist.models.reserve import (
