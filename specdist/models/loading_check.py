@@ -8,8 +8,8 @@ vocabulary, with transformers' own attention, masks and cache: it shares no code
 are the layers, the paged cache and the kernels of the run.
 
 Compared are the queries, keys and values of each of these layers after the rotary embedding, so that a wrong
-position shows even where attention is flat, and the logits, of a prompt in chunks and of a block; transformers
-takes the block's tokens one by one.
+position shows even where attention is flat, and the logits, of a prompt in chunks and of a block, whose
+tokens transformers takes one by one.
 
 The tolerance is measured: the error of the same small model, unsharded, in the run's dtype. Sharding sums in
 another order and rounds partial sums; errors of loading are as large as the numbers themselves.
