@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,15 +22,14 @@ from specdist.cache.draft_window import DraftWindow, page_table
 from specdist.cache.key_value import KeyValueCache
 from specdist.cache.pages import PageUpdates
 from specdist.config.groups import ModelImpl
+from specdist.models.acceleration import Acceleration as Acceleration
 from specdist.models.attention import AttentionRules, LayerAttention, PagedAttention, attending
 from specdist.models.compiled import CompiledPass
 from specdist.models.dry_run import LayerShapes, positions_of, recording, refuse_foreign
 from specdist.models.flat import FlatBatch, as_seen, plan_attention
 from specdist.models.fusing import FusedLayers
-from specdist.models.graphs import Capturer, CudaGraphs
 from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
-from specdist.models.kernel import KernelAttention, PagedKernel, SdpaKernel, TritonKernel, VarlenKernel
-from specdist.models.library_kernels import FlashAttention3Kernel, FlashInferKernel
+from specdist.models.kernel import KernelAttention, PagedKernel, SdpaKernel
 from specdist.models.linear import OneDnnLinears
 from specdist.models.llama import LlamaPass
 from specdist.models.llama_check import choose_pass
@@ -39,39 +37,6 @@ from specdist.models.probe import choose_kernel
 from specdist.models.segments import ragged_segments
 from specdist.models.static import MAX_TOKENS, NUM_SCRATCH_PAGES, StaticPasses
 from specdist.models.static_runs import StaticRuns, num_run_inputs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Acceleration:
-    """What a runner may use besides the ragged pass in plain torch.
-
-    Attributes:
-        is_static: run short segments as static passes.
-        capturer: records static passes; without it they run unrecorded.
-        kernels: attention kernels to try, the best first.
-        is_fused: fuse the small steps of layers where that gives the same numbers.
-        is_compiled: run Llama-like models as one call of compiled code where that gives the same numbers.
-    """
-
-    is_static: bool = False
-    capturer: Capturer | None = None
-    kernels: Sequence[PagedKernel] = ()
-    is_fused: bool = False
-    is_compiled: bool = False
-
-    @staticmethod
-    def of(device: torch.device) -> Acceleration:
-        """The best choice on this device. On a CPU a pass is not bound by launches, and padding costs
-        time."""
-        if device.type != "cuda":
-            return Acceleration(is_compiled=True)
-        return Acceleration(
-            is_static=True,
-            capturer=CudaGraphs(device),
-            kernels=(VarlenKernel(), TritonKernel(), FlashAttention3Kernel(), FlashInferKernel()),
-            is_fused=True,
-        )
-
 
 NOT_ALLOCATED = "allocate() must be called first"
 logger = logging.getLogger(__name__)

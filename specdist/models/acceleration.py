@@ -1,0 +1,44 @@
+"""What a runner may use on a device besides the ragged pass in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specdist.models.graphs import Capturer, CudaGraphs
+from specdist.models.kernel import PagedKernel, TritonKernel, VarlenKernel
+from specdist.models.library_kernels import FlashAttention3Kernel, FlashInferKernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceleration:
+    """What a runner may use besides the ragged pass in plain torch.
+
+    Attributes:
+        is_static: run short segments as static passes.
+        capturer: records static passes; without it they run unrecorded.
+        kernels: attention kernels to try, the best first.
+        is_fused: fuse the small steps of layers where that gives the same numbers.
+        is_compiled: run Llama-like models as one call of compiled code where that gives the same numbers.
+    """
+
+    is_static: bool = False
+    capturer: Capturer | None = None
+    kernels: Sequence[PagedKernel] = ()
+    is_fused: bool = False
+    is_compiled: bool = False
+
+    @staticmethod
+    def of(device: torch.device) -> Acceleration:
+        """The best choice on this device. On a CPU a pass is not bound by launches, and padding costs
+        time."""
+        if device.type != "cuda":
+            return Acceleration(is_compiled=True)
+        return Acceleration(
+            is_static=True,
+            capturer=CudaGraphs(device),
+            kernels=(VarlenKernel(), TritonKernel(), FlashAttention3Kernel(), FlashInferKernel()),
+            is_fused=True,
+        )
