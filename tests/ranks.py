@@ -22,14 +22,14 @@ def run_ranks(module: str, num_ranks: int, *arguments: str) -> None:
     """Fail with the output of every rank if one of them fails, or has not ended in time."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {"OMP_NUM_THREADS": "1", "RENDEZVOUS": f"file://{folder}/rendezvous"}
-        with started_world(num_ranks, _run_module, module, *arguments, environment=environment) as world:
+        with started_world(num_ranks, run_module, module, *arguments, environment=environment) as world:
             code = world.end(TIMEOUT_S)
             spoken = zip(world.words("stdout"), world.words("stderr"), strict=True)
             words = "\n".join(f"--- rank {rank}\n{out}{error}" for rank, (out, error) in enumerate(spoken))
     assert code == 0, f"exit code {code}\n{words}"
 
 
-def _run_module(module: str, *arguments: str) -> None:
+def run_module(module: str, *arguments: str) -> None:
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -1,0 +1,88 @@
+"""A rank of the world that runs cases on real ranks: two for the target, and the third for the draft.
+
+It takes case after case from a folder, until the folder is gone. Rank 0 generates and writes what was found.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+
+from specdist.engine.collectives import RANK_ZERO
+from specdist.engine.interfaces import Proposer, Target
+from specdist.engine.on_demand import DraftOnDemand
+from specdist.engine.remote import RemoteDraft, serve_drafts
+from specdist.engine.timeline import Timeline
+from specdist.sampling.vocab_parallel import vocab_ranges
+from tests.engine.harness import PAGE_SIZE
+from tests.engine.markov import MarkovRunner
+from tests.random_runs.case import Case, from_line
+from tests.random_runs.models import pair_of
+from tests.random_runs.running import LocalReplica, check_pages
+from tests.random_runs.trial import attempt
+from tests.random_runs.world import POLL_S, write
+from tests.ranks import join, leave
+
+TP_SIZE, DRAFT_RANK = 2, 2
+
+
+class ReplicaOfRanks(LocalReplica):
+    """Every rank constructs it; rank 0 generates, and the others serve it."""
+
+    def target(self) -> Target:
+        if self.case.tp_size == 1:
+            return super().target()
+        return self.assembly.sharded_target(self._runner(), group)
+
+    def proposer(self) -> Proposer:
+        if not self.case.has_draft_rank:
+            return super().proposer()
+        draft = RemoteDraft(DRAFT_RANK)
+        is_chosen = self.case.has_chooser or self.case.shapes
+        return DraftOnDemand(draft, max_missed_tokens=20) if is_chosen else draft
+
+    def serve(self) -> None:
+        if topology.rank == DRAFT_RANK and self.case.has_draft_rank:
+            clock = Timeline("transfer")
+            worker = self.assembly.draft_worker(self.runners[1], self.policy, clock)
+            serve_drafts({0: worker}, RANK_ZERO, vocab_size=self.vocab_size, clock=clock)
+            check_pages(self)
+        elif topology.rank != DRAFT_RANK and self.case.tp_size > 1:
+            self.assembly.serve_target(self._runner(), group)
+
+    def _runner(self) -> MarkovRunner:
+        ids = vocab_ranges(self.vocab_size, TP_SIZE)[topology.rank]
+        runner = MarkovRunner(pair_of(self.case)[0], ids=ids)
+        runner.allocate(
+            num_pages=self.num_pages,
+            page_size=PAGE_SIZE,
+            num_slots=self.scheduling.num_slots,
+            max_seq_len=self.max_seq_len,
+        )
+        return runner
+
+
+def next_case(number: int) -> Case | None:
+    path = folder / f"{number}.case"
+    while not path.exists():
+        if not folder.exists():
+            return None
+        time.sleep(POLL_S)
+    return from_line(path.read_text())
+
+
+topology = join(TP_SIZE)
+group = dist.new_group(list(range(TP_SIZE)))
+folder = Path(sys.argv[1])
+number = 0
+while (case := next_case(number)) is not None:
+    replica = ReplicaOfRanks(case)
+    if topology.is_rank0:
+        found = attempt(case, replica)
+        write(folder / f"{number}.found", json.dumps(vars(found)))
+    else:
+        replica.serve()
+    number += 1
+leave()

@@ -1,0 +1,48 @@
+"""Runs one case and says what is wrong with it, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+
+from tests.engine.harness import Harness
+from tests.random_runs.case import Case
+from tests.random_runs.checking import Found, check, is_independent, roomy, same_tokens
+from tests.random_runs.running import run
+
+LIMIT_S = 60
+
+
+def attempt(case: Case, replica: Harness | None = None) -> Found:
+    """``replica``: one that runs the case elsewhere."""
+    try:
+        with _limited():
+            found_run = run(case, replica)
+            found = check(case, found_run)
+            found.num_preemptions = found_run.stats.num_preemptions
+            if is_independent(case) and replica is None:
+                found.wrong += same_tokens(found_run, run(roomy(case)))
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)[-3:]
+        place = " <- ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in reversed(frames))
+        return Found([f"{type(error).__name__}: {error} ({place})"], is_broken=True)
+    return found
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    """TimeoutError in this thread, the main one, after too long a time."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"no end within {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
