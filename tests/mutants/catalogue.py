@@ -11,6 +11,7 @@ from tests.mutants.engine_faults import ENGINE_FAULTS
 from tests.mutants.format_faults import FORMAT_FAULTS
 from tests.mutants.group_faults import GROUP_FAULTS
 from tests.mutants.host_faults import HOST_FAULTS
+from tests.mutants.interplay_faults import INTERPLAY_FAULTS
 from tests.mutants.kernel_faults import KERNEL_FAULTS
 from tests.mutants.launch_faults import LAUNCH_FAULTS
 from tests.mutants.layer_faults import LAYER_FAULTS
@@ -43,6 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *FORMAT_FAULTS,
     *GROUP_FAULTS,
     *HOST_FAULTS,
+    *INTERPLAY_FAULTS,
     *KERNEL_FAULTS,
     *LAUNCH_FAULTS,
     *LAYER_FAULTS,

@@ -1,6 +1,6 @@
 """Random runs of the engine, each compared with the target alone.
 
-    python -m tests.random_runs --seed N --minutes M [--cases N] [--share_of_ranks X]
+    python -m tests.random_runs --seed N --minutes M [--cases N] [--here]
     python -m tests.random_runs --only CASE-SEED        a case of its own seed, as a failure names it
     python -m tests.random_runs --case JSON             a case in full
     python -m tests.random_runs --faults [NAME ...]     plant faults: after how many cases is each found?
@@ -17,8 +17,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from tests.random_runs.case import Case, from_line
 from tests.random_runs.campaign import Campaign, case_of, seed_of
+from tests.random_runs.case import Case, from_line
+from tests.random_runs.faults import show_faults
 from tests.random_runs.shrinking import shrunk
 from tests.random_runs.world import Worlds
 
@@ -35,7 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="CASE-SEED", help="this case alone, such as 3:17 or 3:17:ranks")
     parser.add_argument("--case", metavar="JSON", help="this case alone, as a failure prints it")
     parser.add_argument("--first", action="store_true", help="end at the first failure, without shrinking it")
+    parser.add_argument("--here", action="store_true", help="no case on ranks of its own")
+    parser.add_argument("--faults", nargs="*", metavar="NAME", help="plant these, or all")
     options = parser.parse_args(arguments)
+    if options.faults is not None:
+        return show_faults(options.faults)
     with Worlds() as worlds:
         if options.only is not None or options.case is not None:
             case = case_of(options.only) if options.case is None else from_line(options.case)
@@ -43,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         campaign = Campaign(worlds)
         begun, number = time.monotonic(), 0
         while time.monotonic() - begun < 60 * options.minutes and number != options.cases:
-            seed = seed_of(options.seed, number)
+            seed = seed_of(options.seed, number, may_be_ranks=not options.here)
             number += 1
             wrong = campaign.add(seed)
             if wrong:

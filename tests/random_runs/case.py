@@ -1,7 +1,7 @@
 """A case of the random runs: everything that decides a run of the engine, as plain values.
 
-The defaults are the plainest run that there is: one row of a Markov pair, greedy, a block at a time, with room
-for all. A case is written as what differs from them, so a small case is a short line.
+The defaults are the plainest run that there is: one row of a Markov pair, greedy, a block at a time, with
+room for all. A case is written as what differs from them, so a small case is a short line.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MARKOV = ("markov", "repetitive")
 class Row:
     """A prompt and its options.
 
-    ``options``: fields of :class:`specdist.sampling.options.TokenOptions`; ``regex``: its constraint; ``pages``
-    of the cache that it shares with others follow from its tokens.
+    ``options``: fields of :class:`specdist.sampling.options.TokenOptions`; ``regex``: its constraint; the
+    empty string: none.
     """
 
     prompt: tuple[int, ...] = (1,)
@@ -120,20 +120,20 @@ class Case:
         ahead = [self.num_ahead_tokens, *(shape[1] for shape in self.shapes)]
         branches = [self.num_branches, *(shape[2] for shape in self.shapes)]
         vocab_size = 7 if self.is_markov else 96
-        needs = {
-            bool(self.shapes) or self.has_chooser or self.num_branches > 0: self.num_ahead_tokens > 0,
-            self.num_ahead_tokens > 0 or self.draft_window is not None: has_model,
-            self.policy != "fixed": has_model,
-            self.trusts_draft: self.draft == "same" and self.draft_window is None,
-            self.regex is not None: self.is_markov and self.eos == (0,),
-            any(row.regex is not None for row in self.rows): self.regex is not None,
-            self.placement != "local": self.is_markov,
-            self.has_draft_rank: has_model and self.placement == "ranks",
-            self.acceptance == "rejection" and not self.is_markov: not self.is_rejection,
-            True: max(ahead) == ahead[0] <= self.cap + 1 and max(branches) == branches[0],
-        }
+        needs = [
+            (self.shapes or self.has_chooser or self.num_branches, self.num_ahead_tokens > 0),
+            (self.num_ahead_tokens or self.draft_window is not None, has_model),
+            (self.policy != "fixed", has_model),
+            (self.trusts_draft, self.draft == "same" and self.draft_window is None),
+            (self.regex is not None, self.is_markov and self.eos == (0,)),
+            (any(row.regex is not None for row in self.rows), self.regex is not None),
+            (self.placement != "local", self.is_markov),
+            (self.has_draft_rank, has_model and self.placement == "ranks"),
+            (not self.is_markov, not self.is_rejection),
+            (True, max(ahead) == ahead[0] <= self.cap + 1 and max(branches) == branches[0]),
+        ]
         return (
-            all(holds for is_needed, holds in needs.items() if is_needed)
+            all(holds for is_needed, holds in needs if is_needed)
             and bool(self.rows)
             and all(0 < len(row.prompt) < self.max_seq_len for row in self.rows)
             and all(max(row.prompt) < vocab_size for row in self.rows)

@@ -70,8 +70,9 @@ def same_tokens(one: Run, other: Run) -> list[str]:
 
 
 def roomy(case: Case) -> Case:
-    """The same, one sequence at a time, without a preemption, a chunk or a neighbour."""
-    return replace(case, max_num_seqs=1, spare_pages=1000, room=1000)
+    """The same in one process, one sequence at a time, without a preemption, a chunk or a neighbour."""
+    one = replace(case, placement="local", tp_size=1, has_draft_rank=False)
+    return replace(one, max_num_seqs=1, spare_pages=1000, room=1000)
 
 
 def is_independent(case: Case) -> bool:
@@ -186,8 +187,9 @@ def _check_logprobs(
         rows, wanted = logprobs_LV[: size - 1], completion.request.prompt_ids[1:]
         if prompt.raw[0] is not None or prompt.top_ids[0] is not None:
             yield "the first token of a prompt has no log-probability"
-        raw, ids, tops = ([each for each in column[1:] if each is not None]  # type: ignore[attr-defined]
-                          for column in (prompt.raw, prompt.top_ids, prompt.top_raw))  # fmt: skip
+        raw = [each for each in prompt.raw[1:] if each is not None]
+        ids = [each for each in prompt.top_ids[1:] if each is not None]
+        tops = [each for each in prompt.top_raw[1:] if each is not None]
         yield from _compare("the prompt's log-probabilities", raw, _at(rows, wanted), slack)
         yield from _compare_top(rows, ids, tops, case.num_prompt_logprobs or 0, slack)
 
@@ -210,7 +212,7 @@ def _compare_top(
     for place, (row, own_ids, own) in enumerate(zip(rows, ids, tops, strict=True)):
         best = np.sort(row)[::-1][:num_top]
         yield from _compare(f"likeliest tokens' log-probabilities at {place}", own, best.tolist(), slack)
-        yield from _compare(f"likeliest tokens at {place}", own, [float(row[each]) for each in own_ids], slack)
+        yield from _compare(f"likeliest tokens at {place}", own, row[own_ids].tolist(), slack)
 
 
 def _check_counts(run: Run) -> Iterator[str]:

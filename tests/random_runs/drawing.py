@@ -1,4 +1,4 @@
-"""Draws a case by its seed. Caches and batches are small, so that preemption is common, and rows share pages."""
+"""Draws a case by its seed. Caches are small, so that preemption is common, and rows share pages."""
 
 from __future__ import annotations
 
@@ -40,12 +40,16 @@ def draw(seed: str, *, placement: str | None = None) -> Case:
         "memory": rng.choice([0.0, 0.1, 0.4]),
         "is_traced": rng.random() < 0.1,
     }
+    values["trusts_draft"] = values["policy"] == "sprinter" and draft == "same" and rng.random() < 0.5
     values |= _placement(rng, placement, model, draft)
     values |= _acceptance(rng, is_family)
     values |= _overlap(rng, values)
     values |= _processing(rng, values, is_family)
     values |= _rows(rng, values, is_family)
     values |= _crowd(rng, values) if is_crowded else _sizes(rng, values)
+    if "draft_window" in values and rng.random() < 0.5:
+        # Long enough to leave the window many times.
+        values |= {"max_new_tokens": rng.randint(30, 70), "max_seq_len": 96}
     return Case(**values)
 
 
@@ -67,7 +71,7 @@ def _acceptance(rng: random.Random, is_family: bool) -> dict[str, Any]:
     if kind == "greedy":
         # Without noise, most of a transformer's cases say something at once.
         return {"acceptance": rng.choice(["gumbel", "rejection"]), "temperature": 0.0}
-    default = {}
+    default: dict[str, float] = {}
     if rng.random() < 0.3:
         default["top_k"] = rng.randint(2, 6)
     if rng.random() < 0.3:
@@ -83,7 +87,8 @@ def _overlap(rng: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     """``none``, ``ahead``, or ``auto`` by a script or by costs."""
     if values["draft"] not in ("noisy", "same"):
         return {}
-    window = {"draft_window": rng.randint(4, 14)} if rng.random() < 0.2 else {}
+    has_window = not values["trusts_draft"] and rng.random() < 0.2
+    window = {"draft_window": rng.randint(4, 14)} if has_window else {}
     most = values["cap"] + 1
     kind = rng.choice(["none", "ahead", "ahead", "auto", "auto"])
     if kind == "none":
@@ -103,7 +108,7 @@ def _overlap(rng: random.Random, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shape(rng: random.Random, most_ahead: int, most_branches: int) -> tuple[int, int, int, int]:
-    alone = rng.choice([0, 0, 1, 2, 4])
+    alone = rng.choice([0, 0, 1, 2, 4, 60])
     kind = rng.choice(["turns", "ahead", "listen", "alone"])
     if kind == "turns":
         return (1, 0, 0, alone)

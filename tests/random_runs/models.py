@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TypeAlias
 
 from transformers import PreTrainedModel
 
@@ -12,7 +13,7 @@ from tests.engine.markov import MarkovModel, markov_pair, repetitive_model
 from tests.models.families import noisy_copy, tiny_model
 from tests.random_runs.case import Case
 
-Model = PreTrainedModel | MarkovModel
+Model: TypeAlias = PreTrainedModel | MarkovModel
 NOISE = 0.02
 
 
@@ -29,7 +30,7 @@ def decode_of(case: Case, token_ids: list[int]) -> str:
     return text_of(token_ids) if case.is_markov else decode(token_ids)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _family(family: str, seed: int) -> tuple[PreTrainedModel, PreTrainedModel]:
     target = tiny_model(family, seed=seed)
     return target, noisy_copy(target, NOISE)

@@ -124,7 +124,9 @@ def _mixed(word: int) -> int:
     return word ^ word >> 31
 
 
-def choices(scores_V: np.ndarray, options: Mapping[str, float], waiting_V: np.ndarray, slack: float) -> set[int]:
+def choices(
+    scores_V: np.ndarray, options: Mapping[str, float], waiting_V: np.ndarray, slack: float
+) -> set[int]:
     """The token that greedy or coupled decoding takes; several where rounding within ``slack`` decides."""
     if options.get("temperature", 1.0) == 0:
         return _near_best(scores_V, slack)

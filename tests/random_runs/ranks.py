@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import torch.distributed as dist
 
@@ -15,9 +16,10 @@ from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.timeline import Timeline
+from specdist.models.runner import ModelRunner
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.engine.harness import PAGE_SIZE
-from tests.engine.markov import MarkovRunner
+from tests.engine.markov import MarkovModel, MarkovRunner
 from tests.random_runs.case import Case, from_line
 from tests.random_runs.models import pair_of
 from tests.random_runs.running import LocalReplica, check_pages
@@ -52,16 +54,16 @@ class ReplicaOfRanks(LocalReplica):
         elif topology.rank != DRAFT_RANK and self.case.tp_size > 1:
             self.assembly.serve_target(self._runner(), group)
 
-    def _runner(self) -> MarkovRunner:
+    def _runner(self) -> ModelRunner:
         ids = vocab_ranges(self.vocab_size, TP_SIZE)[topology.rank]
-        runner = MarkovRunner(pair_of(self.case)[0], ids=ids)
+        runner = MarkovRunner(cast(MarkovModel, pair_of(self.case)[0]), ids=ids)
         runner.allocate(
             num_pages=self.num_pages,
             page_size=PAGE_SIZE,
             num_slots=self.scheduling.num_slots,
             max_seq_len=self.max_seq_len,
         )
-        return runner
+        return cast(ModelRunner, runner)
 
 
 def next_case(number: int) -> Case | None:

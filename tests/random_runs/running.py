@@ -89,8 +89,8 @@ class RandomReplica(Harness):
         block = (policy.max_draft_tokens if case.draft != "none" else 0) + forced_room + 1
         needed = max(-(-case.longest_of(row) // PAGE_SIZE) for row in case.rows)
         super().__init__(
-            target,  # type: ignore[arg-type]
-            draft if has_model else None,  # type: ignore[arg-type]
+            target,
+            draft if has_model else None,
             policy=policy,
             num_ahead_tokens=case.num_ahead_tokens,
             num_branches=case.num_branches,

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 from tests.engine.harness import Harness
@@ -23,11 +24,11 @@ def attempt(case: Case, replica: Harness | None = None) -> Found:
             found_run = run(case, replica)
             found = check(case, found_run)
             found.num_preemptions = found_run.stats.num_preemptions
-            if is_independent(case) and replica is None:
+            if is_independent(case):
                 found.wrong += same_tokens(found_run, run(roomy(case)))
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)[-3:]
-        place = " <- ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in reversed(frames))
+        frames = reversed(traceback.extract_tb(error.__traceback__)[-3:])
+        place = " <- ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
         return Found([f"{type(error).__name__}: {error} ({place})"], is_broken=True)
     return found
 
