@@ -213,6 +213,8 @@ def _topology(rank: int, device: torch.device) -> Topology:
 def _run_rank(pipe: Connection, source: RankSource, rendezvous: str) -> None:
     """Main function of the process, which ends with the pipe."""
     try:
+        if source.device.type == "cuda":
+            torch.cuda.set_device(source.device)
         server = source.open()
         pipe.send(None)
         join_world(_topology(DRAFT_RANK, source.device), rendezvous)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import sys
 import time
@@ -82,9 +83,13 @@ def run_rank(
         code = run(config, topology, stop, activity)
         if watchdog is not None:
             activity.begin("leaving")
+            gc.collect()  # recorded graphs, which what the run has left refers to in circles
             dist.barrier()  # no connection is closed while another rank still uses it
             watchdog.leave()
-            dist.destroy_process_group()
+            # The end of an NCCL communicator waits for every graph that has captured one of its collectives:
+            # for ever, if a single one is still referred to. The process ends by os._exit, which does not.
+            if topology.device.type != "cuda":
+                dist.destroy_process_group()
             watchdog.close()
         return code
     except UserError as error:

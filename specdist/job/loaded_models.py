@@ -85,6 +85,7 @@ class LoadedModels:
                     self._models,
                     self._load_target(target),
                     topology.device,
+                    self.group,
                     self._activity.step,
                 )
         elif topology.tp_size > 1 and topology.world_size > 1:

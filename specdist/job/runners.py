@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.interfaces import Proposer
@@ -15,7 +16,7 @@ from specdist.models.eagle import state_layers
 from specdist.models.eagle_loading import load_eagle
 from specdist.models.eagle_runner import EagleRunner
 from specdist.models.loading import load_whole
-from specdist.models.runner import ModelRunner
+from specdist.models.runner import Acceleration, ModelRunner
 from specdist.models.states import StatesRunner
 from specdist.models.weight_stream import Reading
 
@@ -25,11 +26,13 @@ def target_runner(
     models: ModelPlan,
     model: torch.nn.Module,
     device: torch.device,
+    group: dist.ProcessGroup | None,
     on_pass: Callable[[], None],
 ) -> ModelRunner:
-    """The loaded target, or a rank's shard of it."""
+    """The loaded target, or a rank's shard of it. ``group``: the ranks that share it."""
     if models.draft is None or not models.draft.is_eagle:
-        return ModelRunner(model, device, model_impl=config.model_impl, on_pass=on_pass)
+        acceleration = Acceleration.of(device, group)
+        return ModelRunner(model, device, acceleration, model_impl=config.model_impl, on_pass=on_pass)
     num_layers = models.target.config.get_text_config().num_hidden_layers
     return StatesRunner(model, device, state_layers(models.draft.config, num_layers), on_pass)
 

@@ -153,17 +153,19 @@ def local_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def join_world(topology: Topology, init_method: str | None = None) -> None:
-    """Meet the other ranks. CPU tensors are sent with gloo, those of GPUs with NCCL.
+    """Make this rank's GPU the current one, and meet the other ranks. CPU tensors are sent with gloo, those
+    of GPUs with NCCL.
 
     ``init_method``: where they meet, instead of the store of :func:`meeting_store`; then there is no
     watchdog, and collectives give up earlier.
     """
-    if topology.world_size == 1:
-        return
     on_gpu = topology.device.type == "cuda"
     if on_gpu:
+        # Also in a world of one: kernels and events go to the current device, whatever their tensors'.
         torch.cuda.set_device(topology.device)
-    else:
+    if topology.world_size == 1:
+        return
+    if not on_gpu:
         os.environ["DS_ACCELERATOR"] = "cpu"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from specdist.models.graphs import Capturer, CudaGraphs
 from specdist.models.kernel import PagedKernel, TritonKernel, VarlenKernel
@@ -31,14 +32,14 @@ class Acceleration:
     is_compiled: bool = False
 
     @staticmethod
-    def of(device: torch.device) -> Acceleration:
-        """The best choice on this device. On a CPU a pass is not bound by launches, and padding costs
-        time."""
+    def of(device: torch.device, group: dist.ProcessGroup | None = None) -> Acceleration:
+        """The best choice on this device, for a model that the group shares. On a CPU a pass is not bound by
+        launches, and padding costs time."""
         if device.type != "cuda":
             return Acceleration(is_compiled=True)
         return Acceleration(
             is_static=True,
-            capturer=CudaGraphs(device),
+            capturer=CudaGraphs(device, group),
             kernels=(VarlenKernel(), TritonKernel(), FlashAttention3Kernel(), FlashInferKernel()),
             is_fused=True,
         )

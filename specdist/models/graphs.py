@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 # The first runs may allocate workspaces or choose algorithms, which must not be recorded.
@@ -40,13 +41,19 @@ class Capturer(Protocol):
         """
         ...
 
+    def agree(self, is_right: bool) -> bool:
+        """Whether it is right on all ranks that share the model. All of them call it at the same time."""
+        ...
+
 
 class CudaGraphs:
     """CUDA graphs of one runner. They run one at a time and keep nothing between runs, so they share
     memory."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+        """``group``: the ranks that share the model; None for a whole model."""
         self._device = device
+        self._group = group
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
         self._outputs: dict[tuple[torch.dtype, int], Tensor] = {}
@@ -54,6 +61,13 @@ class CudaGraphs:
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         with torch.cuda.device(self._device):
             return self._capture(function)
+
+    def agree(self, is_right: bool) -> bool:
+        if self._group is None:
+            return is_right
+        vote = torch.tensor(is_right)
+        dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._group)
+        return bool(vote)
 
     def _capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         current = torch.cuda.current_stream()
@@ -97,8 +111,11 @@ class CheckedGraphs:
     """Runs functions by key: the first run records and checks, later ones replay.
 
     If recording fails or a replay differs, nothing is replayed any more: the functions then run unrecorded,
-    with the same shapes. Ranks that share a model stay in step even if only one of them gives up, for a
-    key's first run takes as many runs of the function, and of its collectives, on every rank.
+    with the same shapes. Ranks that share a model do so together, since a collective must be either captured
+    or not on all of its ranks (NCCL, "Using NCCL with CUDA Graphs"). So a key's first run takes as many runs
+    of the function, and of its collectives, on every rank, and no rank replays before all have recorded.
+
+    Memory that runs out is an error like in any other pass.
     """
 
     def __init__(self, capturer: Capturer | None, max_graphs: int = MAX_GRAPHS) -> None:
@@ -142,6 +159,7 @@ class CheckedGraphs:
         expected: Tensor,
         difference: Difference,
     ) -> None:
+        reason, replay = "another rank of the model cannot record it, or its replay differs", None
         try:
             replay = capturer.capture(function)
         except WarmUpError as failure:
@@ -149,23 +167,35 @@ class CheckedGraphs:
             assert failure.__cause__ is not None
             raise failure.__cause__ from None
         except Exception as failure:
-            self._give_up(f"{key} cannot be recorded: {type(failure).__name__}: {failure}")
-            # The other ranks replay now: the failure was after the warm-up, in work of this rank alone.
+            if is_out_of_memory(failure):
+                raise
+            reason = f"it cannot be recorded: {type(failure).__name__}: {failure}"
+        if not capturer.agree(replay is not None):
+            self._give_up(key, reason)
             function()
             return
+        assert replay is not None
         error, largest = difference(replay(), expected)
         # Not "error > tolerance": NaN is also wrong.
-        if error <= largest:
+        is_right = error <= largest
+        if not is_right:
+            reason = f"its replay differs from the pass itself by {error:.3g}, more than {largest:.3g}"
+        if capturer.agree(is_right):
             self._replays[key] = replay
         else:
-            self._give_up(
-                f"the replay of {key} differs from the pass itself by {error:.3g}, more than {largest:.3g}"
-            )
+            self._give_up(key, reason)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, key: Hashable, reason: str) -> None:
         self._capturer = None
         self._replays.clear()
-        logger.warning("passes run without graphs from now on: %s", reason)
+        logger.warning("passes run without graphs from now on: of %s: %s", key, reason)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the device's memory ran out, also where ending the capture then raised an error of its own."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def difference_of_logits(found: Tensor, expected: Tensor) -> tuple[float, float]:

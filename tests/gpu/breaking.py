@@ -63,6 +63,38 @@ def out_of_memory_in_a_capture(given: Sequence[str]) -> int:
     return start(given)
 
 
+def no_capture(given: Sequence[str]) -> int:
+    """A library refuses to be captured, on these ranks alone."""
+    pretend()
+    capture = CudaGraphs.capture
+    captures = [0]
+
+    def refused(graphs: CudaGraphs, function: Any) -> Any:
+        replay = capture(graphs, function)
+        captures[0] += 1
+        if breaks() and captures[0] == int(os.environ[MOMENT]):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return replay
+
+    CudaGraphs.capture = refused  # type: ignore[method-assign]
+    return start(given)
+
+
+def wrong_replay(given: Sequence[str]) -> int:
+    """A replay of these ranks alone gives other numbers."""
+    pretend()
+    capture = CudaGraphs.capture
+    captures = [0]
+
+    def wrong(graphs: CudaGraphs, function: Any) -> Any:
+        replay = capture(graphs, function)
+        captures[0] += 1
+        return (lambda: replay() + 1) if breaks() and captures[0] == int(os.environ[MOMENT]) else replay
+
+    CudaGraphs.capture = wrong  # type: ignore[method-assign]
+    return start(given)
+
+
 def out_of_memory_before_a_capture(given: Sequence[str]) -> int:
     """In the warm-up passes before it."""
     pretend()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
@@ -58,6 +59,23 @@ def check_tensors() -> None:
     torch.cuda.set_device(0)
     with torch.inference_mode():
         assert (x + 1).tolist()[0] == 1
+
+
+def check_current_device() -> None:
+    """Triton's kernels and events go to the current device, whatever that of their tensors."""
+    pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
+    from specdist.kernels.sampling import draw
+
+    other = torch.ones(2, 4, device=torch.device("cuda", 1))
+    uniforms = torch.zeros(2, device=other.device)
+    assert "cuda:1, while cuda:0 is current" in refusal_of(lambda: draw(other, uniforms, not_finite=-1))
+    pinned = torch.ones(2, 4, pin_memory=True)
+    other.copy_(pinned, non_blocking=True)
+    assert "cuda:1, while cuda:0 is current" in refusal_of(torch.cuda.Event().record)
+    torch.cuda.set_device(1)
+    other.copy_(pinned, non_blocking=True)
+    torch.cuda.Event().record()
+    assert draw(other, uniforms, not_finite=-1).tolist() == [0, 0]
 
 
 def check_devices() -> None:

@@ -3,8 +3,9 @@
 As in torch a tensor's device picks the backend; barriers, object collectives and new groups go to gloo.
 Before anything is sent the members of a group must have said that they want the same
 (:mod:`tests.gpu.meetings`). What NCCL refuses is refused: other dtypes, tensors with gaps, another rank's
-device, a first call, which connects the ranks, while a graph is captured. A capture does not record gloo's
-collectives, so they are refused there, too.
+device, a first call, which connects the ranks, while a graph is captured, a collective that some ranks have
+captured and others have not. A capture does not record gloo's collectives, so they are refused there, too.
+The end of a world would wait for every graph that has captured one of its collectives.
 
 What the project does not use raises NotImplementedError, so that nothing passes unchecked.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.gpu.device import DEVICE, CudaTensor
 from tests.gpu.meetings import GLOO, NCCL, Call
+from tests.gpu.recording import Recording
 from tests.gpu.referee import Line, call_stack
 
 BACKENDS = "cpu:gloo,cuda:nccl"
@@ -58,16 +61,20 @@ class _Rank:
     def __init__(self) -> None:
         self.line = Line(int(os.environ["RANK"]))
         self.connected: set[str] = set()
+        # Those that have captured collectives, as long as somebody refers to them.
+        self.recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
 
 
 _rank: _Rank | None = None
 _init_process_group, _new_group = dist.init_process_group, dist.new_group
+_destroy_process_group = dist.destroy_process_group
 
 
 def install() -> None:
     """To be called before the process joins a world, and for as long as the process lasts."""
     _set("init_process_group", init_process_group)
     _set("new_group", new_group)
+    _set("destroy_process_group", destroy_process_group)
     for name in ROUTED:
         _set(name, _routed(getattr(dist, name)))
     for name in UNUSED:
@@ -94,6 +101,18 @@ def new_group(ranks: Any = None, *args: Any, **options: Any) -> Any:
     members = range(dist.get_world_size()) if ranks is None else ranks
     _meet(dist.group.WORLD, "new_group", GLOO, detail=f"of ranks {sorted(members)}")
     return _new_group(ranks, *args, **options)
+
+
+def recordings_with_collectives() -> list[Recording]:
+    """Of graphs of this process that somebody still refers to."""
+    return [] if _rank is None else list(_rank.recordings)
+
+
+def destroy_process_group(group: Any = None) -> None:
+    """As torch's. A communicator's end waits until no graph refers to it (NCCL, ``commDestroySync``)."""
+    if num := len(recordings_with_collectives()):
+        raise RuntimeError(f"destroy_process_group() waits for {num} graphs that captured collectives")
+    _destroy_process_group(group)
 
 
 def _routed(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,6 +149,7 @@ def _routed(real: Callable[..., Any]) -> Callable[..., Any]:
         if DEVICE.recording is not None:
             # No rank is met now, but at every replay, with the contents of the tensors at that time.
             recorded = call_stack()
+            _rank.recordings.add(DEVICE.recording)
             DEVICE.recording.add(lambda: (meet(recorded=recorded), real(*host_args, **host_options)))
             return None
         meet()
@@ -183,7 +203,7 @@ def _meet(
             shapes=() if tensor is None else (tuple(tensor.shape),),
             dtypes=() if tensor is None else (str(tensor.dtype),),
             root=root,
-            detail=detail,
+            detail=f"{detail} captured in a graph".lstrip() if recorded else detail,
             stack=(*call_stack(), *(("replays what was captured at", *recorded) if recorded else ())),
         )
     )

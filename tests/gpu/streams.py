@@ -74,6 +74,8 @@ class Event:
         self.is_captured = False
 
     def record(self, stream: Stream | None = None) -> None:
+        if stream is None:
+            DEVICE.check_current(DEVICE.copied_index, "an event after a copy")
         self.is_captured = DEVICE.recording is not None and (stream is None or stream is _Current.stream)
         self._recorded_ns = time.perf_counter_ns()
         self._mark = DEVICE.in_flight.mark()

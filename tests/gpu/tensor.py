@@ -125,6 +125,8 @@ class PretendedDevice(TorchDispatchMode):
         self.cached_bytes = self.peak_bytes = 0
         self.query_delay = self.num_drains = 0
         self.recording: Recording | None = None
+        # Where the newest copy that the host does not wait for went; None on the host.
+        self.copied_index: int | None = None
         self.in_flight = InFlight()
         # Held for good, so that no other memory gets the address of a pinned one.
         self._pinned: dict[int, torch.UntypedStorage] = {}
@@ -164,6 +166,14 @@ class PretendedDevice(TorchDispatchMode):
         self.books.book_synchronisation(reason)
         self.num_drains += mark is None
         self.in_flight.reach(mark)
+
+    def check_current(self, index: int | None, work: str) -> None:
+        """Torch's own operators make their tensors' device current; Triton's kernels and events do not."""
+        if index is not None and index != self.index:
+            raise RuntimeError(
+                f"{work} for cuda:{index}, while cuda:{self.index} is current, at {project_line()}: "
+                "torch.cuda.set_device() comes first"
+            )
 
     def refuse_in_capture(self) -> None:
         """Raise CUDA's error for a call that a capture forbids, and invalidate the capture."""
@@ -278,6 +288,7 @@ class PretendedDevice(TorchDispatchMode):
             self.launch()  # it fills its random state with zeros first
             run = flash_attention
         elif function.namespace == "specdist":
+            self.check_current(index, str(function))
             run = ON_HOST[operator.name]
         elif operator.name == "_fused_sdp_choice":
             return MATH_ATTENTION
@@ -318,6 +329,7 @@ class PretendedDevice(TorchDispatchMode):
         is_asynchronous = args[2] if is_put and len(args) > 2 else kwargs.get("non_blocking")
         if not is_asynchronous:
             return
+        self.copied_index = target.device.index
         if self.is_pinned(source):
             self.in_flight.send(source)
         elif source.is_cuda and self.is_pinned(target):

@@ -43,6 +43,9 @@ class TapeCapturer:
         self.num_captures = 0
         self.num_replays = 0
 
+    def agree(self, is_right: bool) -> bool:
+        return is_right
+
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         for _ in range(NUM_WARMUPS):
             function()

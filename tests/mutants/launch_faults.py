@@ -5,6 +5,8 @@ from tests.mutants.mutant import Mutant
 GROUPS = "tests/job/test_target_groups.py::"
 FAILOVER = GROUPS + "test_a_draft_that_dies_for_good_hands_its_groups_to_the_other"
 
+ENDING = "tests/gpu/test_ending.py::test_a_complete_run_keeps_no_graph_that_holds_a_collective"
+
 LAUNCH_FAULTS = (
     Mutant(
         name="group-knows-its-own-draft-alone",
@@ -33,6 +35,37 @@ LAUNCH_FAULTS = (
         old="if world_size != self.num_world_ranks:",
         new="if world_size < self.num_world_ranks:",
         tests=(GROUPS + "test_launches_that_do_not_fit_are_refused",),
+    ),
+    Mutant(
+        name="a-complete-run-waits-for-its-graphs",
+        file="job/entry.py",
+        old='            if topology.device.type != "cuda":\n                dist.destroy_process_group()\n',
+        new="            dist.destroy_process_group()\n",
+        tests=(ENDING,),
+    ),
+    Mutant(
+        name="graphs-live-on-when-a-run-has-ended",
+        file="job/entry.py",
+        old="            gc.collect()  #",
+        new="            #",
+        tests=(ENDING,),
+    ),
+    Mutant(
+        name="a-rank-gives-up-its-graphs-alone",
+        file="models/graphs.py",
+        old="        if self._group is None:\n            return is_right\n",
+        new="        return is_right\n",
+        tests=(
+            "tests/gpu/test_faults.py::test_a_rank_that_cannot_record_or_replay_makes_all_ranks_give_graphs_up",
+        ),
+    ),
+    Mutant(
+        name="a-world-of-one-works-on-the-first-gpu",
+        file="job/topology.py",
+        old="        torch.cuda.set_device(topology.device)\n    if topology.world_size == 1:\n        return\n",
+        new="        if topology.world_size > 1:\n            torch.cuda.set_device(topology.device)\n"
+        "    if topology.world_size == 1:\n        return\n",
+        tests=("tests/gpu/test_ending.py::test_a_world_of_one_works_on_its_own_gpu",),
     ),
     Mutant(
         name="a-rank-ends-before-rank-0-has-shown-the-error",

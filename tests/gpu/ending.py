@@ -1,0 +1,78 @@
+"""Ranks with pretended GPUs that report how they leave, or that fail on the way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from specdist.benchmark.draft_rank import _run_rank
+from specdist.job.watchdog import Watchdog
+from specdist.models.runner import ModelRunner
+from specdist.utils.errors import UserError
+from tests.gpu.generating import main
+from tests.gpu.process_groups import recordings_with_collectives
+from tests.gpu.recording import Recording
+
+REPLAYED, LEFT = "graphs with collectives, replayed and left at the end: ", " and "
+FAULT, KIND = "a fault of this test", "ENDING_KIND"
+# By then the passes of every rank are recorded.
+FAILING_PASS = 12
+
+
+def reporting(given: Sequence[str]) -> int:
+    """The job. When it leaves, each rank says how many graphs it replayed, and how many it still has."""
+    replay, leave, replayed = Recording.replay, Watchdog.leave, set()
+
+    def noted(recording: Recording) -> None:
+        if recording in recordings_with_collectives():
+            replayed.add(id(recording))
+        replay(recording)
+
+    def reports(watchdog: Watchdog) -> None:
+        left = len(recordings_with_collectives())
+        sys.stderr.write(f"{REPLAYED}{len(replayed)}{LEFT}{left}\n")
+        leave(watchdog)
+
+    Recording.replay = noted  # type: ignore[method-assign]
+    Watchdog.leave = reports  # type: ignore[method-assign]
+    return main(given)
+
+
+def failing(given: Sequence[str]) -> int:
+    """The job, of which rank 0 fails while the others wait for it in a collective."""
+    forward, passes = ModelRunner.forward, [0]
+
+    def fails(runner: ModelRunner, *args: Any) -> Any:
+        passes[0] += 1
+        if passes[0] == FAILING_PASS and dist.get_rank() == 0:
+            raise (UserError if os.environ[KIND] == "usage" else RuntimeError)(FAULT)
+        return forward(runner, *args)
+
+    ModelRunner.forward = fails  # type: ignore[method-assign]
+    return main(given)
+
+
+def on_another_gpu(given: Sequence[str]) -> int:
+    """The job in one process, whose GPU is not the first of the node."""
+    os.environ["LOCAL_RANK"] = "3"
+    return main(given)
+
+
+def check_draft_process() -> None:
+    """The benchmark's draft is opened with its GPU current."""
+
+    class Source:
+        device = torch.device("cuda", 1)
+
+        def open(self) -> NoReturn:
+            raise UserError(f"cuda:{torch.cuda.current_device()} is current")
+
+    ours, theirs = multiprocessing.Pipe()
+    _run_rank(theirs, Source(), "")  # type: ignore[arg-type]
+    assert "cuda:1 is current" in str(ours.recv())

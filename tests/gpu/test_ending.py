@@ -1,0 +1,83 @@
+"""However a run on GPUs ends, whose graphs hold collectives: soon, with its exit code, without a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu import ending
+from tests.gpu.generating import fork_gpu_ranks, started_gpu_ranks
+from tests.gpu.processes import needs_pretended_device, on_device
+from tests.job.killing import wait_until
+from tests.job.launching import TIMEOUT_S, logged_rows
+
+pytestmark = pytest.mark.ranks
+
+NUM_RANKS, DRAFT_RANK = 3, 2
+# The job itself would wait ten minutes for ranks that hang.
+SOON_S = 45
+
+
+@pytest.fixture
+def options(options: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    return options | {"tp_size": 2, "output": tmp_path / "run", "max_new_tokens": 24}
+
+
+def held_shards(output: Path) -> list[str]:
+    """Names of claims whose newest file names a replica."""
+    newest = {path.stem: path for path in sorted(output.glob("claims/**/shard-*"))}
+    return [name for name, path in newest.items() if json.loads(path.read_text())["replica"] is not None]
+
+
+def test_a_complete_run_keeps_no_graph_that_holds_a_collective(options: dict[str, Any]) -> None:
+    ended = fork_gpu_ranks(NUM_RANKS, ending.reporting, **options)
+    assert ended.totals["complete"] and not held_shards(options["output"])
+    found = re.findall(rf"{ending.REPLAYED}(\d+){ending.LEFT}(\d+)", ended.stderr)
+    assert [left for _, left in found] == ["0"] * NUM_RANKS
+    assert sum(int(replayed) > 0 for replayed, _ in found) == DRAFT_RANK, (
+        "of the target's ranks, not the draft's"
+    )
+
+
+@pytest.mark.parametrize(("kind", "code"), [("fault", 1), ("usage", 2)])
+def test_a_failure_of_one_rank_ends_all_with_its_code(options: dict[str, Any], kind: str, code: int) -> None:
+    environment = {ending.KIND: kind}
+    with started_gpu_ranks(NUM_RANKS, ending.failing, environment, **options) as (world, referee):
+        wait_until(lambda: not world.is_running())
+        for process in world.processes:
+            process.join(SOON_S)
+        assert [process.exitcode for process in world.processes] == [code] * NUM_RANKS
+        assert ending.FAULT in world.words("stderr")[0]
+        assert referee.failure is None or "has ended" in referee.failure
+
+
+def test_a_stopped_run_ends_with_75_and_gives_its_shards_back(options: dict[str, Any]) -> None:
+    output = options["output"]
+    with started_gpu_ranks(NUM_RANKS, ending.reporting, **options) as (world, referee):
+        wait_until(lambda: logged_rows(output, 0).count(b"\n") >= 1, world.is_running)
+        begin = time.monotonic()
+        for process in world.processes:
+            os.kill(process.pid or 0, signal.SIGTERM)
+        for process in world.processes:
+            process.join(TIMEOUT_S)
+        assert time.monotonic() - begin < SOON_S
+        assert [process.exitcode for process in world.processes] == [75] * NUM_RANKS, world.words("stderr")
+        assert referee.failure is None
+    assert not held_shards(output)
+
+
+def test_a_world_of_one_works_on_its_own_gpu(options: dict[str, Any], tmp_path: Path) -> None:
+    ended = fork_gpu_ranks(1, ending.on_another_gpu, **(options | {"tp_size": 1, "output": tmp_path / "one"}))
+    assert ended.totals["complete"]
+
+
+@needs_pretended_device
+def test_the_draft_of_a_benchmark_works_on_its_own_gpu() -> None:
+    on_device(ending.check_draft_process)
