@@ -31,6 +31,7 @@ from specdist.job.model_plan import plan_models
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, local_device
+from specdist.job.workload import Workload
 from specdist.models.generation import default_options, unused_settings
 from specdist.stats.shard import Stats
 from specdist.utils.errors import UserError
@@ -133,7 +134,7 @@ class SpeculativeLLM:
                 uses_draft=config.uses_draft_model,
                 device=local_device(config.device),
             ),
-            num_context_tokens=min(TYPICAL_CONTEXT_TOKENS, models.max_seq_len // 2),
+            workload=Workload(num_context_tokens=min(TYPICAL_CONTEXT_TOKENS, models.max_seq_len // 2)),
         )
         self._stats = Stats()
 

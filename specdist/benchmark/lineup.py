@@ -151,7 +151,7 @@ def measure_costs(
     costs = PlacementCosts(target, {kind: draft(kind) for kind in kinds})
     if rank is None:
         passes = CostModel(costs.target, costs.draft[max(kinds)])
-        host = host_times(with_slots(assembly, num_rows), paged.target, paged.draft, passes)
+        host = host_times(with_slots(assembly, num_rows), paged.target, paged.draft, passes, num_rows)
         costs = dataclasses.replace(costs, host=host)
     logger.info(
         "%s, batch %d: a target pass of one token per row takes %.2f ms, a draft step %.2f ms",

@@ -24,9 +24,9 @@ from specdist.data.heartbeat import now_utc
 from specdist.engine.stopping import StopRules
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import load_head
-from specdist.job.costs import typical_context
 from specdist.job.tokens import PromptEncoder, check_chat_variables, check_split_special_tokens
 from specdist.job.topology import local_device
+from specdist.job.workload import typical_context
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.sizes import model_size
 from specdist.sampling.distributions import SamplingSettings

@@ -34,7 +34,7 @@ from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.request import Completion
 from specdist.engine.sequence import Sequence
-from specdist.job.measuring import message_curve
+from specdist.job.request_times import message_curve
 from specdist.models.runner import ModelRunner
 from specdist.planning.roofline import Placement
 from specdist.policies.choice import PolicyChoice
@@ -190,7 +190,8 @@ class Replica:
         self._rank.build(dataclasses.replace(order, assembly=silent, choice=PolicyChoice()))
         recording = Recording(self._device)
         with half_of_the_cores(0), self._rank.serving(recording.busy_wait) as proposer:
-            message = message_curve(silent, proposer, self._target.device)
+            num_rows = silent.scheduling.num_slots
+            message = message_curve(silent, proposer, self._target.device, num_rows)
         message, turns, ahead, step = (
             Curve(curve.sizes, [each // self._slowdown for each in curve.ns])
             for curve in (message, turns, ahead, step)

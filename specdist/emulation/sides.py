@@ -33,8 +33,9 @@ from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.remote import serve_drafts
 from specdist.engine.reports import Traffic
 from specdist.engine.timeline import Kind, Timeline
-from specdist.job.measuring import FIRST_TOKENS, drafting_curves
+from specdist.job.pass_times import always
 from specdist.job.replica import TARGET_GROUP
+from specdist.job.request_times import FIRST_TOKENS, drafting_curves
 from specdist.models.runner import ModelRunner
 from specdist.planning.roofline import Placement
 from specdist.policies.choice import PolicyChoice, build_policy
@@ -175,8 +176,10 @@ class DraftServer:
             order.assembly,
             cast(ModelRunner, self._runner),
             lambda size: pace.pass_ns(size, size, FIRST_TOKENS),
+            num_rows=order.assembly.scheduling.num_slots,
             num_branches=order.assembly.ahead.num_branches,
             uses_features=uses_features(order.choice.policy),
+            fits=always,
         )
 
     def serve(self) -> None:

@@ -6,17 +6,15 @@ the same run.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.device_clock import synchronized_ns
 from specdist.engine.draft_ahead import DraftAhead
-from specdist.models.flat import FlatBatch
+from specdist.job.pass_times import FEW, Fits, PassTimer, PassTimes, always
 from specdist.models.runner import ModelRunner
 from specdist.policies.costs import BRANCH_COUNTS, CostModel, Curve
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
@@ -24,13 +22,10 @@ from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.rounds import RoundChooser
 
-NUM_WARMUPS = 1
-NUM_PASSES = 9
 # Of a pair, where it is not learned: in work ahead that is the same in all rounds.
 ASSUMED_ACCEPTANCE = 0.8
 # A second context, at which a few passes are measured: at least this long, and longer than the first.
-LONG_CONTEXT = 1024
-NUM_LONG_PASSES = 3
+LONG_CONTEXT = 256
 
 
 def plan_ahead(
@@ -55,14 +50,6 @@ def plan_ahead(
     return DraftAhead(num_tokens=shape.num_ahead, num_branches=shape.num_branches)
 
 
-def typical_context(lengths: Iterable[tuple[int, int]]) -> int:
-    """Typical number of tokens before a pass: those of a prompt and of half a completion; 0 without prompts.
-
-    ``lengths``: of each prompt, its tokens and the most tokens of a completion.
-    """
-    return int(statistics.median([prompt + longest // 2 for prompt, longest in lengths] or [0]))
-
-
 def measure_curve(
     runner: ModelRunner,
     finish: Callable[[Tensor], object],
@@ -71,62 +58,60 @@ def measure_curve(
     num_tokens_per_row: int,
     num_context_tokens: int = 0,
 ) -> Curve:
-    """Times of passes over up to ``num_rows * num_tokens_per_row`` tokens, each row after a context.
-
-    All ranks of a sharded model must call it at the same time. It overwrites the cache.
-
-    Args:
-        finish: the work on a pass's logits, such as :func:`verify_logits`; its time counts.
-    """
-    # 1, 2, 4, ... and the largest.
-    largest = num_rows * num_tokens_per_row
-    sizes = [1 << power for power in range((largest - 1).bit_length())] + [largest]
-    medians = _medians(
-        NUM_PASSES,
-        [partial(_pass_ns, runner, finish, min(size, num_rows), size, num_context_tokens) for size in sizes],
+    """Times of passes over 1, 2, 4, ... and ``num_rows * num_tokens_per_row`` tokens, whatever they take."""
+    timer = PassTimer(runner, finish)
+    times = PassTimes(
+        timer,
+        num_rows=num_rows,
+        largest=num_rows * num_tokens_per_row,
+        num_context_tokens=num_context_tokens,
+        tolerance=0.0,
+        prepares=timer.is_asynchronous,
     )
-    # A pass over fewer tokens cannot take longer than one over more: then it was disturbed.
-    bounded = np.minimum.accumulate(medians[::-1])[::-1]
-    return Curve(sizes, bounded.astype(int).tolist())
+    return measured(times, always).curve()
 
 
-def _medians(num_passes: int, measures: Sequence[Callable[[], int]]) -> list[float]:
-    """Of each measure. All in turn, several times: a temporary disturbance of the machine affects all."""
-    times: list[list[int]] = [[] for _ in measures]
-    for _ in range(NUM_WARMUPS + num_passes):
-        for measure, found in zip(measures, times, strict=True):
-            found.append(measure())
-    return [statistics.median(found[NUM_WARMUPS:]) for found in times]
+def measured(times: PassTimes, fits: Fits) -> PassTimes:
+    """All that fits."""
+    times.time_first(fits)
+    times.time_more(fits)
+    times.repeat(fits)
+    return times
 
 
 def context_slopes(
-    runner: ModelRunner,
-    finish: Callable[[Tensor], object],
+    timer: Callable[[int, int, int], int],
+    curve: Curve,
+    fits: Fits,
     *,
     num_rows: int,
     num_tokens_per_row: int,
     num_context_tokens: int,
     max_context_tokens: int,
 ) -> tuple[float, float]:
-    """Nanoseconds that 1,000 more tokens of context add to a pass: for every row, and for every token.
+    """Nanoseconds that 1,000 more tokens of context add to a pass: for every row, and for every token; (0, 0)
+    where that could not be measured.
 
-    Measured between the context of the curves and a longer one, or a shorter one where none is possible; with
-    one token per row and with several. All ranks of a sharded model must call it at the same time.
+    Measured between the context of the curve and a longer one, or a shorter one where none is possible; with
+    one token per row and with a few.
     """
     other = min(max(2 * num_context_tokens, LONG_CONTEXT), max_context_tokens)
     if other <= num_context_tokens:
         other = 0
-    shapes = [(context, num_rows * per_row) for context in (num_context_tokens, other)
-              for per_row in (1, num_tokens_per_row)]  # fmt: skip
-    measures = [partial(_pass_ns, runner, finish, num_rows, size, context) for context, size in shapes]
-    medians = np.array(_medians(NUM_LONG_PASSES, measures)).reshape(2, 2)
-    if other == num_context_tokens:
+    several = num_rows * min(FEW, num_tokens_per_row)
+    # Two sizes, which may take twice as long.
+    if other == num_context_tokens or not fits(4 * float(curve(several))):
         return 0.0, 0.0
-    one, several = (medians[1] - medians[0]) / (other - num_context_tokens) * 1000 / num_rows
+    times = PassTimes(timer, num_rows=num_rows, largest=several, num_context_tokens=other)
+    times.time_first(fits)
+    times.repeat(fits)
+    sizes = np.array([num_rows, several])
+    more_ns = (times.curve()(sizes) - curve(sizes)) / (other - num_context_tokens) * 1000 / num_rows
+    of_one, of_several = more_ns.tolist()
     per_token = 0.0
-    if num_tokens_per_row > 1:
-        per_token = min(max(0.0, (several - one) / (num_tokens_per_row - 1)), max(0.0, one))
-    return max(0.0, float(one) - per_token), float(per_token)
+    if several > num_rows:
+        per_token = min(max(0.0, (of_several - of_one) / (several / num_rows - 1)), max(0.0, of_one))
+    return max(0.0, of_one) - per_token, per_token
 
 
 def target_curve(runner: ModelRunner, settings: SamplingSettings, vocab_size: int, **sizes: int) -> Curve:
@@ -173,23 +158,3 @@ def draw_from_logits(
     if uses_features:
         draft_features(logits_NV, undecided, drawn_N, settings).cpu()
     return drawn_N.cpu()
-
-
-def _pass_ns(
-    runner: ModelRunner,
-    finish: Callable[[Tensor], object],
-    num_rows: int,
-    num_tokens: int,
-    num_context_tokens: int,
-) -> int:
-    """Nanoseconds of a pass over so many tokens, spread over the rows, until the device has finished. The
-    contents of the cache do not matter."""
-    lengths = [len(part) for part in np.array_split(np.arange(num_tokens), num_rows)]
-    batch = FlatBatch(
-        np.zeros(num_tokens, np.int64),
-        np.repeat(np.arange(num_rows), lengths),
-        num_context_tokens + np.concatenate([np.arange(length) for length in lengths]),
-    )
-    begin_ns = synchronized_ns(runner.device)
-    finish(runner.forward(batch, np.arange(len(batch))))
-    return synchronized_ns(runner.device) - begin_ns

@@ -25,13 +25,16 @@ from specdist.job.allocation import BatchLimits, refusal, room_for_cache
 from specdist.job.logs import add_run_log
 from specdist.job.measuring import measure_draft
 from specdist.job.model_plan import ModelPlan
+from specdist.job.pass_times import Budget
 from specdist.job.replica import Replica
 from specdist.job.shared_drafts import Listeners, check_greeting, is_same_user, terms_of
 from specdist.job.topology import Topology
+from specdist.job.workload import Workload
 from specdist.policies import FixedLength
 from specdist.policies.costs import CostModel
 from specdist.policies.registry import uses_features
 from specdist.utils.errors import UserError
+from specdist.utils.json_values import from_fields
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +111,10 @@ class DraftPart(Replica):
         check_greeting(greeting, self._listeners.token, self._terms)
         if greeting.get("num_slots", 0) > self.num_slots:
             raise ValueError(f"{greeting['num_slots']} sequences at a time, more than {self.num_slots}")
+        self._workload = from_fields(Workload, greeting.get("workload"))
         if greeting.get("purpose") == "costs":
             if self._measured is None:
-                self._measured = self._measure_passes(int(greeting["num_context_tokens"]))
+                self._measured = self._measure_passes(float(greeting["budget_ns"]))
             # Neither drafts nor branches: no pass is run.
             worker = self.assembly().draft_worker(
                 self.draft_runner, FixedLength(0), self._clock, ahead=DraftAhead(),
@@ -140,14 +144,15 @@ class DraftPart(Replica):
             self._topology.role,
         )
 
-    def _measure_passes(self, num_context_tokens: int) -> dict[str, Any]:
+    def _measure_passes(self, budget_ns: float) -> dict[str, Any]:
         """Of steps of all groups' sequences and branches."""
         num_branch_slots, _ = self._room_for_branches()
         found = measure_draft(
             dataclasses.replace(self.assembly(), scheduling=self._scheduling_of_all),
             self.draft_runner,
             num_branch_slots=self._num_groups * num_branch_slots,
-            num_context_tokens=num_context_tokens,
+            workload=self._workload,
+            budget=Budget(budget_ns),
             max_seq_len=self._models.max_seq_len,
             uses_features=self._config.is_traced or uses_features(self._config.policy),
             chooses_rounds=self._works_ahead,

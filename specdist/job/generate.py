@@ -22,7 +22,6 @@ from specdist.job.assignments import Assignment, assign_from_rank0, follow_assig
 from specdist.job.batch_input import batch_options
 from specdist.job.card import write_card
 from specdist.job.closing import closing_lines, exactness, record_check
-from specdist.job.costs import typical_context
 from specdist.job.draft_part import DraftPart
 from specdist.job.eagle import settled
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
@@ -49,6 +48,7 @@ from specdist.job.supervisor import supervise
 from specdist.job.target_group import TargetGroup, plan_in_turn
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0, gathered
+from specdist.job.workload import Workload
 from specdist.models.generation import OPTIONS, unused_settings
 from specdist.stats.regression import NS_PER_S
 
@@ -162,17 +162,14 @@ def _generate_planned(
     num_halvings = broadcast_from_rank0(
         topology, run.folder.manifest.info.get(NUM_HALVINGS, 0) if run is not None else 0
     )
-    num_context_tokens = 0
-    if run is not None and config.needs_costs and frozen is None:
-        lengths = prompt_encoder(config, models).sampled_lengths(run.prompts)
-        num_context_tokens = typical_context((length, config.max_new_tokens) for length in lengths)
+    workload = None if run is None else promised_work(config, models, run, has_costs=frozen is not None)
     replica = (Replica if topology.part is None else TargetGroup)(
         config,
         models,
         topology,
         frozen,
         agree=lambda costs: costs if run is None else freeze_costs(run, costs),
-        num_context_tokens=broadcast_from_rank0(topology, num_context_tokens),
+        workload=broadcast_from_rank0(topology, workload),
         num_halvings=num_halvings,
         activity=activity,
     )
@@ -184,6 +181,20 @@ def _generate_planned(
         is_complete = generate_rows(config, models, run, replica, topology, stop)
     _note_adaptation(config, run, replica, topology)
     return 0 if is_complete else EXIT_STOPPED
+
+
+def promised_work(config: GenerateConfig, models: ModelPlan, run: RunPlan, *, has_costs: bool) -> Workload:
+    """What the prompts promise: the lengths of some stand for all. Without costs to measure, the number of
+    sequences alone."""
+    num_completions = run.shards.num_completions
+    if has_costs or not config.needs_costs:
+        return Workload(num_rows=num_completions)
+    lengths = prompt_encoder(config, models).sampled_lengths(run.prompts)
+    return Workload.of(
+        ((length, config.max_new_tokens) for length in lengths),
+        num_prompts=run.prompts.num_rows,
+        num_completions=num_completions,
+    )
 
 
 def _note_adaptation(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,14 +23,14 @@ from specdist.engine.request import Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Timeline
+from specdist.job.pass_times import Fits, always
 from specdist.models.runner import ModelRunner
 from specdist.policies import Goodput
 from specdist.policies.costs import CostModel, Curve
 
 MOST_STEPS = 4
-# Of rounds, after so many others; fewer where passes are so long that the host hardly matters beside them.
-NUM_WARMUPS, NUM_ROUNDS, NUM_SLOW_ROUNDS = 2, 9, 3
-SLOW_PASS_NS = 50_000_000
+# Of rounds, after so many others; fewer where the budget ends.
+NUM_WARMUPS, NUM_ROUNDS = 2, 5
 PROMPT_IDS = [0, 0]
 # A pass beside which any other costs nothing.
 ENDLESS = Curve([1], [10**15])
@@ -72,22 +71,36 @@ class _TimedDraft:
         self._draft.close()
 
 
-def host_times(assembly: Assembly, target: ModelRunner, draft: ModelRunner, costs: CostModel) -> HostTimes:
-    """Both models are in this process; the contents of their caches are lost.
+def host_times(
+    assembly: Assembly,
+    target: ModelRunner,
+    draft: ModelRunner,
+    costs: CostModel,
+    num_rows: int,
+    fits: Fits = always,
+) -> HostTimes:
+    """Both models are in this process; the contents of their caches are lost. Zeros where passes take so long
+    that rounds do not fit: beside them the host hardly matters.
 
     Args:
         costs: of passes alone.
+        num_rows: most sequences at a time.
     """
     most = min(MOST_STEPS, assembly.scheduling.max_draft_tokens)
-    sizes = sorted({1, assembly.scheduling.num_slots})
-    found = []
-    for size in sizes:
+    found: dict[int, list[float]] = {}
+    for size in dict.fromkeys((num_rows, 1)):
         beyond = {
-            steps: _beyond_passes_ns(assembly, target, draft, costs, size, steps) for steps in {0, 1, most}
+            steps: _beyond_passes_ns(assembly, target, draft, costs, size, steps, fits)
+            for steps in dict.fromkeys((0, most, 1))
         }
-        step = max(0.0, beyond[most] - beyond[1]) / max(1, most - 1)
-        found.append([beyond[0], max(0.0, beyond[1] - step - beyond[0]), step])
-    ascending = np.maximum.accumulate(np.rint(found).astype(int)).T.tolist()
+        none, one, several = (beyond[steps] for steps in (0, 1, most))
+        if none is not None and one is not None and several is not None:
+            step = max(0.0, several - one) / max(1, most - 1)
+            found[size] = [none, max(0.0, one - step - none), step]
+    if not found:
+        return NO_HOST
+    sizes = sorted(found)
+    ascending = np.maximum.accumulate(np.rint([found[size] for size in sizes]).astype(int)).T.tolist()
     return HostTimes(*(Curve(sizes, ns) for ns in ascending))
 
 
@@ -98,12 +111,16 @@ def _beyond_passes_ns(
     costs: CostModel,
     num_rows: int,
     num_steps: int,
-) -> float:
-    """Nanoseconds of a round of so many sequences and draft steps, without its passes; 0 where none could be
-    measured."""
+    fits: Fits,
+) -> float | None:
+    """Nanoseconds of a round of so many sequences and draft steps, without its passes; None where no round
+    could be measured."""
     context = float(len(PROMPT_IDS))
     target_ns = float(costs.target_ns(num_rows * (1 + num_steps), num_rows, context))
-    num_rounds = NUM_WARMUPS + (NUM_ROUNDS if target_ns < SLOW_PASS_NS else NUM_SLOW_ROUNDS)
+    passes_ns = target_ns + num_steps * float(costs.draft_ns(num_rows, context))
+    if not fits((NUM_WARMUPS + 1) * passes_ns):
+        return None
+    num_rounds = NUM_WARMUPS + NUM_ROUNDS
     assembly = _plain(assembly, num_rows, num_steps)
     # Always all steps, or none.
     pace = CostModel(ENDLESS, NOTHING) if num_steps else CostModel(NOTHING, ENDLESS)
@@ -119,17 +136,19 @@ def _beyond_passes_ns(
     engine = assembly.engine(
         requests, target=assembly.local_target(target), proposer=timed, stats_recorder=StatsRecorder()
     )
-    for _ in engine.run(lambda: len(timed.asked) > num_rounds):
+
+    def is_enough() -> bool:
+        num_timed = len(timed.asked) - 1
+        return num_timed >= num_rounds or (num_timed > NUM_WARMUPS and not fits(passes_ns))
+
+    for _ in engine.run(is_enough):
         pass
     rounds_ns = [
         end_ns - begin_ns
         for (begin_ns, rows), (end_ns, later_rows) in itertools.pairwise(timed.asked[NUM_WARMUPS:])
         if rows == later_rows == num_rows
     ]
-    if not rounds_ns:
-        return 0.0
-    drafting_ns = num_steps * float(costs.draft_ns(num_rows, context))
-    return max(0.0, statistics.median(rounds_ns) - target_ns - drafting_ns)
+    return max(0.0, min(rounds_ns) - passes_ns) if rounds_ns else None
 
 
 def _plain(assembly: Assembly, num_rows: int, num_steps: int) -> Assembly:

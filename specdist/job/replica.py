@@ -32,6 +32,7 @@ from specdist.job.processing import sampling_settings
 from specdist.job.restart import remember_lone_row
 from specdist.job.runners import with_states
 from specdist.job.topology import Topology, broadcast_from_rank0, gathered
+from specdist.job.workload import UNKNOWN_WORK, Workload
 from specdist.models.loading_check import LoadingCheck
 from specdist.models.runner import ModelRunner
 from specdist.policies.choice import build_policy
@@ -55,7 +56,7 @@ class Replica:
         frozen_costs: CostModel | None = None,
         agree: Callable[[CostModel], CostModel] | None = None,
         *,
-        num_context_tokens: int = 0,
+        workload: Workload = UNKNOWN_WORK,
         num_spare_branches: int = 0,
         num_halvings: int = 0,
         activity: Activity | None = None,
@@ -65,8 +66,7 @@ class Replica:
             frozen_costs: costs of passes of a resumed run; the same on every rank.
             agree: called on rank 0 with the measured costs; returns those that the replica uses. None uses
                 the measured ones.
-            num_context_tokens: tokens before a measured pass, on which its time depends; the same on every
-                rank.
+            workload: what the prompts promise, as far as it is known; the same on every rank.
             num_halvings: how often the batch was halved because memory ran out.
             num_spare_branches: branches of one token in the draft's cache, for use outside of rounds.
             activity: gets the phases of the loading, and its steps.
@@ -75,7 +75,7 @@ class Replica:
         self._models = models
         self._topology = topology
         self._agree = agree
-        self._num_context_tokens = num_context_tokens
+        self._workload = workload
         self._num_spare_branches = num_spare_branches
         self._num_halvings = num_halvings
         self._set_sampling(config)
@@ -135,7 +135,7 @@ class Replica:
         return plan_ahead(
             costs,
             # Not the halved batch: block lengths depend on it, and must not depend on the memory.
-            num_rows=batch_limits(self._config, self._models).num_slots,
+            num_rows=self._workload.rows_at_a_time(batch_limits(self._config, self._models).num_slots),
             max_draft_tokens=self._policy.max_draft_tokens,
             num_branches=self._config.num_branches,
             acceptance=ASSUMED_ACCEPTANCE,
@@ -276,18 +276,19 @@ class Replica:
 
     def _measure_costs(self) -> CostModel:
         """Of all ranks together; rank 0's are frozen and used by all."""
-        self._activity.begin("measuring pass times")
         num_branch_slots, _ = self._room_for_branches()
         costs = measure_costs(
             self.assembly(),
             self._topology,
+            self._workload,
             target=self._target,
             draft=self._draft,
+            group=self._group,
             num_branch_slots=num_branch_slots,
-            num_context_tokens=self._num_context_tokens,
             max_seq_len=self._models.max_seq_len,
             uses_features=self._config.is_traced or uses_features(self._config.policy),
             asks_draft=self._works_ahead,
+            begin=self._activity.begin,
         )
         if self._topology.is_rank0 and self._agree is not None:
             costs = self._agree(costs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,13 +13,22 @@ from specdist.config.generate import GenerateConfig
 from specdist.engine.interfaces import Proposer
 from specdist.engine.shared_draft import Dialer, LinkedDraft, SharedDraft
 from specdist.engine.sockets import Link
-from specdist.job.measuring import PassTimes, combined_costs, context_of, measure_target, message_curve
+from specdist.job.measuring import (
+    LEAST_BUDGET_S,
+    ModelTimes,
+    combined_costs,
+    context_of,
+    measure_target,
+    message_curve,
+)
 from specdist.job.model_plan import ModelPlan
+from specdist.job.pass_times import Budget
 from specdist.job.replica import Replica
 from specdist.job.reproducibility import reproducibility
 from specdist.job.shared_drafts import DraftDirectory, terms_of
 from specdist.job.topology import LONGEST_TIMEOUT_S, Topology, broadcast_from_rank0, launch_store
 from specdist.policies.costs import CostModel, Curve
+from specdist.stats.regression import NS_PER_S
 
 FOLDER_KEY = "folder"
 # Between two looks for the group's own draft, while another serves it.
@@ -95,40 +105,48 @@ class TargetGroup(Replica):
 
     def _measure_costs(self) -> CostModel:
         """The draft measures its own passes, once for all groups."""
-        self._activity.begin("measuring pass times")
-        of_target = None
+        of_target, budget = None, Budget(LEAST_BUDGET_S * NS_PER_S)
+        self._activity.begin("measuring passes of the target")
         if self._target is not None:
             of_target = measure_target(
                 self.assembly(),
                 self._target,
-                num_context_tokens=self._num_context_tokens,
+                self._group,
+                workload=self._workload,
                 max_seq_len=self._models.max_seq_len,
+                budget=budget,
             )
         costs: CostModel | None = None
         if self._drafts is not None and of_target is not None:
-            link, welcome = self._drafts.dial(
-                self._greeting("costs") | {"num_context_tokens": self._num_context_tokens}
-            )
+            self._activity.begin("waiting for the draft's times")
+            link, welcome = self._drafts.dial(self._greeting("costs") | {"budget_ns": budget.left_ns})
+            num_rows = self._workload.rows_at_a_time(self.num_slots)
             message = Curve([1], [0])
             if self._works_ahead:
-                message = message_curve(self.assembly(), LinkedDraft(link), self._topology.device)
+                message = message_curve(self.assembly(), LinkedDraft(link), self._topology.device, num_rows)
             else:
                 link.close()
-            of_draft = PassTimes(
+            of_draft = ModelTimes(
                 Curve(**welcome["curve"]),
                 tuple(welcome["slopes"]),
                 Curve(**welcome["turns"]),
                 Curve(**welcome["ahead"]),
             )
-            context, _ = context_of(self.assembly(), self._num_context_tokens, self._models.max_seq_len)
-            costs = combined_costs(of_target, of_draft, message, context, self._scheduling.num_slots)
+            context, _ = context_of(self.assembly(), self._workload, self._models.max_seq_len)
+            costs = combined_costs(of_target, of_draft, message, context, num_rows)
             costs = self._agree(costs) if self._agree is not None else costs
         return broadcast_from_rank0(self._topology, costs)
 
     def _greeting(self, purpose: str) -> dict[str, Any]:
         costs = self.costs.to_json() if purpose == "work" and self.costs is not None else None
         terms = terms_of(self._config, self._models, self._scheduling.max_draft_tokens)
-        return {"purpose": purpose, "terms": terms, "costs": costs, "num_slots": self.num_slots}
+        return {
+            "purpose": purpose,
+            "terms": terms,
+            "costs": costs,
+            "num_slots": self.num_slots,
+            "workload": dataclasses.asdict(self._workload),
+        }
 
     def _proposer(self) -> Proposer:
         assert self._drafts is not None

@@ -19,12 +19,12 @@ from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.heads.head import TokenHead
-from specdist.job.costs import typical_context
 from specdist.job.generate import prompt_encoder
 from specdist.job.model_plan import ModelPlan, plan_models
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder
 from specdist.job.topology import topology_from_environment
+from specdist.job.workload import Workload
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import CostModel
 from specdist.policies.registry import TARGET_ONLY
@@ -181,8 +181,9 @@ def collect_trace(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[Exha
         run_config,
         models,
         topology_from_environment(run_config),
-        num_context_tokens=typical_context(
-            (len(request.prompt_ids), config.max_new_tokens) for request in requests
+        workload=Workload.of(
+            ((len(request.prompt_ids), config.max_new_tokens) for request in requests),
+            num_prompts=len(requests),
         ),
     )
     assert replica.costs is not None

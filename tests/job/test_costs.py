@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from specdist.job import costs
-from specdist.job.costs import BRANCH_COUNTS, context_slopes, measure_curve, plan_ahead
+from specdist.job.costs import BRANCH_COUNTS, measure_curve, plan_ahead
 from specdist.job.model_plan import plan_models
 from specdist.job.preflight import freeze_costs, plan_run
 from specdist.job.topology import topology_from_environment
@@ -72,8 +71,8 @@ def test_every_size_up_to_the_largest_block_is_measured() -> None:
     runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
     seen: list[int] = []
     curve = measure_curve(runner, lambda logits: seen.append(len(logits)), num_rows=3, num_tokens_per_row=4)
-    assert set(seen) == {1, 2, 4, 8, 12}
-    assert curve.sizes == [1, 2, 4, 8, 12]
+    assert set(seen) == {1, 2, 3, 4, 8, 12}
+    assert curve.sizes == [1, 2, 3, 4, 8, 12]
     assert min(curve.ns) > 0
 
 
@@ -103,21 +102,6 @@ def test_passes_are_measured_after_a_context() -> None:
         patch.setattr(runner, "forward", watched)
         measure_curve(runner, len, num_rows=3, num_tokens_per_row=4, num_context_tokens=9)
     assert last_positions == {9, 10, 11, 12}
-
-
-def test_the_cost_of_context_is_split_between_rows_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 ns for each row and 10 for each token of a pass, for every token of context."""
-
-    def pass_ns(_runner: object, _finish: object, num_rows: int, num_tokens: int, context: int) -> int:
-        return 5000 + context * (100 * num_rows + 10 * num_tokens)
-
-    monkeypatch.setattr(costs, "_pass_ns", pass_ns)
-    for context, longest in ((200, 4096), (200, 250), (4096, 4096)):
-        sizes = {"num_rows": 3, "num_tokens_per_row": 5, "num_context_tokens": context}
-        slopes = context_slopes(None, len, **sizes, max_context_tokens=longest)  # type: ignore[arg-type]
-        assert slopes == pytest.approx((100_000, 10_000))
-    nothing = {"num_rows": 3, "num_tokens_per_row": 5, "num_context_tokens": 0}
-    assert context_slopes(None, len, **nothing, max_context_tokens=0) == (0.0, 0.0)  # type: ignore[arg-type]
 
 
 def test_a_disturbed_measurement_does_not_raise_the_cost() -> None:

@@ -12,7 +12,9 @@ from specdist.emulation.config import EmulationConfig
 from specdist.emulation.run import Emulation
 from specdist.emulation.sides import DraftServer, EmulatedOrder
 from specdist.job import measuring
-from specdist.job.measuring import MOST_STEPS, MOST_STEPS_AHEAD, drafting_curves
+from specdist.job.pass_times import Budget, always
+from specdist.job.request_times import MOST_STEPS, MOST_STEPS_AHEAD, drafting_curves
+from specdist.job.workload import Workload
 from specdist.models.runner import ModelRunner
 from specdist.policies.costs import Curve
 from specdist.sampling.options import Processing
@@ -45,8 +47,10 @@ def test_what_every_step_takes_is_found_apart_from_the_rest_of_a_round(
         dataclasses.replace(order.assembly, settings=settings),
         cast(ModelRunner, server._runner),
         lambda size: -SECOND,
+        num_rows=NUM_ROWS,
         num_branches=num_branches,
         uses_features=uses_features,
+        fits=always,
     )
     assert turns.sizes == ahead.sizes == [1, NUM_ROWS]
     assert steps.sizes == [size * (1 + num_branches) for size in turns.sizes]
@@ -64,8 +68,10 @@ def test_the_passes_of_steps_are_not_counted(
         order.assembly,
         cast(ModelRunner, server._runner),
         lambda size: -SECOND * size,
+        num_rows=NUM_ROWS,
         num_branches=num_branches,
         uses_features=True,
+        fits=always,
     )
     assert [round(ns / SECOND) for ns in steps.ns] == steps.sizes
 
@@ -97,8 +103,9 @@ def test_a_step_costs_its_pass_and_what_the_host_adds_to_it(
             order.assembly,
             cast(ModelRunner, server._runner),
             num_branch_slots=NUM_ROWS,
-            num_context_tokens=8,
+            workload=Workload(num_context_tokens=8),
             max_seq_len=16,
+            budget=Budget(SECOND),
             uses_features=True,
             chooses_rounds=chooses_rounds,
         )

@@ -177,8 +177,8 @@ HOST_FAULTS = (
     Mutant(
         name="what-every-round-takes-counted-as-drafting",
         file="job/host_times.py",
-        old="beyond[1] - step - beyond[0]",
-        new="beyond[1] - step",
+        old="one - step - none",
+        new="one - step",
         tests=("tests/job/test_host_times.py",),
     ),
     Mutant(

@@ -144,7 +144,7 @@ ROUND_FAULTS = (
     ),
     Mutant(
         name="steps-count-as-the-hosts-time",
-        file="job/measuring.py",
+        file="job/request_times.py",
         old="spent_ns - sum(step_ns(size) for size in reply.draft_pass_sizes_P.tolist())",
         new="spent_ns - sum(step_ns(size) for size in reply.draft_pass_sizes_P.tolist()[:1])",
         tests=("tests/job/test_drafting_times.py",),
@@ -158,14 +158,14 @@ ROUND_FAULTS = (
     ),
     Mutant(
         name="the-host-takes-the-same-whatever-the-number-of-steps",
-        file="job/measuring.py",
+        file="job/request_times.py",
         old="each_ns = max(0.0, long - short) / max(1, num_ahead - 1)",
         new="each_ns = 0.0",
         tests=("tests/job/test_drafting_times.py",),
     ),
     Mutant(
         name="steps-of-a-round-ahead-count-as-its-host-too",
-        file="job/measuring.py",
+        file="job/request_times.py",
         old="short - nothing - 2 * each_ns",
         new="short - nothing",
         tests=("tests/job/test_drafting_times.py",),
@@ -176,6 +176,20 @@ ROUND_FAULTS = (
         old="passes=curve.plus(step)",
         new="passes=curve",
         tests=("tests/job/test_drafting_times.py",),
+    ),
+    Mutant(
+        name="what-is-measured-has-no-budget",
+        file="job/pass_times.py",
+        old="self.spent_ns + ns <= share * self.total_ns",
+        new="True",
+        tests=("tests/job/test_pass_times.py",),
+    ),
+    Mutant(
+        name="larger-passes-are-measured-than-the-rows-can-fill",
+        file="job/workload.py",
+        old="return num_slots if self.num_rows is None else max(1, min(num_slots, self.num_rows))",
+        new="return num_slots",
+        tests=("tests/job/test_pass_times.py",),
     ),
     Mutant(
         name="acceptance-is-not-learned",

@@ -1,0 +1,113 @@
+"""What is timed before a run, told by a clock that only this test moves."""
+
+from collections import Counter
+
+import pytest
+
+from specdist.job.costs import context_slopes, measured
+from specdist.job.pass_times import NUM_PASSES, Budget, PassTimes, always
+from specdist.job.workload import Workload
+from specdist.policies.costs import Curve
+
+NUM_ROWS, PER_ROW = 8, 21
+LARGEST = NUM_ROWS * PER_ROW
+
+
+class Device:
+    """Passes of a device whose time is what this test says; ``passes``: rows, tokens and context of each."""
+
+    def __init__(self, weights_ns: int, token_ns: int, row_context_ns: int = 0, token_context_ns: int = 0):
+        self._costs = weights_ns, token_ns, row_context_ns, token_context_ns
+        self.now_ns = 0
+        self.passes: list[tuple[int, int, int]] = []
+        self.budget = Budget(0, lambda: self.now_ns)
+
+    def ns(self, num_rows: int, num_tokens: int, context: int) -> int:
+        weights_ns, token_ns, row_context_ns, token_context_ns = self._costs
+        of_context = row_context_ns * num_rows + token_context_ns * num_tokens
+        return max(weights_ns, token_ns * num_tokens) + context * of_context
+
+    def __call__(self, num_rows: int, num_tokens: int, context: int) -> int:
+        self.passes.append((num_rows, num_tokens, context))
+        ns = self.ns(num_rows, num_tokens, context)
+        self.now_ns += ns
+        return ns
+
+    def times(self, largest: int = LARGEST) -> PassTimes:
+        return PassTimes(self, num_rows=NUM_ROWS, largest=largest, num_context_tokens=7)
+
+    @property
+    def counts(self) -> Counter[int]:
+        return Counter(num_tokens for _, num_tokens, _ in self.passes)
+
+
+def test_without_a_budget_two_sizes_are_timed_once_and_the_line_through_them_goes_on() -> None:
+    device = Device(1, 100)
+    curve = measured(device.times(), device.budget.until(1.0)).curve()
+    assert device.passes == [(NUM_ROWS, NUM_ROWS, 7), (NUM_ROWS, 4 * NUM_ROWS, 7)]
+    assert float(curve(LARGEST)) == device.ns(NUM_ROWS, LARGEST, 0)
+
+
+def test_no_size_is_larger_than_the_largest() -> None:
+    device = Device(1, 100)
+    assert max(measured(device.times(largest=NUM_ROWS), always).curve().sizes) == NUM_ROWS
+
+
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_nothing_is_timed_that_would_end_after_the_budget(share: float) -> None:
+    """Whatever the budget allows, more of it times more, and the first passes are the most telling ones."""
+    counts = []
+    for total_ns in range(0, 400_000, 7_000):
+        device = Device(3000, 100)
+        device.budget.raise_to(total_ns)
+        measured(device.times(), device.budget.until(share))
+        first_ns = sum(device.ns(*each) for each in device.passes[:2])
+        assert device.now_ns <= max(first_ns, share * total_ns)
+        assert device.passes[0][1] == NUM_ROWS
+        counts.append(len(device.passes))
+    assert counts[0] == 2 < counts[-1]
+
+
+def test_sizes_that_others_predict_are_not_timed_and_a_bend_is_found() -> None:
+    """Up to 50 tokens passes take the time of reading the weights, and then that of the products."""
+    device = Device(5000, 100)
+    times = measured(device.times(), always)
+    curve = times.curve()
+    assert 16 not in device.counts and {1, NUM_ROWS, 32, 64, LARGEST} <= set(device.counts)
+    assert set(device.counts.values()) == {NUM_PASSES}
+    for size in range(1, LARGEST):
+        assert float(curve(size)) == pytest.approx(device.ns(0, size, 0), rel=0.25)
+
+
+def test_the_budget_grows_with_the_work_that_the_prompts_promise() -> None:
+    """8 rows of 10 tokens: 10 passes of 8 tokens, and prompts at the price of further tokens."""
+    curve = Curve([8, 32], [1000, 1600])
+    work = Workload.of([(30, 10)] * 2, num_prompts=8)
+    assert (work.num_rows, work.num_context_tokens) == (8, 35)
+    assert (work.num_prompt_tokens, work.num_new_tokens) == (240, 80)
+    assert work.ns(curve, num_slots=32) == 10 * 1000 + 240 * 25
+    assert work.rows_at_a_time(32) == 8 and work.rows_at_a_time(4) == 4
+    samples = Workload.of([(30, 10)], num_prompts=8, num_completions=24)
+    assert (samples.num_rows, samples.num_prompt_tokens, samples.num_new_tokens) == (24, 240, 240)
+
+
+@pytest.mark.parametrize(("context", "longest"), [(200, 4096), (200, 250), (4096, 4096)])
+def test_the_cost_of_context_is_split_between_rows_and_tokens(context: int, longest: int) -> None:
+    """100 ns for each row and 10 for each token of a pass, for every token of context."""
+    device = Device(5000, 0, 100, 10)
+    sizes = {"num_rows": 3, "num_tokens_per_row": 5, "num_context_tokens": context}
+    curve = Curve([3, 12], [device.ns(3, size, context) for size in (3, 12)])
+    slopes = context_slopes(device, curve, always, **sizes, max_context_tokens=longest)
+    assert slopes == pytest.approx((100_000, 10_000))
+    assert {num_context for *_, num_context in device.passes} == {min(max(2 * context, 256), longest) % 4096}
+
+
+def test_context_costs_nothing_where_there_is_none_or_no_time() -> None:
+    device = Device(5000, 0, 100, 10)
+    sizes = {"num_rows": 3, "num_tokens_per_row": 5, "num_context_tokens": 0}
+    assert context_slopes(device, Curve([1], [5000]), always, **sizes, max_context_tokens=0) == (0.0, 0.0)
+    device.budget.raise_to(19_000)
+    slopes = context_slopes(
+        device, Curve([1], [5000]), device.budget.until(1.0), **sizes, max_context_tokens=512
+    )
+    assert slopes == (0.0, 0.0) and not device.passes
