@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from specdist.data import RunFolder
+from specdist.job.costs import draw_from_logits
 from specdist.job.host_times import NO_HOST
+from specdist.job.pass_times import PassTimer
 from specdist.job.report import OPERATIONS, comparison_lines, run_figures, total_stats
-from specdist.policies.costs import CostModel, Curve
+from specdist.policies.costs import CostModel
 from specdist.reporting import write_report
 from specdist.theory.predictions import predictions_of
 from tests.job.launching import Ended, run_here
@@ -48,12 +50,12 @@ def test_the_document_and_the_folder_say_the_same(
 ) -> None:
     """Under costs with which drafting pays: the pair's two models are equally large."""
 
-    def curve(*_: object, num_rows: int, num_tokens_per_row: int, num_context_tokens: int) -> Curve:
+    def pass_ns(timer: PassTimer, num_rows: int, num_tokens: int, num_context_tokens: int) -> int:
         assert num_context_tokens > 0
-        is_draft = num_tokens_per_row == 1
-        return Curve([1, num_rows * num_tokens_per_row], [20_000, 40_000] if is_draft else [2 * MS, 4 * MS])
+        is_draft = timer._finish.func is draw_from_logits  # type: ignore[attr-defined]
+        return 20_000 if is_draft else 2 * MS
 
-    monkeypatch.setattr("specdist.job.costs.measure_curve", curve)
+    monkeypatch.setattr(PassTimer, "__call__", pass_ns)
     monkeypatch.setattr("specdist.job.measuring.host_times", lambda *_: NO_HOST)
     output = tmp_path / "run"
     ended = run_here(**options, policy="goodput", output=output)
