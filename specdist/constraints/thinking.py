@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Ends of thinking that models of the hub write, each with its beginning.
+THINKING = {"</think>": "<think>", "[/THINK]": "[THINK]"}
+
 
 @dataclass(frozen=True)
 class ThinkingMarkers:

@@ -26,6 +26,7 @@ OPTIONS_OF_TASKS = {
     "ignore_case": (EXACT_MATCH,),
     "ignore_punctuation": (EXACT_MATCH,),
     "use_stemmer": (ROUGE,),
+    "problem_column": (HUMANEVAL,),
     "k": (HUMANEVAL,),
     "allow_code_execution": (HUMANEVAL,),
     "time_limit_s": (HUMANEVAL,),
@@ -82,6 +83,11 @@ class EvaluateConfig:
     use_stemmer: bool = option(False, help="rouge: compare word stems (Porter stemmer)")
 
     # Code
+    problem_column: str | None = option(
+        None,
+        help="humaneval: column with the problems' own text, of which chat answers leave out a part "
+        "(default: problem, else the message with the function, else the prompt)",
+    )
     k: list[int] | None = option(
         None, help="humaneval: the values of k in pass@k (default: 1 and the number of samples per prompt)",
         action="extend",

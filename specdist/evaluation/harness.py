@@ -20,11 +20,12 @@ import pyarrow as pa
 import yaml
 
 from specdist.data.files import write_atomically
+from specdist.evaluation.answers import answer_columns, answer_of
 from specdist.evaluation.config import LM_EVAL, EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.results import write_arrow
 from specdist.evaluation.scores import Metric, Scores
-from specdist.evaluation.text_tasks import ERROR, cut
+from specdist.evaluation.text_tasks import ERROR
 from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -97,11 +98,12 @@ def score_harness(completions: Completions, config: EvaluateConfig) -> Scores:
     The facts hold the harness's own aggregates, which are the same for metrics that it averages.
     """
     settings = check_harness(completions, config)
-    rows = completions.rows("row_id", "sample_index", "prompt", "completion", "finish_reason", *COLUMNS)
+    names = ("row_id", "sample_index", "finish_reason", *answer_columns(completions), *COLUMNS)
+    rows = completions.rows(*names)
     rows = [row for row in rows if row["sample_index"] == 0]
     until = settings["options"].get("stop")
     answers = {
-        _key(row): (row["prompt"], "" if row["finish_reason"] == ERROR else cut(row["completion"], until))
+        _key(row): (row["prompt"], "" if row["finish_reason"] == ERROR else answer_of(row, until))
         for row in rows
     }
     results = _evaluate(_answering(answers), settings, predict_only=False)

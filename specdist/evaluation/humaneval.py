@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from specdist.evaluation.answers import answer_columns, answer_of, num_only_thinking
 from specdist.evaluation.config import HUMANEVAL, EvaluateConfig
+from specdist.evaluation.programs import problem_code, problem_in, program_of
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.sandbox import PASSED, Limits, check_sandbox, run_programs
 from specdist.evaluation.scores import Groups, Metric, Scores
-from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS, cut, identity_columns
+from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS, identity_columns
 from specdist.utils.errors import UserError
 
-FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 NOT_RUN = "not run"
 
 
 def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
     """Run every completion as a program. Raises :class:`UserError` if no program can be run."""
-    names = [*IDENTITY_COLUMNS, "prompt", "completion", "test", "entry_point"]
-    rows = completions.rows(*names)
+    source, problem_of = problems_of(completions, config)
+    names = [*IDENTITY_COLUMNS, *answer_columns(completions), "test", "entry_point", source]
+    rows = completions.rows(*dict.fromkeys(names))
     groups = Groups.of([row["row_id"] for row in rows])
     ks = _tries(config.k, groups.counts_P)
     assert config.time_limit_s is not None and config.memory_limit_mib is not None
@@ -32,7 +33,7 @@ def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
     isolation = check_sandbox(limits)
     is_run = [row["finish_reason"] != ERROR for row in rows]
     programs = [
-        program_of({**row, "completion": cut(row["completion"], config.cut_at)})
+        program_of(problem_of(row), answer_of(row, config.cut_at), row)
         for row, runs in zip(rows, is_run, strict=True)
         if runs
     ]
@@ -50,6 +51,8 @@ def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
         metrics={f"pass@{k}": Metric.mean(pass_at_k(groups.counts_P, num_passed_P, k)) for k in ks},
         prompt_ids_P=groups.prompt_ids_P,
         facts={
+            "problem_column": source,
+            "num_only_thinking": num_only_thinking([row for row in rows if row["finish_reason"] != ERROR]),
             "outcomes": dict(Counter(NOT_RUN if each is None else each.outcome for each in found)),
             "isolation": sorted({part for each in found if each for part in each.isolation} or isolation),
         },
@@ -59,7 +62,30 @@ def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
 def check_humaneval(completions: Completions, config: EvaluateConfig) -> None:
     """Raises :class:`UserError` for missing columns, and for k above the number of samples."""
     completions.check_columns(dict.fromkeys(("test", "entry_point"), f"--task {HUMANEVAL}"))
+    if config.problem_column is not None:
+        completions.check_columns({config.problem_column: "--problem_column"})
     _tries(config.k, Groups.of(completions.table["row_id"].to_pylist()).counts_P)
+
+
+def problems_of(
+    completions: Completions, config: EvaluateConfig
+) -> tuple[str, Callable[[Mapping[str, Any]], str]]:
+    """The column that holds the problems, and what takes one from a row: ``--problem_column``, else a column
+    ``problem``, else the message with the function, else the prompt."""
+    settings = {} if completions.manifest is None else completions.manifest.fingerprint
+    chat = settings.get("messages_column") or "messages"
+    wanted = [config.problem_column] if config.problem_column else ["problem", chat]
+    source = next((name for name in wanted if name in completions.table.column_names), "prompt")
+    if source == "prompt":
+        return source, lambda row: row[source] or ""
+    if source != chat:
+        return source, lambda row: (row[source] or "").rstrip("\n") + "\n"
+
+    def problem_of(row: Mapping[str, Any]) -> str:
+        found = problem_in(row[source], row["entry_point"])
+        return problem_code(row["prompt"] if found is None else found, row["entry_point"])
+
+    return source, problem_of
 
 
 def pass_at_k(num_samples_P: np.ndarray, num_passed_P: np.ndarray, k: int) -> np.ndarray:
@@ -70,19 +96,6 @@ def pass_at_k(num_samples_P: np.ndarray, num_passed_P: np.ndarray, k: int) -> np
         for total, passed in zip(num_samples_P, num_passed_P, strict=True)
     ]
     return np.array(chances, np.float64)
-
-
-def program_of(row: Mapping[str, Any]) -> str:
-    """The completed function and its test, joined as in the reference implementation.
-
-    A fenced block with the whole function, as chat models answer, is used without the prompt.
-    """
-    name, completion = row["entry_point"], row["completion"]
-    blocks = [
-        block for block in FENCED.findall(completion) if re.search(rf"\bdef {re.escape(name)}\b", block)
-    ]
-    code = blocks[0] if blocks else row["prompt"] + completion
-    return f"{code}\n{row['test']}\ncheck({name})"
 
 
 def _tries(wanted: list[int] | None, counts_P: np.ndarray) -> list[int]:

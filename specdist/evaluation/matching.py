@@ -1,29 +1,19 @@
-"""Completions compared with references: word for word, by the letter of a choice, or by ROUGE."""
+"""Completions compared with references: word for word, or by ROUGE."""
 
 from __future__ import annotations
 
-import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from specdist.evaluation.config import EXACT_MATCH, MULTIPLE_CHOICE, ROUGE, EvaluateConfig
+from specdist.evaluation.config import EXACT_MATCH, ROUGE, EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.scores import Scores
 from specdist.evaluation.text_tasks import RowScore, reference_column, score_texts
 from specdist.utils.errors import UserError
 
 WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
-LETTERS = string.ascii_uppercase
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
-# Forms of an answer, the surest first.
-ANSWER_FORMS = (
-    re.compile(r"(?i:answer\s*(?:is|:)?)[\s:*]*\(?([A-Z])(?![\w'])"),
-    re.compile(r"^\s*[(*\[]*([A-Z])(?=[).:,\]*]|\s*$|\s*\n)"),
-    re.compile(r"\(([A-Z])\)"),
-    # Without A and I, which are words.
-    re.compile(r"(?<![\w'])([B-HJ-Z])(?![\w'])"),
-)
 
 
 def score_exact_match(completions: Completions, config: EvaluateConfig) -> Scores:
@@ -46,57 +36,6 @@ def normalized(text: str, config: EvaluateConfig) -> str:
     if config.ignore_punctuation:
         text = text.translate(WITHOUT_PUNCTUATION)
     return " ".join(text.split())
-
-
-def score_multiple_choice(completions: Completions, config: EvaluateConfig) -> Scores:
-    """The reference is a letter or, with ``--choices_column``, also a choice's text or number from 0."""
-    column = check_multiple_choice(completions, config)
-    choices_column = config.choices_column
-    others = [] if choices_column is None else [choices_column]
-
-    def score(completion: str, references: list[str], row: Mapping[str, Any]) -> RowScore:
-        choices = [str(choice) for choice in row[choices_column] or ()] if choices_column else []
-        rights = [right_letter(reference, choices, row["row_id"]) for reference in references]
-        answer = chosen_letter(completion, choices)
-        return {"accuracy": float(answer is not None and answer in rights)}, {"answer": answer}
-
-    return score_texts(completions, column, score, cut_at=config.cut_at, others=others)
-
-
-def check_multiple_choice(completions: Completions, config: EvaluateConfig) -> str:
-    """The column of correct answers. Raises :class:`UserError` if it or that of the choices is missing."""
-    if config.choices_column is not None:
-        completions.check_columns({config.choices_column: "--choices_column"})
-    return reference_column(completions, config.reference_column, MULTIPLE_CHOICE)
-
-
-def right_letter(reference: str, choices: Sequence[str], row_id: int) -> str:
-    """The letter of the choice that the reference names. Raises :class:`UserError` if it names none."""
-    text = reference.strip()
-    if text in choices:
-        return LETTERS[list(choices).index(text)]
-    if text.isdecimal() and int(text) < len(choices):
-        return LETTERS[int(text)]
-    letter = text.strip("().: ").upper()
-    if len(letter) == 1 and letter in LETTERS and (not choices or LETTERS.index(letter) < len(choices)):
-        return letter
-    what = f"one of its {len(choices)} choices, its number from 0, or its letter" if choices else "a letter"
-    hint = "" if choices else "; texts and numbers need --choices_column"
-    raise UserError(f"row {row_id}: the reference {reference!r} is not {what}{hint}")
-
-
-def chosen_letter(completion: str, choices: Sequence[str]) -> str | None:
-    """The choice with this text, else the letter that the text names in the surest form; None without one."""
-    text = " ".join(completion.split()).rstrip(".").casefold()
-    for letter, choice in zip(LETTERS, choices, strict=False):
-        if text and text == " ".join(choice.split()).rstrip(".").casefold():
-            return letter
-    offered = LETTERS[: len(choices)] if choices else LETTERS
-    for form in ANSWER_FORMS:
-        for match in form.finditer(completion):
-            if match[1].upper() in offered:
-                return match[1].upper()
-    return None
 
 
 def score_rouge(completions: Completions, config: EvaluateConfig) -> Scores:

@@ -10,10 +10,11 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from specdist.evaluation.answers import cut
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.scores import Groups, Scores
-from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS, cut, identity_columns
+from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS, identity_columns
 from specdist.utils.errors import UserError
 
 

@@ -26,13 +26,12 @@ from specdist.evaluation.humaneval import check_humaneval, score_humaneval
 from specdist.evaluation.identity import compare_tokens
 from specdist.evaluation.intervals import bootstrap_interval, compare_paired
 from specdist.evaluation.matching import (
-    check_multiple_choice,
     check_rouge,
     exact_match_column,
     score_exact_match,
-    score_multiple_choice,
     score_rouge,
 )
+from specdist.evaluation.multiple_choice import check_multiple_choice, score_multiple_choice
 from specdist.evaluation.plugin import load_function, score_plugin
 from specdist.evaluation.reading import Completions, read_completions
 from specdist.evaluation.results import (
@@ -193,10 +192,13 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[str]:
     lines = []
     if facts.get("num_rows_without_reference"):
         lines.append(f"{facts['num_rows_without_reference']:,} rows have no reference and are left out")
+    if facts.get("num_only_thinking"):
+        lines.append(f"{facts['num_only_thinking']:,} completions are thinking without an answer after it")
     if "outcomes" in facts:
         lines.append(
             "programs: " + ", ".join(f"{count:,} {name}" for name, count in facts["outcomes"].items())
         )
+        lines.append(f"problems: the column {facts['problem_column']}")
         lines.append("isolated by: " + ", ".join(facts["isolation"]))
     for task, figures in facts.get("lm_eval", {}).items():
         shown = ", ".join(f"{name} {value:g}" for name, value in figures.items())

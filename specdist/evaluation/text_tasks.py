@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from specdist.evaluation.answers import answer_columns, answer_of, num_only_thinking
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.scores import Groups, Scores
 from specdist.utils.errors import UserError
@@ -13,7 +14,7 @@ REFERENCE = "reference"
 ERROR = "error"
 # Columns of every result, before the task's.
 IDENTITY_COLUMNS = ("row_id", "sample_index", "finish_reason")
-# From (completion, references, row) to numbers by metric, and text by name.
+# From (answer, references, row) to numbers by metric, and text by name.
 RowScore = tuple[Mapping[str, float], Mapping[str, str | None]]
 RowScorer = Callable[[str, list[str], Mapping[str, Any]], RowScore]
 
@@ -25,12 +26,6 @@ def reference_column(completions: Completions, wanted: str | None, task: str, *o
     if not found:
         completions.check_columns({names[-1]: f"--task {task} (--reference_column)"})
     return found[0]
-
-
-def cut(text: str, strings: Sequence[str] | None) -> str:
-    """``text`` before the first occurrence of any of the strings."""
-    ends = [text.find(string) for string in strings or ()]
-    return text[: min((end for end in ends if end >= 0), default=len(text))]
 
 
 def as_references(value: Any) -> list[str]:
@@ -58,15 +53,15 @@ def score_texts(
     A row that ended with an error gets 0. Rows without a reference are left out and counted. Raises
     :class:`UserError` if no row has a reference.
     """
-    names = [*IDENTITY_COLUMNS, "completion", column, *others]
-    all_rows = completions.rows(*names)
+    names = [*IDENTITY_COLUMNS, *answer_columns(completions), column, *others]
+    all_rows = completions.rows(*dict.fromkeys(names))
     rows = [row for row in all_rows if as_references(row[column])]
     if not rows:
         raise UserError(f"the column {column} of {completions.path} contains no references")
     numbers: dict[str, list[float]] = {}
     texts: dict[str, list[str | None]] = {}
     for row in rows:
-        found, notes = scorer(cut(row["completion"], cut_at), as_references(row[column]), row)
+        found, notes = scorer(answer_of(row, cut_at), as_references(row[column]), row)
         has_failed = row["finish_reason"] == ERROR
         for name, value in found.items():
             numbers.setdefault(name, []).append(0.0 if has_failed else value)
@@ -77,5 +72,9 @@ def score_texts(
         columns={**identity_columns(rows), **texts, **numbers},
         metrics={name: groups.mean(values) for name, values in numbers.items()},
         prompt_ids_P=groups.prompt_ids_P,
-        facts={"reference_column": column, "num_rows_without_reference": len(all_rows) - len(rows)},
+        facts={
+            "reference_column": column,
+            "num_rows_without_reference": len(all_rows) - len(rows),
+            "num_only_thinking": num_only_thinking(rows),
+        },
     )

@@ -11,7 +11,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.constraints.constraint import Constraint, ConstraintError, check_installed
 from specdist.constraints.masker import RowMasker, RowRule
 from specdist.constraints.matcher import grammars_of
-from specdist.constraints.thinking import ThinkingMarkers
+from specdist.constraints.thinking import THINKING, ThinkingMarkers
 from specdist.data import Prompts, RowError
 from specdist.job.tokens import load_tokenizer
 from specdist.models.checkpoint import Checkpoint
@@ -19,8 +19,6 @@ from specdist.utils.errors import UserError
 
 # Options whose value is a file that holds the constraint.
 FILES = ("json_schema", "grammar")
-# Ends of thinking that models of the hub write, each with its beginning.
-THINKING = {"</think>": "<think>", "[/THINK]": "[THINK]"}
 
 
 class RunConstraints:

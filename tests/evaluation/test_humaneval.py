@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from specdist.evaluation.humaneval import pass_at_k, program_of
+from specdist.evaluation.humaneval import pass_at_k
 from specdist.utils.errors import UserError
 from tests.evaluation.evaluating import evaluate
 from tests.evaluation.files import FAILED, merged_file
@@ -76,13 +76,26 @@ def test_samples_of_a_prompt_give_pass_at_k(tmp_path) -> None:
         evaluate(path, k=[4], overwrite=True, **ALLOWED)
 
 
-def test_a_code_block_with_the_function_is_run_without_the_prompt() -> None:
-    row = {"prompt": "<user> write is_even", "test": "T", "entry_point": "is_even"}
-    answer = "Sure:\n```python\nimport math\n```\n```python\ndef is_even(n):\n    return True\n```\nDone."
-    program = program_of({**row, "completion": answer})
-    assert program == "def is_even(n):\n    return True\n\nT\ncheck(is_even)"
-    plain = program_of({**row, "completion": "```\nno function\n```"})
-    assert plain.startswith("<user> write is_even```")
+@pytest.mark.parametrize("column", ["messages", "problem", "text", None])
+def test_the_problem_of_a_chat_answer_is_found(tmp_path, column) -> None:
+    """In the messages, in a column, or nowhere: then its import is missing."""
+    text = f"Complete:\n{PROMPTS[0]}" if column == "messages" else PROMPTS[0].strip()
+    value = [{"role": "user", "content": text}] if column == "messages" else text
+    inputs = {"test": TESTS[:1], "entry_point": NAMES[:1], **({column: [value]} if column else {})}
+    answer = "```python\ndef double(numbers: List[int]):\n    return [2 * n for n in numbers]\n```"
+    path = merged_file(
+        tmp_path / "run.arrow", inputs, [{"completion": answer, "prompt": "<user>...<assistant>"}]
+    )
+    options = {"problem_column": "text"} if column == "text" else {}
+    text, document = evaluate(path, **options, **ALLOWED)
+    assert document["metrics"]["pass@1"]["value"] == (column is not None)
+    assert f"problems: the column {column or 'prompt'}" in text
+
+
+def test_a_column_of_problems_that_is_not_there_is_refused(tmp_path) -> None:
+    path = merged_file(tmp_path / "run.arrow", INPUTS, REFERENCES)
+    with pytest.raises(UserError, match="--problem_column needs the column absent"):
+        evaluate(path, problem_column="absent", **ALLOWED)
 
 
 def test_code_is_run_only_with_the_users_consent(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Exact match, multiple choice, plug-ins and ROUGE."""
+"""Exact match, plug-ins and ROUGE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from specdist.evaluation.matching import chosen_letter, right_letter
 from specdist.utils.errors import UserError
 from tests.evaluation.evaluating import evaluate, values
 from tests.evaluation.files import FAILED, merged_file
@@ -27,43 +26,6 @@ def test_rows_without_a_reference_are_left_out(tmp_path) -> None:
     text, document = evaluate(path, task="exact_match", reference_column="answer")
     assert document["metrics"]["exact_match"]["value"] == 0.5
     assert "1 rows have no reference and are left out" in text
-
-
-@pytest.mark.parametrize(
-    ("completion", "letter"),
-    [
-        ("B", "B"),
-        (" (C) because of A", "C"),
-        ("**B.** Water", "B"),
-        ("The answer is D.", "D"),
-        ("A dog and a cat. Answer: (B)", "B"),
-        ("I think it is C, not a problem", "C"),
-        ("The answer is a river", None),
-        ("A river", None),
-        ("blue.", "B"),
-        ("", None),
-        ("Z", None),
-    ],
-)
-def test_the_chosen_letter_is_found(completion, letter) -> None:
-    assert chosen_letter(completion, ["red", "blue", "green", "grey"]) == letter
-
-
-def test_references_may_be_letters_numbers_or_texts() -> None:
-    choices = ["red", "blue", "3"]
-    found = [right_letter(text, choices, 0) for text in ("b", "(B)", "blue", "1", "3")]
-    assert found == ["B", "B", "B", "B", "C"]
-    assert right_letter("C.", [], 0) == "C"
-    for text, given in (("D", choices), ("7", choices), ("blue", [])):
-        with pytest.raises(UserError, match="row 5: the reference"):
-            right_letter(text, given, 5)
-
-
-def test_multiple_choice_scores_the_chosen_letters(tmp_path) -> None:
-    inputs = {"answer": [0, 1, 2, 1], "options": [["red", "blue", "green"]] * 4}
-    path = merged_file(tmp_path / "run.arrow", inputs, ["A", "(C)", "The answer is C", "blue"])
-    options = {"reference_column": "answer", "choices_column": "options"}
-    assert values(path, task="multiple_choice", **options) == {"accuracy": 0.75}
 
 
 PLUGIN = """

@@ -24,6 +24,7 @@ from tests.mutants.processing_faults import PROCESSING_FAULTS
 from tests.mutants.resting_faults import RESTING_FAULTS
 from tests.mutants.round_faults import ROUND_FAULTS
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
+from tests.mutants.score_faults import SCORE_FAULTS
 from tests.mutants.split_faults import SPLIT_FAULTS
 from tests.mutants.stats_faults import STATS_FAULTS
 from tests.mutants.storage_faults import STORAGE_FAULTS
@@ -54,6 +55,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *PAPERS_FAULTS,
     *RESTING_FAULTS,
     *ROUND_FAULTS,
+    *SCORE_FAULTS,
     *SPLIT_FAULTS,
     *STORAGE_FAULTS,
     *WINDOW_FAULTS,
