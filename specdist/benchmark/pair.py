@@ -25,6 +25,7 @@ from specdist.models.adapters import use_paged_attention, use_transformers_atten
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.loading import load_whole
+from specdist.models.rope import recomputed_from, rope_borders
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy, reads_head
 from specdist.sampling.distributions import SamplingSettings
@@ -115,6 +116,8 @@ class PagedPair:
                 max_new_tokens=max_seq_len,
                 max_seq_len=max_seq_len,
                 seed=seed,
+                rope_borders=rope_borders(pair.target.config, pair.draft.config),
+                recomputed_from=recomputed_from(pair.target.config),
             ),
             num_pages=max_num_seqs * pages_per_row,
             max_cache_len=pages_per_row * PAGE_SIZE,

@@ -46,6 +46,7 @@ class BranchPageTable:
         self._own_pages = own.reshape(num_branch_slots, self._pages_per_branch)
         width = -(-max_seq_len // page_size) + (self._pages_per_branch if num_branch_slots else 0)
         self.pages = np.zeros((num_slots + num_branch_slots, width), np.int32)
+        self._rope_lengths = np.zeros(num_slots + num_branch_slots, np.int64)
 
     @property
     def visible_width(self) -> int:
@@ -59,7 +60,20 @@ class BranchPageTable:
     def update(self, updates: PageUpdates) -> None:
         """Of the table that this one follows."""
         if len(updates.slots):
+            updates = self._without_rope_lengths(updates)
             self.pages[updates.slots, updates.indices] = updates.pages
+
+    def _without_rope_lengths(self, updates: PageUpdates) -> PageUpdates:
+        is_length = updates.indices < 0
+        if not is_length.any():
+            return updates
+        self._rope_lengths[updates.slots[is_length]] = -1 - updates.indices[is_length]
+        kept = ~is_length
+        return PageUpdates(updates.slots[kept], updates.indices[kept], updates.pages[kept])
+
+    def are_long(self, slots_T: np.ndarray, positions_T: np.ndarray, border: int) -> np.ndarray:
+        """bool [T]: which tokens have the frequencies of a rope beyond its border."""
+        return (self._rope_lengths[slots_T] > border) | (positions_T >= border)
 
     def begin(self, slots: np.ndarray) -> None:
         """New sequences are in these slots."""
@@ -71,6 +85,7 @@ class BranchPageTable:
         """Branch off each slot before a position; returns the copies that the branches' first pages need."""
         first_B = positions_B // self._page_size
         self.pages[branches_B] = self.pages[slots_B]
+        self._rope_lengths[branches_B] = self._rope_lengths[slots_B]
         columns_BP = first_B[:, None] + np.arange(self._pages_per_branch)
         self.pages[branches_B[:, None], columns_BP] = self._own_pages[branches_B - self._num_slots]
         begins_B = first_B * self._page_size

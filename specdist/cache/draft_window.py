@@ -120,6 +120,7 @@ class WindowPageTable(BranchPageTable):
 
     def update(self, updates: PageUpdates) -> None:
         """The target's pages are not the draft's."""
+        self._without_rope_lengths(updates)
 
     def begin(self, slots: np.ndarray) -> None:
         """New sequences: give back what the slots hold."""

@@ -7,6 +7,10 @@ Full pages of prompts are shared. A page is identified by all tokens from the se
 page's end, so sequences with a common prefix use the same pages, and a finished sequence's prompt pages stay
 usable until their memory is needed. Rolling back after a rejection only means remembering a shorter length:
 later writes overwrite.
+
+What a rope makes of a position may depend on the length of the text (longrope). Then pages are shared by
+sequences on the same side of every border, and the models' copies of the table are told each sequence's
+length.
 """
 
 from __future__ import annotations
@@ -22,7 +26,10 @@ DIGEST_BYTES = 16  # two different contexts share a digest with odds of 1 in 2**
 
 @dataclass(frozen=True)
 class PageUpdates:
-    """Changed entries of the page table, ``table[slots[i], indices[i]] = pages[i]``; int32, equal lengths."""
+    """Changed entries of the page table, ``table[slots[i], indices[i]] = pages[i]``; int32, equal lengths.
+
+    A negative index is no entry: ``-1 - index`` is the length of the slot's text, as its rope has it.
+    """
 
     slots: np.ndarray
     indices: np.ndarray
@@ -34,6 +41,10 @@ class PageUpdates:
             return NO_UPDATES
         columns = np.array(entries, dtype=np.int32).reshape(-1, 3).T
         return PageUpdates(*columns.copy())
+
+    @staticmethod
+    def of_rope_lengths(slots: np.ndarray, lengths: np.ndarray) -> PageUpdates:
+        return PageUpdates(slots, -1 - lengths, np.zeros_like(slots))
 
     def without(self, slots: np.ndarray) -> PageUpdates:
         """Those of other slots."""
@@ -62,7 +73,11 @@ class _SlotPages:
 class PageTable:
     """Allocates pages to sequences, each named by its slot, ``0 .. num_slots - 1``."""
 
-    def __init__(self, *, num_pages: int, page_size: int, num_slots: int) -> None:
+    def __init__(
+        self, *, num_pages: int, page_size: int, num_slots: int, rope_borders: tuple[int, ...] = ()
+    ) -> None:
+        """``rope_borders``: lengths beyond which a model's rope has other frequencies."""
+        self._rope_borders = rope_borders
         self.num_pages = num_pages
         self.page_size = page_size
         self._slots: list[_SlotPages | None] = [None] * num_slots
@@ -82,15 +97,17 @@ class PageTable:
     def num_pages_for(self, length: int) -> int:
         return -(-length // self.page_size)
 
-    def open(self, slot: int, context_ids: list[int], *, is_shared: bool = True) -> int:
+    def open(self, slot: int, context_ids: list[int], *, is_shared: bool = True, rope_length: int = 0) -> int:
         """Give ``slot`` to a new sequence and return how many leading tokens of its context are in shared
         pages.
 
         At least the last token of the context is never shared, so that it is computed; none is where
-        sharing is not wanted (``is_shared``).
+        sharing is not wanted (``is_shared``). ``rope_length``: of the text, as its rope has it.
         """
         assert self._slots[slot] is None, f"slot {slot} is in use"
-        own = self._slots[slot] = _SlotPages(keys=self._page_keys(context_ids))
+        own = self._slots[slot] = _SlotPages(keys=self._page_keys(context_ids, rope_length))
+        if self._rope_borders:
+            self._changes.append((slot, -1 - rope_length, 0))
         for key in own.keys[: (len(context_ids) - 1) // self.page_size] if is_shared else ():
             page = self._page_of_key.get(key)
             if page is None:
@@ -152,10 +169,11 @@ class PageTable:
         assert own is not None, f"slot {slot} is empty"
         return own
 
-    def _page_keys(self, token_ids: list[int]) -> list[bytes]:
-        """One key per full page: a digest of all tokens from the beginning to the page's end."""
+    def _page_keys(self, token_ids: list[int], rope_length: int) -> list[bytes]:
+        """One key per full page: a digest of all tokens from the beginning to the page's end, and of the
+        borders that the text is beyond."""
         tokens = np.asarray(token_ids, dtype=np.int32)
-        keys, key = [], b""
+        keys, key = [], bytes(rope_length > border for border in self._rope_borders)
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
             page_bytes = tokens[end - self.page_size : end].tobytes()
             key = hashlib.blake2b(key + page_bytes, digest_size=DIGEST_BYTES).digest()

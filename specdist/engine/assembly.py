@@ -102,7 +102,10 @@ class Assembly:
     def page_table(self) -> PageTable:
         """An empty page table."""
         return PageTable(
-            num_pages=self.num_pages, page_size=self.page_size, num_slots=self.scheduling.num_slots
+            num_pages=self.num_pages,
+            page_size=self.page_size,
+            num_slots=self.scheduling.num_slots,
+            rope_borders=self.scheduling.rope_borders,
         )
 
     def local_target(self, runner: ModelRunner) -> LocalTarget:

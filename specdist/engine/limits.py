@@ -9,7 +9,12 @@ from specdist.cache.draft_window import DraftWindow
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """Limits of a batch, in sequences and tokens; and of what the draft sees of a sequence."""
+    """Limits of a batch, in sequences and tokens; and of what the draft sees of a sequence.
+
+    Attributes:
+        rope_borders: lengths beyond which the rope of a model has other frequencies.
+        recomputed_from: the target's, if all of a sequence is to be run anew once it is longer.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -20,6 +25,8 @@ class SchedulerSettings:
     seed: int
     shares_room: bool = False
     draft_window: DraftWindow | None = None
+    rope_borders: tuple[int, ...] = ()
+    recomputed_from: int | None = None
 
     @property
     def num_slots(self) -> int:

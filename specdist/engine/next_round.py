@@ -102,6 +102,7 @@ class NextRound:
             not sequences
             or sequences != [*(block.sequence for block in blocks), *new]
             or any(sequence.is_prefilling or sequence.forced_next_token is not None for sequence in new)
+            or any(map(scheduler.must_recompute, sequences))
         ):
             return None
         num_candidates = [block.num_candidates for block in blocks]
@@ -119,7 +120,7 @@ class NextRound:
                 if stop_rules.may_end(block.sequence, block.candidate_ids)
             ],
             slots_R=np.array([sequence.slot for sequence in sequences], np.int64),
-            room_R=np.array([s.max_length - len(s.token_ids) for s in sequences], np.int64),
+            room_R=np.array([scheduler.room(sequence) for sequence in sequences], np.int64),
             num_redraft_R=np.zeros(len(sequences), np.int64),
             next_token_ids_R=np.full(len(sequences), DRAW),
             most_candidates=scheduler.most_candidates,

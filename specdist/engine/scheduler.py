@@ -100,17 +100,33 @@ class Scheduler:
         """
         limits: dict[int, int] = {}
         suspended_slots: list[int] = []
+        for sequence in reversed(self.running):
+            if self.must_recompute(sequence):
+                suspended_slots.append(sequence.slot)
+                self._preempt(sequence, keeps_block=True)
         most = self.most_candidates
         for sequence in list(self.running):
             if sequence.slot < 0 or sequence.is_prefilling:
                 continue
             length = len(sequence.token_ids)
-            limits[sequence.order] = candidates_within(most, sequence.max_length - length)
+            limits[sequence.order] = candidates_within(most, self.room(sequence))
             reach = self._reach(sequence, length, most)
             while sequence.slot >= 0 and not self._reserve(sequence, reach):
                 suspended_slots.append(self.running[-1].slot)
                 self._preempt(self.running[-1])
         return limits, suspended_slots
+
+    def room(self, sequence: Sequence) -> int:
+        """Tokens that may follow before the sequence ends, or is run anew: no block crosses the border."""
+        end, border = sequence.max_length, self.settings.recomputed_from
+        if border is not None and sequence.context_length <= border:
+            end = min(end, border + 1)
+        return end - len(sequence.token_ids)
+
+    def must_recompute(self, sequence: Sequence) -> bool:
+        """Whether the sequence has become longer than the border since it was admitted."""
+        border = self.settings.recomputed_from
+        return border is not None and sequence.context_length <= border < len(sequence.token_ids)
 
     @property
     def most_candidates(self) -> int:
@@ -140,10 +156,10 @@ class Scheduler:
             self._reserve(sequence, self._reach(sequence, len(sequence.token_ids) + num_more, most))
         return self._pages.drain_updates()
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, *, keeps_block: bool = False) -> None:
         self.running.remove(sequence)
         self._give_back(sequence)
-        sequence.rewind()
+        sequence.rewind(keeps_block=keeps_block)
         self.waiting.appendleft(sequence)
 
     def _give_back(self, sequence: Sequence) -> None:
@@ -159,7 +175,10 @@ class Scheduler:
         if not self.waiting:
             return None
         sequence, slot = self.waiting[0], self._free_slots[-1]
-        num_shared = self._pages.open(slot, sequence.token_ids, is_shared=not sequence.runs_whole_prompt)
+        recomputes = self.settings.recomputed_from is not None
+        rope_length = len(sequence.token_ids) if recomputes else sequence.num_prompt_tokens
+        is_shared = not sequence.runs_whole_prompt
+        num_shared = self._pages.open(slot, sequence.token_ids, is_shared=is_shared, rope_length=rope_length)
         reach = self.settings.max_draft_tokens + 1 + self.settings.num_ahead_tokens
         spare = (len(self.running) + 1) * (self._pages.num_pages_for(reach) + 1) if self.running else 0
         length = min(len(sequence.token_ids) + self.settings.num_ahead_tokens, sequence.max_length)

@@ -133,9 +133,10 @@ class Sequence:
             num_accepted + len(accepted_ids),
         )
 
-    def rewind(self) -> None:
-        """Give up the slot: forget the current block, and that any token has been run."""
-        start = self._block_start
+    def rewind(self, *, keeps_block: bool = False) -> None:
+        """Give up the slot: forget the current block, and that any token has been run. ``keeps_block``: only
+        the latter."""
+        start = None if keeps_block else self._block_start
         if start is not None:
             del self.token_ids[start.length :], self.trace[start.num_traced :]
             self.num_redraft, self.counters = start.num_candidates, start.counters

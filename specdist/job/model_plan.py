@@ -28,6 +28,7 @@ from specdist.models.adapter_folder import open_adapter
 from specdist.models.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, check_family, open_checkpoint
 from specdist.models.fitting import check_weights
 from specdist.models.generation import default_options
+from specdist.models.rope import recomputed_from, rope_borders
 from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ def with_model_defaults(
 def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 0) -> SchedulerSettings:
     """How many sequences and tokens may run at a time."""
     window = config.draft_window if config.uses_draft_model else None
+    configs = [model.config for model in (models.target, models.draft) if model is not None]
     limits = SchedulerSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -124,6 +126,8 @@ def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 
         seed=config.seed,
         draft_window=None if window is None else DraftWindow.of_tokens(window, PAGE_SIZE),
         shares_room=config.shares_room,
+        rope_borders=rope_borders(*configs),
+        recomputed_from=recomputed_from(models.target.config),
     )
     for _ in range(num_halvings):
         limits = limits.halved()

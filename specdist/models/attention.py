@@ -77,6 +77,11 @@ def attending(attention: LayerAttention, rules: Mapping[int, AttentionRules]) ->
         _running.reset(token)
 
 
+def is_running() -> bool:
+    """Whether a pass over pages runs in this thread."""
+    return _running.get(None) is not None
+
+
 def running_attention() -> LayerAttention:
     """For layers that know their rules themselves."""
     return _running.get().attention

@@ -23,6 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from specdist.models.adapters import is_paged_by_registry, use_attention
 from specdist.models.attention import ATTENTION_NAME, AttentionKind, AttentionRules, attending
+from specdist.models.rope import rope_border
 from specdist.utils.errors import UserError
 
 DRY_RUN_NAME = "specdist_dry_run"
@@ -168,6 +169,10 @@ def check_attention(model: PreTrainedModel, name: str) -> None:
     if not model._can_set_attn_implementation():
         return  # it has an adapter
     shapes = LayerShapes(positions_of(model))
+    try:
+        rope_border(model.config)
+    except ValueError as error:
+        shapes.foreign.add(str(error))
     use_attention(model, ATTENTION_NAME)
     token = torch.zeros(1, 1, dtype=torch.int64, device="meta")
     try:

@@ -22,6 +22,8 @@ from specdist.cache.draft_window import WindowPageTable
 # Segments share an attention call while the shortest has at least half the keys of the longest, so padding
 # never doubles the work; below this many keys the call itself costs more than the padding.
 FREE_PADDING_KEYS = 128
+# Added to the position of a token with the frequencies of a rope beyond its border (specdist.models.rope).
+IS_LONG = 2**30
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class Segments:
 @dataclass(frozen=True)
 class SeenBatch(FlatBatch):
     """A batch as the attention of a model with a window takes it: slots are segments of a table of visible
-    pages, and positions are places in them; ``true_positions`` are those in the sequences."""
+    pages, and positions are places in them; ``true_positions`` are those in the sequences, as the model's
+    layers know them."""
 
     true_positions_T: np.ndarray
 
@@ -77,18 +80,33 @@ class SeenBatch(FlatBatch):
         return self.true_positions_T
 
 
-def as_seen(batch: FlatBatch, table: BranchPageTable) -> tuple[FlatBatch, np.ndarray]:
-    """The batch and the table of pages as attention takes them. Pages of a window are reserved."""
-    if not isinstance(table, WindowPageTable):
-        return batch, table.pages
+def model_positions(
+    slots_T: np.ndarray, positions_T: np.ndarray, table: BranchPageTable, rope_border: int | None
+) -> np.ndarray:
+    """As the model's layers know them: [T]."""
+    if rope_border is None:
+        return positions_T
+    return positions_T + IS_LONG * table.are_long(slots_T, positions_T, rope_border)
+
+
+def as_seen(
+    batch: FlatBatch, table: BranchPageTable, rope_border: int | None = None
+) -> tuple[FlatBatch, np.ndarray]:
+    """The batch and the table of pages as attention takes them, with positions for a rope that has a border.
+    Pages of a window are reserved."""
     slots_T, positions_T = batch.slots_T, batch.positions_T
+    model_positions_T = model_positions(slots_T, positions_T, table, rope_border)
+    if not isinstance(table, WindowPageTable):
+        if rope_border is not None:
+            batch = SeenBatch(batch.token_ids_T, slots_T, positions_T, model_positions_T)
+        return batch, table.pages
     is_first_T = np.ones(len(slots_T), bool)
     is_first_T[1:] = (slots_T[1:] != slots_T[:-1]) | (positions_T[1:] != positions_T[:-1] + 1)
     starts_S = np.flatnonzero(is_first_T)
     lengths_S = np.diff(np.append(starts_S, len(slots_T)))
     table.reserve(slots_T[starts_S], positions_T[starts_S], positions_T[starts_S] + lengths_S)
     seen = table.visible(slots_T, positions_T)
-    return SeenBatch(batch.token_ids_T, seen.segments_T, seen.places_T, positions_T), seen.pages_SP
+    return SeenBatch(batch.token_ids_T, seen.segments_T, seen.places_T, model_positions_T), seen.pages_SP
 
 
 def cache_indices(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> np.ndarray:

@@ -169,6 +169,7 @@ class LlamaPass:
 
     def __init__(self, model: PreTrainedModel, rules: Mapping[int, AttentionRules]) -> None:
         """``rules``: of every layer's attention, as transformers hands them over."""
+        self.rules = rules
         decoder = model.get_decoder()
         self._embed = part(decoder, "embed_tokens")
         self._rotary = part(decoder, "rotary_emb").forward

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.cache.key_value import KeyValueCache
-from specdist.models.attention import AttentionRules, LayerAttention, attend_segments
+from specdist.models.attention import AttentionRules, LayerAttention, attend_segments, attending
 from specdist.models.compiled import CompiledPass
 from specdist.models.dry_run import LayerShapes
 from specdist.models.flat import FlatBatch, causal_bias
@@ -170,7 +170,9 @@ def _difference(model: PreTrainedModel, found: LlamaPass, run_transformers: RunT
     token_ids_T = torch.randint(config.vocab_size, (num_tokens,), generator=generator).to(model.device)
     positions_T = stride * torch.arange(num_tokens, device=model.device)
     tokens_T = torch.arange(num_tokens, device=model.device)
-    expected_TV, found_TV = (
-        run(token_ids_T, positions_T, tokens_T, DenseAttention()).float() for run in (run_transformers, found)
-    )
+    with attending(DenseAttention(), found.rules):
+        expected_TV, found_TV = (
+            run(token_ids_T, positions_T, tokens_T, DenseAttention()).float()
+            for run in (run_transformers, found)
+        )
     return float((found_TV - expected_TV).abs().max() / expected_TV.abs().max())

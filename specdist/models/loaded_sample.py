@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdist.cache.pages import PageUpdates
 from specdist.config.groups import ModelImpl
 from specdist.models.adapters import is_paged_by_registry
 from specdist.models.attention import AttentionRules, LayerAttention
@@ -101,11 +102,15 @@ def _run(runner: ModelRunner, sample: Sample) -> Tensor:
     )
     # Not in order, as pages are in a run.
     pages = np.arange(num_rows * width, dtype=np.int32)[::-1].reshape(width, num_rows).T.copy()
+    if runner.rope_border is not None:
+        lengths = np.array([positions[-1] + 1 for positions in sample.rows])
+        runner.update_pages(PageUpdates.of_rope_lengths(np.arange(num_rows), lengths))
     token_ids = np.stack([sample.token_ids(row) for row in range(num_rows)])
     positions = np.array(sample.rows)
     found = []
     for rows_T, places_T in _passes(sample):
-        batch = SeenBatch(token_ids[rows_T, places_T], rows_T, places_T, positions[rows_T, places_T])
+        positions_T = runner.model_positions(rows_T, positions[rows_T, places_T])
+        batch = SeenBatch(token_ids[rows_T, places_T], rows_T, places_T, positions_T)
         logits = runner.forward_seen(batch, pages, np.arange(len(batch)))
         found.append(logits.float().cpu())
     return torch.cat(found)

@@ -30,6 +30,7 @@ from specdist.models.quantized import plain_config, quantization_of
 from specdist.models.quantized_linear import input_scales, rounded_values
 from specdist.models.quantized_loading import QuantizedParts
 from specdist.models.quantized_weights import LayerFormat
+from specdist.models.rope import rope_border
 from specdist.models.weight_files import open_weights
 from specdist.models.weight_names import WeightNames
 
@@ -84,7 +85,8 @@ def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or []
     layers = {0, num_layers - 1, *(list(kinds).index(kind) for kind in set(kinds))}
     changed: dict[str, Any] = {}
-    borders = rope_borders(config)
+    border = rope_border(config)
+    borders = set() if border is None else {border}
     num_tokens = min(NUM_TOKENS, checkpoint.max_positions, *borders)
     window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
     if isinstance(window, int) and window < checkpoint.max_positions:
@@ -102,23 +104,14 @@ def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
     )
 
 
-def rope_borders(config: Any) -> set[int]:
-    """Lengths from which on a rope has other frequencies."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    each = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    return {
-        int(found["original_max_position_embeddings"])
-        for found in each
-        if found.get("rope_type") == "longrope" and found.get("original_max_position_embeddings")
-    }
-
-
 def _spread(num_tokens: int, end: int) -> tuple[int, ...]:
-    """Ascending positions below ``end``, the first and the last among them, and most of them near the
-    beginning."""
-    wanted = np.geomspace(1, end, num_tokens).astype(int) - 1
-    ascending = np.maximum.accumulate(wanted - np.arange(num_tokens)) + np.arange(num_tokens)
-    return tuple(np.minimum(ascending, end - num_tokens + np.arange(num_tokens)).tolist())
+    """Ascending positions below ``end``, the last ones among them, and most others near the beginning."""
+    # The prompt's last token and those after it: a prompt beyond a border is a long one from its beginning.
+    last = np.arange(end - NUM_STEPS - 1, end)
+    num_first, end = num_tokens - len(last), end - len(last)
+    wanted, steps = np.geomspace(1, max(1, end), num_first).astype(int) - 1, np.arange(num_first)
+    ascending = np.maximum.accumulate(wanted - steps) + steps
+    return (*np.minimum(ascending, end - num_first + steps).tolist(), *last.tolist())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from specdist.models.acceleration import Acceleration as Acceleration
 from specdist.models.attention import AttentionRules, LayerAttention, PagedAttention, attending
 from specdist.models.compiled import CompiledPass
 from specdist.models.dry_run import LayerShapes, positions_of, recording, refuse_foreign
-from specdist.models.flat import FlatBatch, as_seen, plan_attention
+from specdist.models.flat import FlatBatch, as_seen, model_positions, plan_attention
 from specdist.models.fusing import FusedLayers
 from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
 from specdist.models.kernel import KernelAttention, PagedKernel, SdpaKernel
@@ -34,6 +34,7 @@ from specdist.models.linear import OneDnnLinears
 from specdist.models.llama import LlamaPass
 from specdist.models.llama_check import choose_pass
 from specdist.models.probe import choose_kernel
+from specdist.models.rope import use_frequencies_by_row
 from specdist.models.segments import ragged_segments
 from specdist.models.static import MAX_TOKENS, NUM_SCRATCH_PAGES, StaticPasses
 from specdist.models.static_runs import StaticRuns, num_run_inputs
@@ -80,6 +81,7 @@ class ModelRunner:
         self._on_pass = on_pass
         self._linears = OneDnnLinears(model) if device.type == "cpu" else None
         self._fused = FusedLayers(model, device, self.dtype) if self._acceleration.is_fused else None
+        self.rope_border = use_frequencies_by_row(model)
         self._shapes = LayerShapes(positions_of(model))
         self.own_pass: LlamaPass | CompiledPass | None = None
         # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
@@ -179,7 +181,13 @@ class ModelRunner:
                 num_more_inputs=num_run_inputs(len(self._table.pages), 0 if window is None else width),
             )
             self.runs = StaticRuns(
-                self._static, self._table, acceleration.capturer, self.dtype, self._head, self._on_pass
+                self._static,
+                self._table,
+                acceleration.capturer,
+                self.dtype,
+                self._head,
+                self._on_pass,
+                self.rope_border,
             )
 
     @property
@@ -256,7 +264,7 @@ class ModelRunner:
         """Logits [N, V], or with a head [N, V + 1], the last column being the head's logit. Without the
         features that it uses, that column is meaningless."""
         asked_N = np.asarray(logits_index, np.int64)
-        batch, pages_SP = as_seen(batch, self.pages)
+        batch, pages_SP = self._as_seen(batch)
         if self._static is not None:
             logits = self._static.forward(
                 batch, asked_N, pages_SP, features_3N, is_copied=not self.reuses_logits
@@ -266,6 +274,13 @@ class ModelRunner:
                     self._on_pass()  # a replay runs no model
                 return logits
         return self._forward_ragged(batch, pages_SP, asked_N, features_3N)
+
+    def _as_seen(self, batch: FlatBatch) -> tuple[FlatBatch, np.ndarray]:
+        return as_seen(batch, self.pages, self.rope_border)
+
+    def model_positions(self, slots_T: np.ndarray, positions_T: np.ndarray) -> np.ndarray:
+        """Positions in the slots' sequences as the model's layers know them."""
+        return model_positions(slots_T, positions_T, self.pages, self.rope_border)
 
     def forward_seen(self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray) -> Tensor:
         """Like :meth:`forward`, over a table of pages that the caller has made: a ragged pass."""
@@ -277,7 +292,7 @@ class ModelRunner:
         """Like :meth:`forward`, with the tokens' last hidden states [N, H]: what the output head gets, after
         the final norm. Always a ragged pass: a recorded one runs no hook.
         """
-        asked_N, (batch, pages_SP) = np.asarray(logits_index, np.int64), as_seen(batch, self.pages)
+        asked_N, (batch, pages_SP) = np.asarray(logits_index, np.int64), self._as_seen(batch)
         if self._compiled is not None:
             return self._forward_compiled(batch, pages_SP, asked_N)
         with LastHiddenStates(self.model) as caught:
@@ -354,9 +369,9 @@ class ModelRunner:
     def _logits(
         self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
     ) -> Tensor:
-        if isinstance(self.own_pass, LlamaPass):
-            return self.own_pass(token_ids_T, positions_T, logits_index_N, attention)
         with attending(attention, self._shapes.rules):
+            if isinstance(self.own_pass, LlamaPass):
+                return self.own_pass(token_ids_T, positions_T, logits_index_N, attention)
             output = self.model(
                 input_ids=token_ids_T[None],
                 position_ids=positions_T[None],

@@ -93,12 +93,15 @@ class StaticRuns:
         dtype: torch.dtype,
         head: HiddenStateHead | None = None,
         on_pass: Callable[[], None] | None = None,
+        rope_border: int | None = None,
     ) -> None:
         """
         Args:
             page_table: of the runner.
             dtype: of the model; ``head``: that its passes run; ``on_pass``: called after a run.
+            rope_border: of the model.
         """
+        self._rope_border = rope_border
         self._passes = passes
         self._table = page_table
         self._has_window = isinstance(page_table, WindowPageTable)
@@ -130,7 +133,7 @@ class StaticRuns:
         of_rows, num_steps, num_rows = Segments.of(batch), int(num_steps_A.max()), len(num_steps_A)
         ends_A = of_rows.starts_S + of_rows.lengths_S - 1
         slots_A, num_more_keys_S = batch.slots_T[ends_A], num_steps_A - 1
-        seen, pages_SP = as_seen(batch, self._table)
+        seen, pages_SP = as_seen(batch, self._table, self._rope_border)
         segments = of_rows
         if self._has_window:
             # Later steps have tables of their own.
@@ -192,8 +195,8 @@ class StaticRuns:
         positions_T = num_keys_A[rows] + steps
         lines = steps * _aligned(bucket.num_logits) + rows
         drawn = FlatBatch(positions_T, slots_A[rows], positions_T)
-        seen, pages_SP = as_seen(drawn, self._table)
-        positions[lines] = positions_T
+        seen, pages_SP = as_seen(drawn, self._table, self._rope_border)
+        positions[lines] = seen.model_positions_T
         cache_index[lines] = cache_indices(seen, pages_SP, page_size)
         used[lines] = seen.positions_T + 1
         if self._has_window:

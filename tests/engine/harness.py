@@ -30,6 +30,7 @@ from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.models.adapters import use_paged_attention
 from specdist.models.hidden import HiddenStateHead
+from specdist.models.rope import recomputed_from, rope_borders
 from specdist.models.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength, LengthPolicy, reads_head
 from specdist.policies.costs import CostModel, Curve
@@ -99,6 +100,7 @@ class Harness:
         self.settings = settings or SamplingSettings(temperature=0.0)
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
         self.policy = policy or FixedLength(num_draft_tokens)
+        configs = [model.config for model in (target, draft) if isinstance(model, PreTrainedModel)]
         self.scheduling = SchedulerSettings(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -110,6 +112,8 @@ class Harness:
             max_seq_len=max_seq_len,
             seed=seed,
             draft_window=None if draft_window is None else DraftWindow.of_tokens(draft_window, PAGE_SIZE),
+            rope_borders=rope_borders(*configs),
+            recomputed_from=recomputed_from(configs[0]) if configs else None,
         )
         self.num_pages = num_pages
         self.stop_rules = StopRules(decode, frozenset(eos), tuple(stop))
