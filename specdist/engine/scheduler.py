@@ -98,12 +98,10 @@ class Scheduler:
 
         Returns the most candidates of each (by order), and the slots of the sequences preempted for it.
         """
-        limits: dict[int, int] = {}
-        suspended_slots: list[int] = []
-        for sequence in reversed(self.running):
-            if self.must_recompute(sequence):
-                suspended_slots.append(sequence.slot)
-                self._preempt(sequence, keeps_block=True)
+        limits, suspended_slots = dict[int, int](), list[int]()
+        for sequence in list(filter(self.must_recompute, reversed(self.running))):
+            suspended_slots.append(sequence.slot)
+            self._preempt(sequence, keeps_block=True)
         most = self.most_candidates
         for sequence in list(self.running):
             if sequence.slot < 0 or sequence.is_prefilling:
@@ -175,10 +173,9 @@ class Scheduler:
         if not self.waiting:
             return None
         sequence, slot = self.waiting[0], self._free_slots[-1]
-        recomputes = self.settings.recomputed_from is not None
-        rope_length = len(sequence.token_ids) if recomputes else sequence.num_prompt_tokens
-        is_shared = not sequence.runs_whole_prompt
-        num_shared = self._pages.open(slot, sequence.token_ids, is_shared=is_shared, rope_length=rope_length)
+        token_ids, is_shared = sequence.token_ids, not sequence.runs_whole_prompt
+        rope_length = sequence.num_prompt_tokens if self.settings.recomputed_from is None else len(token_ids)
+        num_shared = self._pages.open(slot, token_ids, is_shared=is_shared, rope_length=rope_length)
         reach = self.settings.max_draft_tokens + 1 + self.settings.num_ahead_tokens
         spare = (len(self.running) + 1) * (self._pages.num_pages_for(reach) + 1) if self.running else 0
         length = min(len(sequence.token_ids) + self.settings.num_ahead_tokens, sequence.max_length)

@@ -94,7 +94,9 @@ def paged_attention_forward(
     attention, rules = _running.get()
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     queries_THD, keys_TGD, values_TGD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return attention.attend(layer, queries_THD, keys_TGD, values_TGD, rules[layer])[None], None
+    output_THD = attention.attend(layer, queries_THD, keys_TGD, values_TGD, rules[layer])
+    # Some families take a view of it.
+    return output_THD[None].contiguous(), None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
