@@ -191,7 +191,8 @@ class SpeculativeLLM:
                 for k in range(config.num_samples)
             ]
         self._replica.resample(config)
-        stop_rules = StopRules(encoder.decode, self._models.target.stop_token_ids(), tuple(config.stop or ()))
+        end_ids = self._models.target.stop_token_ids()
+        stop_rules = StopRules(encoder.detokenizer, end_ids, tuple(config.stop or ()))
         recorder = StatsRecorder()
         with tqdm(total=len(requests), unit="completion", disable=not use_tqdm) as bar:
             for completion in self._replica.engine(iter(requests), stop_rules, recorder).run():

@@ -108,7 +108,7 @@ class PagedPair:
         self.assembly = Assembly(
             settings=settings,
             vocab_size=pair.vocab_size,
-            stop_rules=StopRules(encoder.decode, frozenset(pair.stop_token_ids)),
+            stop_rules=StopRules(encoder.detokenizer, frozenset(pair.stop_token_ids)),
             scheduling=SchedulerSettings(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max(MAX_NUM_BATCHED_TOKENS, max_num_seqs * (max_draft_tokens + 1)),

@@ -21,6 +21,7 @@ from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, versions
 from specdist.config.groups import QuantizationOptions, TrustOptions, values_of
 from specdist.data import Prompts, RowError, open_prompts
 from specdist.data.heartbeat import now_utc
+from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.stopping import StopRules
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import load_head
@@ -96,7 +97,7 @@ class Setting:
             num_context_tokens=self.paged.num_context_tokens,
             # Texts are decoded here, where the engine is.
             assembly=dataclasses.replace(
-                self.paged.assembly, stop_rules=StopRules(str, self.paged.assembly.stop_rules.token_ids)
+                self.paged.assembly, stop_rules=StopRules(NO_TEXT, self.paged.assembly.stop_rules.token_ids)
             ),
         )
         return DraftRank(source, self.device)

@@ -17,6 +17,7 @@ from torch import Tensor
 from specdist.collecting.passes import AskedTokens, contexts_of, groups_of, in_passes, pages_of
 from specdist.collecting.texts import Text
 from specdist.engine.assembly import PAGE_SIZE
+from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.request import Request
 from specdist.engine.stopping import StopRules
 from specdist.heads.info import HiddenState
@@ -72,7 +73,7 @@ class DraftSide:
     def complete(self, requests: list[Request]) -> dict[int, list[int]]:
         """Completions by the draft alone, by row."""
         # The completions' text is not needed.
-        stop_rules = StopRules(lambda _: "", self._stop_token_ids)
+        stop_rules = StopRules(NO_TEXT, self._stop_token_ids)
         engine = self._replica.draft_engine(iter(requests), stop_rules)
         return {completion.request.row_id: completion.token_ids for completion in engine.run()}
 

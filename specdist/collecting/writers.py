@@ -44,7 +44,7 @@ class TextWriter:
         self._replica = replica
         self._conductor = conductor
         self._encoder = encoder
-        self._stop_rules = StopRules(encoder.decode, models.target.stop_token_ids())
+        self._stop_rules = StopRules(encoder.detokenizer, models.target.stop_token_ids())
 
     def prompt_ids(self, row_id: int) -> list[int]:
         """The prompt's tokens, as in the run of the responses."""

@@ -58,7 +58,7 @@ class EmulatedRows:
     def __init__(self, settings: RowSettings, plan: RunPlan) -> None:
         self._settings = settings
         encoder = PromptEncoder(_tokenizer(settings.vocab_size), max_prompt_tokens=2**20)
-        self.stop_rules = StopRules(encoder.decode)
+        self.stop_rules = StopRules(encoder.detokenizer)
         self.stats_recorder = StatsRecorder()
         rows = RowRequests(plan.prompts, encoder)
         self.recorder = Recorder(plan, rows, self.stats_recorder, progress=Progress(settings.num_rows, 0))

@@ -24,6 +24,7 @@ from specdist.emulation.rows import RowSettings, open_rows
 from specdist.emulation.session import NUM_WARMUPS, Replica, Run
 from specdist.emulation.sides import DraftSide, EmulatedOrder
 from specdist.engine.assembly import PAGE_SIZE, Assembly
+from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Completion
@@ -158,7 +159,7 @@ class Emulation:
         assembly = Assembly(
             settings=SamplingSettings(temperature=config.temperature),
             vocab_size=config.vocab_size,
-            stop_rules=StopRules(str),
+            stop_rules=StopRules(NO_TEXT),
             scheduling=SchedulerSettings(
                 max_num_seqs=num_slots,
                 max_num_batched_tokens=max(PREFILL_CHUNK_TOKENS, 2 * num_slots * block),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from specdist.engine.detokenizer import NOT_A_CHARACTER, Detokenizer, first_stop
 from specdist.engine.request import FinishReason
 from specdist.engine.sequence import Sequence
 
-# The text of a completion's last tokens is the end of its text, but for a space or so where it begins; unless
-# it begins inside a character, whose bytes then show as a character that stands for none.
-MARGIN, NOT_A_CHARACTER = 8, "\N{REPLACEMENT CHARACTER}"
 # Not the id of any token, so never a stop token.
 NO_STOP = -1
 
@@ -28,12 +25,13 @@ class StopRules:
     """What ends a completion, besides its maximum length.
 
     Attributes:
-        decode: token ids to text, without special tokens.
+        detokenizer: of the target's tokenizer.
         token_ids: stop tokens; a completion's last token may be one, its text does not contain it.
-        strings: stop strings of requests without their own; a completion's text ends before the first.
+        strings: stop strings of requests without their own; a completion's text ends before the first. They
+            may hold special tokens, though a completion's text has none.
     """
 
-    decode: Callable[[list[int]], str]
+    detokenizer: Detokenizer
     token_ids: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
 
@@ -83,37 +81,31 @@ class StopRules:
             if token_id in self.token_ids:
                 num_kept, reason = index + 1, "stop"
                 break
-        if strings and num_kept and self._may_stop(sequence, new_ids[:num_kept], strings):
-            committed = sequence.token_ids[sequence.num_prompt_tokens :]
-            if first_stop(self.decode(committed + new_ids[:num_kept]), strings) is not None:
-                num_kept = next(
-                    count
-                    for count in range(1, num_kept + 1)
-                    if first_stop(self.decode(committed + new_ids[:count]), strings) is not None
-                )
-                reason = "stop"
+        if strings and num_kept:
+            until = self._num_until_stop(sequence, new_ids[:num_kept], strings)
+            if until is not None:
+                num_kept, reason = until, "stop"
         return StopCheck(num_kept, reason)
 
-    def _may_stop(self, sequence: Sequence, new_ids: list[int], strings: tuple[str, ...]) -> bool:
-        """Whether one of the strings may have come with new tokens, by the last tokens' text alone: there was
-        none before, and it takes no longer late in a completion."""
-        num_before = least = max(map(len, strings)) + MARGIN
-        token_ids = sequence.token_ids
-        while num_before < len(token_ids) - sequence.num_prompt_tokens:
-            before = token_ids[-num_before:]
-            if len(self.decode(before)) >= least:
-                text = self.decode(before + new_ids)
-                return NOT_A_CHARACTER in text or first_stop(text, strings) is not None
-            num_before *= 2
-        return True
+    def _num_until_stop(self, sequence: Sequence, new_ids: list[int], strings: tuple[str, ...]) -> int | None:
+        """How many new tokens there are up to the first that completes a stop string. There was none before,
+        so the last tokens tell whether one may have come; it takes no longer late in a completion."""
+        num_bytes = max(len(string.encode()) for string in strings)
+        last_ids = self.detokenizer.last_tokens(sequence.token_ids, num_bytes)
+        text = self.detokenizer.decode(last_ids + new_ids, False)
+        if NOT_A_CHARACTER not in text and first_stop(text, strings) is None:
+            return None
+        prompt_ids, committed = sequence.request.prompt_ids, sequence.token_ids[sequence.num_prompt_tokens :]
+        for count in range(1, len(new_ids) + 1):
+            if self.detokenizer.may_hold(last_ids + new_ids[:count], strings):
+                # They may reach into the prompt.
+                text = self.detokenizer.added(prompt_ids, committed + new_ids[:count], skip_special=False)
+                if first_stop(text, strings) is not None:
+                    return count
+        return None
 
     def text(self, sequence: Sequence) -> str:
         """The completion's text, up to the first stop string."""
-        text = self.decode(sequence.token_ids[sequence.num_prompt_tokens :])
-        return text[: first_stop(text, self._strings_of(sequence))]
-
-
-def first_stop(text: str, strings: tuple[str, ...]) -> int | None:
-    """Where the first of the strings begins."""
-    found = [index for string in strings if (index := text.find(string)) >= 0]
-    return min(found, default=None)
+        token_ids = sequence.token_ids[sequence.num_prompt_tokens :]
+        strings = self._strings_of(sequence)
+        return self.detokenizer.until_stop(sequence.request.prompt_ids, token_ids, strings)

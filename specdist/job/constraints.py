@@ -13,7 +13,7 @@ from specdist.constraints.masker import RowMasker, RowRule
 from specdist.constraints.matcher import grammars_of
 from specdist.constraints.thinking import THINKING, ThinkingMarkers
 from specdist.data import Prompts, RowError
-from specdist.job.tokens import load_tokenizer
+from specdist.job.tokens import ids_within, load_tokenizer
 from specdist.models.checkpoint import Checkpoint
 from specdist.utils.errors import UserError
 
@@ -138,6 +138,6 @@ def thinking_markers(target: Checkpoint, end_of_thinking: str | None, option: st
 
     def ids_of(marker: str) -> tuple[int, ...]:
         known = vocabulary.get(marker)
-        return tuple(tokenizer(marker, add_special_tokens=False)["input_ids"]) if known is None else (known,)
+        return tuple(ids_within(tokenizer, marker)) if known is None else (known,)
 
     return ThinkingMarkers(ids_of(THINKING.get(text, "")), ids_of(text))

@@ -230,7 +230,7 @@ def generate_rows(
     """Generate and record every row that is not finished, on rank 0, while the other ranks follow its
     assignments. Returns whether the run is complete; otherwise it was stopped."""
     encoder = prompt_encoder(config, models)
-    stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
+    stop_rules = StopRules(encoder.detokenizer, models.target.stop_token_ids(), tuple(config.stop or ()))
     is_exact = record_check(config, run, replica.loading_check)
     if topology.draft_placement is not None:
         logger.info("the draft %s", PLACEMENTS[topology.draft_placement])
@@ -254,7 +254,7 @@ def generate_rows(
         num_samples=config.num_samples,
         constraints=models.constraints,
         row_options=run.row_options,
-        thinking=ThinkingColumns(markers, encoder.decode, stop_rules.strings) if markers else None,
+        thinking=ThinkingColumns(markers, encoder.detokenizer, stop_rules.strings) if markers else None,
         too_large={tuple(row) for row in run.folder.manifest.info.get(ROWS_TOO_LARGE, [])},
     )
     progress = Progress(run.shards.num_completions, 0)

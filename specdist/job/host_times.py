@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specdist.engine.assembly import Assembly
+from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.device_clock import synchronized_ns
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.interfaces import Proposer
@@ -161,7 +162,7 @@ def _plain(assembly: Assembly, num_rows: int, num_steps: int) -> Assembly:
         settings=dataclasses.replace(
             assembly.settings, processing=None, num_logprobs=None, num_prompt_logprobs=None
         ),
-        stop_rules=StopRules(str, frozenset()),
+        stop_rules=StopRules(NO_TEXT, frozenset()),
         scheduling=scheduling,
         ahead=DraftAhead(),
         chooser=None,

@@ -1,14 +1,16 @@
 """OpenAI's batch format out: a result per request of :mod:`specdist.data.batches`, in their order.
 
-The format: https://platform.openai.com/docs/guides/batch. The tokens of log-probabilities are decoded one by
-one; of one that is a part of a character, ``bytes`` is null.
+The format: https://platform.openai.com/docs/guides/batch. The texts of the tokens of log-probabilities are
+together the completion. A character is the text of the last token that it needs; special tokens, which a
+completion does not show, have their own texts, and ``bytes`` is null.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,14 @@ from specdist.data import RunFolder
 from specdist.data.batches import CHAT_URL, REQUEST_KEYS, num_logprobs_of
 from specdist.data.files import write_atomically
 from specdist.data.merging import check_output, verified_tables
-from specdist.job.tokens import load_tokenizer
+from specdist.engine.detokenizer import NOT_A_CHARACTER, Detokenizer
+from specdist.job.token_texts import TokenTexts
+from specdist.job.tokens import detokenizer_of, load_tokenizer
 from specdist.models.checkpoint import open_checkpoint
 from specdist.utils.errors import UserError
 
-# The end of a text whose last character lacks tokens.
-UNFINISHED = "\ufffd"
+# Characters at the end of a prompt that decide how the completion after it is written.
+NUM_CONTEXT_CHARACTERS = 100
 # Rows that are Python objects at a time.
 ROWS_PER_PIECE = 256
 NEEDED = (
@@ -58,6 +62,37 @@ def write_results(folder: RunFolder, output: Path, *, overwrite: bool = False) -
     return num_written
 
 
+@dataclass(frozen=True)
+class _Token:
+    """In the place of a text's token: that token, or another."""
+
+    text: str
+    is_special: bool
+    logprob: float | None
+
+    def of_chat(self) -> dict[str, Any]:
+        is_text = bool(self.text) and not self.is_special and NOT_A_CHARACTER not in self.text
+        return {
+            "token": self.text,
+            "logprob": self.logprob,
+            "bytes": list(self.text.encode()) if is_text else None,
+        }
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A token of a text, where it begins, and the likeliest in its place."""
+
+    token: _Token
+    offset: int
+    top: Sequence[_Token] | None
+
+    @property
+    def num_characters(self) -> int:
+        """In the completion, which shows no special tokens."""
+        return 0 if self.token.is_special else len(self.token.text)
+
+
 class _Results:
     """Of one run."""
 
@@ -68,8 +103,6 @@ class _Results:
         # The same run gives the same file.
         self._created = int(folder.manifest_path.stat().st_mtime)
         self._tag = str(manifest.fingerprint.get("prompts"))[:12]
-        self._texts: dict[int, str] = {}
-        self._tokenizer: Any = None
 
     def of(self, table: pa.Table) -> Iterator[dict[str, Any]]:
         """The results of the requests of a shard. Raises :class:`UserError`."""
@@ -112,8 +145,7 @@ class _Results:
         asked = json.loads(rows[0]["body"])
         num_logprobs = num_logprobs_of(asked, is_chat=is_chat)
         num_of_prompt = asked.get("prompt_logprobs")
-        if asked.get("echo"):
-            rows = [_echoed(row) for row in rows]
+        is_echo = bool(asked.get("echo"))
         num_prompt = rows[0]["num_prompt_tokens"]
         num_completion = sum(row["num_completion_tokens"] for row in rows)
         return {
@@ -124,10 +156,12 @@ class _Results:
             "choices": [
                 {
                     "index": index,
-                    **_text(row, is_chat=is_chat),
+                    **_text(row, is_chat=is_chat, is_echo=is_echo),
                     "finish_reason": row["finish_reason"],
-                    "logprobs": None if num_logprobs is None else self._logprobs(row, num_logprobs, is_chat),
-                    **({} if num_of_prompt is None else self._of_prompt(row, num_of_prompt)),
+                    "logprobs": None
+                    if num_logprobs is None
+                    else self._logprobs(row, num_logprobs, is_chat=is_chat, is_echo=is_echo),
+                    **({} if num_of_prompt is None else self._prompt_logprobs(row, num_of_prompt)),
                 }
                 for index, row in enumerate(rows)
             ],
@@ -138,118 +172,124 @@ class _Results:
             },
         }
 
-    def _logprobs(self, row: Mapping[str, Any], num_top: int, is_chat: bool) -> dict[str, Any]:
-        """Of all tokens but the end token, and of the likeliest that the request asks for."""
-        ids, values = row["completion_ids"], row["logprobs"]
-        if row["finish_reason"] == "stop" and ids and self._is_special(ids[-1]):
-            ids, values = ids[:-1], values[:-1]
-        top = [
-            None if top_ids is None else list(zip(top_ids[:num_top], found[:num_top], strict=True))
-            for top_ids, found in zip(row["top_logprob_ids"], row["top_logprobs"], strict=True)
-        ][: len(ids)]
+    def _logprobs(
+        self, row: Mapping[str, Any], num_top: int, *, is_chat: bool, is_echo: bool
+    ) -> dict[str, Any]:
+        """Of all tokens but those of the end, and of the likeliest that the request asks for; of an echo, of
+        the prompt's first."""
+        places = self._of_completion(row, num_top)
         if is_chat:
             return {
                 "content": [
-                    {**self._token(*item), "top_logprobs": [self._token(*other) for other in others or ()]}
-                    for item, others in zip(zip(ids, values, strict=True), top, strict=True)
+                    {**place.token.of_chat(), "top_logprobs": [other.of_chat() for other in place.top or ()]}
+                    for place in places
                 ]
             }
+        if is_echo:
+            begin = len(row["prompt"])
+            places = self._of_prompt(row, num_top) + [
+                replace(place, offset=begin + place.offset) for place in places
+            ]
         return {
-            "text_offset": self._offsets(ids),
-            "tokens": [self._token_text(token_id) for token_id in ids],
-            "token_logprobs": values,
+            "text_offset": [place.offset for place in places],
+            "tokens": [place.token.text for place in places],
+            "token_logprobs": [place.token.logprob for place in places],
             "top_logprobs": [
-                None if others is None else {self._token_text(token_id): value for token_id, value in others}
-                for others in top
+                None if place.top is None else {other.text: other.logprob for other in place.top}
+                for place in places
             ],
         }
 
-    def _of_prompt(self, row: Mapping[str, Any], num_top: int) -> dict[str, Any]:
-        """As vLLM writes them: of every token but the first, its own and the likeliest, by token id."""
-        lines = zip(
-            row["prompt_ids"],
-            row["prompt_logprobs"],
-            row["top_prompt_logprob_ids"],
-            row["top_prompt_logprobs"],
-            strict=True,
+    def _of_completion(self, row: Mapping[str, Any], num_top: int) -> list[_Place]:
+        ids = row["completion_ids"]
+        texts = TokenTexts(self._detokenizer, self._ids_before(row), ids)
+        places = self._places(
+            texts, ids, row["logprobs"], row["top_logprob_ids"], row["top_logprobs"], num_top
         )
+        if row["finish_reason"] == "stop" and places and places[-1].token.is_special:
+            places.pop()
+        # A stop string is no part of the completion.
+        end = len(row["completion"])
+        for index, place in enumerate(places):
+            if place.offset + place.num_characters > end:
+                kept = places[:index]
+                if place.offset < end:
+                    token = replace(place.token, text=place.token.text[: end - place.offset])
+                    kept.append(replace(place, token=token))
+                return kept
+        return places
+
+    def _of_prompt(self, row: Mapping[str, Any], num_top: int) -> list[_Place]:
+        ids = row["prompt_ids"]
+        texts = TokenTexts(self._detokenizer, [], ids)
+        top_ids, top = row["top_prompt_logprob_ids"], row["top_prompt_logprobs"]
+        return self._places(texts, ids, row["prompt_logprobs"], top_ids, top, num_top)
+
+    def _prompt_logprobs(self, row: Mapping[str, Any], num_top: int) -> dict[str, Any]:
+        """As vLLM writes them: of every token but the first, its own and the likeliest, by token id."""
         found: list[dict[str, Any] | None] = []
-        for token_id, value, top_ids, top in lines:
-            if value is None:
+        for place, token_id, top_ids in zip(
+            self._of_prompt(row, num_top), row["prompt_ids"], row["top_prompt_logprob_ids"], strict=True
+        ):
+            if place.top is None:
                 found.append(None)
                 continue
-            known = {token_id: value} | dict(zip(top_ids[:num_top], top[:num_top], strict=True))
+            known = {token_id: place.token} | dict(zip(top_ids, place.top, strict=False))
             found.append(
                 {
-                    str(each): {"logprob": logprob, "decoded_token": self._token_text(each)}
-                    for each, logprob in known.items()
+                    str(each): {"logprob": token.logprob, "decoded_token": token.text}
+                    for each, token in known.items()
                 }
             )
         return {"prompt_logprobs": found}
 
-    def _offsets(self, ids: list[int]) -> list[int]:
-        """Where each token begins in the text that all make. A token that is a part of a character begins
-        where the character does."""
-        decode = partial(self._load().decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        found: list[int] = []
-        # Of whole characters, with those before them: a tokenizer may write a text's first token otherwise.
-        before: list[int] = []
-        own: list[int] = []
-        length, begin = 0, 0
-        for token_id in ids:
-            found.append(length)
-            own.append(token_id)
-            text = str(decode(before + own))
-            if not text.endswith(UNFINISHED):
-                length += len(text) - begin
-                if len(own) > 1 and UNFINISHED not in (whole := self._token_text(token_id)):
-                    # After bytes that are not a character.
-                    found[-1] = length - len(whole)
-                before, own = own, []
-                begin = len(str(decode(before)))
+    def _places(
+        self,
+        texts: TokenTexts,
+        ids: list[int],
+        values: list[float | None],
+        top_ids: list[list[int] | None],
+        top_values: list[list[float] | None],
+        num_top: int,
+    ) -> list[_Place]:
+        """Where each of the tokens begins in the text that all make."""
+        special_ids = self._detokenizer.special_ids
+
+        def token(index: int, token_id: int, value: float | None) -> _Token:
+            is_special = token_id in special_ids
+            text = self._detokenizer.decode([token_id], False) if is_special else texts.other(index, token_id)
+            return _Token(text, is_special, value)
+
+        found, offset = [], 0
+        for index, (token_id, value) in enumerate(zip(ids, values, strict=True)):
+            others, logprobs = top_ids[index], top_values[index]
+            top = None
+            if others is not None and logprobs is not None:
+                top = [token(index, *each) for each in zip(others[:num_top], logprobs[:num_top], strict=True)]
+            found.append(_Place(token(index, token_id, value), offset, top))
+            offset += found[-1].num_characters
         return found
 
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._token_text(token_id)
-        return {
-            "token": text,
-            "logprob": logprob,
-            "bytes": None if UNFINISHED in text else list(text.encode()),
-        }
+    def _ids_before(self, row: Mapping[str, Any]) -> list[int]:
+        """Tokens that end the prompt as its own do."""
+        if row.get("prompt_ids") is not None:
+            return list(row["prompt_ids"])
+        text = row["prompt"][-NUM_CONTEXT_CHARACTERS:]
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _load(self) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(
-                open_checkpoint("the run's --target", self._model, trust_remote_code=self._trusts_code)
-            )
-        return self._tokenizer
+    @cached_property
+    def _tokenizer(self) -> Any:
+        checkpoint = open_checkpoint("the run's --target", self._model, trust_remote_code=self._trusts_code)
+        return load_tokenizer(checkpoint)
 
-    def _is_special(self, token_id: int) -> bool:
-        return token_id in self._load().all_special_ids
-
-    def _token_text(self, token_id: int) -> str:
-        if token_id not in self._texts:
-            self._texts[token_id] = str(self._load().decode([token_id], clean_up_tokenization_spaces=False))
-        return self._texts[token_id]
+    @cached_property
+    def _detokenizer(self) -> Detokenizer:
+        return detokenizer_of(self._tokenizer)
 
 
-def _echoed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """With the prompt before the completion, in its text and its log-probabilities."""
-    found = {**row, "completion": row["prompt"] + row["completion"]}
-    if row.get("prompt_ids") is not None and row.get("logprobs") is not None:
-        pairs = {
-            "completion_ids": "prompt_ids",
-            "logprobs": "prompt_logprobs",
-            "top_logprob_ids": "top_prompt_logprob_ids",
-            "top_logprobs": "top_prompt_logprobs",
-        }
-        found |= {name: [*row[of_prompt], *row[name]] for name, of_prompt in pairs.items()}
-    return found
-
-
-def _text(row: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
+def _text(row: Mapping[str, Any], *, is_chat: bool, is_echo: bool = False) -> dict[str, Any]:
     if not is_chat:
-        return {"text": row["completion"]}
+        return {"text": row["prompt"] + row["completion"] if is_echo else row["completion"]}
     if "completion_answer" not in row:
         return {"message": {"role": "assistant", "content": row["completion"]}}
     return {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.constraints.thinking import ThinkingMarkers
 from specdist.data import Prompts
 from specdist.data.columns import OPTIONAL_COLUMNS
+from specdist.engine.detokenizer import Detokenizer
 from specdist.engine.request import Completion
-from specdist.engine.stopping import first_stop
 from specdist.utils.errors import UserError
 
 
@@ -40,10 +39,10 @@ class ThinkingColumns:
     """The thinking and the answer of a completion, each as a text."""
 
     def __init__(
-        self, markers: ThinkingMarkers, decode: Callable[[list[int]], str], stop: tuple[str, ...] = ()
+        self, markers: ThinkingMarkers, detokenizer: Detokenizer, stop: tuple[str, ...] = ()
     ) -> None:
         """``stop``: stop strings of rows without their own."""
-        self._markers, self._decode, self._stop = markers, decode, stop
+        self._markers, self._detokenizer, self._stop = markers, detokenizer, stop
 
     def of(self, completion: Completion) -> dict[str, Any]:
         """By column. Newlines around each part are left out."""
@@ -51,11 +50,12 @@ class ThinkingColumns:
         thinking_ids, answer_ids = self._markers.split(request.prompt_ids, completion.token_ids)
         stop = self._stop if request.stop is None else request.stop
 
-        def text(token_ids: list[int]) -> str:
-            found = self._decode(token_ids)
-            return found[: first_stop(found, stop)].strip("\n")
+        def text(before_ids: list[int], token_ids: list[int]) -> str:
+            return self._detokenizer.until_stop(before_ids, token_ids, stop).strip("\n")
 
+        num_before = len(completion.token_ids) - len(answer_ids)
+        before_answer = request.prompt_ids + completion.token_ids[:num_before]
         return {
-            "completion_thinking": None if thinking_ids is None else text(thinking_ids),
-            "completion_answer": text(answer_ids),
+            "completion_thinking": None if thinking_ids is None else text(request.prompt_ids, thinking_ids),
+            "completion_answer": text(before_answer, answer_ids),
         }

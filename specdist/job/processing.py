@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import DISTRIBUTION_OPTIONS
-from specdist.job.tokens import load_tokenizer
+from specdist.job.tokens import ids_within, load_tokenizer
 from specdist.models.checkpoint import Checkpoint
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.options import Processing, TokenOptions
@@ -59,6 +59,6 @@ def _bad_words(words: list[str], target: Checkpoint) -> tuple[tuple[int, ...], .
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word, f" {word.lstrip()}"):
-            if token_ids := tuple(tokenizer(text, add_special_tokens=False)["input_ids"]):
+            if token_ids := tuple(ids_within(tokenizer, text)):
                 found[token_ids] = None
     return tuple(found)

@@ -9,6 +9,7 @@ from functools import partial
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
+from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import DraftWorker
@@ -212,7 +213,7 @@ class Replica:
         return Assembly(
             settings=self.settings,
             vocab_size=self._models.vocab_size,
-            stop_rules=stop_rules or StopRules(str, self._models.target.stop_token_ids()),
+            stop_rules=stop_rules or StopRules(NO_TEXT, self._models.target.stop_token_ids()),
             scheduling=self._scheduling,
             num_pages=self.num_pages,
             ahead=self.ahead,

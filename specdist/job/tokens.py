@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,12 +16,17 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from specdist.config.chat import RESERVED, ChatFormat
 from specdist.data import Prompts, RowError
 from specdist.data.batches import Chat
+from specdist.engine.detokenizer import Detokenizer
 from specdist.job.special_tokens import SpecialTokenSplitter
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
 from specdist.utils.errors import UserError
 
 TRIAL_TEXT = "A text."
+# Of tokenizers with byte fallback.
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+# What a text may stand after, for its tokens there.
+TEXTS_BEFORE = ("\n", "a", ".")
 # Number of prompts whose lengths stand for those of all.
 NUM_SAMPLED = 32
 
@@ -35,7 +41,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         )
         # Some damage shows only in use.
         ids = tokenizer(TRIAL_TEXT)["input_ids"]
-        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        _text(tokenizer, ids, True)
         max(tokenizer.get_vocab().values())
     return tokenizer
 
@@ -117,6 +123,11 @@ class PromptEncoder:
         self._chat_format = chat_format or ChatFormat()
         self._splitter = SpecialTokenSplitter(tokenizer) if split_special_tokens else None
 
+    @cached_property
+    def detokenizer(self) -> Detokenizer:
+        """For completions of the prompts."""
+        return detokenizer_of(self._tokenizer)
+
     def rendered(self, prompt: str | list[dict[str, Any]] | Chat) -> RenderedPrompt:
         """The prompt as one text: chat messages go through the chat template.
 
@@ -182,9 +193,7 @@ class PromptEncoder:
 
     def continuation_ids(self, text: str) -> list[int]:
         """Tokens of text after a prompt, without those that a tokenizer adds."""
-        split = {} if self._splitter is None else {"split_special_tokens": True}
-        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False, **split)["input_ids"]
-        return token_ids
+        return ids_within(self._tokenizer, text, split_special_tokens=self._splitter is not None)
 
     def sampled_lengths(self, prompts: Prompts) -> Iterator[int]:
         """Numbers of tokens of a few prompts spread over all, without those that cannot be used."""
@@ -210,11 +219,48 @@ class PromptEncoder:
                 yield row, prompt_ids
                 break
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Text of a completion, without special tokens."""
-        return str(
-            self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+def detokenizer_of(tokenizer: PreTrainedTokenizerBase) -> Detokenizer:
+    """Of a target's tokenizer."""
+    vocabulary = tokenizer.get_vocab()
+    # Mistral's own tokenizers cannot say which tokens were added.
+    added = tokenizer.added_tokens_decoder if getattr(tokenizer, "is_fast", False) else {}
+    return Detokenizer(
+        partial(_text, tokenizer),
+        special_ids=frozenset(
+            {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
+        ),
+        byte_ids=frozenset(vocabulary[name] for name in BYTE_TOKENS if name in vocabulary),
+    )
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], skip_special_tokens: bool) -> str:
+    """As the model wrote it: not cleaned up, which takes spaces away before punctuation."""
+    return str(
+        tokenizer.decode(
+            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
+    )
+
+
+def ids_within(
+    tokenizer: PreTrainedTokenizerBase, text: str, *, split_special_tokens: bool = False
+) -> list[int]:
+    """Tokens of a text that stands inside another: without the space that some tokenizers put where a text
+    begins."""
+
+    def ids_of(text: str) -> list[int]:
+        split = {"split_special_tokens": True} if split_special_tokens else {}
+        return list(tokenizer(text, add_special_tokens=False, **split)["input_ids"])
+
+    own = ids_of(text)
+    for before in TEXTS_BEFORE:
+        before_ids, whole = ids_of(before), ids_of(before + text)
+        is_kept = whole[: len(before_ids)] == before_ids
+        for found in (own, whole[len(before_ids) :] if is_kept else own):
+            if _text(tokenizer, before_ids + found, False) == _text(tokenizer, before_ids, False) + text:
+                return found
+    return own
 
 
 def check_chat_template(checkpoint: Checkpoint, chat: str | None) -> None:

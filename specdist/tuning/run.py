@@ -187,7 +187,7 @@ def collect_trace(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[Exha
         ),
     )
     assert replica.costs is not None
-    stop_rules = StopRules(encoder.decode, models.target.stop_token_ids())
+    stop_rules = StopRules(encoder.detokenizer, models.target.stop_token_ids())
     engine = _target_alone(replica, requests, stop_rules)
     completions = list(tqdm.tqdm(engine.run(), "completions", len(requests), disable=None))
     trace = _trace(config, models, replica, stop_rules, completions, networks)

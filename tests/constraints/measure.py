@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from specdist.config.groups import CompletionOptions
 from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
+from specdist.job.tokens import detokenizer_of
 from specdist.stats.shard import Stats
 
 SCHEMAS = sorted(Path(__file__).with_name("schemas").glob("*.json"))
@@ -114,8 +114,7 @@ def timed(
 ) -> tuple[list[Completion], float, Stats]:
     """Completions with their texts, the seconds of processor time, and the statistics."""
     llm._replica.resample(llm._config(sampling))
-    decode = partial(llm._tokenizer.decode, skip_special_tokens=True)
-    rules, recorder = StopRules(decode, stop_token_ids), StatsRecorder()
+    rules, recorder = StopRules(detokenizer_of(llm._tokenizer), stop_token_ids), StatsRecorder()
     engine = llm._replica.engine(iter(requests), rules, recorder)
     began = time.process_time()
     found = list(engine.run())

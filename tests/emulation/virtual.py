@@ -23,6 +23,7 @@ from specdist.emulation.runner import EmulatedRunner, Pace
 from specdist.emulation.session import Window
 from specdist.emulation.sides import EmulatedOrder, ObservedTarget, Recording, new_draft, timeline
 from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
@@ -155,7 +156,7 @@ class VirtualRun:
         draft_device = VirtualDevice() if case.has_own_gpu else self.device
         pair = markov_pair(emulation.pair)
         self.runner = EmulatedRunner(pair.target, Pace(emulation.target), self.device)
-        self._assembly = dataclasses.replace(self.order.assembly, stop_rules=StopRules(str))
+        self._assembly = dataclasses.replace(self.order.assembly, stop_rules=StopRules(NO_TEXT))
         self._assembly.allocate(cast(ModelRunner, self.runner))
         self.runner.fill(self.order.num_full, self.order.prompt_tokens)
         recording = Recording(self.device)

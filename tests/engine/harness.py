@@ -20,6 +20,7 @@ from specdist.cache.draft_window import DraftWindow
 from specdist.drafters.block_lengths import MemorySettings
 from specdist.engine.assembly import Assembly
 from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.detokenizer import Detokenizer
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
@@ -62,6 +63,9 @@ def paged_runner(
 def decode(token_ids: list[int]) -> str:
     """Text with one letter per token, so that stop strings can be placed exactly."""
     return "".join(chr(ord("A") + token_id) for token_id in token_ids)
+
+
+DETOKENIZER = Detokenizer(lambda token_ids, _: decode(token_ids))
 
 
 class Harness:
@@ -116,7 +120,7 @@ class Harness:
             recomputed_from=recomputed_from(configs[0]) if configs else None,
         )
         self.num_pages = num_pages
-        self.stop_rules = StopRules(decode, frozenset(eos), tuple(stop))
+        self.stop_rules = StopRules(DETOKENIZER, frozenset(eos), tuple(stop))
         self.max_seq_len = max_seq_len
         self.runners = [paged_runner(target, acceleration, device=device)]
         if draft is not None:

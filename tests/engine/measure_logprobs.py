@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from specdist.api.llm import SpeculativeLLM
 from specdist.config.groups import CompletionOptions
+from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.request import Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
@@ -61,7 +62,7 @@ def main() -> None:
         for name, asked in VARIANTS.items():
             sampling = CompletionOptions(max_new_tokens=given.max_new_tokens, seed=repeat, **asked)
             llm._replica.resample(llm._config(sampling))
-            engine = llm._replica.engine(iter(requests), StopRules(str), StatsRecorder())
+            engine = llm._replica.engine(iter(requests), StopRules(NO_TEXT), StatsRecorder())
             began = time.process_time()
             rows = [result_of(completion) for completion in engine.run()]
             num_bytes = sum(len(row.to_json()) for row in rows)

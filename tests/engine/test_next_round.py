@@ -15,7 +15,7 @@ from specdist.engine.request import Request
 from specdist.engine.stopping import StopRules
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.shard import AheadOutcome
-from tests.engine.harness import Harness, decode, requests_for
+from tests.engine.harness import DETOKENIZER, Harness, decode, requests_for
 from tests.engine.markov import repetitive_model
 from tests.engine.sampled import PLAIN, PROMPTS, markov_replica
 from tests.engine.test_greedy import prompts_of_lengths
@@ -130,7 +130,7 @@ def test_a_round_known_early_has_pages_for_its_blocks_when_a_sequence_has_ended(
             features_4K=None, ahead=nothing,
         )  # fmt: skip
         blocks.append(block)
-    early = NextRound.foresee(rounds, StopRules(decode), blocks, plan)
+    early = NextRound.foresee(rounds, StopRules(DETOKENIZER), blocks, plan)
     assert early is not None
     rounds.finish(first)
     later, _ = early.after(np.array([3, 3]), [0])

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from transformers import AutoTokenizer
 
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.pair import Pair as BenchmarkPair
 from specdist.benchmark.setting import _prompts_of_file
 from specdist.cli.merge import main as merge_main
 from specdist.job.openai_results import _Results, _text
-from specdist.job.tokens import PromptEncoder
+from specdist.job.tokens import PromptEncoder, detokenizer_of
 from specdist.tuning.config import TuneConfig
 from specdist.tuning.run import _requests
 from specdist.utils.errors import UserError
 from tests.data.test_batches import TOOLS, chat, write
+from tests.detokenizers import llama
 from tests.job.launching import Ended, read_output, refused, run_here
 from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import fork_ranks
@@ -97,12 +97,11 @@ def test_the_same_command_resumes(answered: tuple[dict[str, Any], Path]) -> None
 
 def test_results_are_those_of_the_api(answered: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     """One line per request, with the tokens of its row, and log-probabilities only where asked for."""
-    run, folder = answered
+    folder = answered[1]
     path = tmp_path / "results.jsonl"
     assert run_merge(folder, path) == (0, f"6 results in {path}\n")
     results = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     rows = read_output(folder).to_pylist()
-    tokenizer = AutoTokenizer.from_pretrained(run["target"])
     assert len({result["id"] for result in results}) == len(rows)
     for result, row, reason in zip(results, rows, REASONS, strict=True):
         assert result["custom_id"] == row["custom_id"]
@@ -121,7 +120,8 @@ def test_results_are_those_of_the_api(answered: tuple[dict[str, Any], Path], tmp
             zip(("prompt_tokens", "completion_tokens", "total_tokens"), (*numbers, sum(numbers)), strict=True)
         )
     content = results[0]["response"]["body"]["choices"][0]["logprobs"]["content"]
-    assert [item["token"] for item in content] == [tokenizer.decode([i]) for i in rows[0]["completion_ids"]]
+    assert "".join(item["token"] for item in content) == rows[0]["completion"]
+    assert len(content) == len(rows[0]["completion_ids"])
     for item, logprob in zip(content, rows[0]["logprobs"], strict=True):
         # Greedy: the likeliest is the one that was taken.
         assert item["logprob"] == logprob == item["top_logprobs"][0]["logprob"]
@@ -192,17 +192,37 @@ def run_merge(folder: Path, output: Path) -> tuple[int, str]:
     return code, text.getvalue()
 
 
-def test_an_offset_is_where_a_token_s_character_begins() -> None:
-    """Of tokens that are single bytes, and of a tokenizer that writes a text's first token otherwise."""
-    text = " a\u00e9\u4e2d b".encode() + b"\xff\xe4c"
-
-    class Bytes:
-        def decode(self, ids: list[int], **_: bool) -> str:
-            return bytes(ids).decode(errors="replace").removeprefix(" ")
-
+def test_the_texts_of_tokens_are_together_the_completion() -> None:
+    """With the space before its first word, whole characters, and nothing of the stop string."""
+    tokenizer = llama()
     results = object.__new__(_Results)
-    results._tokenizer, results._texts = Bytes(), {}
-    assert results._offsets(list(text)) == [0, 0, 1, 1, 2, 2, 2, 3, 4, 5, 5, 7]
+    results.__dict__ |= {"_tokenizer": tokenizer, "_detokenizer": detokenizer_of(tokenizer)}
+    names = ["▁sky", *(f"<0x{byte:02X}>" for byte in "你".encode()), "<|mark|>", "END", "</s>"]
+    ids = tokenizer.convert_tokens_to_ids(names)
+    others = tokenizer.convert_tokens_to_ids(["▁the", "<0xE4>", "</s>"])
+    row = {
+        "prompt": "the", "completion": " sky你E", "finish_reason": "stop", "completion_ids": ids,
+        "logprobs": [-1.0] * len(ids), "top_logprob_ids": [[token_id, *others] for token_id in ids],
+        "top_logprobs": [[-1.0, -2.0, -3.0, -4.0]] * len(ids),
+    }  # fmt: skip
+    found = results._logprobs(row, 4, is_chat=False, is_echo=False)
+    assert found["tokens"] == [" sky", "", "", "你", "<|mark|>", "E"]
+    assert found["text_offset"] == [0, 4, 4, 4, 5, 5]
+    assert list(found["top_logprobs"][0]) == [" sky", " the", "", "</s>"]
+    assert next(iter(found["top_logprobs"][3])) == "你"
+    content = results._logprobs(row, 4, is_chat=True, is_echo=False)["content"]
+    assert bytes(byte for item in content for byte in item["bytes"] or ()).decode() == row["completion"]
+    of_prompt = {
+        "prompt_ids": tokenizer.convert_tokens_to_ids(["<s>", "▁the", "▁sky"]),
+        "prompt_logprobs": [None, -1.0, -2.0], "top_prompt_logprob_ids": [None, [ids[0]], [ids[0]]],
+        "top_prompt_logprobs": [None, [-3.0], [-2.0]],
+    }  # fmt: skip
+    echo = results._logprobs(row | of_prompt | {"prompt": "the sky"}, 1, is_chat=False, is_echo=True)
+    assert echo["tokens"] == ["<s>", "the", " sky", *found["tokens"]]
+    assert echo["text_offset"] == [0, 0, 3, *(7 + offset for offset in found["text_offset"])]
+    (first, second, third) = results._prompt_logprobs(row | of_prompt, 1)["prompt_logprobs"]
+    assert first is None and [each["decoded_token"] for each in second.values()] == ["the", "sky"]
+    assert [each["decoded_token"] for each in third.values()] == [" sky"]
 
 
 @pytest.mark.parametrize("job", ["benchmark", "tune"])

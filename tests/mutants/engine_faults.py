@@ -17,6 +17,7 @@ LITTLE_MEMORY = (
 )
 DRAFT_CACHE = "tests/engine/test_draft_cache.py"
 STOPPING = "tests/engine/test_stopping.py"
+TEXTS = "tests/engine/test_detokenizer.py"
 
 ENGINE_FAULTS = (
     Mutant(
@@ -148,9 +149,51 @@ ENGINE_FAULTS = (
     Mutant(
         name="stop-string-found-token-late",
         file="engine/stopping.py",
-        old="if first_stop(self.decode(committed + new_ids[:count]), strings) is not None",
-        new="if first_stop(self.decode(committed + new_ids[: count - 1]), strings) is not None",
-        tests=(IDENTITY + "::test_stop_strings_cut_a_block_where_they_fall",),
+        old="added(prompt_ids, committed + new_ids[:count], skip_special=False)",
+        new="added(prompt_ids, committed + new_ids[: count - 1], skip_special=False)",
+        tests=(IDENTITY + "::test_stop_strings_cut_a_block_where_they_fall", TEXTS),
+    ),
+    Mutant(
+        name="stop-strings-sought-without-special-tokens",
+        file="engine/stopping.py",
+        old="text = self.detokenizer.decode(last_ids + new_ids, False)",
+        new="text = self.detokenizer.decode(last_ids + new_ids, True)",
+        tests=(TEXTS,),
+    ),
+    Mutant(
+        name="completion-decoded-without-its-prompt",
+        file="engine/detokenizer.py",
+        old="        context = self.context(before_ids)\n",
+        new="        context: list[int] = []\n",
+        tests=(TEXTS,),
+    ),
+    Mutant(
+        name="text-cut-among-bytes-that-are-one-text",
+        file="engine/detokenizer.py",
+        old="token_id not in self.special_ids and token_id not in self.byte_ids",
+        new="token_id not in self.special_ids",
+        tests=(TEXTS,),
+    ),
+    Mutant(
+        name="last-tokens-read-from-inside-a-character",
+        file="engine/detokenizer.py",
+        old="for begin in range(NUM_TOKENS_BEFORE + 1):",
+        new="for begin in range(1):",
+        tests=(TEXTS,),
+    ),
+    Mutant(
+        name="tokens-without-a-text-fill-the-window-of-stop-strings",
+        file="engine/detokenizer.py",
+        old="num_left -= self._is_written(token_ids[begin])",
+        new="num_left -= 2 if self._is_written(token_ids[begin]) else 1",
+        tests=(TEXTS,),
+    ),
+    Mutant(
+        name="text-before-stop-string-shows-special-token",
+        file="engine/detokenizer.py",
+        old="is_text = token_ids[count] not in self.special_ids",
+        new="is_text = True",
+        tests=(TEXTS,),
     ),
     # Branches.
     Mutant(

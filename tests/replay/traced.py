@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from specdist.engine.assembly import Assembly
 from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.interfaces import Proposer
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Completion
@@ -127,7 +128,7 @@ def trace_of(
     assembly = Assembly(
         settings=settings,
         vocab_size=target.config.vocab_size,
-        stop_rules=StopRules(str, frozenset([EOS])),
+        stop_rules=StopRules(NO_TEXT, frozenset([EOS])),
         scheduling=SchedulerSettings(
             max_num_seqs=1,
             max_num_batched_tokens=CAP + 1,
