@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-from specdist.job.tokens import detokenizer_of
 
 WORDS = ["a", "b", "the", "END", "sky", "is", ",", ".", "n't", "\n", "é", "你", "好", "🙂"]
 SPECIAL = ["<s>", "</s>", "<|mark|>"]
@@ -41,7 +39,11 @@ def llama() -> PreTrainedTokenizerFast:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     vocabulary = _numbered([*texts, *("▁" + word for word in WORDS[:8])])
-    return _finished(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True), decoder)
+    tokenizer = _finished(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True), decoder)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    return tokenizer
 
 
 def byte_level() -> PreTrainedTokenizerFast:
@@ -100,7 +102,10 @@ KINDS: list[Callable[[], PreTrainedTokenizerFast]] = [
 
 
 class Sayings:
-    """Random ids of a tokenizer: words, whole characters in several tokens, single bytes, special tokens."""
+    """Random ids of a tokenizer: words, whole characters in several tokens (a share of them), single bytes,
+    special tokens."""
+
+    share_of_characters = 0.3
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -109,7 +114,7 @@ class Sayings:
         if "<0x00>" not in vocabulary:
             bytes_of = _bytes_of_letters()
         ids = {byte: vocabulary[text] for text, byte in bytes_of.items() if text in vocabulary}
-        self._bytes = [[ids[byte]] for byte in range(128, 256)] if len(ids) == 256 else []
+        self._bytes = [[ids[byte]] for byte in (*range(60, 70), *range(190, 256))] if len(ids) == 256 else []
         self._characters = (
             [[ids[byte] for byte in text.encode()] for text in WORDS[-4:]] if self._bytes else []
         )
@@ -126,14 +131,15 @@ class Sayings:
         """So many words, characters, bytes or special tokens."""
         found: list[int] = []
         for kind in self.random.random(num_sayings):
-            kinds = self._words
-            if kind < 0.3 and self._characters:
+            kinds, times = self._words, 1
+            if kind < self.share_of_characters and self._characters:
                 kinds = self._characters
-            elif kind < 0.36 and self._bytes and has_bytes:
-                kinds = self._bytes
+            elif kind > 0.97 and self._bytes and has_bytes:
+                kinds, times = self._bytes, int(self.random.integers(1, 9))
             elif kind > 0.9:
                 kinds = self._special
-            found += kinds[self.random.integers(len(kinds))]
+            for _ in range(times):
+                found += kinds[self.random.integers(len(kinds))]
         return found
 
     def words(self, num_words: int) -> list[int]:
@@ -156,6 +162,3 @@ def plain(
     while same < min(len(first), len(second)) and first[same] == second[same]:
         same += 1
     return str(second[same:])
-
-
-__all__ = ["KINDS", "Sayings", "detokenizer_of", "plain"]

@@ -182,7 +182,7 @@ ENGINE_FAULTS = (
         tests=(TEXTS,),
     ),
     Mutant(
-        name="tokens-without-a-text-fill-the-window-of-stop-strings",
+        name="stop-strings-sought-in-half-their-tokens",
         file="engine/detokenizer.py",
         old="num_left -= self._is_written(token_ids[begin])",
         new="num_left -= 2 if self._is_written(token_ids[begin]) else 1",
