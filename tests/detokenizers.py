@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 WORDS = ["a", "b", "the", "END", "sky", "is", ",", ".", "n't", "\n", "é", "你", "好", "🙂"]
@@ -60,7 +60,9 @@ def byte_level() -> PreTrainedTokenizerFast:
         "🙂".encode()[2:] + b" a",
     ]
     texts = [*letter.values(), *("".join(letters[byte] for byte in piece) for piece in pieces)]
-    return _finished(models.BPE(_numbered(texts), []), decoders.ByteLevel())
+    tokenizer = _finished(models.BPE(_numbered(texts), []), decoders.ByteLevel())
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
 
 
 def _bytes_of_letters() -> dict[str, int]:

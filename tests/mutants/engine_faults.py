@@ -175,14 +175,14 @@ ENGINE_FAULTS = (
         tests=(TEXTS,),
     ),
     Mutant(
-        name="last-tokens-read-from-inside-a-character",
+        name="stop-string-in-bytes-that-are-cut-apart",
         file="engine/detokenizer.py",
         old="for begin in range(NUM_TOKENS_BEFORE + 1):",
         new="for begin in range(1):",
         tests=(TEXTS,),
     ),
     Mutant(
-        name="stop-strings-sought-in-half-their-tokens",
+        name="stop-string-looked-for-in-too-few-tokens",
         file="engine/detokenizer.py",
         old="num_left -= self._is_written(token_ids[begin])",
         new="num_left -= 2 if self._is_written(token_ids[begin]) else 1",

@@ -94,15 +94,15 @@ FORMAT_FAULTS = (
     Mutant(
         name="batch-results-have-end-tokens",
         file="job/openai_results.py",
-        old="and self._is_special(ids[-1]):",
+        old="and places and places[-1].token.is_special:",
         new="and False:",
         tests=(BATCH_INPUT,),
     ),
     Mutant(
         name="batch-results-without-log-probabilities",
         file="job/openai_results.py",
-        old='ids, values = row["completion_ids"], row["logprobs"]',
-        new='ids, values = row["completion_ids"], [0.0 for _ in row["logprobs"]]',
+        old='texts, ids, row["logprobs"], row["top_logprob_ids"]',
+        new='texts, ids, [0.0 for _ in row["logprobs"]], row["top_logprob_ids"]',
         tests=(BATCH_INPUT,),
     ),
     Mutant(
@@ -128,10 +128,10 @@ FORMAT_FAULTS = (
     ),
     Mutant(
         name="batch-results-count-characters-of-single-tokens",
-        file="job/openai_results.py",
-        old="if not text.endswith(UNFINISHED):",
-        new="if True:",
-        tests=(BATCH_INPUT + "::test_an_offset_is_where_a_token_s_character_begins",),
+        file="job/token_texts.py",
+        old="if text.endswith(NOT_A_CHARACTER) and num_waiting < MAX_WAITING and not is_last:",
+        new="if False:",
+        tests=(BATCH_INPUT + "::test_the_texts_of_tokens_are_together_the_completion",),
     ),
     Mutant(
         name="stop-of-a-row-beside-its-constraint",

@@ -137,20 +137,6 @@ PROCESSING_FAULTS = (
         tests=("tests/engine/test_stopping.py",),
     ),
     Mutant(
-        name="stop-string-looked-for-in-too-few-tokens",
-        file="engine/stopping.py",
-        old="num_before = least = max(map(len, strings)) + MARGIN",
-        new="num_before = least = 1",
-        tests=("tests/engine/test_stopping.py",),
-    ),
-    Mutant(
-        name="stop-string-in-bytes-that-are-cut-apart",
-        file="engine/stopping.py",
-        old="return NOT_A_CHARACTER in text or first_stop(text, strings) is not None",
-        new="return first_stop(text, strings) is not None",
-        tests=("tests/engine/test_stopping.py",),
-    ),
-    Mutant(
         name="branch-does-not-know-tokens-before-it",
         file="engine/draft_state.py",
         old="self.token_ids[draft_slot, :end] = self.token_ids[slot, :end]",
