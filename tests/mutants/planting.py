@@ -127,12 +127,8 @@ class _FirstFailure:
             self._path.write_text(report.nodeid)
 
 
-def _pytest(root: Path, tests: list[str], words: Path, killer: Path) -> None:
-    """In the forked process: import from the copy only, not from this working tree."""
-    os.setsid()
-    with words.open("wb") as file:
-        for descriptor in (1, 2):
-            os.dup2(file.fileno(), descriptor)
+def import_from(root: Path) -> None:
+    """Of a process that has been forked: what it imports of the package from now on is the copy's."""
     os.chdir(root)
     for name in [name for name in sys.modules if name.split(".")[0] in ("specdist", "tests")]:
         del sys.modules[name]
@@ -140,6 +136,15 @@ def _pytest(root: Path, tests: list[str], words: Path, killer: Path) -> None:
     sys.path[:] = [str(root), *elsewhere]
     # Processes that a test starts import from the copy too.
     os.environ["PYTHONPATH"] = str(root)
+
+
+def _pytest(root: Path, tests: list[str], words: Path, killer: Path) -> None:
+    """In the forked process: import from the copy only, not from this working tree."""
+    os.setsid()
+    with words.open("wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    import_from(root)
     arguments = [
         "-x",
         "-q",

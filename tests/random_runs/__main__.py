@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from tests.random_runs.campaign import Campaign, case_of, seed_of
 from tests.random_runs.case import Case, from_line
 from tests.random_runs.faults import show_faults
+from tests.random_runs.jobs import JobCase, job_from_line
 from tests.random_runs.shrinking import shrunk
 from tests.random_runs.world import Worlds
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return show_faults(options.faults)
     with Worlds() as worlds:
         if options.only is not None or options.case is not None:
-            case = case_of(options.only) if options.case is None else from_line(options.case)
+            case = case_of(options.only) if options.case is None else _from_line(options.case)
             return _single(case, worlds, shrinks=not options.first)
         campaign = Campaign(worlds)
         begun, number = time.monotonic(), 0
@@ -63,7 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if campaign.num_failures or biased else 0
 
 
-def _single(case: Case, worlds: Worlds, *, shrinks: bool) -> int:
+def _from_line(line: str) -> Case | JobCase:
+    return job_from_line(line) if line.startswith('{"job"') else from_line(line)
+
+
+def _single(case: Case | JobCase, worlds: Worlds, *, shrinks: bool) -> int:
     print(case.line())
     found = worlds.attempt(case)
     for words in found.wrong:
@@ -74,7 +79,7 @@ def _single(case: Case, worlds: Worlds, *, shrinks: bool) -> int:
     return 1 if found.wrong else 0
 
 
-def _show_smallest(case: Case, worlds: Worlds) -> None:
+def _show_smallest(case: Case | JobCase, worlds: Worlds) -> None:
     smallest = shrunk(case, lambda each: bool(worlds.attempt(each).wrong), limit_s=SHRINKING_S)
     for words in worlds.attempt(smallest).wrong[:3]:
         print(f"    {words}")

@@ -9,6 +9,7 @@ import torch
 
 from tests.random_runs.case import Case
 from tests.random_runs.drawing import draw
+from tests.random_runs.jobs import JobCase, draw_job
 from tests.random_runs.world import Worlds
 from tests.statistics import chi_square_p_value
 
@@ -19,16 +20,22 @@ LEAST_PLACES = 10 * NUM_BINS
 ALARM = 1e-6
 # Every so many cases, one runs on real ranks.
 RANKS_EVERY = 5
+# And so many, the job itself is run and killed.
+JOB_EVERY = 40
 
 
 def seed_of(seed: int, number: int, *, may_be_ranks: bool = True) -> str:
     """The name of a case: from it alone it can be drawn again."""
+    if may_be_ranks and number % JOB_EVERY == JOB_EVERY - 1:
+        return f"{seed}:{number}:job"
     is_of_ranks = may_be_ranks and number % RANKS_EVERY == RANKS_EVERY - 1
     return f"{seed}:{number}:ranks" if is_of_ranks else f"{seed}:{number}"
 
 
-def case_of(name: str) -> Case:
+def case_of(name: str) -> Case | JobCase:
     seed, number, *placement = name.split(":")
+    if placement == ["job"]:
+        return draw_job(f"{seed}:{number}")
     return draw(f"{seed}:{number}", placement=placement[0] if placement else None)
 
 
@@ -46,10 +53,13 @@ class Campaign:
         case = case_of(name)
         found = self._worlds.attempt(case)
         self.num_failures += bool(found.wrong)
+        self.counts["preempted"] += found.num_preemptions > 0
+        if isinstance(case, JobCase):
+            self.counts.update(["cases", "jobs"])
+            return found.wrong
         self._places[overlap_of(case)] += found.places
         kind = "rejection" if case.is_rejection else "greedy" if not case.temperature else "gumbel"
         self.counts.update(["cases", kind, case.placement, overlap_of(case)])
-        self.counts["preempted"] += found.num_preemptions > 0
         return found.wrong
 
     def biased(self) -> list[str]:

@@ -55,7 +55,7 @@ def check(case: Case, run: Run) -> Found:
         return found
     for completion in run.completions:
         name = f"row {completion.request.row_id}, sample {completion.request.sample_index}"
-        found.wrong += [f"{name}: {wrong}" for wrong in _check_completion(case, completion, found.places)]
+        found.wrong += [f"{name}: {wrong}" for wrong in check_completion(case, completion, found.places)]
     found.wrong += _check_counts(run)
     return found
 
@@ -81,7 +81,8 @@ def is_independent(case: Case) -> bool:
     return case.is_rejection and not (depends or case.shapes or case.has_chooser)
 
 
-def _check_completion(case: Case, completion: Completion, places: list[float]) -> Iterator[str]:
+def check_completion(case: Case, completion: Completion, places: list[float]) -> Iterator[str]:
+    """What is wrong with it. To ``places`` are added those of its drawn tokens, see :class:`Found`."""
     row, request, tokens = case.rows[completion.request.row_id], completion.request, completion.token_ids
     if completion.error is not None:
         yield f"error {completion.error!r}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,9 +15,10 @@ from pathlib import Path
 
 from tests.mutants.interplay_faults import INTERPLAY_FAULTS
 from tests.mutants.mutant import Mutant
-from tests.mutants.planting import copy_repository
+from tests.mutants.planting import copy_repository, import_from
 
 SEEDS, MOST_CASES, LIMIT_S = (1, 2, 3), 400, 300
+WORDS = "words.txt"
 FIRST_FAILURE = re.compile(r"\((\d+) cases\): (.*)")
 
 
@@ -39,15 +41,28 @@ def show_faults(names: Sequence[str]) -> int:
 
 
 def _cases_until_found(fault: Mutant, seed: int) -> tuple[int | None, str]:
-    with tempfile.TemporaryDirectory(prefix="specdist-fault-") as folder:
-        copy_repository(Path(folder), fault)
-        command = [sys.executable, "-m", "tests.random_runs", "--seed", str(seed), "--cases", str(MOST_CASES),
-                   "--minutes", str(LIMIT_S / 60), "--first", "--here"]  # fmt: skip
-        environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-    found = FIRST_FAILURE.search(ended.stdout)
+    """None: not found. With what was seen."""
+    with tempfile.TemporaryDirectory(prefix="specdist-fault-") as name:
+        root = Path(name)
+        copy_repository(root, fault)
+        process = multiprocessing.get_context("fork").Process(target=_run, args=(root, seed))
+        process.start()
+        process.join()
+        said = (root / WORDS).read_text()
+    found = FIRST_FAILURE.search(said)
     if found is None:
-        return (MOST_CASES, "the chi-square of all cases") if ended.returncode else (None, "")
+        return (MOST_CASES, "the chi-square of all cases") if process.exitcode else (None, "")
     return int(found[1]), found[2]
+
+
+def _run(root: Path, seed: int) -> None:
+    """In the forked process."""
+    with (root / WORDS).open("wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    import_from(root)
+    command = importlib.import_module("tests.random_runs.__main__")
+    limits = ["--cases", str(MOST_CASES), "--minutes", str(LIMIT_S / 60)]
+    code = command.main(["--seed", str(seed), *limits, "--first", "--here"])
+    sys.stdout.flush()
+    os._exit(code)

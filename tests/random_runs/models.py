@@ -5,20 +5,25 @@ from __future__ import annotations
 import functools
 from typing import TypeAlias
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.constraints.letters import text_of
 from tests.engine.harness import decode
 from tests.engine.markov import MarkovModel, markov_pair, repetitive_model
+from tests.job.pair import random_llama, train_tokenizer
 from tests.models.families import noisy_copy, tiny_model
 from tests.random_runs.case import Case
 
 Model: TypeAlias = PreTrainedModel | MarkovModel
 NOISE = 0.02
+# The target of the pair of tests/job, with its tokenizer.
+PAIR = "pair"
 
 
 def pair_of(case: Case) -> tuple[Model, Model]:
     """The draft is the target itself where both are the same, or where there is none."""
+    if case.model == PAIR:
+        return _target_of_pair(), _target_of_pair()
     if not case.is_markov:
         target, noisy = _family(case.model, case.model_seed)
         return target, noisy if case.draft == "noisy" else target
@@ -27,7 +32,19 @@ def pair_of(case: Case) -> tuple[Model, Model]:
 
 def decode_of(case: Case, token_ids: list[int]) -> str:
     """The text of tokens: of the Markov pair's letters, without its end token; else a letter per token."""
+    if case.model == PAIR:
+        return str(tokenizer_of_pair().decode(token_ids, skip_special_tokens=True))
     return text_of(token_ids) if case.is_markov else decode(token_ids)
+
+
+@functools.cache
+def _target_of_pair() -> PreTrainedModel:
+    return random_llama()
+
+
+@functools.cache
+def tokenizer_of_pair() -> PreTrainedTokenizerFast:
+    return train_tokenizer()
 
 
 @functools.cache

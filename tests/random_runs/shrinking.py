@@ -6,22 +6,26 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.random_runs.case import Case, Row
+from tests.random_runs.jobs import JobCase
 
 DEFAULT, DEFAULT_ROW = Case(), Row()
 # Less is simpler: a half, then one less. Of other numbers the default is the simplest.
 COUNTS = ("num_samples", "max_new_tokens", "cap", "num_ahead_tokens", "num_branches", "forced_room")
 
 
-def shrunk(case: Case, fails: Callable[[Case], bool], *, limit_s: float) -> Case:
+AnyCase = TypeVar("AnyCase", bound=Case | JobCase)
+
+
+def shrunk(case: AnyCase, fails: Callable[[AnyCase], bool], *, limit_s: float) -> AnyCase:
     """The smallest one that was found within this time. ``fails`` is asked of valid cases alone."""
     end = time.monotonic() + limit_s
     is_smaller = True
     while is_smaller:
         is_smaller = False
-        for smaller in _smaller(case):
+        for smaller in smaller_cases(case):
             if time.monotonic() > end:
                 return case
             if smaller != case and smaller.is_valid and fails(smaller):
@@ -30,8 +34,13 @@ def shrunk(case: Case, fails: Callable[[Case], bool], *, limit_s: float) -> Case
     return case
 
 
-def _smaller(case: Case) -> Iterator[Case]:
+def smaller_cases(case: AnyCase) -> Iterator[AnyCase]:
     """What says most at once comes first."""
+    found: Iterator[Any] = case.smaller() if isinstance(case, JobCase) else _smaller(case)
+    yield from found
+
+
+def _smaller(case: Case) -> Iterator[Case]:
     yield from _fewer_rows(case)
     for each in dataclasses.fields(Case):
         if each.name != "rows" and not (each.name in COUNTS and getattr(case, each.name) < each.default):

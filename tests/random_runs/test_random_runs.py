@@ -10,6 +10,8 @@ import pytest
 from tests.random_runs.campaign import Campaign, case_of, seed_of
 from tests.random_runs.case import Case, Row, from_line
 from tests.random_runs.checking import check
+from tests.random_runs.drawing import draw
+from tests.random_runs.jobs import JobCase, job_from_line
 from tests.random_runs.running import run
 from tests.random_runs.shrinking import shrunk
 from tests.random_runs.trial import attempt
@@ -53,11 +55,21 @@ def test_random_runs_on_real_ranks(worlds: Worlds) -> None:
     assert counts["ranks"] == NUM_OF_RANKS and counts["preempted"] > NUM_OF_RANKS // 6
 
 
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_jobs_that_are_killed_and_started_again(worlds: Worlds) -> None:
+    """One in one process, and one on three ranks."""
+    names = [f"{SEED}:{number}:job" for number in range(20)]
+    drawn = {case.num_ranks: name for name in names if isinstance(case := case_of(name), JobCase)}
+    check_campaign(worlds, [drawn[1], drawn[3]])
+
+
 def test_a_case_is_drawn_and_written_again_as_it_was() -> None:
     for number in range(50):
-        case = case_of(seed_of(SEED, number))
-        assert case == case_of(seed_of(SEED, number)) == from_line(case.line())
-        assert case.is_valid
+        name = seed_of(SEED, number)
+        case = case_of(name)
+        again = job_from_line(case.line()) if isinstance(case, JobCase) else from_line(case.line())
+        assert case == case_of(name) == again and case.is_valid
     assert Case().line() == "{}"
 
 
@@ -67,7 +79,7 @@ def test_a_failing_case_becomes_small() -> None:
     def fails(case: Case) -> bool:
         return case.num_branches > 0 and len(case.rows) > 1
 
-    case = next(case for number in range(100) if fails(case := case_of(f"{SEED}:{number}")))
+    case = next(case for number in range(100) if fails(case := draw(f"{SEED}:{number}")))
     assert shrunk(case, fails, limit_s=20) == Case(
         cap=1, num_ahead_tokens=1, num_branches=1, rows=(Row(), Row()), max_new_tokens=1
     )

@@ -12,6 +12,7 @@ from types import TracebackType
 from tests.forked import World, started_world
 from tests.random_runs.case import Case
 from tests.random_runs.checking import Found
+from tests.random_runs.jobs import JobCase, attempt_job
 from tests.random_runs.trial import LIMIT_S, attempt
 from tests.ranks import run_module
 
@@ -44,7 +45,9 @@ class Worlds:
     ) -> None:
         self._end()
 
-    def attempt(self, case: Case) -> Found:
+    def attempt(self, case: Case | JobCase) -> Found:
+        if isinstance(case, JobCase):
+            return attempt_job(case)
         if case.placement != "ranks":
             return attempt(case)
         if self._world is None:
