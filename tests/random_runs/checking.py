@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from specdist.constraints.constraint import Constraint
 from specdist.engine.request import Completion
 from tests.random_runs.case import Case, Row
-from tests.random_runs.models import decode_of, pair_of
+from tests.random_runs.models import decode_of, pair_of, special_ids_of
 from tests.random_runs.oracle import (
     Rules,
     choices,
@@ -119,7 +120,8 @@ def check_completion(case: Case, completion: Completion, places: list[float]) ->
     strings = case.stop if row.stop is None else row.stop
     expected_end = end_of(
         tokens,
-        lambda token_ids: decode_of(case, token_ids),
+        partial(decode_of, case),
+        special_ids=special_ids_of(case),
         end_ids=case.eos,
         strings=strings,
         room=case.longest_of(row) - size,

@@ -205,6 +205,8 @@ def _strings(rng: random.Random, is_family: bool) -> list[str]:
     """Of letters of the tokens' texts."""
     if is_family:
         return ["".join(chr(ord("A") + rng.randrange(96)) for _ in range(rng.choice([1, 1, 2])))]
+    if rng.random() < 0.15:
+        return [rng.choice(["<end>", "a<end>", "<end><end>"])]
     return ["".join(rng.choice("abcd") for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(1, 2))]
 
 

@@ -6,20 +6,19 @@ tests/job.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from specdist.engine.request import Completion, Request, TokenLogprobs
 from tests.job.gate import Gate
 from tests.job.launching import logged_rows, read_output, shard_stats
-from tests.job.pair import MAX_POSITIONS, Pair, build_pair, some_texts, write_arrow
+from tests.job.pair import MAX_POSITIONS, build_pair, some_texts, write_arrow
 from tests.job.ranks import fork_ranks, started_ranks
 from tests.random_runs.case import Case, Row
 from tests.random_runs.checking import Found, check_completion
@@ -99,7 +98,7 @@ def attempt_job(job: JobCase) -> Found:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prompts = write_arrow(folder / "prompts.arrow", {"prompt": texts})
-        output, pair = folder / "run", _pair()
+        output, pair = folder / "run", build_pair(folder / "pair")
         options = {"device": "cpu", "policy": None, "overlap": None, **job.options, "prompts": prompts,
                    "target": pair.target, "draft": pair.draft if job.draft == "pair" else job.draft,
                    "output": output}  # fmt: skip
@@ -126,15 +125,6 @@ def attempt_job(job: JobCase) -> Found:
     if num_tokens != sum(row["num_completion_tokens"] for row in rows):
         found.wrong.append(f"the statistics count {num_tokens} tokens")
     return found
-
-
-@cache
-def _pair() -> Pair:
-    folder = _KEPT.enter_context(tempfile.TemporaryDirectory())
-    return build_pair(Path(folder))
-
-
-_KEPT = contextlib.ExitStack()
 
 
 def _is_safe(output: Path, num_wanted: int) -> bool:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.constraints.letters import text_of
+from tests.constraints.letters import END, TOKENS, text_of
 from tests.engine.harness import decode
 from tests.engine.markov import MarkovModel, markov_pair, repetitive_model
 from tests.job.pair import random_llama, train_tokenizer
@@ -30,11 +30,18 @@ def pair_of(case: Case) -> tuple[Model, Model]:
     return _markov(case.model, case.model_seed, case.spread, case.difference, case.draft == "noisy")
 
 
-def decode_of(case: Case, token_ids: list[int]) -> str:
-    """The text of tokens: of the Markov pair's letters, without its end token; else a letter per token."""
+def decode_of(case: Case, token_ids: list[int], skip_special: bool = True) -> str:
+    """The text of tokens: of the Markov pair's letters, whose end token is special; else a letter per
+    token."""
     if case.model == PAIR:
-        return str(tokenizer_of_pair().decode(token_ids, skip_special_tokens=True))
-    return text_of(token_ids) if case.is_markov else decode(token_ids)
+        return str(tokenizer_of_pair().decode(token_ids, skip_special_tokens=skip_special))
+    if not case.is_markov:
+        return decode(token_ids)
+    return text_of(token_ids) if skip_special else "".join(TOKENS[token_id] for token_id in token_ids)
+
+
+def special_ids_of(case: Case) -> frozenset[int]:
+    return frozenset([END] if case.is_markov or case.model == PAIR else [])
 
 
 @functools.cache

@@ -10,7 +10,7 @@ V vocabulary, L tokens of prompt and completion, T tokens of the completion.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,17 +149,21 @@ def end_of(
     token_ids: Sequence[int],
     text_of: Any,
     *,
+    special_ids: Container[int],
     end_ids: Sequence[int],
     strings: Sequence[str],
     room: int,
 ) -> tuple[int, str, str]:
     """How many of these tokens belong to the completion, why it ends there (or the empty string: it goes on),
-    and its text."""
+    and its text. Stop strings are those of the text with special tokens, and the text has none."""
     for count in range(1, len(token_ids) + 1):
-        text = text_of(list(token_ids[:count]))
-        found = [place for string in strings if (place := text.find(string)) >= 0]
+        own = list(token_ids[:count])
+        text, whole = text_of(own), text_of(own, False)
+        found = [place for string in strings if (place := whole.find(string)) >= 0]
         if found:
-            return count, "stop", text[: min(found)]
+            before = max(size for size in range(count) if len(text_of(own[:size], False)) <= min(found))
+            part = whole[len(text_of(own[:before], False)) : min(found)]
+            return count, "stop", text_of(own[:before]) + ("" if own[before] in special_ids else part)
         if token_ids[count - 1] in end_ids:
             return count, "stop", text
         if count == room:

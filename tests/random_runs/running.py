@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from specdist.constraints.constraint import Constraint
 from specdist.constraints.masker import RowRule
 from specdist.engine.assembly import Assembly
 from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.detokenizer import Detokenizer
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.request import Completion, Request
@@ -31,7 +33,7 @@ from tests.engine.heads import random_head
 from tests.engine.markov import MarkovModel
 from tests.engine.sliced import SlicedMarkovReplica
 from tests.random_runs.case import Case, Row
-from tests.random_runs.models import decode_of, pair_of
+from tests.random_runs.models import decode_of, pair_of, special_ids_of
 
 # Costs with which rounds of every kind are worth their time, in batches of up to twenty sequences.
 COSTS = CostModel(Curve([1, 41], [100, 150]), Curve([1, 41], [10, 30]))
@@ -111,9 +113,8 @@ class RandomReplica(Harness):
             masker=letters_masker if case.regex is not None else None,
             forced_room=forced_room,
         )
-        self.stop_rules = StopRules(
-            lambda token_ids: decode_of(case, token_ids), frozenset(case.eos), tuple(case.stop)
-        )
+        detokenizer = Detokenizer(partial(decode_of, case), special_ids_of(case))
+        self.stop_rules = StopRules(detokenizer, frozenset(case.eos), tuple(case.stop))
 
     @property
     def assembly(self) -> Assembly:
