@@ -18,9 +18,12 @@ OMP_WAIT_POLICY=PASSIVE "$SPECDIST_PYTHON" jobs/train_demo.py --output runs/demo
 
 # One thread each: three ranks that all take every core would only wait for one another.
 OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m accelerate.commands.launch --config_file jobs/accelerate/cpu.yaml \
-    jobs/generate.py --config jobs/configs/demo.yaml "$@"
+    jobs/generate.py --config jobs/configs/demo.yaml "$@" >/dev/null
 
-"$SPECDIST_PYTHON" jobs/show.py runs/demo/output --rows 2
 "$SPECDIST_PYTHON" jobs/report.py runs/demo/output >/dev/null
+
+# One screen of what came of it; jobs/generate.py has printed the same figures as one JSON line on stdout.
 echo
-echo "report: $PWD/runs/demo/output/report/report.html"
+"$SPECDIST_PYTHON" jobs/show.py runs/demo/output --rows 3
+echo
+echo "report      $PWD/runs/demo/output/report/report.html"

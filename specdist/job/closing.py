@@ -6,14 +6,12 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from specdist.config.generate import GenerateConfig
-from specdist.data import RunFolder
+from specdist.data import Manifest, RunFolder
 from specdist.job.preflight import RunPlan
 from specdist.job.signals import find_launcher
 from specdist.models.loading_check import LoadingCheck
@@ -45,15 +43,16 @@ def record_check(config: GenerateConfig, run: RunPlan, check: LoadingCheck) -> b
     logger.log(
         logging.INFO if is_exact else logging.WARNING,
         "%s%s",
-        exactness(config, folder.manifest.info),
+        exactness(folder.manifest),
         "" if config.is_exact else "; --verify all verifies every token",
     )
     return is_exact
 
 
-def exactness(config: GenerateConfig, info: Mapping[str, Any]) -> str:
-    """Whether the run is exact, in a few words. ``info``: the manifest's."""
-    if not config.is_exact:
+def exactness(manifest: Manifest) -> str:
+    """Whether the run is exact, in a few words."""
+    info, settings = manifest.info, manifest.fingerprint
+    if settings.get("policy") == "sprinter" and settings.get("verify", "doubted") == "doubted":
         return "NOT exact: --policy sprinter keeps tokens that the target has not verified"
     if info["exact"]:
         return "exact: the completions follow the target's own distribution"
@@ -61,8 +60,17 @@ def exactness(config: GenerateConfig, info: Mapping[str, Any]) -> str:
     return f"NOT known to be exact: the loaded target could not be compared with its files ({reason})"
 
 
-def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float, exactness: str) -> list[str]:
+def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> list[str]:
     """Five or six lines for people on what the finished shards add up to, and what to do next."""
+    next_step = f"to resume: {relaunch_command()}"
+    if not folder.missing_shards():
+        next_step = f"{SHOW} {shlex.quote(str(folder.path))}"
+    lines = summary_lines(folder, total, num_devices=num_devices)
+    return [*lines, f"output      {folder.path}; {next_step}"]
+
+
+def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> list[str]:
+    """All of them but the last, of what is in the folder."""
     plan = folder.plan()
     missing = folder.missing_shards()
     num_expected = plan.num_completions
@@ -74,10 +82,8 @@ def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float, exactn
             f"{num_finished + num_kept:,} of {num_expected:,} are kept: {num_finished:,} in finished shards, "
             f"{num_kept:,} in unfinished shards"
         )
-        next_step = f"to resume: {relaunch_command()}"
     else:
         rows = f"{num_finished:,} of {num_expected:,}, in {plan.num_shards} finished shards"
-        next_step = f"{SHOW} {path}"
     errors, speed, acceptance = "none", "nothing was generated", "nothing was drafted"
     figures = total.summary(num_devices)
     if total.num_error_rows:
@@ -101,9 +107,8 @@ def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float, exactn
         f"rows        {rows}",
         f"errors      {errors}",
         f"speed       {speed}",
-        f"acceptance  {acceptance}; {exactness}",
+        f"acceptance  {acceptance}; {exactness(folder.manifest)}",
         *([f"learning    {words}"] if (words := learned(total)) else []),
-        f"output      {folder.path}; {next_step}",
     ]
 
 

@@ -21,7 +21,7 @@ from specdist.job.adaptation import check_adaptation, note_segments
 from specdist.job.assignments import Assignment, assign_from_rank0, follow_assignments
 from specdist.job.batch_input import batch_options
 from specdist.job.card import write_card
-from specdist.job.closing import closing_lines, exactness, record_check
+from specdist.job.closing import closing_lines, record_check
 from specdist.job.draft_part import DraftPart
 from specdist.job.eagle import settled
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
@@ -312,8 +312,7 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
     if is_often_cut(total.num_cut_completions, total.num_completions):
         settings = folder.manifest.fingerprint
         logger.warning(cut_line(total.num_cut_completions, total.num_completions, settings))
-    words = exactness(config, folder.manifest.info)
-    for line in closing_lines(folder, total, num_devices=topology.num_devices, exactness=words):
+    for line in closing_lines(folder, total, num_devices=topology.num_devices):
         logger.info(line)
     is_complete = not run.pending_shards
     if is_complete:

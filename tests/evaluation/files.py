@@ -56,5 +56,14 @@ def run_folder(path: Path, inputs: dict[str, Any], completions: Sequence[Any], *
     fingerprint = {**SETTINGS, "num_rows": len(completions), **settings}
     info = {"exact": settings.get("policy") != "sprinter", "world_size": 1, "reproducibility": "tokens"}
     folder = open_run_folder(path, Manifest(fingerprint=fingerprint, info=info), "seed: 0\n", False)
-    folder.finish_shard(0, table(inputs, completions, is_exact=info["exact"]), {"num_drafts": 1})
+    rows = table(inputs, completions, is_exact=info["exact"])
+    reasons = rows["finish_reason"].to_pylist()
+    stats = {
+        "num_drafts": 1,
+        "num_rows": len(completions),
+        "num_completions": len(reasons) - reasons.count("error"),
+        "num_cut_completions": reasons.count("length"),
+        "num_error_rows": reasons.count("error"),
+    }
+    folder.finish_shard(0, rows, stats)
     return path

@@ -110,7 +110,7 @@ def read_with_every_tool(
     run = specdist.load_run(url, verify=True)
     assert run.is_complete and run.table.num_rows == NUM_ROWS
     shown = [run_tool(tool, url) for tool in (status, show)]
-    assert f"{NUM_ROWS} of {NUM_ROWS}" in shown[0] and "--- completion" in shown[1]
+    assert f"{NUM_ROWS} of {NUM_ROWS}" in shown[0] and "\ncompletion  " in shown[1]
     run_tool(merge, url, "--output", str(folder / "merged.arrow"))
     assert pa.ipc.open_file(pa.memory_map(str(folder / "merged.arrow"))).read_all().equals(run.table)
     run_tool(report, url, "--folder", str(folder / "report"))

@@ -18,11 +18,12 @@ from tests.data.samples import row_result
 from tests.finished_runs import write_run
 from tests.job.launching import Ended
 
+EXACT = "exact: the completions follow the target's own distribution"
 LABELS = ["rows", "errors", "speed", "acceptance", "output"]
 
 
 def lines_of(folder: RunFolder) -> dict[str, str]:
-    lines = closing_lines(folder, total_stats(folder), num_devices=3, exactness="exact")
+    lines = closing_lines(folder, total_stats(folder), num_devices=3)
     assert [line.split()[0] for line in lines] == LABELS
     return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
 
@@ -33,7 +34,7 @@ def test_the_last_lines_of_a_complete_run(tmp_path: Path) -> None:
     assert lines["rows"] == "14 of 14, in 3 finished shards"
     assert lines["errors"] == "none"
     assert lines["speed"] == "5.0 tokens/s, 1.7 per device; 30 tokens"
-    assert lines["acceptance"] == "25.0% of the draft tokens, 2.00 tokens per speculative step; exact"
+    assert lines["acceptance"] == "25.0% of the draft tokens, 2.00 tokens per speculative step; " + EXACT
     assert lines["output"] == f"{path}; python jobs/show.py '{path}'"
 
 
@@ -52,7 +53,7 @@ def test_a_stopped_run_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_last_lines_before_the_first_finished_shard(tmp_path: Path) -> None:
     lines = lines_of(write_run(tmp_path / "run", ()))
     assert lines["speed"] == "nothing was generated"
-    assert lines["acceptance"] == "nothing was drafted; exact"
+    assert lines["acceptance"] == "nothing was drafted; " + EXACT
 
 
 def test_a_job_ends_with_its_five_lines(greedy: tuple[Path, Ended]) -> None:

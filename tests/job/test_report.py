@@ -71,7 +71,7 @@ def test_the_document_and_the_folder_say_the_same(
 
 def show(output: Path) -> str:
     ended = subprocess.run(
-        [sys.executable, str(REPOSITORY / "jobs" / "show.py"), str(output), "--rows", "1"],
+        [sys.executable, str(REPOSITORY / "jobs" / "show.py"), str(output), "--theory"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return ended.stdout
@@ -96,7 +96,7 @@ def test_a_target_alone_has_nothing_to_predict(options: dict[str, Any], tmp_path
     predictions = ended.totals["predictions"]
     assert predictions["acceptance"] is None and not predictions["theory"] and not predictions["drift"]
     assert "acceptance  nothing was drafted; exact" in ended.stderr
-    assert "theory" not in show(tmp_path / "run")
+    assert "theory and measurement" not in show(tmp_path / "run")
 
 
 def test_a_page_of_a_real_run(greedy: tuple[Path, Ended], tmp_path: Path) -> None:
