@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,14 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from specdist.models.adapters import can_page_attention
@@ -94,7 +102,7 @@ class Checkpoint:
                 found = _ids(parse_object(path.read_bytes()).get("eos_token_id"))
         if found is None:
             with reading(f"{self.option} {self.name}: config.json"):
-                found = _ids(self.config.get_text_config().eos_token_id)
+                found = _ids(getattr(self.config.get_text_config(), "eos_token_id", None))
         return found or frozenset()
 
     def fingerprint(self) -> str:
@@ -161,14 +169,26 @@ def open_checkpoint(
     return checkpoint
 
 
+def auto_class(config: Any) -> Any:
+    """transformers' factory of models of this configuration. Models of text within models of texts and images
+    are not all among the causal language models."""
+    is_wrapped = type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+    is_known = is_wrapped and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if is_known else AutoModelForCausalLM
+
+
 def causal_model_class(checkpoint: Checkpoint) -> type[PreTrainedModel] | None:
-    """The class that transformers would build; None for a family that is not a causal language model."""
+    """The class that transformers would build, or that of its text model; None for a family that is not a
+    causal language model."""
     config = checkpoint.config
     reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
     if checkpoint.trusts_code and reference:
         with reading(f"{checkpoint.option} {checkpoint.name}: its own code"):
             return cast(type[PreTrainedModel], get_class_from_dynamic_module(reference, checkpoint.folder))
-    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config.get_text_config()), None)
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config.get_text_config()), None)
+    if found is None and auto_class(config) is AutoModelForImageTextToText:
+        found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    return found
 
 
 def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
@@ -176,16 +196,29 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
     config = checkpoint.config.get_text_config()
     family = config.model_type
     what = f"{checkpoint.option} {checkpoint.name}"
+    other = "choose a model of another family (Llama, Qwen, Gemma, ...)"
     model_class = causal_model_class(checkpoint)
     if model_class is None:
-        raise UserError(f"{what} is of the family {family}, which is not a causal language model")
+        raise UserError(f"{what} is of the family {family}, which is not a causal language model: {other}")
     other_layers = set(getattr(config, "layer_types", None) or []) - LAYER_TYPES
-    if other_layers or not can_page_attention(model_class, family):
+    if other_layers:
         raise UserError(
-            f"{what} is of the family {family}, whose attention "
-            + (f"({', '.join(sorted(other_layers))}) " if other_layers else "")
-            + "does not go through transformers' attention registry: specdist cannot run it; choose a model "
-            "of another family (Llama, Qwen, Gemma, ...)"
+            f"{what} is of the family {family} and has layers ({', '.join(sorted(other_layers))}) that "
+            f"specdist does not implement: {other}"
+        )
+    if not can_page_attention(model_class, family):
+        raise UserError(
+            f"{what} is of the family {family}, whose attention does not go through transformers' attention "
+            f"registry: specdist cannot run it; {other}"
+        )
+    # A model within another hands its arguments on.
+    if (
+        config is checkpoint.config
+        and "position_ids" not in inspect.signature(model_class.forward).parameters
+    ):
+        raise UserError(
+            f"{what} is of the family {family}, whose model ({model_class.__name__}) takes no positions of "
+            f"its tokens, and specdist runs tokens of many sequences in one pass: {other}"
         )
     if tp_size == 1:
         return

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from specdist.models.checkpoint import Checkpoint
+from specdist.models.checkpoint import Checkpoint, auto_class
 from specdist.models.quantized import plain_config
 
 
@@ -25,7 +25,7 @@ def build_without_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrai
     ``torch.device("meta")`` buffers made by ``torch.ones`` and the like would lose their values.
     """
     with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = auto_class(checkpoint.config).from_config(
             copy.deepcopy(plain_config(checkpoint)), dtype=dtype, trust_remote_code=checkpoint.trusts_code
         )
     return model

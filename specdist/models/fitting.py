@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+import copy
+from collections.abc import Collection
 
-from specdist.models.checkpoint import Checkpoint
+import torch
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_utils import LoadStateDictConfig
+
+from specdist.models.checkpoint import Checkpoint, auto_class
 from specdist.models.damage import reading
 from specdist.models.dry_run import check_attention
 from specdist.models.quantized import CONFIG_KEY, UNQUANTISED, looks_quantised, plain_config, quantization_of
@@ -22,7 +28,8 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
 
     Raises :class:`UserError` for a configuration from which no model, or one of other shapes, can be built,
     and for tensors that would be ignored or misread: quantised weights, and tensors that nothing in the model
-    takes. Missing tensors are found when the files are read: some families store parameters split or joined.
+    takes. Missing tensors are found when the files are read, but those of parameters that are stored split or
+    joined are found here.
     """
     what = f"{checkpoint.option} {checkpoint.name}"
     quantization_of(checkpoint)
@@ -41,12 +48,15 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
             "both again"
         )
     with reading(f"{what}: config.json"), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
+        model = auto_class(checkpoint.config).from_config(
             plain_config(checkpoint), trust_remote_code=checkpoint.trusts_code
         )
     check_attention(model, what)
     names = WeightNames(model)
     takers = names.takers(shapes)
+    converted = frozenset(name for name in shapes if names.is_converted(name) and takers[name])
+    if converted:
+        _check_converted(checkpoint, model, converted, shapes, tp_size)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights = {stored for stored, taken in takers.items() if taken & set(parameters)}
     read_along = check_parts(checkpoint, model, shapes, kinds, tp_size)
@@ -58,12 +68,53 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
                 f"{UNQUANTISED}"
             )
         for name in sorted(takers[stored] & set(parameters)):
-            if parameters[name].shape != shapes[stored]:
+            if stored not in converted and parameters[name].shape != shapes[stored]:
                 raise UserError(
                     f"{what}: {stored} is of shape {list(shapes[stored])} in the files, but config.json asks "
                     f"for {list(parameters[name].shape)}: fetch both again"
                 )
-    _refuse_leftovers(checkpoint, model, names, takers, read_along, tp_size)
+    _refuse_leftovers(checkpoint, model, names, takers, read_along)
+
+
+def _check_converted(
+    checkpoint: Checkpoint,
+    model: PreTrainedModel,
+    converted: Collection[str],
+    shapes: dict[str, tuple[int, ...]],
+    tp_size: int,
+) -> None:
+    """Parameters that transformers splits or joins while it loads them, such as those of single experts: by
+    its own conversion, of tensors without numbers."""
+    what = f"{checkpoint.option} {checkpoint.name}"
+    layout = (
+        f"{what} stores tensors ({_shown(sorted(converted))}) that {type(model).__name__} has split or "
+        "joined, as those of single experts"
+    )
+    if checkpoint.quantization is not None:
+        option = f"{checkpoint.option}_quantization"
+        raise UserError(f"{layout}; such models are not quantised here: leave {option} out")
+    if quantization_of(checkpoint) is not None:
+        raise UserError(f"{layout}; quantised, such models are not read here: {UNQUANTISED}")
+    if tp_size > 1:
+        raise UserError(f"{layout}; such models are not sharded here: use --tp_size 1")
+    found, _ = convert_and_load_state_dict_in_model(
+        copy.deepcopy(model),
+        {name: torch.empty(shapes[name], device="meta") for name in converted},
+        LoadStateDictConfig(
+            device_map={"": "meta"}, dtype=model.dtype, weight_mapping=get_model_conversion_mapping(model)
+        ),
+    )
+    for name, text in sorted(found.conversion_errors.items()):
+        reason = text.split("\nError")[0].splitlines()[-1]
+        raise UserError(
+            f"{what}: {name} cannot be made of the tensors in its files ({reason.strip()}): one of them is "
+            "missing, or of another shape; fetch it again"
+        )
+    for name, of_files, wanted in sorted(found.mismatched_keys):
+        raise UserError(
+            f"{what}: the tensors in its files make {name} of shape {list(of_files)}, but config.json asks "
+            f"for {list(wanted)}: fetch both again"
+        )
 
 
 def _refuse_leftovers(
@@ -72,7 +123,6 @@ def _refuse_leftovers(
     names: WeightNames,
     takers: dict[str, set[str]],
     read_along: set[str],
-    tp_size: int,
 ) -> None:
     what = f"{checkpoint.option} {checkpoint.name}"
     left = sorted(
@@ -80,18 +130,6 @@ def _refuse_leftovers(
         for name, taken in takers.items()
         if not taken and name not in read_along and not names.is_harmless(name)
     )
-    converted = [name for name in left if names.is_converted(name)]
-    if converted and quantization_of(checkpoint) is not None:
-        raise UserError(
-            f"{what}: {_shown(converted)} is stored in another layout than {type(model).__name__} has it, "
-            f"which is not read in quantised models: {UNQUANTISED}"
-        )
-    if converted and tp_size > 1:
-        raise UserError(
-            f"{what}: {_shown(converted)} is stored in another layout than {type(model).__name__} has it, "
-            "which cannot be sharded: use --tp_size 1"
-        )
-    left = [name for name in left if not names.is_converted(name)]
     quantised = [name for name in left if looks_quantised(name)]
     if quantised:
         raise UserError(

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specdist.models.adapters import use_paged_attention
 from specdist.models.all_reduce import use_peer_memory
-from specdist.models.checkpoint import Checkpoint
+from specdist.models.checkpoint import Checkpoint, auto_class
 from specdist.models.computed import ComputedTensors, build_without_weights
 from specdist.models.quantized import quantization_of
 from specdist.models.quantized_linear import QuantizedLinear, choose_products
@@ -35,7 +35,7 @@ def load_whole(
     if quantization_of(checkpoint) is not None or _is_plain(checkpoint, dtype):
         return _load_read(checkpoint, dtype=dtype, device=device, reading=reading)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = auto_class(checkpoint.config).from_pretrained(
             checkpoint.folder,
             config=checkpoint.config,
             dtype=dtype,

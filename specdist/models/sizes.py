@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
+from specdist.models.checkpoint import UNSHARDABLE_FAMILIES, auto_class
 from specdist.models.eagle import LlamaForCausalLMEagle3, is_eagle
 from specdist.models.quantized import Quantization, linear_layers
 from specdist.models.quantized_weights import ProductKind
@@ -147,7 +147,7 @@ def model_size(
         model = (
             LlamaForCausalLMEagle3(copy.deepcopy(config))
             if is_eagle(config)
-            else AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code)
+            else auto_class(config).from_config(config, trust_remote_code=trusts_code)
         )
     text = config.get_text_config()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
