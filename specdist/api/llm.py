@@ -168,6 +168,7 @@ class SpeculativeLLM:
             max_prompt_tokens=self._models.max_seq_len - 1,
             split_special_tokens=config.split_special_tokens,
             chat_format=config.chat_format,
+            vocab_size=self._models.vocab_size,
         )
         items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
         found: dict[tuple[int, int], GeneratedText] = {}

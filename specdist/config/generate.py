@@ -113,7 +113,8 @@ class GenerateConfig(
         self.draft = None if self.draft in (None, "none", "") else self.draft
         self.check_quantization(self.draft)
         self.check_adapters(self.draft)
-        self.stop = list(self.stop or [])
+        # From Python one text may stand alone.
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         for name in ("rows_per_shard", "tp_size", "max_new_tokens", "num_samples", "max_num_seqs",
                      "max_num_batched_tokens", "num_targets", "num_drafts"):  # fmt: skip
             self._require(name, getattr(self, name) >= 1, "must be at least 1")

@@ -25,6 +25,8 @@ RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_new_tokens": (lambda value: value >= 0, "must not be negative; 0 sets no least length"),
 }
 WHOLE_NUMBERS = frozenset({"top_k", "seed", "max_new_tokens", "min_new_tokens", "num_samples"})
+# Of one text these would take every character.
+TEXT_LISTS = ("logit_bias", "bad_words")
 # Of these every position of a pass has numbers of its own.
 DISTRIBUTION_OPTIONS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -68,9 +70,12 @@ class ProcessingOptions:
 
     @property
     def biases(self) -> dict[int, float]:
-        """``logit_bias`` by token id. Raises :class:`UserError`."""
+        """``logit_bias`` by token id, from Python also a mapping. Raises :class:`UserError`."""
         found: dict[int, float] = {}
-        for pair in self.logit_bias or []:
+        given: Any = self.logit_bias or []
+        if isinstance(given, Mapping):
+            given = [f"{token_id}={number}" for token_id, number in given.items()]
+        for pair in given:
             token_id, _, number = pair.partition("=")
             try:
                 found[int(token_id)] = float(number)
@@ -84,6 +89,10 @@ class ProcessingOptions:
 
     def check_processing(self) -> None:
         """Raises :class:`UserError` for a value out of its range."""
+        for name in TEXT_LISTS:
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise UserError(f"{name} is a list of texts, not the text {value!r}: write [{value!r}]")
         for name, (holds, rule) in RULES.items():
             value = getattr(self, name)
             if not holds(value):

@@ -216,6 +216,7 @@ def prompt_encoder(config: GenerateConfig, models: ModelPlan) -> PromptEncoder:
         max_prompt_tokens=models.max_seq_len - 1,
         split_special_tokens=config.split_special_tokens,
         chat_format=config.chat_format,
+        vocab_size=models.vocab_size,
     )
 
 

@@ -17,13 +17,8 @@ from specdist.job.constraints import RunConstraints
 from specdist.job.eagle import check_eagle_run
 from specdist.job.memory_texts import MemoryTexts, read_memory
 from specdist.job.processing import sampling_settings
-from specdist.job.tokens import (
-    check_chat_template,
-    check_chat_variables,
-    check_same_tokenizer,
-    check_split_special_tokens,
-    common_vocab_size,
-)
+from specdist.job.same_tokens import check_same_tokens, common_vocab_size
+from specdist.job.tokens import check_chat_template, check_chat_variables, check_split_special_tokens
 from specdist.models.adapter_folder import open_adapter
 from specdist.models.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, check_family, open_checkpoint
 from specdist.models.fitting import check_weights
@@ -65,7 +60,7 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
             if draft.is_eagle:
                 check_eagle_run(config, target, draft, may_read_states=may_read_states)
             else:
-                check_same_tokenizer(target, draft)
+                check_same_tokens(target, draft)
         head = open_draft_head(config, draft)
     chat = config.messages_column and f"--messages_column {config.messages_column}"
     check_chat_template(target, chat)

@@ -42,10 +42,11 @@ def sampling_settings(config: GenerateConfig, target: Checkpoint, vocab_size: in
         processing=Processing(
             defaults=options,
             logit_bias=tuple(biases.items()),
-            bad_words=bad_words,
+            # Others cannot be drawn: the tokenizer has tokens that the model has not.
+            bad_words=tuple(ids for ids in bad_words if max(ids) < vocab_size),
             suppressed_ids=suppressed,
             min_new_tokens=config.min_new_tokens,
-            end_ids=tuple(sorted(target.stop_token_ids())),
+            end_ids=tuple(sorted(each for each in target.stop_token_ids() if each < vocab_size)),
             has_masks=config.is_constrained,
         ),
     )

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and the check that target and draft have the same tokenizer."""
+"""Text to token ids and back."""
 
 from __future__ import annotations
 
@@ -46,47 +46,6 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def check_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:
-    """Raises :class:`UserError` unless the same tokens, special ones included, have the same ids in both."""
-    target_tokenizer, draft_tokenizer = load_tokenizer(target), load_tokenizer(draft)
-    target_ids, draft_ids = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
-    if target_ids != draft_ids:
-        target_tokens = {token_id: token for token, token_id in target_ids.items()}
-        draft_tokens = {token_id: token for token, token_id in draft_ids.items()}
-        first = min(
-            token_id
-            for token_id in target_tokens.keys() | draft_tokens.keys()
-            if target_tokens.get(token_id) != draft_tokens.get(token_id)
-        )
-        raise UserError(
-            f"--target {target.name} and --draft {draft.name} have different tokenizers: token {first} is "
-            f"{target_tokens.get(first)!r} for the target and {draft_tokens.get(first)!r} for the draft; "
-            "choose a draft of the target's family"
-        )
-    for name in ("bos_token_id", "eos_token_id"):
-        target_id, draft_id = getattr(target_tokenizer, name), getattr(draft_tokenizer, name)
-        if target_id != draft_id:
-            raise UserError(
-                f"--target {target.name} and --draft {draft.name} differ in {name}: {target_id} and "
-                f"{draft_id}; choose a draft of the target's family"
-            )
-
-
-def common_vocab_size(target: Checkpoint, draft: Checkpoint | None) -> int:
-    """Number of ids with logits in both models, whose logits may be padded to different widths.
-
-    Raises :class:`UserError` if a token of the tokenizer is not among them.
-    """
-    width = min(checkpoint.vocab_width for checkpoint in (target, draft) if checkpoint is not None)
-    last = max(load_tokenizer(target).get_vocab().values())
-    if last >= width:
-        raise UserError(
-            f"the tokenizer of --target {target.name} has token {last}, but only {width} ids have logits in "
-            "both models: choose a draft of the target's family"
-        )
-    return width
-
-
 @dataclass(frozen=True)
 class RenderedPrompt:
     """A prompt as one text.
@@ -107,7 +66,8 @@ class PromptEncoder:
     """Turns one input row into token ids.
 
     With ``split_special_tokens`` special tokens in the text of a prompt or a message are encoded as text.
-    ``chat_format``: what the chat template gets beside a row's messages.
+    ``chat_format``: what the chat template gets beside a row's messages. ``vocab_size``: ids from there on
+    have no embedding, as those of tokens that were added to a tokenizer alone; by default there are none.
     """
 
     def __init__(
@@ -117,7 +77,9 @@ class PromptEncoder:
         max_prompt_tokens: int,
         split_special_tokens: bool = False,
         chat_format: ChatFormat | None = None,
+        vocab_size: int | None = None,
     ) -> None:
+        self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
         self._chat_format = chat_format or ChatFormat()
@@ -173,7 +135,7 @@ class PromptEncoder:
         return self.token_ids(self.rendered(prompt))
 
     def token_ids(self, prompt: RenderedPrompt) -> list[int]:
-        """Raises :class:`RowError` for a prompt of no tokens, or of too many."""
+        """Raises :class:`RowError` for a prompt of no tokens, too many, or one that the model has not."""
         token_ids: list[int]
         if self._splitter is None:
             # A chat template has written the special tokens already.
@@ -184,6 +146,12 @@ class PromptEncoder:
             token_ids = self._splitter.chat_ids(prompt.hidden)
         if not token_ids:
             raise RowError("the prompt has no tokens")
+        last = max(token_ids)
+        if self._vocab_size is not None and last >= self._vocab_size:
+            raise RowError(
+                f"the prompt has token {last} ({self._tokenizer.convert_ids_to_tokens(last)!r}), which the "
+                f"tokenizer has and the model has not: its ids end at {self._vocab_size - 1}"
+            )
         if len(token_ids) > self._max_prompt_tokens:
             raise RowError(
                 f"the prompt has {len(token_ids)} tokens; with --max_seq_len {self._max_prompt_tokens + 1} "

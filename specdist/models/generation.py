@@ -18,6 +18,7 @@ OPTIONS = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
     "min_new_tokens": 0,
+    "suppress_tokens": None,
 }
 # Options under the file's names, with the types of their values.
 TYPES: dict[str, tuple[str, type, type]] = {
@@ -30,7 +31,15 @@ TYPES: dict[str, tuple[str, type, type]] = {
     "max_new_tokens": ("max_new_tokens", int, int),
     "num_return_sequences": ("num_samples", int, int),
     "stop_strings": ("stop", list, str),
+    "suppress_tokens": ("suppress_tokens", list, int),
     "do_sample": ("do_sample", bool, bool),
+}
+# The types of what is in lists.
+ITEMS: dict[str, type] = {"stop_strings": str, "suppress_tokens": int}
+# Where an option does the same of other values.
+SIMILAR = {
+    "bad_words_ids": "give the words with --bad_words",
+    "sequence_bias": "give biases of single tokens with --logit_bias",
 }
 # What transformers would do in addition, with the values that change nothing.
 OTHERS: dict[str, tuple[object, ...]] = {
@@ -45,7 +54,6 @@ OTHERS: dict[str, tuple[object, ...]] = {
     "num_beams": (None, 1),
     "min_length": (None, 0),
     "bad_words_ids": (None,),
-    "suppress_tokens": (None,),
     "begin_suppress_tokens": (None,),
     "sequence_bias": (None,),
     "forced_bos_token_id": (None,),
@@ -72,7 +80,10 @@ def default_options(checkpoint: Checkpoint) -> dict[str, Any]:
             value = [value]
         if value is None:
             continue
-        if type(value) not in types or (name == "stop_strings" and {*map(type, value)} - {str}):
+        is_list = isinstance(value, list)
+        if type(value) not in types or (
+            name in ITEMS and not (is_list and {*map(type, value)} <= {ITEMS[name]})
+        ):
             raise UserError(f"{what}: {name} is {value!r} in its {GENERATION_CONFIG_NAME}: correct the file")
         found[option] = value
     if found.pop("do_sample", True) is False:
@@ -92,17 +103,22 @@ def unused_settings(checkpoint: Checkpoint, used: Mapping[str, Any] | None) -> s
     wanted = {
         name: values[name]
         for name, neutral in OPTIONS.items()
-        if used is not None and values.get(name) is not None and values[name] not in (neutral, used.get(name))
+        if used is not None
+        and values.get(name) not in (None, [])
+        and values[name] not in (neutral, used.get(name))
     }
     foreign = {name: values[name] for name, neutral in OTHERS.items() if values.get(name) not in neutral}
     found = []
     if wanted:
-        options = " ".join(f"--{name} {value}" for name, value in wanted.items())
+        options = " ".join(f"--{name} {_typed(value)}" for name, value in wanted.items())
         found.append(
             f"does not use {_listed(wanted)}: to use them, pass {options}, or --generation_config model"
         )
     if foreign:
-        found.append(f"cannot use {_listed(foreign)}, which specdist does not support")
+        similar = "; ".join(SIMILAR[name] for name in foreign if name in SIMILAR)
+        found.append(
+            f"cannot use {_listed(foreign)}, which specdist does not support" + (similar and f" ({similar})")
+        )
     if not found:
         return None
     what = f"{checkpoint.option} {checkpoint.name} has a {GENERATION_CONFIG_NAME}"
@@ -115,6 +131,11 @@ def _file_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
         return None
     with reading(f"{checkpoint.option} {checkpoint.name}: {path.name}"):
         return parse_object(path.read_bytes())
+
+
+def _typed(value: object) -> str:
+    """As on a command line."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _listed(settings: Mapping[str, object]) -> str:

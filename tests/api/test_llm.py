@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,24 @@ def job(pair: Pair, output: Path, **options: Any) -> dict[str, list[Any]]:
     assert run_here(**shared, **options, output=output).code == 0
     found: dict[str, list[Any]] = read_output(output).to_pydict()
     return found
+
+
+def test_biases_are_a_mapping_too_and_lists_are_not_texts(llm: SpeculativeLLM) -> None:
+    plain = llm.generate(["the fox"], GREEDY, use_tqdm=False)[0].token_ids
+    biased = [
+        llm.generate(["the fox"], replace(GREEDY, logit_bias=bias), use_tqdm=False)[0].token_ids
+        for bias in ({plain[0]: -100.0}, [f"{plain[0]}=-100.0"])
+    ]
+    assert biased[0] == biased[1] and plain[0] not in biased[0]
+    for name in ("bad_words", "logit_bias"):
+        with pytest.raises(UserError, match=f"{name} is a list of texts, not the text 'fox'"):
+            llm.generate(["the fox"], replace(GREEDY, **{name: "fox"}), use_tqdm=False)
+    alone, listed = (
+        llm.generate(["the fox"], replace(GREEDY, stop=stop), use_tqdm=False)[0].text for stop in ("x", ["x"])
+    )
+    assert alone == listed
+    with pytest.raises(UserError, match="--logit_bias a=2 is not a token id"):
+        llm.generate(["the fox"], replace(GREEDY, logit_bias={"a": 2}), use_tqdm=False)
 
 
 def test_the_tokens_are_those_of_the_job(pair: Pair, llm: SpeculativeLLM, tmp_path: Path) -> None:

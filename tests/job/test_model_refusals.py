@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from tokenizers import AddedToken
+from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdist.job.model_plan import plan_models
 from specdist.utils.errors import UserError
-from tests.job.launching import parse, refused, run_here
-from tests.job.pair import Pair, random_llama, save, train_tokenizer, write_arrow
+from tests.job.launching import Ended, parse, read_output, refused, run_here
+from tests.job.pair import NUM_VOCAB_TOKENS, Pair, random_llama, save, train_tokenizer, write_arrow
 
 
 @pytest.fixture
@@ -42,21 +43,61 @@ def test_other_tokenizers_are_refused_with_the_first_token_that_differs(
     )
 
 
-def test_another_end_token_is_refused(
-    pair: Pair, options: dict[str, Any], no_models: None, tmp_path: Path
-) -> None:
-    """The same tokens do not make the same tokenizer."""
+def with_tokens(*tokens: str) -> PreTrainedTokenizerFast:
+    """The pair's tokenizer with more tokens at the end."""
     tokenizer = train_tokenizer()
-    tokenizer.eos_token = "the"
-    draft = save(tmp_path / "draft", random_llama(), tokenizer)
-    the = tokenizer.convert_tokens_to_ids("the")
-    refused(run_here(**(options | {"draft": draft}), output=tmp_path / "run"), f"eos_token_id: 0 and {the}")
+    assert len(tokenizer) == NUM_VOCAB_TOKENS
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in tokens])
+    return tokenizer
 
 
-def test_tokens_without_logits_are_refused(options: dict[str, Any], no_models: None, tmp_path: Path) -> None:
-    """Padding may be missing from one model; a token of the tokenizer may not."""
+def test_a_draft_may_end_otherwise_and_have_other_tokens_at_the_end(
+    pair: Pair, options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """A base model drafts for a chat model: which tokens end a text is the target's to say."""
+    wanted = read_output(greedy[0])["completion_ids"]
+    base = with_tokens("<unused>", "<unknown>")
+    base.eos_token, base.bos_token = "the", "a"
+    longer = save(tmp_path / "longer", random_llama(vocab_size=NUM_VOCAB_TOKENS + 2), base)
+    model = LlamaForCausalLM.from_pretrained(pair.draft)
+    model.config.eos_token_id = base.eos_token_id
+    shorter = save(tmp_path / "shorter", model, train_tokenizer())
+    chat = LlamaForCausalLM.from_pretrained(pair.target)
+    target = save(tmp_path / "chat", chat, with_tokens("<|im_start|>"))  # the model has no such token
+    for changes in ({"draft": longer}, {"draft": shorter, "target": target}):
+        ended = run_here(**(options | changes), output=tmp_path / f"run-{changes['draft'].name}")
+        assert ended.code == 0, ended.stderr
+        assert read_output(tmp_path / f"run-{changes['draft'].name}")["completion_ids"] == wanted
+
+
+def test_a_token_that_the_draft_has_no_logits_for_is_refused(
+    options: dict[str, Any], no_models: None, tmp_path: Path
+) -> None:
+    """The target could generate it. Padding may be missing from one model."""
     draft = save(tmp_path / "draft", random_llama(vocab_size=319), train_tokenizer())
-    refused(run_here(**(options | {"draft": draft}), output=tmp_path / "run"), "token 319", "only 319 ids")
+    refused(
+        run_here(**(options | {"draft": draft}), output=tmp_path / "run"),
+        "has token 319", f"--draft {draft} has logits of only 319 ids",
+    )  # fmt: skip
+
+
+def test_a_token_of_the_tokenizer_alone_is_an_error_of_the_rows_that_have_it(
+    pair: Pair, options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """Fine-tunes add a pad token without an embedding for it: other rows run."""
+    tokenizer = with_tokens("<pad>")
+    tokenizer.pad_token = "<pad>"
+    target = save(tmp_path / "target", LlamaForCausalLM.from_pretrained(pair.target), tokenizer)
+    known = read_output(greedy[0])
+    prompts = [known["prompt"][0].as_py(), "the <pad>"]
+    path = write_arrow(tmp_path / "prompts.arrow", {"prompt": prompts})
+    output = tmp_path / "run"
+    changes = {"target": target, "draft": None, "prompts": path, "bad_words": ["<pad>"], "min_new_tokens": 1}
+    assert run_here(**(options | changes), output=output).code == 0
+    found = read_output(output)
+    assert found["completion_ids"][0] == known["completion_ids"][0]
+    assert found["finish_reason"].to_pylist()[1] == "error"
+    assert "token 320 ('<pad>'), which the tokenizer has and the model has not" in found["error"][1].as_py()
 
 
 def weights_to_bin(folder: Path) -> list[str]:

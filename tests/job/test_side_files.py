@@ -57,6 +57,12 @@ def test_settings_of_the_model_that_are_not_used_are_named(folder: Path) -> None
     assert "to use them, pass --temperature 0.6 --top_p 0.9" in found
     assert ", or --generation_config model, and cannot use typical_p 0.5, which" in found
     assert "top_k" not in found
+    found = settings(folder, USED, suppress_tokens=[7, 9], bad_words_ids=[[3]], typical_p=None)
+    assert found is not None and "--suppress_tokens 7 9" in found
+    assert (
+        "cannot use bad_words_ids [[3]], which specdist does not support (give the words with --bad_words)"
+        in found
+    )
 
 
 def test_settings_that_are_used_or_change_nothing_are_not_named(folder: Path) -> None:
@@ -76,11 +82,12 @@ def test_settings_of_the_file_are_defaults_by_the_names_of_options(folder: Path)
     found = default_options(
         ask_for(folder, do_sample=True, temperature=0.6, top_k=20, top_p=0.95, max_new_tokens=7,
                 num_return_sequences=2, stop_strings="END", typical_p=0.6,
-                repetition_penalty=1.1, min_p=0.05, min_new_tokens=2)
+                repetition_penalty=1.1, min_p=0.05, min_new_tokens=2, suppress_tokens=[7])
     )  # fmt: skip
     assert found == {
         "temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 7, "num_samples": 2,
         "stop": ["END"], "repetition_penalty": 1.1, "min_p": 0.05, "min_new_tokens": 2,
+        "suppress_tokens": [7],
     }  # fmt: skip
     # transformers does not sample then, whatever the temperature is.
     assert default_options(ask_for(folder, do_sample=False))["temperature"] == 0
@@ -106,6 +113,7 @@ def test_options_that_were_given_win_over_the_file(folder: Path) -> None:
         ({"temperature": "hot"}, "temperature is 'hot' in its generation_config.json: correct the file"),
         ({"top_k": 2.5}, "top_k is 2.5 in its"),
         ({"stop_strings": [1]}, r"stop_strings is \[1\] in its"),
+        ({"suppress_tokens": 7}, r"suppress_tokens is 7 in its"),
         ({"temperature": -1.0}, "cannot be used: --temperature -1.0 must be"),
         (None, "has no generation_config.json: leave the option out"),
     ],

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdist.job.tokens import check_same_tokenizer, common_vocab_size
+from specdist.job.same_tokens import check_same_tokens, common_vocab_size
 from specdist.models.checkpoint import Checkpoint, open_checkpoint
 from specdist.synthetic.build import (
     RECORD_NAME,
@@ -117,7 +117,7 @@ def test_written_pair_opens_in_specdist_and_has_one_tokenizer(written: Path) -> 
     target, draft = open_pair(written)
     assert len(target.weight_files) == TINY.num_layers + 2
     assert len(draft.weight_files) == TINY.num_draft_layers + 2
-    check_same_tokenizer(target, draft)
+    check_same_tokens(target, draft)
     assert common_vocab_size(target, draft) == TINY.vocab_size
     assert not target.stop_token_ids()
     tokenizer = AutoTokenizer.from_pretrained(written / "target")
