@@ -16,7 +16,8 @@ from specdist.job.runners import load_draft_runner, target_runner
 from specdist.job.topology import Topology, gathered, init_deepspeed
 from specdist.job.weights import staged_weights
 from specdist.models.checkpoint import Checkpoint
-from specdist.models.loading import join_sharding, load_sharded, load_whole
+from specdist.models.cutting import join_sharding
+from specdist.models.loading import load_sharded, load_whole
 from specdist.models.loading_check import LoadingCheck, check_loading
 from specdist.models.runner import ModelRunner
 from specdist.models.weight_stream import Reading

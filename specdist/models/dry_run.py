@@ -161,13 +161,9 @@ def refuse_foreign(model: PreTrainedModel, shapes: LayerShapes, name: str) -> No
         )
 
 
-def check_attention(model: PreTrainedModel, name: str) -> None:
-    """Refuse a model on the meta device, without weights, whose attention is not implemented.
-
-    Raises :class:`UserError`. Where the model cannot run there, the runner's dry run finds the same later.
-    """
-    if not model._can_set_attn_implementation():
-        return  # it has an adapter
+def dry_run(model: PreTrainedModel) -> LayerShapes:
+    """One token through a model on the meta device, without weights. May raise anything: code that looks at
+    values, which are not there, and where shapes do not fit."""
     shapes = LayerShapes(positions_of(model))
     try:
         rope_border(model.config)
@@ -175,12 +171,28 @@ def check_attention(model: PreTrainedModel, name: str) -> None:
         shapes.foreign.add(str(error))
     use_attention(model, ATTENTION_NAME)
     token = torch.zeros(1, 1, dtype=torch.int64, device="meta")
+    experts = model.config._experts_implementation if model._can_set_experts_implementation() else None
     try:
-        if model._can_set_experts_implementation():
-            model.set_experts_implementation("batched_mm")  # the others look at values, which are not there
+        if experts is not None:
+            model.set_experts_implementation("batched_mm")  # the others look at values
         # With a mask transformers does not look for several texts in the positions, which have no values.
         with torch.inference_mode(), recording(model, shapes), attending(shapes, {}):
             model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=False)
+    finally:
+        if experts is not None:
+            model.set_experts_implementation(experts)
+    return shapes
+
+
+def check_attention(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model on the meta device, without weights, whose attention is not implemented.
+
+    Raises :class:`UserError`. Where the model cannot run there, the runner's dry run finds the same later.
+    """
+    if not model._can_set_attn_implementation():
+        return  # it has an adapter
+    try:
+        shapes = dry_run(model)
     except Exception:  # code that looks at values, which are not there
         logger.debug("no dry run without weights of %s", name, exc_info=True)
         return

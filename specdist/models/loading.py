@@ -16,14 +16,14 @@ from specdist.models.adapters import use_paged_attention
 from specdist.models.all_reduce import use_peer_memory
 from specdist.models.checkpoint import Checkpoint, auto_class
 from specdist.models.computed import ComputedTensors, build_without_weights
+from specdist.models.cutting import cut
 from specdist.models.quantized import quantization_of
 from specdist.models.quantized_linear import QuantizedLinear, choose_products
 from specdist.models.quantized_loading import QuantizedParts, place_layers
-from specdist.models.vocab_parallel_head import VocabParallelHead, find_head, shard_head
+from specdist.models.vocab_parallel_head import VocabParallelHead
 from specdist.models.weight_files import StoredTensors, open_weights
 from specdist.models.weight_names import WeightNames
 from specdist.models.weight_stream import Reading, streamed, tensors_in
-from specdist.sampling.vocab_parallel import vocab_ranges
 from specdist.utils.errors import UserError
 
 
@@ -118,36 +118,17 @@ def load_sharded(
 
     The logits are those of this rank's part of the first ``vocab_size`` ids, see
     :func:`specdist.sampling.vocab_parallel.vocab_ranges`. All ranks of the world outside of the group must
-    call :func:`join_sharding` at the same time.
+    call :func:`specdist.models.cutting.join_sharding` at the same time.
 
     DeepSpeed's own loading of checkpoint files is not used: it leaves the norms of families that it does not
     list (Gemma's) without weights, and fails if a layer's weight and bias are in different files.
     """
-    import deepspeed  # takes seconds, and a replica of one process does not need it
-    from deepspeed.accelerator import get_accelerator
-
     model = build_without_weights(checkpoint, dtype)
     use_paged_attention(model)
     computed = ComputedTensors(model)
     names = WeightNames(model)
     parts = _quantized_parts(checkpoint, model)
-    head_name, head = find_head(model)
-    ids = vocab_ranges(vocab_size, dist.get_world_size(group))[dist.get_rank(group)]
-    engine = deepspeed.init_inference(
-        model,
-        # Without tp_group nothing is sharded, silently.
-        tensor_parallel={
-            "tp_size": dist.get_world_size(group),
-            "mpu": ModelParallelUnit(group),
-            "tp_group": group,
-        },
-        # On a CPU it refuses float16, which its training does not support.
-        dtype=dtype if dtype in get_accelerator().supported_dtypes() else torch.float32,
-        replace_with_kernel_inject=False,
-    )
-    # After DeepSpeed's broadcast, in which ranks outside the group wait: this may raise.
-    shard_head(engine.module, head_name, head, ids)
-    shard: PreTrainedModel = engine.module.to(dtype=dtype)
+    shard = cut(model, checkpoint, dtype=dtype, group=group, vocab_size=vocab_size)
     if parts is not None:
         place_layers(shard, parts)
     shard = shard.to_empty(device=device)
@@ -159,29 +140,6 @@ def load_sharded(
     if device.type == "cuda":
         use_peer_memory(shard, dtype=dtype, device=device, group=group)
     return shard.eval()
-
-
-def join_sharding() -> None:
-    """DeepSpeed broadcasts rank 0's random state over the whole world while it shards: receive it.
-
-    It is the accelerator's state, on the accelerator: a tensor on another device would use another backend,
-    and all ranks would wait forever.
-    """
-    import deepspeed.comm
-    from deepspeed.accelerator import get_accelerator
-
-    accelerator = get_accelerator()
-    deepspeed.comm.broadcast(accelerator.get_rng_state().to(accelerator.current_device_name()), 0)
-
-
-class ModelParallelUnit:
-    """Keeps DeepSpeed from creating its own group, for which it would wait for the draft's rank."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-
-    def get_model_parallel_group(self) -> dist.ProcessGroup:
-        return self._group
 
 
 @torch.no_grad()

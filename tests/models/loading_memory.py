@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from specdist.models.checkpoint import open_checkpoint
-from specdist.models.loading import join_sharding, load_sharded, load_whole
+from specdist.models.cutting import join_sharding
+from specdist.models.loading import load_sharded, load_whole
 from specdist.models.weight_stream import Reading
 from tests.ranks import join, leave
 

@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from specdist.cache.pages import PageTable
 from specdist.models.adapter_folder import open_adapter
 from specdist.models.checkpoint import check_family, open_checkpoint
+from specdist.models.cutting import join_sharding
 from specdist.models.flat import FlatBatch
-from specdist.models.loading import join_sharding, load_sharded
+from specdist.models.loading import load_sharded
 from specdist.models.runner import Acceleration, ModelRunner
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.models.families import VOCAB_SIZE
