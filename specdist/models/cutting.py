@@ -8,12 +8,12 @@ DeepSpeed keeps together. So before any weight is read, a token without numbers 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdist.models.checkpoint import Checkpoint
@@ -42,6 +42,7 @@ def cut(
     head_name, head = find_head(model)
     ids = vocab_ranges(vocab_size, dist.get_world_size(group))[dist.get_rank(group)]
     reason_whole = _why_it_does_not_run(model)
+    shapes = {name: weight.shape for name, weight in model.named_parameters(remove_duplicate=False)}
     reason = None
     try:
         shard = _cut_blocks(model, dtype, group)
@@ -58,6 +59,7 @@ def cut(
             reason = _why_it_does_not_run(shard)
         # A whole model that looks at values stops there, and one that is cut wrongly often before.
         reason = None if reason == reason_whole else reason
+        reason = reason or _why_it_takes_no_weights(shard, shapes, dtype)
     reasons = [reason] * dist.get_world_size(group)
     dist.all_gather_object(reasons, reason, group=group)
     found = next(filter(None, reasons), None)
@@ -98,6 +100,19 @@ def _why_it_does_not_run(model: PreTrainedModel) -> str | None:
     return None
 
 
+def _why_it_takes_no_weights(
+    shard: PreTrainedModel, shapes: Mapping[str, torch.Size], dtype: torch.dtype
+) -> str | None:
+    for name, weight in shard.named_parameters(remove_duplicate=False):
+        whole = torch.empty(shapes[name], device="meta")
+        try:
+            cut_tensor(shard.get_submodule(name.rpartition(".")[0]), weight, whole, dtype)
+        except Exception as error:
+            logger.debug("%s of %s cannot be cut", name, list(whole.shape), exc_info=True)
+            return f"{name}: {short_text(error)}"
+    return None
+
+
 @contextmanager
 def _without_sums(shard: nn.Module) -> Iterator[None]:
     """A context in which no layer sums over the ranks: numbers that are not there cannot be sent."""
@@ -109,6 +124,19 @@ def _without_sums(shard: nn.Module) -> Iterator[None]:
     finally:
         for module, group in groups.items():
             module.mp_group = group
+
+
+def cut_tensor(layer: nn.Module, parameter: Tensor, whole: Tensor, dtype: torch.dtype) -> Tensor:
+    """This rank's part of a stored tensor, as its DeepSpeed layer defines it."""
+    if parameter.shape == whole.shape:
+        return whole
+    holder = nn.Parameter(whole.to(dtype), requires_grad=False)
+    layer._tp_partition([holder] if whole.dim() == 1 else [holder, None])  # type: ignore[operator]
+    if holder.shape != parameter.shape:
+        raise RuntimeError(
+            f"a shard of {tuple(whole.shape)} is {tuple(holder.shape)}, not {tuple(parameter.shape)}"
+        )
+    return holder
 
 
 def join_sharding() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.models.adapters import use_paged_attention
 from specdist.models.all_reduce import use_peer_memory
 from specdist.models.checkpoint import Checkpoint, auto_class
 from specdist.models.computed import ComputedTensors, build_without_weights
-from specdist.models.cutting import cut
+from specdist.models.cutting import cut, cut_tensor
 from specdist.models.quantized import quantization_of
 from specdist.models.quantized_linear import QuantizedLinear, choose_products
 from specdist.models.quantized_loading import QuantizedParts, place_layers
@@ -177,7 +177,7 @@ def _read_weights(
                 missing.discard(layer_name)
         for name in takers[stored_name] & set(wanted):
             layer = model.get_submodule(name.rpartition(".")[0])
-            local = _cut(layer, wanted[name], checkpoint.adapted(name, whole), dtype)
+            local = cut_tensor(layer, wanted[name], checkpoint.adapted(name, whole), dtype)
             wanted[name].copy_(local)
             # The head does not count: it is cut by this package, not by DeepSpeed.
             num_cut += local.shape != whole.shape and not isinstance(layer, VocabParallelHead)
@@ -242,16 +242,3 @@ def refuse_missing(checkpoint: Checkpoint, missing: Collection[str]) -> None:
             f"{checkpoint.option} {checkpoint.name}: its files hold no {', '.join(sorted(missing))}: "
             "fetch it again"
         )
-
-
-def _cut(layer: nn.Module, parameter: Tensor, whole: Tensor, dtype: torch.dtype) -> Tensor:
-    """This rank's part of a stored tensor, as its DeepSpeed layer defines it."""
-    if parameter.shape == whole.shape:
-        return whole
-    holder = nn.Parameter(whole.to(dtype), requires_grad=False)
-    layer._tp_partition([holder] if whole.dim() == 1 else [holder, None])  # type: ignore[operator]
-    if holder.shape != parameter.shape:
-        raise RuntimeError(
-            f"a shard of {tuple(whole.shape)} is {tuple(holder.shape)}, not {tuple(parameter.shape)}"
-        )
-    return holder
