@@ -33,6 +33,7 @@ from transformers import AutoModelForCausalLM
 
 from specdist.api.llm import NO_PATH
 from specdist.config.generate import GenerateConfig
+from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.request import Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
@@ -146,7 +147,7 @@ def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None
         replica.serve()
         return None, None
     requests = [Request(row_id=row, sample_index=0, prompt_ids=ids) for row, ids in enumerate(prompts())]
-    rules = StopRules(str, models.target.stop_token_ids())
+    rules = StopRules(NO_TEXT, models.target.stop_token_ids())
     completions = list(replica.engine(iter(requests), rules, StatsRecorder()).run())
     for completion in completions:
         assert completion.finish_reason != "error", completion.error

@@ -50,8 +50,8 @@ ADAPTER_FAULTS = (
     Mutant(
         name="adapter-left-out-of-a-sharded-target",
         file="models/loading.py",
-        old="local = _cut(layer, wanted[name], checkpoint.adapted(name, whole), dtype)",
-        new="local = _cut(layer, wanted[name], whole if group else checkpoint.adapted(name, whole), dtype)",
+        old="local = cut_tensor(layer, wanted[name], checkpoint.adapted(name, whole), dtype)",
+        new="local = cut_tensor(layer, wanted[name], whole if group else checkpoint.adapted(name, whole), dtype)",
         tests=("tests/models/test_parity.py::test_slices_of_two_ranks_match_plain_forwards[untied]",),
     ),
     Mutant(
