@@ -154,6 +154,33 @@ def test_importing_the_package_costs_nothing() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_a_run_imports_no_more_than_it_needs() -> None:
+    """Every library is a part of the seconds before the first token: DeepSpeed is for shards alone. Help is
+    there at once."""
+    script = (
+        "import contextlib, gc, io, sys\n"
+        "from importlib import import_module\n"
+        "from specdist.cli.commands import COMMANDS\n"
+        "for name in COMMANDS:\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "        import_module('specdist.cli.' + name.replace('-', '_')).main(['--help'])\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "from specdist.cli.ending import heavy_imports\n"
+        "with heavy_imports():\n"
+        "    import specdist.job.generate\n"
+        "    assert not gc.isenabled()\n"
+        "assert gc.isenabled()\n"
+        "heavy = {'deepspeed', 'datasets', 'matplotlib', 'pandas', 'scipy', 'sklearn', 'tensorboardX',\n"
+        "         'llguidance', 'peft', 's3fs', 'torch._inductor.compile_fx'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    [line] = ended.stderr.splitlines()
+    assert line.endswith("importing torch and transformers")
+
+
 def test_packages_hold_exports_only() -> None:
     """A docstring, imports, and ``__all__`` with just the names that are imported."""
     packages = [path for name, path in FILES.items() if path.name == "__init__.py" and name != "specdist"]

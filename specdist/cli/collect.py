@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdist.cli.ending import tells_mistakes
+from specdist.cli.ending import heavy_imports, tells_mistakes
 from specdist.collecting.config import CollectConfig
 from specdist.config.arguments import parse_arguments
 
@@ -14,6 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank of the job; returns its exit code. Rank 0's last line on stdout is a JSON document."""
     config = parse_arguments(CollectConfig, arguments)
 
-    from specdist.collecting.run import run_collection
+    with heavy_imports():
+        from specdist.collecting.run import run_collection
 
     return run_collection(config)

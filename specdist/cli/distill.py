@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdist.cli.ending import tells_mistakes
+from specdist.cli.ending import heavy_imports, tells_mistakes
 from specdist.config.arguments import parse_given
 from specdist.distillation.config import DistillConfig
 
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words[:1] = [f"--config={Path(words[0]) / CONFIG_NAME}", f"--output={words[0]}"]
     config, given = parse_given(DistillConfig, words)
 
-    from specdist.distillation.run import run_distillation
+    with heavy_imports():
+        from specdist.distillation.run import run_distillation
 
     return run_distillation(config, given)

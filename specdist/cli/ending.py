@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from specdist.utils.errors import RANK_0_FIRST_S, UserError
+from specdist.utils.garbage import paused_garbage
 
 USAGE_ERROR = 2
 Main = Callable[[Sequence[str] | None], int]
@@ -40,6 +42,16 @@ def log_to_stderr() -> None:
     """Log specdist's own messages, with the time."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("specdist").setLevel(logging.INFO)
+
+
+@contextlib.contextmanager
+def heavy_imports() -> Iterator[None]:
+    """For imports that take seconds: says so, on rank 0, and leaves the garbage collector out."""
+    if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
+        log_to_stderr()
+        logging.getLogger(__name__).info("importing torch and transformers")
+    with paused_garbage():
+        yield
 
 
 def end_at_once(code: int) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
-from specdist.cli.ending import tells_mistakes
+from specdist.cli.ending import heavy_imports, tells_mistakes
 from specdist.config.arguments import parse_given
 from specdist.config.generate import GenerateConfig
 from specdist.utils.errors import UserError
@@ -21,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if config.tensorboard:
         check_tensorboard()
 
-    from specdist.job.generate import run_generation
+    with heavy_imports():
+        from specdist.job.generate import run_generation
 
     return run_generation(config, given)
 

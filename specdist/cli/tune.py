@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from specdist.cli.ending import log_to_stderr, tells_mistakes
+from specdist.cli.ending import heavy_imports, log_to_stderr, tells_mistakes
 from specdist.config.arguments import parse_arguments
 from specdist.tuning.config import TuneConfig
 
@@ -16,8 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log_to_stderr()
     config = parse_arguments(TuneConfig, arguments)
 
-    from specdist.tuning.report import console_report, summary, write_report
-    from specdist.tuning.run import run_tuning
+    with heavy_imports():
+        from specdist.tuning.report import console_report, summary, write_report
+        from specdist.tuning.run import run_tuning
 
     result = run_tuning(config)
     write_report(result)

@@ -78,7 +78,7 @@ def _collect(
         num_spare_branches=NUM_BRANCHES if config.runs_branches else 0,
         activity=activity,
     )
-    activity.begin("collecting")
+    activity.begin("collecting", has_progress=True)
     draft = None
     if topology.holds_draft:
         draft = DraftSide(

@@ -160,7 +160,7 @@ def distil(
         key=hashlib.sha256(key.encode()).hexdigest(),
         writer=writer,
     )
-    activity.begin("training")
+    activity.begin("training", has_progress=True)
     stop.defer_signals()
     history = train(task, student, folder, lambda: stop.is_made)
     if history is None:

@@ -7,6 +7,7 @@ loads slowly takes steps; a rank that waits for another, or for storage that doe
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,10 @@ from typing import Any, TextIO
 STACKS_SIGNAL = signal.SIGUSR2
 # Bytes read or written: a download or a checksum takes steps. Heartbeats and logs write far less.
 BYTES_PER_STEP = 64 << 20
+# Seconds of a phase before it is logged, and between two looks at it.
+FIRST_LINE_S, LOOK_S = 1.0, 0.2
+
+logger = logging.getLogger(__name__)
 
 
 class Activity:
@@ -26,21 +31,23 @@ class Activity:
 
     Attributes:
         phase: completes "it hangs while ...".
+        has_progress: the phase itself says how far it is.
         stacks: None in a world of one rank.
         on_phase: called when a phase begins.
     """
 
     def __init__(self) -> None:
         self.phase = "starting"
+        self.has_progress = False
         self.stacks: StackLog | None = None
         self.on_phase: Callable[[], None] | None = None
         self._num_steps = 0
         self._stepped_at = time.monotonic()
         self._num_bytes = _num_bytes_moved()
 
-    def begin(self, phase: str) -> None:
+    def begin(self, phase: str, *, has_progress: bool = False) -> None:
         """Begin a phase, such as "loading the draft"; messages name it if it never ends."""
-        self.phase = phase
+        self.phase, self.has_progress = phase, has_progress
         self.step()
         if self.on_phase is not None:
             self.on_phase()
@@ -72,6 +79,38 @@ def _num_bytes_moved() -> int:
         return 0
     counts = dict(line.split(": ") for line in lines)
     return sum(int(counts.get(name, 0)) for name in ("rchar", "wchar", "read_bytes"))
+
+
+class PhaseLog:
+    """Logs what a rank does while that takes longer than a second, and again when its time has doubled."""
+
+    def __init__(self, activity: Activity, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._activity = activity
+        self._now_s = now_s
+        self._phase = ""
+        self._began_s = self._next_s = 0.0
+        self._is_closed = threading.Event()
+
+    def watch(self) -> PhaseLog:
+        """In a thread of its own, until :meth:`close`."""
+        threading.Thread(target=self._run, name="phases", daemon=True).start()
+        return self
+
+    def close(self) -> None:
+        self._is_closed.set()
+
+    def look(self) -> None:
+        """Log the phase if it is time to."""
+        phase, now_s = self._activity.phase, self._now_s()
+        if phase != self._phase:
+            self._phase, self._began_s, self._next_s = phase, now_s, FIRST_LINE_S
+        elif now_s - self._began_s >= self._next_s and not self._activity.has_progress:
+            self._next_s = 2 * (now_s - self._began_s)
+            logger.info("%s (%.1f s so far)", phase, now_s - self._began_s)
+
+    def _run(self) -> None:
+        while not self._is_closed.wait(LOOK_S):
+            self.look()
 
 
 class StackLog:

@@ -99,7 +99,7 @@ class DraftPart(Replica):
             is_allowed=is_same_user,
         )
         self._listeners.publish(self._topology, num_pages=self.num_pages)
-        self._activity.begin("serving target groups")
+        self._activity.begin("serving target groups", has_progress=True)
         server.run(self._go_on)
 
     def _go_on(self) -> bool:

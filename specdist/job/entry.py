@@ -16,7 +16,7 @@ import torch.distributed as dist
 from specdist.config.generate import GenerateConfig
 from specdist.data import Membership
 from specdist.engine.collectives import RANK_ZERO
-from specdist.job.activity import Activity, StackLog
+from specdist.job.activity import Activity, PhaseLog, StackLog
 from specdist.job.logs import add_run_log
 from specdist.job.numa import bind_near_gpu
 from specdist.job.parts import own_part
@@ -63,9 +63,12 @@ def run_rank(
     activity = Activity()
     stop = StopRequest(on_look=activity.step, launcher=find_launcher())
     watchdog: Watchdog | None = None
+    phases = PhaseLog(activity)
     try:
         topology = topology_from_environment(replica)
         _configure_logging(topology)
+        if topology.is_rank0:
+            phases.watch()
         if topology.device.type == "cuda" and replica.cpu_affinity == "numa":
             bind_near_gpu(topology.device.index)
         if topology.world_size > 1:
@@ -115,6 +118,7 @@ def run_rank(
             logger.error("this replica ends: %s", failure, exc_info=error if is_own else None)
         _leave(failure)
     finally:
+        phases.close()
         stop.close()
 
 

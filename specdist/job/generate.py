@@ -174,7 +174,7 @@ def _generate_planned(
         activity=activity,
     )
     _note_adaptation(config, run, replica, topology)
-    activity.begin("generating")
+    activity.begin("generating", has_progress=True)
     if run is None:
         is_complete = follow_assignments(topology, replica, stop)
     else:

@@ -178,7 +178,7 @@ def measure_target(
     times = PassTimes(
         timer,
         num_rows=num_rows,
-        largest=num_rows * per_row,
+        largest=max(num_rows, min(num_rows * per_row, assembly.scheduling.max_num_batched_tokens)),
         num_context_tokens=context,
         prepares=timer.is_asynchronous,
     )

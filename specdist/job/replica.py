@@ -25,6 +25,7 @@ from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
 from specdist.job.allocation import BatchLimits, refusal, room_for_cache
 from specdist.job.costs import ASSUMED_ACCEPTANCE, plan_ahead
+from specdist.job.kept_costs import KeptCosts, costs_key
 from specdist.job.loaded_models import LoadedModels
 from specdist.job.measuring import TARGET_GROUP, measure_costs
 from specdist.job.memory import memory_settings
@@ -92,7 +93,7 @@ class Replica:
         self.num_pages = self._agree_on_pages()
         self._allocate()
         self.costs: CostModel | None
-        self.costs = (frozen_costs or self._measure_costs()) if self._needs_costs else None
+        self.costs = (frozen_costs or self._agree_on_costs()) if self._needs_costs else None
         self._set_policy()
 
     def resample(self, config: GenerateConfig) -> None:
@@ -103,7 +104,7 @@ class Replica:
         settings = self.settings
         self._set_sampling(config)
         if self._needs_costs and self.settings != settings:
-            self.costs = self._measure_costs()
+            self.costs = self._agree_on_costs()
         self._set_policy()
 
     def _set_sampling(self, config: GenerateConfig) -> None:
@@ -275,10 +276,27 @@ class Replica:
         most = self._config.policy_choice.max_draft_tokens
         return self.num_slots * max(self._branch_counts), most + 1
 
+    def _agree_on_costs(self) -> CostModel:
+        """Rank 0's, kept from an earlier start or measured, are frozen and used by all."""
+        kept: KeptCosts | None = None
+        costs: CostModel | None = None
+        if self._topology.is_rank0:
+            models, slots = self._models, self.num_slots
+            kept = KeptCosts(costs_key(self._config, models, self._topology, self._workload, num_slots=slots))
+            costs = kept.read()
+        costs = broadcast_from_rank0(self._topology, costs)
+        if costs is None:
+            costs = self._measure_costs()
+            if kept is not None:
+                kept.write(costs)
+        if self._topology.is_rank0 and self._agree is not None:
+            costs = self._agree(costs)
+        return broadcast_from_rank0(self._topology, costs)
+
     def _measure_costs(self) -> CostModel:
-        """Of all ranks together; rank 0's are frozen and used by all."""
+        """Of all ranks together; rank 0's count."""
         num_branch_slots, _ = self._room_for_branches()
-        costs = measure_costs(
+        return measure_costs(
             self.assembly(),
             self._topology,
             self._workload,
@@ -291,9 +309,6 @@ class Replica:
             asks_draft=self._works_ahead,
             begin=self._activity.begin,
         )
-        if self._topology.is_rank0 and self._agree is not None:
-            costs = self._agree(costs)
-        return broadcast_from_rank0(self._topology, costs)
 
     def rank0_target(self) -> Target:
         """The target on rank 0; the other target ranks follow its passes in :meth:`serve`."""

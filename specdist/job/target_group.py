@@ -134,7 +134,6 @@ class TargetGroup(Replica):
             )
             context, _ = context_of(self.assembly(), self._workload, self._models.max_seq_len)
             costs = combined_costs(of_target, of_draft, message, context, num_rows)
-            costs = self._agree(costs) if self._agree is not None else costs
         return broadcast_from_rank0(self._topology, costs)
 
     def _greeting(self, purpose: str) -> dict[str, Any]:

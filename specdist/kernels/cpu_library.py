@@ -130,7 +130,7 @@ def _compiled(source: Path) -> ctypes.CDLL:
     if compiler is None:
         raise FileNotFoundError("no C compiler was found")
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "specdist")
-    parts = [*(each.read_text() for each in (source, *HEADERS)), *FLAGS, compiler, *_instructions()]
+    parts = [*(each.read_text() for each in (source, *HEADERS)), *FLAGS, compiler, *processor()]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     path = folder / f"{source.stem.replace('_', '-')}-{digest}.so"
     if not path.exists():
@@ -145,11 +145,11 @@ def _compiled(source: Path) -> ctypes.CDLL:
 
 def has_instruction(name: str) -> bool:
     """Whether the processor lists it."""
-    return any(name in line.split() for line in _instructions())
+    return any(name in line.split() for line in processor())
 
 
-def _instructions() -> list[str]:
-    """What ``-march=native`` means here."""
+def processor() -> list[str]:
+    """The processor and its instructions: what ``-march=native`` means here."""
     found: dict[str, str] = {}
     if CPU_INFO.is_file():
         for line in CPU_INFO.read_text().splitlines():

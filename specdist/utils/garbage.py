@@ -1,4 +1,4 @@
-"""The garbage collector in loops that must not pause."""
+"""The garbage collector where it costs more than it finds."""
 
 from __future__ import annotations
 
@@ -16,3 +16,16 @@ def frozen_garbage() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextlib.contextmanager
+def paused_garbage() -> Iterator[None]:
+    """Inside, the garbage collector does not run: while libraries are imported it takes a seventh of the
+    time, and finds nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
