@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-import specdist
 from specdist.config.generate import GenerateConfig
 from specdist.data.files import json_bytes, sealed, unsealed, write_json
 from specdist.data.heartbeat import now_utc
@@ -94,7 +93,7 @@ def costs_key(
     """What decides times: the machine, versions, models, placement, options, and how full batches are."""
     device = topology.device
     options = {name: value for name, value in vars(config).items() if name not in UNRELATED_OPTIONS}
-    package = Path(specdist.__file__).parent
+    package = Path(__file__).parents[1]
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processor": [*processor(), len(os.sched_getaffinity(0)), torch.get_num_threads()],
