@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 
 from specdist.models.adapters import is_paged_by_registry, use_attention
 from specdist.models.attention import ATTENTION_NAME, AttentionKind, AttentionRules, attending
@@ -151,7 +151,7 @@ def positions_of(model: PreTrainedModel) -> int:
 def refuse_foreign(model: PreTrainedModel, shapes: LayerShapes, name: str) -> None:
     """Raises :class:`UserError` if the model's attention is not implemented; ``name``: of the model."""
     num_layers = model.config.get_text_config().num_hidden_layers
-    reason = ", ".join(sorted(shapes.foreign))
+    reason = ", ".join(sorted(shapes.foreign | _windows_of_the_cache(model, shapes)))
     if not reason and len(shapes.shapes) != num_layers:
         reason = f"only {len(shapes.shapes)} of {num_layers} layers have attention"
     if reason:
@@ -159,6 +159,18 @@ def refuse_foreign(model: PreTrainedModel, shapes: LayerShapes, name: str) -> No
             f"{name} is of the family {model.config.model_type}, whose attention specdist does not "
             f"implement ({reason}): choose a model of another family (Llama, Qwen, Gemma, ...)"
         )
+
+
+def _windows_of_the_cache(model: PreTrainedModel, shapes: LayerShapes) -> set[str]:
+    """What ``generate`` forgets that no mask hides."""
+    found = set()
+    layers = DynamicCache(config=model.config).layers
+    for layer, rules in shapes.rules.items():
+        # The last layers may share what others have kept.
+        window = getattr(layers[layer], "sliding_window", None) if layer < len(layers) else None
+        if window is not None and window < positions_of(model) and window != rules.window:
+            found.add(f"a window of {window} tokens that the cache alone has")
+    return found
 
 
 def dry_run(model: PreTrainedModel) -> LayerShapes:

@@ -54,9 +54,10 @@ def run_loaded(
         windows = {rules.window or 0 for rules in plain.rules.values()}
         if max(windows) >= sample.num_tokens:
             raise NotImplementedError(f"a window of {max(windows)} tokens is too long for a check")
-        found = {"logits": _run(plain, sample)}
+        logits, found = _run(plain, sample), dict[str, Tensor]()
         if is_paged_by_registry(model):  # of other models the reference cannot tell them
-            found |= {name: torch.cat(parts) for name, parts in plain.recorded.items()}
+            found = {name: torch.cat(parts) for name, parts in plain.recorded.items()}
+        found["logits"] = logits
         fast = ModelRunner(model, device, acceleration, model_impl=model_impl)
         if fast.own_pass is not None:
             found["fast logits"] = _run(fast, sample)

@@ -91,7 +91,9 @@ def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
     window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
     if isinstance(window, int) and window < checkpoint.max_positions:
         if window > MOST_WINDOW:
-            changed["sliding_window"] = window = SHORT_WINDOW
+            window = SHORT_WINDOW
+            # That of other names is in the model's memory already, and the check says so.
+            changed = {"sliding_window": window} if hasattr(config, "sliding_window") else {}
         num_tokens = min(max(num_tokens, window + NUM_BEYOND_WINDOW), checkpoint.max_positions)
     ends = {min(checkpoint.max_positions, MOST_POSITIONS), *borders}
     return Sample(
@@ -117,10 +119,12 @@ def _spread(num_tokens: int, end: int) -> tuple[int, ...]:
 @dataclass(frozen=True, kw_only=True)
 class StoredSample:
     """The tensors of a sample, with quantised weights as the numbers that they mean, and by the name of a
-    layer how its inputs are rounded: its format and a stored scale."""
+    layer how its inputs are rounded: its format and a stored scale; and by module the numbers that were
+    computed for a model of all layers."""
 
     tensors: Mapping[str, Tensor]
     rounded: Mapping[str, tuple[LayerFormat, Tensor | None]]
+    numbers: Mapping[str, Mapping[str, float]]
 
 
 def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) -> StoredSample:
@@ -130,9 +134,8 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
     in_layer = re.compile(rf"(^|\.){re.escape(leaf)}\.(\d+)\.")
     names = WeightNames(model)
     quantization = quantization_of(checkpoint)
-    parts = None
-    if quantization is not None:
-        parts = QuantizedParts(build_without_weights(checkpoint, torch.float32), quantization)
+    whole_model = build_without_weights(checkpoint, torch.float32)
+    parts = None if quantization is None else QuantizedParts(whole_model, quantization)
     vocabulary = {
         f"{name}.{kind}"
         for name, module in model.named_modules()
@@ -179,7 +182,13 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
         assert new_name is not None
         found[new_name] = parts.weight(layer, of_layer).dequantized(torch.float32)
         rounded[new_name.removesuffix(".weight")] = (parts.formats[layer], of_layer.get("input_scale"))
-    return StoredSample(tensors=found, rounded=rounded)
+    numbers = {
+        new_name.removesuffix("."): own
+        for name, module in whole_model.named_modules()
+        if (new_name := renamed(f"{name}.")) is not None
+        and (own := {key: value for key, value in vars(module).items() if type(value) is float})
+    }
+    return StoredSample(tensors=found, rounded=rounded, numbers=numbers)
 
 
 def run_reference(
@@ -213,6 +222,9 @@ def run_reference(
     )
     if report["missing_keys"]:
         raise ValueError(f"{sorted(report['missing_keys'])[0]} is missing")
+    for name, numbers in stored.numbers.items():
+        # Some scale by the number of layers.
+        vars(model.get_submodule(name)).update(numbers)
     for name, (form, static) in stored.rounded.items():
         if form.activations is not None:
             scale = None if static is None else static.to(device, torch.float32)

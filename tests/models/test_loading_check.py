@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdist.cache.branch_pages import BranchPageTable
+from specdist.models.attention import AttentionRules
 from specdist.models.checkpoint import open_checkpoint
+from specdist.models.flat import causal_bias
 from specdist.models.loading import load_whole
 from specdist.models.loading_check import LoadingCheck, check_loading, relative_difference
 from specdist.models.reference import MOST_POSITIONS, choose_sample
 from specdist.utils.errors import UserError
+from tests.engine.test_rope_borders import BORDER
+from tests.engine.test_rope_borders import model_of as with_border
 from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model
 from tests.ranks import run_ranks
 
@@ -62,6 +70,66 @@ def test_frequencies_in_bfloat16_are_found(tmp_path: Path, family: str) -> None:
     with pytest.raises(UserError, match=r"layer 0 queries differ by .* of their size") as error:
         checked(folder, torch.bfloat16, "frequencies")
     assert "--target" in str(error.value) and "Nothing was generated" in str(error.value)
+
+
+def rules_changed(**changed: float | None) -> Callable[..., AttentionRules]:
+    return lambda *rules: AttentionRules(*rules)._replace(**changed)
+
+
+def masked(*, window: Callable[[int | None], int | None], is_causal: bool = True) -> Callable[..., Tensor]:
+    """Masks with another window than was asked for, or with nothing hidden."""
+
+    def bias(*args: Any, **kwargs: Any) -> Tensor:
+        found = causal_bias(*args, **{**kwargs, "window": window(kwargs["window"])})
+        return found if is_causal else torch.zeros_like(found)
+
+    return bias
+
+
+# What is replaced in the attention of the run, and by what; the reference has none of it.
+OFF_BY_ONE = ("flat.causal_bias", masked(window=lambda window: window and window + 1))
+FAULTS: dict[str, tuple[str, dict[str, Any], str, Any]] = {
+    "causal mask dropped": ("llama", {}, "flat.causal_bias", masked(window=lambda _: None, is_causal=False)),
+    "window dropped": ("mistral", {}, "flat.causal_bias", masked(window=lambda _: None)),
+    "window off by one": ("mistral", {}, *OFF_BY_ONE),
+    "long window off by one": ("mistral", {"sliding_window": 1000}, *OFF_BY_ONE),
+    "soft cap lost": ("gemma2", {}, "dry_run.AttentionRules", rules_changed(softcap=None)),
+    "scale lost": (
+        "gemma2", {"query_pre_attn_scalar": 100}, "dry_run.AttentionRules", rules_changed(scale=None)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_the_run_s_own_attention_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """A reference that runs the same attention has the same faults."""
+    family, overrides, place, replacement = FAULTS[fault]
+    folder = saved(tmp_path, family, **overrides)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert checked(folder, dtype).is_checked
+        with monkeypatch.context() as patch:
+            patch.setattr(f"specdist.models.{place}", replacement)
+            with pytest.raises(UserError, match="was not loaded as it is in its files"):
+                checked(folder, dtype)
+
+
+@pytest.mark.parametrize("family", ["phi3", "llama"])
+def test_a_rope_s_border_is_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    with_border(family).save_pretrained(tmp_path)
+    check = checked(tmp_path, torch.float32)
+    assert check.is_checked and check.num_tokens == 2 * BORDER, "a row on each side"
+    # Every row has the frequencies of its own; here each token has those of its position.
+    monkeypatch.setattr(BranchPageTable, "are_long", lambda _, slots, positions, border: positions >= border)
+    with pytest.raises(UserError, match="layer 0 queries differ by"):
+        checked(tmp_path, torch.float32)
+
+
+def test_a_window_that_no_row_goes_beyond_is_not_checked(tmp_path: Path) -> None:
+    """GPT-Neo's masks are made with the model: the window cannot be shortened for the check."""
+    check = checked(saved(tmp_path, "gpt_neo", window_size=600), torch.float32)
+    assert not check.is_checked and check.reason == "a window of 600 tokens is too long for a check"
 
 
 def test_a_reference_that_cannot_be_computed_is_reported_and_is_not_an_error(
