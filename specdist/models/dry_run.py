@@ -163,7 +163,9 @@ def refuse_foreign(model: PreTrainedModel, shapes: LayerShapes, name: str) -> No
 
 def _windows_of_the_cache(model: PreTrainedModel, shapes: LayerShapes) -> set[str]:
     """What ``generate`` forgets that no mask hides."""
-    found = set()
+    found: set[str] = set()
+    if not is_paged_by_registry(model):
+        return found
     layers = DynamicCache(config=model.config).layers
     for layer, rules in shapes.rules.items():
         # The last layers may share what others have kept.
