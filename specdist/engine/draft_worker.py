@@ -242,6 +242,7 @@ class DraftWorker:
             self._ahead.take_missed(request.missed)
             self._open_and_prefill(request)
             self._ahead.follow(request)
+            self._keep(request.slots_R)
         self._undo.begin()
 
     def _open_and_prefill(self, request: ProposalRequest) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from specdist.cache.draft_window import NUM_SINK_PAGES, WindowPageTable
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.shard import Stats
@@ -118,6 +119,33 @@ def test_rounds_without_the_draft_leave_it_pages_enough() -> None:
     found = [completion.token_ids for completion in chosen.generate(requests)]
     assert found == [completion.token_ids for completion in alone.generate(requests)]
     assert chosen.stats_recorder.close_shard(0).num_accepted_tokens > 20
+
+
+def test_rounds_alone_hold_no_more_pages_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many follow each other: whatever the draft is told, and asked, leaves it what a round may hold,
+    and in the end all pages are free."""
+    shapes = [RoundShape(num_rounds_alone=300), RoundShape(num_ahead=3, num_branches=1)]
+    replica = Harness(
+        *markov_pair(), settings=COUPLED, num_draft_tokens=3, num_ahead_tokens=4, num_branches=2,
+        shapes=shapes, max_num_seqs=3, max_new_tokens=300, max_seq_len=320, draft_window=10,
+    )  # fmt: skip
+    table, limits = replica.runners[1].pages, replica.scheduling
+    assert isinstance(table, WindowPageTable) and limits.draft_window is not None
+    # Candidates and tokens ahead, as limits.num_window_pages has them.
+    reach = limits.max_draft_tokens + limits.num_ahead_tokens + 3
+    most = limits.num_slots * limits.draft_window.pages_per_slot(reach, limits.max_seq_len)
+    held = []
+    follow = DraftWorker.follow
+
+    def noting(worker: DraftWorker, request: ProposalRequest) -> None:
+        follow(worker, request)
+        held.append(limits.num_window_pages - table.num_free_pages)
+
+    monkeypatch.setattr(DraftWorker, "follow", noting)
+    replica.generate(requests_for(PROMPTS, 2))
+    assert len(held) > 60 and max(held) <= most
+    table.begin(np.arange(limits.num_slots))
+    assert table.num_free_pages == limits.num_window_pages
 
 
 @pytest.mark.parametrize(("window", "accepts_all"), [(96, True), (8, False)])

@@ -50,6 +50,13 @@ WINDOW_FAULTS = (
         tests=(BATCH,),
     ),
     Mutant(
+        name="window-gives-nothing-back-in-rounds-alone",
+        file="engine/draft_worker.py",
+        old="            self._ahead.follow(request)\n            self._keep(request.slots_R)\n",
+        new="            self._ahead.follow(request)\n",
+        tests=("tests/engine/test_draft_window.py::test_rounds_alone_hold_no_more_pages_than_others",),
+    ),
+    Mutant(
         name="window-keeps-the-first-page-of-the-last-sequence",
         file="cache/draft_window.py",
         old="self._give_back(slot, 0, self._num_sinks[slot])",
