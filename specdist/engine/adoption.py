@@ -62,6 +62,7 @@ class BranchAdoption:
         if len(draft_slots_B):
             slots_B, positions_B = slots_R[found.index_B], positions_R[found.index_B]
             ranks_R[found.index_B] = branches.ranks(slots_B, draft_slots_B)
+            num_branch_tokens_R[found.index_B] -= lengths_B
             sources = places_from(draft_slots_B, positions_B + 1, lengths_B)
             targets = places_from(slots_B, positions_B + 1, lengths_B)
             state.copy_drafted(sources, targets)

@@ -182,6 +182,7 @@ class Assembly:
             num_groups=num_groups,
             max_seq_len=self.scheduling.max_seq_len,
             max_context_tokens=num_groups * self.scheduling.max_num_batched_tokens,
+            max_ahead_tokens=self.scheduling.num_ahead_tokens,
             ahead=self.ahead if ahead is None else ahead,
             chooser=self.chooser if ahead is None else None,
             is_traced=self.is_traced,

@@ -102,7 +102,7 @@ def blocks_of(
     """Those of the sequences that decode. ``trusts_draft``: all candidates but the last are trusted."""
     candidate_ids, ends_R = reply.candidate_ids_C.tolist(), np.cumsum(reply.num_drafted_R)
     numbers = zip(ends_R.tolist(), reply.num_drafted_R.tolist(), strict=True)
-    outcomes = reply.ahead.outcomes(reply.num_drafted_R)
+    outcomes = reply.ahead.outcomes()
     for index, (end, num_drafted) in enumerate(numbers):
         own = slice(end - num_drafted, end)
         yield Block(

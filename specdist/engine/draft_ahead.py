@@ -33,7 +33,7 @@ from specdist.models.runner import ModelRunner
 from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
 from specdist.sampling.branch_estimates import estimate_branches, likeliest
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory.rounds import RoundChooser, RoundShape
+from specdist.theory.rounds import ALONE, RoundChooser, RoundShape
 from specdist.utils.ranges import places_from
 
 # Beside logits of 0, a probability of 1.
@@ -77,7 +77,10 @@ class AheadDrafter:
         *,
         settings: SamplingSettings,
         is_traced: bool,
+        max_tokens: int,
     ) -> None:
+        """``max_tokens``: ahead of a sequence, or in a branch with its first token, with those that are
+        forced."""
         self._runner = runner
         self.is_on = ahead.num_tokens > 0
         self._chooser = chooser
@@ -85,7 +88,9 @@ class AheadDrafter:
         self.shape = RoundShape(num_ahead=ahead.num_tokens, num_branches=ahead.num_branches)
         self._draft_state = draft_state
         self._draft_loop = draft_loop
-        self._max_draft_tokens = policy.max_draft_tokens
+        self._max_draft_tokens, self._max_ahead_tokens = policy.max_draft_tokens, max_tokens
+        # Rounds in which the model does nothing, with this one.
+        self._num_quiet = 0
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._settings = settings
         self._is_traced = is_traced
@@ -96,13 +101,17 @@ class AheadDrafter:
     @property
     def replies_first(self) -> bool:
         """Whether what the next reply says is drafted already, but for resumed sequences."""
-        return self.is_on and (self._chooser is None or self._chooser.works_ahead)
+        is_chosen = self._chooser is None or (self._chooser.works_ahead and not self._num_quiet)
+        return self.is_on and is_chosen
 
     def begin_round(self, request: ProposalRequest) -> None:
         """What to do before the reply, as was chosen after the last one, which must be resolved."""
         if not self.replies_first:
             self._num_bursts = self._burst_count.add(request.groups)
-        if self._chooser is not None:
+        self._num_quiet = max(0, self._num_quiet - 1)
+        if self._num_quiet:
+            self.shape = ALONE
+        elif self._chooser is not None:
             slots_R = request.slots_R
             is_pending = self._draft_state.num_candidates[slots_R].any() or request.num_redraft_R.any()
             self.shape = self._chooser.shape(*self._load(slots_R), is_pending=bool(is_pending))
@@ -117,6 +126,8 @@ class AheadDrafter:
         self._chooser.observe_pass(
             request.num_prefill_tokens, len(slots_R) + int(request.num_accepted_R.sum())
         )
+        if self._num_quiet:
+            return
         # In a round of prompts alone their sequences count: they are drafted ahead of at once.
         slots = slots_R if len(slots_R) else np.unique(request.context.slots_T)
         self._chooser.choose(
@@ -169,8 +180,10 @@ class AheadDrafter:
             self._chooser.observe(num_accepted_R, is_rejected_R)
 
     def num_rounds_alone(self, slots_R: np.ndarray) -> int:
-        """Rounds in which the target need not ask; 0 while it has anything to verify."""
-        if self._chooser is None:
+        """Rounds in which the target need not ask; 0 while it has anything to verify. For forced tokens it
+        asks in every round, and the model does nothing in these."""
+        if self._draft_loop.adds_forced:
+            self._num_quiet = self._num_quiet or self.shape.num_rounds_alone
             return 0
         is_pending = (
             self._draft_state.num_candidates[slots_R].any() or self._draft_state.num_ahead[slots_R].any()
@@ -188,10 +201,14 @@ class AheadDrafter:
 
     def follow(self, request: ProposalRequest) -> None:
         """The target decodes alone: run the tokens that the cache lacks, without logits."""
-        state, slots_R = self._draft_state, request.slots_R
         if self._chooser is not None:
             self._chooser.observe_pass(request.num_prefill_tokens, len(request.missed))
+        self._catch_up(request.slots_R)
+
+    def _catch_up(self, slots_R: np.ndarray) -> None:
+        """Run what the cache lacks of these sequences' tokens."""
         if len(slots_R):
+            state = self._draft_state
             ends_R = state.num_committed[slots_R]
             batch, _ = state.catch_up(slots_R, ends_R)
             self._runner.forward(batch, [])
@@ -220,7 +237,8 @@ class AheadDrafter:
             return
         state, slots_R = self._draft_state, request.slots_R
         num_ready_R = state.num_candidates[slots_R]
-        num_kept_R = np.minimum(num_ready_R, np.minimum(request.draft_now_R, self._max_draft_tokens))
+        num_kept_R = state.num_with_free(slots_R, num_ready_R, self._max_draft_tokens)
+        num_kept_R = np.minimum(num_kept_R, request.draft_now_R)
         if self._batch_policy is not None and self.shape.num_ahead:
             places_C = places_from(slots_R, state.num_committed[slots_R], num_ready_R)
             worth_R = self._batch_policy.num_to_verify(
@@ -229,6 +247,17 @@ class AheadDrafter:
             num_kept_R = np.minimum(num_kept_R, worth_R)
         state.num_candidates[slots_R] = num_kept_R
         state.num_ahead[slots_R] = num_ready_R - num_kept_R
+
+    def add_forced(self, request: ProposalRequest) -> None:
+        """Candidates that a constraint forces after those that are ready, without a pass."""
+        if not (self.is_on and self._draft_loop.adds_forced):
+            return
+        state, slots_R = self._draft_state, request.slots_R
+        num_ready_R = state.num_candidates[slots_R]
+        room_R = np.maximum(request.draft_now_R - num_ready_R, 0)
+        room_R[state.num_ahead[slots_R] > 0] = 0
+        tails_R = state.num_committed[slots_R] + num_ready_R
+        state.num_candidates[slots_R] += self._draft_loop.add_forced(slots_R, tails_R, room_R)
 
     def draft(self, request: ProposalRequest, learn: Callable[[], None]) -> None:
         """Draft ``a_1`` of every sequence, then the tokens after it and its branches side by side; nothing in
@@ -247,6 +276,8 @@ class AheadDrafter:
             self._choose(request)
         if not self.shape.num_ahead:
             learn()
+            if self._num_quiet:
+                self._catch_up(request.slots_R)
             return
         state = self._draft_state
         slots_S = request.slots_R
@@ -293,8 +324,14 @@ class AheadDrafter:
         branches = self._choose_branches(
             slots_S, asked[0] if asked else self._ask_branches(slots_S, num_ahead_S)
         )
-        num_more_S = np.where(num_ahead_S > 0, np.maximum(self.shape.num_ahead - num_ahead_S, 0), 0)
+        num_ready_S = state.num_candidates[slots_S]
+        # a_1 is no candidate, whether it was forced or not.
+        num_free_S = state.num_free(slots_S, num_ready_S + num_ahead_S)
+        num_free_S = num_free_S - state.num_free(slots_S, num_ready_S + np.minimum(num_ahead_S, 1))
+        num_more_S = np.where(num_ahead_S > 0, np.maximum(self.shape.num_ahead - 1 - num_free_S, 0), 0)
+        most_S = np.where(num_ahead_S > 0, np.maximum(self._max_ahead_tokens - num_ahead_S, 0), 0)
         num_in_branches_B = np.full(len(branches.slots_B), self.shape.num_ahead - 1)
+        most_B = np.full(len(branches.slots_B), self._max_ahead_tokens - 1)
         slots_R = np.concatenate([slots_S, branches.slots_B])
         tails_R = np.concatenate([tails_S + num_first_S, branches.positions_B + 1])
         room_R = state.max_lengths[slots_R] - tails_R - 1
@@ -304,6 +341,7 @@ class AheadDrafter:
                 slots_R=slots_R,
                 tails_R=tails_R,
                 num_wanted_R=np.minimum(np.concatenate([num_more_S, num_in_branches_B]), room_R),
+                most_R=np.minimum(np.concatenate([most_S, most_B]), room_R),
                 reach_R=np.concatenate([first.reach_R, branches.chances_B]),
                 round=round_ahead,
             )

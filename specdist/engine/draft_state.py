@@ -83,6 +83,16 @@ class DraftState:
         lines_C = np.repeat(np.arange(len(slots_R)), num_tokens_R)
         return num_tokens_R - np.bincount(lines_C, self.is_forced[places], len(slots_R)).astype(np.int64)
 
+    def num_with_free(self, slots_R: np.ndarray, num_tokens_R: np.ndarray, most_free: int) -> np.ndarray:
+        """[R]: the most of these first tokens that have no more than ``most_free`` that were not forced."""
+        if not self.has_forced:
+            return np.minimum(num_tokens_R, most_free)
+        places = places_from(slots_R, self.num_committed[slots_R], num_tokens_R)
+        lines_C = np.repeat(np.arange(len(slots_R)), num_tokens_R)
+        sums_C = np.cumsum(~self.is_forced[places])
+        before_R = np.r_[0, sums_C][np.cumsum(num_tokens_R) - num_tokens_R]
+        return np.bincount(lines_C[sums_C - before_R[lines_C] <= most_free], minlength=len(slots_R))
+
     def put_certain(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
         """Candidates that were not drawn."""
         self.put_undrafted(places, token_ids_T)

@@ -29,6 +29,7 @@ class DraftBatch:
         draft_slots_R, slots_R: where, and the slot of the sequence that it belongs to.
         tails_R: position of the first new token.
         num_wanted_R: most tokens to draft.
+        most_R: and so many with those on top that a constraint forces; by default no more.
         reach_R: probability that they will be needed; 1 except for branches.
         round: for which is drafted.
         uses_policy: False for a token in the place of a next token, which is not a candidate, and for a block
@@ -44,6 +45,7 @@ class DraftBatch:
     round: Callable[[], RoundContext]
     uses_policy: bool = True
     meanwhile: Callable[[], None] = NOTHING_TO_DO
+    most_R: np.ndarray | None = None
 
     @cached_property
     def known_round(self) -> RoundContext:

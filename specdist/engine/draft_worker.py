@@ -65,6 +65,7 @@ class DraftWorker:
         num_groups: int = 1,
         max_seq_len: int,
         max_context_tokens: int = MAX_CONTEXT_TOKENS,
+        max_ahead_tokens: int = 0,
         ahead: DraftAhead | None = None,
         chooser: RoundChooser | None = None,
         is_traced: bool = False,
@@ -74,7 +75,8 @@ class DraftWorker:
         """With branches, the runner must have been allocated with slots for them.
 
         ``num_groups``: target groups, each with an equal part of the slots.
-        ``max_context_tokens``: of a pass over contexts.
+        ``max_context_tokens``: of a pass over contexts. ``max_ahead_tokens``: of a sequence, where those that
+        a constraint forces come on top of the tokens ahead.
         ``chooser`` chooses every round's work, at most that of ``ahead``.
         ``clock``: by default one on which all time outside this model's work is idle. ``masker``: the
         draft's own, where tokens may be masked.
@@ -114,7 +116,7 @@ class DraftWorker:
         )
         self._ahead = AheadDrafter(
             runner, ahead, chooser, policy, self._draft_state, self._draft_loop, settings=settings,
-            is_traced=is_traced,
+            is_traced=is_traced, max_tokens=max(ahead.num_tokens, max_ahead_tokens),
         )  # fmt: skip
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
@@ -164,6 +166,7 @@ class DraftWorker:
                 )
             )
         self._ahead.hold_back(request)
+        self._ahead.add_forced(request)
         num_candidates_R = state.num_candidates[slots_R]
         places_C = places_from(slots_R, first_R, num_candidates_R)
         pass_sizes_P, draft_steps = self._draft_loop.pass_counts.take()

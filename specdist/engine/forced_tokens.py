@@ -4,7 +4,8 @@ The distribution of a forced token is known without logits: all mass is on it. T
 other candidate. The draft's cache takes it in with the line's next pass.
 
 A policy decides about drawn tokens: those that are forced before and after them come on top, up to what the
-request has room for.
+request has room for. In a reply they stand also after candidates that were drafted ahead, and alone where the
+model has drafted nothing.
 
 R lines (draft slots) to draft for, A of them that are still drafting, T forced tokens of several lines.
 """
@@ -29,19 +30,26 @@ class ForcingDraftLoop(DraftLoop):
     """Extends sequences like a :class:`DraftLoop`, by the same tokens, and by those that are forced. With a
     trained head it runs forced tokens too: their passes give its estimates."""
 
+    @property
+    def adds_forced(self) -> bool:
+        return self._head is None
+
     def extend(self, draft_batch: DraftBatch) -> np.ndarray:
         if self._head is not None:
             return super().extend(draft_batch)
         assert self._pipeline is not None
         state, lines_R, tails_R = self._draft_state, draft_batch.draft_slots_R, draft_batch.tails_R
-        wanted_R, num_drafted_R = self.num_wanted(draft_batch), np.zeros(len(lines_R), np.int64)
-        uniforms_DR = self._uniforms(lines_R, tails_R, int(wanted_R.max(initial=0)))
+        drawable_R, num_drafted_R = self.num_wanted(draft_batch), np.zeros(len(lines_R), np.int64)
+        most_R = drawable_R if draft_batch.most_R is None else draft_batch.most_R
+        most_R = np.where(self._is_last(state.token_ids[lines_R, tails_R - 1]), 0, most_R)
+        uniforms_DR = self._uniforms(lines_R, tails_R, int(most_R.max(initial=0)))
         drawn: list[DrawnTokens] = []
         active_A, last = np.arange(len(lines_R)), None
         for num_drawn in itertools.count():
-            active_A = active_A[num_drafted_R[active_A] < wanted_R[active_A]]
-            self._add_forced(draft_batch, active_A, wanted_R, num_drafted_R, drawn)
-            keep_A = num_drafted_R[active_A] < wanted_R[active_A]
+            active_A = active_A[num_drafted_R[active_A] < most_R[active_A]]
+            self._add_forced(lines_R, tails_R, active_A, most_R, num_drafted_R, drawn)
+            # All that are left have drawn as many.
+            keep_A = (num_drafted_R[active_A] < most_R[active_A]) & (num_drawn < drawable_R[active_A])
             active_A = active_A[keep_A]
             if last is not None:
                 last = last.select(np.isin(last.active_A, active_A, assume_unique=True))
@@ -62,26 +70,38 @@ class ForcingDraftLoop(DraftLoop):
             drawn.append(last.tokens(0)._replace(depths_T=depths_A))
             num_drafted_R[active_A] += 1
             is_end_A = self.is_stop_V[last.drawn_A.numpy()] | ~(last.probabilities_A.numpy() > 0)
-            wanted_R[active_A[is_end_A]] = 0
+            most_R[active_A[is_end_A]] = 0
         if drawn:
             self._write(lines_R, tails_R, num_drafted_R, drawn)
             state.num_computed[lines_R] = np.minimum(state.num_computed[lines_R], tails_R + num_drafted_R)
         self.pass_counts.count_drafted(num_drafted_R)
         return num_drafted_R
 
+    def add_forced(self, draft_slots_R: np.ndarray, tails_R: np.ndarray, most_R: np.ndarray) -> np.ndarray:
+        num_added_R, drawn = np.zeros_like(most_R), list[DrawnTokens]()
+        is_last_R = self._is_last(self._draft_state.token_ids[draft_slots_R, tails_R - 1])
+        active_A = np.flatnonzero(~is_last_R & (most_R > 0))
+        if self.adds_forced and len(active_A):
+            self._add_forced(draft_slots_R, tails_R, active_A, most_R.copy(), num_added_R, drawn)
+            if drawn:
+                self._write(draft_slots_R, tails_R, num_added_R, drawn)
+        self.pass_counts.count_drafted(num_added_R)
+        return num_added_R
+
     def _add_forced(
         self,
-        draft_batch: DraftBatch,
+        lines_R: np.ndarray,
+        tails_R: np.ndarray,
         active_A: np.ndarray,
-        wanted_R: np.ndarray,
+        most_R: np.ndarray,
         num_drafted_R: np.ndarray,
         drawn: list[DrawnTokens],
     ) -> None:
         """Put the forced tokens after what has been drafted, and nothing after a stop token."""
         assert self._pipeline is not None
         state, depths_A = self._draft_state, num_drafted_R[active_A]
-        lines_A, begins_A = draft_batch.draft_slots_R[active_A], draft_batch.tails_R[active_A] + depths_A
-        runs = self._pipeline.forced(lines_A, begins_A, wanted_R[active_A] - depths_A)
+        lines_A, begins_A = lines_R[active_A], tails_R[active_A] + depths_A
+        runs = self._pipeline.forced(lines_A, begins_A, most_R[active_A] - depths_A)
         counts_A = np.array([len(run) for run in runs], np.int64)
         if not counts_A.any():
             return
@@ -95,5 +115,5 @@ class ForcingDraftLoop(DraftLoop):
             state.features.keep_estimates(places_T, UNKNOWN)
         drawn.append(DrawnTokens(index_T, depths_T, ids_T, np.ones(len(ids_T)), features_3T))
         num_drafted_R[active_A] += counts_A
-        wanted_R[index_T[self.is_stop_V[ids_T]]] = 0
+        most_R[index_T[self.is_stop_V[ids_T]]] = 0
         self.pass_counts.count_forced(len(ids_T))

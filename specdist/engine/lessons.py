@@ -20,14 +20,15 @@ from specdist.policies import BatchPolicy, LengthPolicy
 
 
 class _Verified(NamedTuple):
-    """The last blocks: where they begin and how many tokens were accepted; of the candidates, and of the
-    accepted ones, how many were not forced."""
+    """The last blocks: where they begin and how many candidates were accepted; of the candidates, of those
+    accepted, and of these with the next token that was drafted, how many were not forced."""
 
     slots_R: np.ndarray
     begins_R: np.ndarray
     num_accepted_R: np.ndarray
     num_free_R: np.ndarray
     num_free_accepted_R: np.ndarray
+    num_free_kept_R: np.ndarray
     first: FirstAhead
     is_rejected_R: np.ndarray
 
@@ -51,12 +52,9 @@ class Lessons:
         state = self._draft_state
         num_free_R = state.num_free(slots_R, state.num_candidates[slots_R])
         num_free_accepted_R = state.num_free(slots_R, num_accepted_R)
+        free_R = num_free_R, num_free_accepted_R, state.num_free(slots_R, num_accepted_R + first.is_hit_R)
         begins_R = state.num_committed[slots_R]
-        self._verified.append(
-            _Verified(
-                slots_R, begins_R, num_accepted_R, num_free_R, num_free_accepted_R, first, is_rejected_R
-            )
-        )
+        self._verified.append(_Verified(slots_R, begins_R, num_accepted_R, *free_R, first, is_rejected_R))
 
     def drop(self) -> None:
         """The request has failed: every sequence will be opened again."""
@@ -72,7 +70,7 @@ class Lessons:
         slots_R, begins_R, is_hit_R = verified.slots_R, verified.begins_R, verified.first.is_hit_R
         features, num_kept_R = self._draft_state.features, verified.num_accepted_R + is_hit_R
         self._histories.observe(slots_R, verified.num_free_R, verified.num_free_accepted_R)
-        self._ahead.observe(num_kept_R, verified.is_rejected_R)
+        self._ahead.observe(verified.num_free_kept_R, verified.is_rejected_R)
         if self._batch_policy is not None:
             num_verified_R = num_kept_R + verified.is_rejected_R
             self._batch_policy.observe_tokens(

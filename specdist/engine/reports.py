@@ -140,7 +140,8 @@ class AheadReport:
         num_tokens_R: tokens that had been drafted ahead.
         is_hit_R: the first of them is the next token and the others are the candidates; else they are
             dropped.
-        num_branches_R, num_branch_tokens_R: branches that had been prepared, and their tokens.
+        num_branches_R: branches that had been prepared.
+        num_branch_tokens_R: tokens of those that have not become candidates.
         branch_ranks_R: rank (from 1) of the alternative whose branch has become the candidates; 0 if none
             has.
     """
@@ -164,13 +165,13 @@ class AheadReport:
             branch_ranks_R=none_R,
         )
 
-    def outcomes(self, num_drafted_R: np.ndarray) -> list[AheadOutcome]:
-        """Sequence by sequence. Drafted are the candidates of the reply."""
+    def outcomes(self) -> list[AheadOutcome]:
+        """Sequence by sequence."""
         columns = (
             self.num_tokens_R,
             self.is_hit_R,
             self.num_branches_R,
-            self.num_branch_tokens_R - np.where(self.branch_ranks_R > 0, num_drafted_R, 0),
+            self.num_branch_tokens_R,
             self.branch_ranks_R,
         )
         return [

@@ -130,7 +130,13 @@ class Replica:
                     fixed_length=choice.first_length if choice.policy == "fixed" else None,
                     branch_counts=self._branch_counts,
                 )
-            self._scheduling = dataclasses.replace(self._scheduling, num_ahead_tokens=self.ahead.num_tokens)
+            num_ahead_tokens = self.ahead.num_tokens + self._num_forced
+            self._scheduling = dataclasses.replace(self._scheduling, num_ahead_tokens=num_ahead_tokens)
+
+    @property
+    def _num_forced(self) -> int:
+        """Most tokens of a block, or ahead, that a constraint may force on top of those that are drawn."""
+        return self._scheduling.max_draft_tokens - self._config.policy_choice.max_draft_tokens
 
     def _fixed_work_ahead(self, costs: CostModel) -> DraftAhead:
         """The same in all rounds, so that a restart repeats every block: of ``--overlap ahead``."""
@@ -273,8 +279,7 @@ class Replica:
             return 0, 0
         if not self._works_ahead:
             return self._num_spare_branches, 1
-        most = self._config.policy_choice.max_draft_tokens
-        return self.num_slots * max(self._branch_counts), most + 1
+        return self.num_slots * max(self._branch_counts), self._scheduling.max_draft_tokens + 1
 
     def _agree_on_costs(self) -> CostModel:
         """Rank 0's, kept from an earlier start or measured, are frozen and used by all."""

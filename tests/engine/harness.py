@@ -111,7 +111,7 @@ class Harness:
             max_draft_tokens=0
             if draft is None and memory is None
             else self.policy.max_draft_tokens + forced_room,
-            num_ahead_tokens=num_ahead_tokens if draft is not None else 0,
+            num_ahead_tokens=num_ahead_tokens + forced_room if draft is not None and num_ahead_tokens else 0,
             max_new_tokens=max_new_tokens,
             max_seq_len=max_seq_len,
             seed=seed,
@@ -130,13 +130,15 @@ class Harness:
         self.trusts_draft = trusts_draft
         self.is_traced = is_traced
         self.shapes = shapes
-        self.ahead = DraftAhead(num_tokens=self.scheduling.num_ahead_tokens, num_branches=num_branches)
+        self.ahead = DraftAhead(
+            num_tokens=num_ahead_tokens if draft is not None else 0, num_branches=num_branches
+        )
         self.assembly.allocate(self.runners[0])
         for runner in self.runners[1:]:
             self.assembly.allocate_draft(
                 runner,
                 num_branch_slots=self.scheduling.num_slots * num_branches,
-                max_branch_tokens=num_ahead_tokens,
+                max_branch_tokens=self.scheduling.num_ahead_tokens,
             )
         self.stats_recorder = StatsRecorder()
 

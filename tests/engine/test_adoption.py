@@ -43,7 +43,7 @@ def test_keys_follow_unless_the_request_has_failed(has_failed: bool) -> None:
     state.num_committed[:], state.token_ids[:2, 3] = 4, [0, 2]
     state.token_ids[3, 4:6] = [4, 3]
     report = adoption.adopt(SLOTS, FirstAhead.nothing(2), 1)
-    assert report.num_branches_R.tolist() == [1, 1] and report.num_branch_tokens_R.tolist() == [2, 2]
+    assert report.num_branches_R.tolist() == [1, 1] and report.num_branch_tokens_R.tolist() == [2, 0]
     assert report.branch_ranks_R.tolist() == [0, 1]
     assert state.num_candidates.tolist() == [0, 2] and state.token_ids[1, 4:6].tolist() == [4, 3]
     assert not cache.adopted

@@ -22,6 +22,7 @@ from specdist.engine.request import Completion, Request
 from specdist.policies import FixedLength, VerifiedBlocks
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.options import Processing, TokenOptions
+from specdist.theory.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
 from tests.constraints.letters import END, letters_masker
 from tests.constraints.reference import completions_of
 from tests.engine.harness import Harness
@@ -40,18 +41,28 @@ PROMPT = [1, 2, 3, 1, 6]
 NUM_SAMPLES = 1200
 GREEDY = SamplingSettings(temperature=0.0)
 AHEAD, BRANCHES = {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}
+RUNS = {"forced_room": 12, "num_draft_tokens": 2}
+SHAPES = [
+    IN_TURNS,
+    RoundShape(num_ahead=3, num_branches=1),
+    LISTEN,
+    ALONE,
+    RoundShape(num_rounds_alone=3),
+]
 # Both sides share one, as in one process.
 SHARED = letters_masker()
-ALONE: dict[str, Any] = {"memory": 0.1, "pair": (TARGET, None)}
+OF_MEMORY: dict[str, Any] = {"memory": 0.1, "pair": (TARGET, None)}
 MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
     "in turns": (PLAIN, {}),
     "in turns, filtered": (FILTERED, {"forced_room": 8, "is_traced": True}),
     "in turns, runs": (PLAIN, {"forced_room": 8, "num_draft_tokens": 2, "masker": lambda: SHARED}),
     "ahead": (PLAIN, AHEAD),
     "branches": (PLAIN, BRANCHES),
+    "branches, runs": (PLAIN, BRANCHES | RUNS),
+    "any shape, runs": (PLAIN, BRANCHES | RUNS | {"shapes": SHAPES}),
     "coupled": (COUPLED, {"forced_room": 8}),
-    "coupled, branches": (COUPLED, {"masker": lambda: SHARED, **BRANCHES}),
-    "memory": (PLAIN, ALONE),
+    "coupled, branches": (COUPLED, {"masker": lambda: SHARED, **BRANCHES, **RUNS}),
+    "memory": (PLAIN, OF_MEMORY),
     "target alone": (PLAIN, {"pair": (TARGET, None)}),
     "vocabulary shards": (PLAIN, {"kind": SlicedMarkovReplica}),
     "vocabulary shards, coupled": (COUPLED, {"kind": SlicedMarkovReplica}),
@@ -119,12 +130,18 @@ def test_completions_follow_the_masked_target_s_distribution(mode: str) -> None:
         assert stats.num_forced_draft_tokens > 0.15 * stats.num_draft_tokens
 
 
-@pytest.mark.parametrize("options", [{}, BRANCHES], ids=["in turns", "branches"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, BRANCHES, BRANCHES | RUNS, BRANCHES | RUNS | {"shapes": SHAPES, "settings": COUPLED}],
+    ids=["in turns", "branches", "branches, runs", "any shape, runs"],
+)
 def test_a_preempted_completion_goes_on_under_its_constraint(options: dict[str, Any]) -> None:
     """Token by token as if there had been room, though in another slot and after a replay."""
-    rule = RowRule(LONG)
-    roomy = generate(constrained(max_num_seqs=100, max_new_tokens=30, **options), 100, rule)
-    harness = constrained(max_num_seqs=100, num_pages=300, max_new_tokens=30, **options)
+    has_runs = "forced_room" in options
+    rule = RowRule(Constraint("regex", f"([ab]ddd){{16}}{PATTERN}").grammar if has_runs else LONG)
+    limits = {"max_new_tokens": 80 if has_runs else 30, "max_seq_len": 96, "max_num_seqs": 100, **options}
+    roomy = generate(constrained(**limits), 100, rule)
+    harness = constrained(**limits, num_pages=300)
     crowded = generate(harness, 100, rule)
     assert harness.stats_recorder.close_shard(0).num_preemptions > 5
     assert [each.token_ids for each in crowded] == [each.token_ids for each in roomy]
@@ -175,6 +192,39 @@ def test_forced_tokens_cost_no_draft_pass() -> None:
     assert stats.num_drafts == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "num_passes"),
+    [
+        ({}, (3, 4, 4)),
+        ({"num_ahead_tokens": 3}, (3, 4, 4)),
+        ({"num_ahead_tokens": 3, "num_branches": 2}, (3, 4, 4)),
+        ({"num_ahead_tokens": 3, "shapes": [IN_TURNS]}, (3, 4, 4)),
+        ({"num_ahead_tokens": 3, "shapes": [RoundShape(num_ahead=3)]}, (3, 4, 4)),
+        # Of the model nothing: the target samples what is free.
+        ({"num_ahead_tokens": 3, "shapes": [RoundShape(num_rounds_alone=50)]}, (3, 12, 8)),
+    ],
+    ids=["in turns", "ahead", "branches", "in turns, chosen", "ahead, chosen", "alone, chosen"],
+)
+def test_forced_tokens_come_on_top_of_drawn_ones(
+    options: dict[str, Any], num_passes: tuple[int, int]
+) -> None:
+    """Whatever the draft does in a round: one that equals its target has as many passes as in turns. Blocks
+    have 14 forced tokens and the next one; or 11 candidates, with two drawn, and the next one."""
+    for pattern, num_expected in zip(("d{40}", "([ab]ddd){12}", "[ac]{6}d{34}"), num_passes, strict=True):
+        harness = constrained(
+            PLAIN,
+            pair=(TARGET, TARGET),
+            max_new_tokens=60,
+            max_seq_len=96,
+            max_num_seqs=20,
+            **RUNS,
+            **options,
+        )
+        completions = generate(harness, 20, RowRule(Constraint("regex", pattern).grammar))
+        assert {len(each.token_ids) for each in completions} <= {41, 49}
+        assert harness.stats_recorder.close_shard(0).num_row_steps == 20 * num_expected
+
+
 def test_policies_count_the_tokens_that_were_drawn() -> None:
     """Two of them in each block, whatever is forced before, between and after them."""
     policy = CountingPolicy(2)
@@ -189,7 +239,7 @@ def test_policies_count_the_tokens_that_were_drawn() -> None:
 def test_memory_proposes_what_is_forced_and_nothing_that_is_not_allowed() -> None:
     """All is accepted where all is forced, though the prompt goes on otherwise; and up to where it is not."""
     rule = RowRule(Constraint("regex", "(abd){4}[ac]bcbcd").grammar)
-    harness = constrained(COUPLED, num_draft_tokens=20, max_new_tokens=40, **ALONE)
+    harness = constrained(COUPLED, num_draft_tokens=20, max_new_tokens=40, **OF_MEMORY)
     completions = harness.generate(
         [
             Request(row_id=i, sample_index=0, prompt_ids=[5, 4, 5, 4, 3, 5], constraint=rule.text)

@@ -7,6 +7,7 @@ IN_TURNS = f"{ENGINE}::test_completions_follow_the_masked_target_s_distribution[
 ALWAYS = f"{ENGINE}::test_a_draft_that_equals_its_target_is_always_accepted"
 NO_PASS = f"{ENGINE}::test_forced_tokens_cost_no_draft_pass"
 CACHE = f"{ENGINE}::test_the_draft_s_cache_takes_in_what_was_forced"
+ON_TOP = f"{ENGINE}::test_forced_tokens_come_on_top_of_drawn_ones"
 MATCHER = "tests/constraints/test_matcher.py"
 ANYWHERE = f"{MATCHER}::test_masks_are_a_function_of_the_tokens_alone"
 THINKING = "tests/constraints/test_thinking.py"
@@ -101,8 +102,8 @@ CONSTRAINT_FAULTS = (
     Mutant(
         name="forced-run-as-long-as-the-policy-drafts",
         file="engine/forced_tokens.py",
-        old="runs = self._pipeline.forced(lines_A, begins_A, wanted_R[active_A] - depths_A)",
-        new="runs = self._pipeline.forced(lines_A, begins_A, np.minimum(2, wanted_R[active_A]) - depths_A)",
+        old="runs = self._pipeline.forced(lines_A, begins_A, most_R[active_A] - depths_A)",
+        new="runs = self._pipeline.forced(lines_A, begins_A, np.minimum(2, most_R[active_A]) - depths_A)",
         tests=(NO_PASS,),
     ),
     Mutant(
@@ -167,5 +168,33 @@ CONSTRAINT_FAULTS = (
         old="scores_WV[upload(self._device, certain, lines_W[certain])] = certainty",
         new="scores_WV[upload(self._device, certain, np.roll(lines_W[certain], 1))] = certainty",
         tests=("tests/engine/test_draft_scores.py",),
+    ),
+    Mutant(
+        name="no-forced-tokens-after-those-drafted-ahead",
+        file="engine/draft_worker.py",
+        old="        self._ahead.add_forced(request)\n",
+        new="",
+        tests=(ON_TOP,),
+    ),
+    Mutant(
+        name="forced-tokens-count-as-drawn-ones-ahead",
+        file="engine/draft_ahead.py",
+        old="num_kept_R = state.num_with_free(slots_R, num_ready_R, self._max_draft_tokens)",
+        new="num_kept_R = np.minimum(num_ready_R, self._max_draft_tokens)",
+        tests=(ON_TOP,),
+    ),
+    Mutant(
+        name="chain-ahead-as-long-with-forced-tokens-as-without",
+        file="engine/draft_ahead.py",
+        old="                most_R=np.minimum(np.concatenate([most_S, most_B]), room_R),\n",
+        new="",
+        tests=(ON_TOP,),
+    ),
+    Mutant(
+        name="target-goes-on-alone-where-tokens-are-forced",
+        file="engine/draft_ahead.py",
+        old="        if self._draft_loop.adds_forced:\n            self._num_quiet",
+        new="        if False:\n            self._num_quiet",
+        tests=(ON_TOP,),
     ),
 )
