@@ -119,8 +119,8 @@ GROUP_FAULTS = (
     Mutant(
         name="only-the-last-of-several-replies-is-learned-from",
         file="engine/lessons.py",
-        old="        self._verified.append(\n",
-        new="        self._verified[:] = []\n        self._verified.append(\n",
+        old="        self._verified.append(_Verified(",
+        new="        self._verified[:] = []\n        self._verified.append(_Verified(",
         tests=(WHO_ELSE,),
     ),
     Mutant(
