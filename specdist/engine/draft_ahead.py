@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +25,7 @@ from specdist.engine.draft_loop import DraftLoop
 from specdist.engine.draft_state import DraftState
 from specdist.engine.draft_steps import DraftBatch
 from specdist.engine.first_ahead import FirstAhead, verify_first
+from specdist.engine.forced_tokens import ForcingDraftLoop
 from specdist.engine.grouping import BurstCount
 from specdist.engine.proposals import ProposalRequest
 from specdist.engine.reports import AheadReport
@@ -88,6 +89,8 @@ class AheadDrafter:
         self.shape = RoundShape(num_ahead=ahead.num_tokens, num_branches=ahead.num_branches)
         self._draft_state = draft_state
         self._draft_loop = draft_loop
+        has_forced = isinstance(draft_loop, ForcingDraftLoop) and draft_loop.adds_forced
+        self._forcing = cast(ForcingDraftLoop, draft_loop) if has_forced else None
         self._max_draft_tokens, self._max_ahead_tokens = policy.max_draft_tokens, max_tokens
         # Rounds in which the model does nothing, with this one.
         self._num_quiet = 0
@@ -182,7 +185,7 @@ class AheadDrafter:
     def num_rounds_alone(self, slots_R: np.ndarray) -> int:
         """Rounds in which the target need not ask; 0 while it has anything to verify. For forced tokens it
         asks in every round, and the model does nothing in these."""
-        if self._draft_loop.adds_forced:
+        if self._forcing is not None:
             self._num_quiet = self._num_quiet or self.shape.num_rounds_alone
             return 0
         is_pending = (
@@ -232,7 +235,7 @@ class AheadDrafter:
 
     def hold_back(self, request: ProposalRequest) -> None:
         """Candidates that are not worth the target's time, or have no room in its pass, are kept as tokens
-        drafted ahead: the next round verifies them by the same rule."""
+        drafted ahead: the next round verifies them by the same rule. Forced ones come after the others."""
         if not self.is_on:
             return
         state, slots_R = self._draft_state, request.slots_R
@@ -247,17 +250,18 @@ class AheadDrafter:
             num_kept_R = np.minimum(num_kept_R, worth_R)
         state.num_candidates[slots_R] = num_kept_R
         state.num_ahead[slots_R] = num_ready_R - num_kept_R
+        self._add_forced(request)
 
-    def add_forced(self, request: ProposalRequest) -> None:
+    def _add_forced(self, request: ProposalRequest) -> None:
         """Candidates that a constraint forces after those that are ready, without a pass."""
-        if not (self.is_on and self._draft_loop.adds_forced):
+        if self._forcing is None:
             return
         state, slots_R = self._draft_state, request.slots_R
         num_ready_R = state.num_candidates[slots_R]
         room_R = np.maximum(request.draft_now_R - num_ready_R, 0)
         room_R[state.num_ahead[slots_R] > 0] = 0
         tails_R = state.num_committed[slots_R] + num_ready_R
-        state.num_candidates[slots_R] += self._draft_loop.add_forced(slots_R, tails_R, room_R)
+        state.num_candidates[slots_R] += self._forcing.add_forced(slots_R, tails_R, room_R)
 
     def draft(self, request: ProposalRequest, learn: Callable[[], None]) -> None:
         """Draft ``a_1`` of every sequence, then the tokens after it and its branches side by side; nothing in

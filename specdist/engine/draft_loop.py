@@ -85,15 +85,6 @@ class DraftLoop:
         self.pass_counts = PassCounts(has_head=runner.has_head)
         self._has_warned = False
 
-    @property
-    def adds_forced(self) -> bool:
-        """Whether tokens that a constraint forces are candidates without a pass."""
-        return False
-
-    def add_forced(self, draft_slots_R: np.ndarray, tails_R: np.ndarray, most_R: np.ndarray) -> np.ndarray:
-        """Put at most so many of them from each ``tails`` position on. Returns their numbers [R]."""
-        return np.zeros_like(most_R)
-
     def next_tokens(self, token_ids_W: Tensor, places_W: Places, *, must_be_known: bool) -> np.ndarray:
         """Drawn next tokens, on the host; or what stands for them until :meth:`extend` has put them there."""
         return token_ids_W.cpu().numpy()

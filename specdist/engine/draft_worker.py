@@ -75,14 +75,11 @@ class DraftWorker:
         """With branches, the runner must have been allocated with slots for them.
 
         ``num_groups``: target groups, each with an equal part of the slots.
-        ``max_context_tokens``: of a pass over contexts. ``max_ahead_tokens``: of a sequence, where those that
-        a constraint forces come on top of the tokens ahead.
-        ``chooser`` chooses every round's work, at most that of ``ahead``.
-        ``clock``: by default one on which all time outside this model's work is idle. ``masker``: the
-        draft's own, where tokens may be masked.
+        ``max_context_tokens``: of a pass over contexts. ``max_ahead_tokens``: with those that are forced.
+        ``chooser`` chooses every round's work, at most that of ``ahead``. ``clock``: by default one on which
+        all time outside this model's work is idle. ``masker``: the draft's own, where tokens may be masked.
         """
-        self._runner = runner
-        self.device = runner.device
+        self._runner, self.device = runner, runner.device
         self._max_context_tokens = max_context_tokens
         ahead = ahead or DraftAhead()
         self._draft_state = DraftState(
@@ -115,8 +112,8 @@ class DraftWorker:
             pipeline=self._pipeline,
         )
         self._ahead = AheadDrafter(
-            runner, ahead, chooser, policy, self._draft_state, self._draft_loop, settings=settings,
-            is_traced=is_traced, max_tokens=max(ahead.num_tokens, max_ahead_tokens),
+            runner, ahead, chooser, policy, self._draft_state, self._draft_loop,
+            settings=settings, is_traced=is_traced, max_tokens=max(ahead.num_tokens, max_ahead_tokens),
         )  # fmt: skip
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
@@ -166,7 +163,6 @@ class DraftWorker:
                 )
             )
         self._ahead.hold_back(request)
-        self._ahead.add_forced(request)
         num_candidates_R = state.num_candidates[slots_R]
         places_C = places_from(slots_R, first_R, num_candidates_R)
         pass_sizes_P, draft_steps = self._draft_loop.pass_counts.take()

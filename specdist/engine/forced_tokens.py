@@ -32,6 +32,7 @@ class ForcingDraftLoop(DraftLoop):
 
     @property
     def adds_forced(self) -> bool:
+        """Whether they are candidates without a pass."""
         return self._head is None
 
     def extend(self, draft_batch: DraftBatch) -> np.ndarray:
@@ -78,10 +79,11 @@ class ForcingDraftLoop(DraftLoop):
         return num_drafted_R
 
     def add_forced(self, draft_slots_R: np.ndarray, tails_R: np.ndarray, most_R: np.ndarray) -> np.ndarray:
+        """Put at most so many of them from each ``tails`` position on. Returns their numbers [R]."""
         num_added_R, drawn = np.zeros_like(most_R), list[DrawnTokens]()
         is_last_R = self._is_last(self._draft_state.token_ids[draft_slots_R, tails_R - 1])
         active_A = np.flatnonzero(~is_last_R & (most_R > 0))
-        if self.adds_forced and len(active_A):
+        if len(active_A):
             self._add_forced(draft_slots_R, tails_R, active_A, most_R.copy(), num_added_R, drawn)
             if drawn:
                 self._write(draft_slots_R, tails_R, num_added_R, drawn)

@@ -171,8 +171,8 @@ CONSTRAINT_FAULTS = (
     ),
     Mutant(
         name="no-forced-tokens-after-those-drafted-ahead",
-        file="engine/draft_worker.py",
-        old="        self._ahead.add_forced(request)\n",
+        file="engine/draft_ahead.py",
+        old="        self._add_forced(request)\n",
         new="",
         tests=(ON_TOP,),
     ),
@@ -193,7 +193,7 @@ CONSTRAINT_FAULTS = (
     Mutant(
         name="target-goes-on-alone-where-tokens-are-forced",
         file="engine/draft_ahead.py",
-        old="        if self._draft_loop.adds_forced:\n            self._num_quiet",
+        old="        if self._forcing is not None:\n            self._num_quiet",
         new="        if False:\n            self._num_quiet",
         tests=(ON_TOP,),
     ),
