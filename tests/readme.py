@@ -190,23 +190,23 @@ def emulated() -> str:
     from specdist.emulation.results import EmulationResult
 
     result = EmulationResult.read(REPOSITORY / "jobs/benchmarks/emulation-70b-h100-auto.json")
-    alone, default = ([one for one in result.outcomes if (one.mode == "auto") == chosen] for chosen in (0, 1))
-    pairs = list(zip(alone, default, strict=True))
+    default = [one for one in result.outcomes if one.mode == "auto"]
 
     def listed(values: list[str]) -> str:
         return f"{', '.join(values[:-1])} and {values[-1]}"
 
     sizes = listed([str(one.batch_size) for one in default])
-    rates = listed([f"{one.tokens_per_s:,.0f}" for one in default])
-    ratios = listed([f"{one.tokens_per_s / plain.tokens_per_s:.2f}" for plain, one in pairs])
+    rates = listed([f"{one.tokens_per_s / one.num_gpus:,.0f}" for one in default])
+    ratios = listed([f"{result.speedup_per_device(one):.2f}" for one in default])
     shares = [f"{one.exposed_host_share:.0%}" for one in default]
     given = result.settings
     text = (
         "Nothing has been measured on a GPU yet. Emulated at the pace that `jobs/plan.py` predicts, a 70B "
         f"target on {given['tp_size']} H100s and a 1B draft on one more (acceptance {given['acceptance']:g}, "
-        f"prompts of {given['prompt_tokens']:,} tokens) generate {rates} tokens/s with the defaults for "
-        f"{sizes} sequences, {ratios} times as many as the target alone; for {listed(shares)} of that time a "
-        "GPU that is needed waits for Python: [measurements](jobs/benchmarks/README.md)."
+        f"prompts of {given['prompt_tokens']:,} tokens) generate {rates} tokens/s per GPU with the defaults "
+        f"for {sizes} sequences. That is {ratios} times what the target alone gives on each of its "
+        f"{given['tp_size']} GPUs: the draft's GPU counts. For {listed(shares)} of that time a GPU that is "
+        "needed waits for Python: [measurements](jobs/benchmarks/README.md)."
     )
     return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
 

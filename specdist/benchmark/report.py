@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specdist.benchmark import tables
+from specdist.benchmark.config import SEPARATE
 from specdist.benchmark.results import BenchmarkResult
 from specdist.data.files import write_atomically
 from specdist.utils.errors import UserError
@@ -50,11 +51,15 @@ OVERHEAD_REMARK = (
     "A round of both models in one process, without prompts: features are timed after single passes "
     "of the draft, policies by a stopwatch around their calls; the runs of a pair draft the same tokens."
 )
+PER_DEVICE_REMARK = (
+    "A draft on a rank of its own has a GPU, or on a CPU a core, that the target alone has not: ratios to "
+    "what runs without it are per GPU or core, half of what the tokens/s say."
+)
+SHARED_THREADS_REMARK = "A draft on a rank of its own has half of the threads, and the target the others."
 OVERLAP_REMARK = (
-    "x separate: over the draft on a rank of its own that takes turns with the target (each has "
-    "half of the threads); ready: row-rounds that found candidates, beside what the measured "
-    "acceptance and misses caught predict for endless rows; by rank: misses caught by the "
-    "likeliest alternative, the next, ..."
+    "x separate: over the draft on a rank of its own that takes turns with the target; ready: row-rounds "
+    "that found candidates, beside what the measured acceptance and misses caught predict for endless rows; "
+    "by rank: misses caught by the likeliest alternative, the next, ..."
 )
 
 
@@ -159,13 +164,16 @@ def _remarks(result: BenchmarkResult) -> list[str]:
     has_transformers = any(method.ratio_to_generate is not None for method in result.methods)
     reference = "transformers' generate" if has_transformers else "the target alone"
     differs = bool(result.most_rows_differing) and result.models.dtype == "float32"
+    is_apart = any(method.overlap is not None for method in result.methods)
+    has_more = tables.num_devices(result, SEPARATE) > 1
     remarks = (
         (POLICIES_REMARK, result.is_of_policies),
         (TRANSFORMERS_REMARK, has_transformers),
         (PEERS_REMARK, bool(result.peer_versions)),
         (SPREADS_REMARK, bool(result.spreads)),
         (OVERHEAD_REMARK, bool(result.policy_overhead)),
-        (OVERLAP_REMARK, any(method.overlap is not None for method in result.methods)),
+        (OVERLAP_REMARK, is_apart),
+        (PER_DEVICE_REMARK if has_more else SHARED_THREADS_REMARK, is_apart),
         (f"Rows differ from {reference} in float32: near-ties may, anything else is a bug.", differs),
         ("The pair is synthetic: random weights, whose text means nothing.", result.synthetic is not None),
     )

@@ -22,8 +22,8 @@ def methods_table(result: BenchmarkResult) -> Table:
                 "method": method.name,
                 "batch": method.batch_size,
                 "tokens/s": f"{method.tokens_per_s:.1f}",
-                **(_beside_transformers(method) if has_transformers else {}),
-                **(_beside_peers(method) if has_peers else {}),
+                **(_beside_transformers(result, method) if has_transformers else {}),
+                **(_beside_peers(result, method) if has_peers else {}),
                 "accepted": decimals(_statistic(method, "draft_acceptance_rate")),
                 "tokens/pass": decimals(_statistic(method, "mean_acceptance_length")),
                 "rows differing": method.num_rows_differing,
@@ -33,17 +33,30 @@ def methods_table(result: BenchmarkResult) -> Table:
     )
 
 
-def _beside_transformers(method: MethodResult) -> dict[str, str | None]:
+def num_devices(result: BenchmarkResult, placement: str | None) -> int:
+    """GPUs of a method, or on a CPU its cores in units of those of the target alone. A draft on a rank of its
+    own has one more; but where there are threads enough, it has half of them."""
+    has_more = result.hardware.gpu is not None or result.hardware.num_threads == 1
+    return 2 if has_more and placement in (SEPARATE, AHEAD) else 1
+
+
+def _per_device(result: BenchmarkResult, method: MethodResult, ratio: float | None) -> str | None:
+    """Ratios to what runs on one device: per device."""
+    placement = None if method.policy is None else method.policy.placement
+    return decimals(None if ratio is None else ratio / num_devices(result, placement))
+
+
+def _beside_transformers(result: BenchmarkResult, method: MethodResult) -> dict[str, str | None]:
     return {
-        "x assisted": decimals(method.ratio_to_assisted),
-        "x generate": decimals(method.ratio_to_generate),
+        "x assisted": _per_device(result, method, method.ratio_to_assisted),
+        "x generate": _per_device(result, method, method.ratio_to_generate),
     }
 
 
-def _beside_peers(method: MethodResult) -> dict[str, str | None]:
+def _beside_peers(result: BenchmarkResult, method: MethodResult) -> dict[str, str | None]:
     return {
-        "x vLLM": decimals(method.ratio_to_peer),
-        "x target alone": decimals(method.ratio_to_target_only),
+        "x vLLM": _per_device(result, method, method.ratio_to_peer),
+        "x target alone": _per_device(result, method, method.ratio_to_target_only),
     }
 
 
@@ -56,8 +69,8 @@ def policies_table(result: BenchmarkResult) -> Table:
                 "batch": method.batch_size,
                 "draft": _draft(method),
                 "tokens/s": f"{method.tokens_per_s:.1f}",
-                "x target alone": decimals(method.ratio_to_target_only),
-                "x decoding": decimals(method.decoding_ratio_to_target_only),
+                "x target alone": _per_device(result, method, method.ratio_to_target_only),
+                "x decoding": _per_device(result, method, method.decoding_ratio_to_target_only),
                 "N_target/N": decimals(passes := _statistic(method, "verification_rate"), 3),
                 "N_discarded/N": decimals(_statistic(method, "discard_rate"), 3),
                 "tokens/row pass": decimals(1 / passes if passes else None),
@@ -74,16 +87,19 @@ def spreads_table(result: BenchmarkResult) -> Table:
     lengths = sorted({length for spread in result.spreads for length in spread.first_lengths})
     rows = []
     for spread in sorted(result.spreads, key=lambda spread: spread.batch_size):
-        ratios = dict(zip(spread.first_lengths, spread.ratios, strict=True))
+        share = 1 / num_devices(result, spread.placement)
+        ratios = {
+            length: share * ratio for length, ratio in zip(spread.first_lengths, spread.ratios, strict=True)
+        }
         rows.append(
             {
                 "policy": spread.family,
                 "batch": spread.batch_size,
                 "draft": spread.placement,
                 **{str(length): decimals(ratios.get(length)) for length in lengths},
-                "mean": decimals(spread.mean),
-                "std": decimals(spread.deviation, 3),
-                "max - min": decimals(spread.range),
+                "mean": decimals(share * spread.mean),
+                "std": decimals(share * spread.deviation, 3),
+                "max - min": decimals(share * spread.range),
                 "x mean of fixed": _plus_minus(spread.mean_to_fixed, spread.deviation_to_fixed),
             }
         )
@@ -112,8 +128,13 @@ def groups_table(result: BenchmarkResult) -> Table:
                 "method": label,
                 "batch": batch_size,
                 "draft": placement,
-                **{name: _mean_ratio([method.groups[index] for method in methods]) for index, name in names},
-                "all": _mean_ratio(methods),
+                **{
+                    name: _mean_ratio(
+                        [method.groups[index] for method in methods], num_devices(result, placement)
+                    )
+                    for index, name in names
+                },
+                "all": _mean_ratio(methods, num_devices(result, placement)),
             }
             for (label, batch_size, placement), methods in lines.items()
             if names
@@ -261,9 +282,11 @@ def _statistic(method: MethodResult, name: str) -> float | None:
     return (method.statistics or {}).get(name)
 
 
-def _mean_ratio(items: list[MethodResult] | list[GroupResult]) -> str | None:
-    """Mean speed-up over the target alone, with the standard deviation of several."""
-    ratios = [item.ratio_to_target_only for item in items if item.ratio_to_target_only is not None]
+def _mean_ratio(items: list[MethodResult] | list[GroupResult], num_devices: int) -> str | None:
+    """Mean speed-up over the target alone per device, with the standard deviation of several."""
+    ratios = [
+        item.ratio_to_target_only / num_devices for item in items if item.ratio_to_target_only is not None
+    ]
     if len(ratios) < 2:
         return decimals(ratios[0] if ratios else None)
     return _plus_minus(statistics.mean(ratios), statistics.pstdev(ratios))

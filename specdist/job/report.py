@@ -24,7 +24,7 @@ THEORY = {
     "draft_acceptance_rate": ("draft tokens accepted", "{:.1%}"),
     "verification_rate": ("target passes of a sequence per token", "{:.3f}"),
     "discard_rate": ("draft tokens discarded per token", "{:.3f}"),
-    "wall_time_factor": ("wall-time factor", "{:.2f}"),
+    "wall_time_factor": ("wall-time factor, of the whole replica", "{:.2f}"),
     "ready_rate": ("passes of a sequence with candidates", "{:.1%}"),
 }
 OPERATIONS = {

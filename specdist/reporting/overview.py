@@ -71,6 +71,7 @@ def summary_tiles(run: ReportedRun) -> Markup:
     ]
     if run.has_drafts:
         factor = run.predictions.theory.get("wall_time_factor")
+        share = run.num_target_devices / run.num_devices
         found += [
             (
                 "draft tokens accepted",
@@ -78,9 +79,10 @@ def summary_tiles(run: ReportedRun) -> Markup:
                 f"of {count(total.num_draft_tokens)} drafted",
             ),
             (
-                "speed-up",
-                f"{number(factor.measured)} ×" if factor and factor.measured else NOTHING,
-                "compared with the target alone, if its passes took the same time",
+                f"speed-up per {run.device_name}",
+                f"{number(factor.measured * share)} ×" if factor and factor.measured else NOTHING,
+                f"compared with the target alone on {run.num_target_devices} {run.device_name}"
+                f"{'s' if run.num_target_devices > 1 else ''}, if its passes took the same time",
             ),
         ]
     found += [

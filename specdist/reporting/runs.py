@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,12 @@ class ReportedRun:
         """Ranks of a replica; each has a GPU of its own if there are GPUs. Of a draft that several target
         groups share, a part is each one's."""
         return float(self.info.get("num_devices", self.info.get("world_size", 1)))
+
+    @property
+    def num_target_devices(self) -> int:
+        """Those of the target alone. A draft of its own has one more, or a part of one."""
+        has_own = self.info.get("draft_placement") == "own"
+        return max(1, math.ceil(self.num_devices) - has_own)
 
     @property
     def ranks(self) -> str:

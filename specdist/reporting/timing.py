@@ -150,7 +150,8 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
         help="What the formulas predict for a run with this acceptance α, and what was measured. A ratio far "
         "from 1 in the first table means that tokens are not independent of one another, or that time was "
         "spent on what the formulas leave out: the host, messages, waiting. The wall-time factor is the "
-        "speed-up over the target alone if its passes took the same time as in this run.",
+        "speed-up over the target alone if its passes took the same time, of the whole replica and not per "
+        "device.",
         content=content,
     )
 

@@ -14,9 +14,9 @@ import pytest
 from specdist.benchmark import lineup, measuring, overhead
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.setting import Setting, set_up
-from specdist.job import costs
+from specdist.job import pass_times
 from specdist.job.host_times import NO_HOST
-from specdist.models.runner import ModelRunner
+from specdist.job.pass_times import PassTimer
 from specdist.synthetic.shapes import SHAPES, Shape
 from tests.ranks import REPOSITORY
 
@@ -35,18 +35,18 @@ NUM_DRAFT_TOKENS = 3
 RunJob = Callable[..., str]
 
 
-def known_pass_ns(runner: ModelRunner, finish: object, num_rows: int, num_tokens: int, context: int) -> int:
+def known_pass_ns(timer: PassTimer, num_rows: int, num_tokens: int, context: int) -> int:
     """Pass times that goodput uses in this process, however busy the machine is: drafting is cheap."""
-    del finish, num_rows, context
-    return runner.model.config.num_hidden_layers * (2_000_000 + 50_000 * num_tokens)
+    del num_rows, context
+    return timer._runner.model.config.num_hidden_layers * (2_000_000 + 50_000 * num_tokens)
 
 
 @pytest.fixture(scope="package", autouse=True)
 def tiny_shape() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setitem(SHAPES, "tiny", TINY)
-        monkeypatch.setattr(costs, "NUM_PASSES", 2)
-        monkeypatch.setattr(costs, "_pass_ns", known_pass_ns)
+        monkeypatch.setattr(pass_times, "NUM_PASSES", 2)
+        monkeypatch.setattr(PassTimer, "__call__", known_pass_ns)
         monkeypatch.setattr(lineup, "host_times", lambda *_: NO_HOST)
         monkeypatch.setattr(overhead, "NUM_RUNS", 1)
         monkeypatch.setattr(measuring, "NUM_WARMUP_TOKENS", 2)

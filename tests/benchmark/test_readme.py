@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from specdist.benchmark.overhead import PassOverhead
-from specdist.benchmark.report import BEGIN, END, update_readme
+from specdist.benchmark.report import BEGIN, END, markdown_report, update_readme
 from specdist.benchmark.results import (
     BenchmarkResult,
     Hardware,
     MethodResult,
     ModelSizes,
     OverlapResult,
+    PolicyResult,
     WorkSize,
 )
 from specdist.synthetic.build import SyntheticRecord
@@ -220,3 +221,23 @@ def test_every_field_of_a_method_is_in_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "a.json", result())
     for field in dataclasses.fields(MethodResult):
         assert f'"{field.name}"' in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "num_threads", "shown"), [(None, 2, "4.00"), (None, 1, "2.00"), ("A GPU", 8, "2.00")]
+)
+def test_a_draft_with_a_device_of_its_own_is_compared_per_device(
+    gpu: str | None, num_threads: int, shown: str
+) -> None:
+    """Where target and draft share the threads, it has none more."""
+    plain = result()
+    policy = PolicyResult(family="fixed", first_length=5, placement="ahead", num_branches=2)
+    found = dataclasses.replace(
+        plain,
+        hardware=Hardware(cpu="A CPU", num_cores=2, num_threads=num_threads, gpu=gpu),
+        methods=[plain.methods[0], dataclasses.replace(plain.methods[1], policy=policy)],
+    )
+    text = markdown_report(found)
+    assert f"| specdist, K = 5, ahead, 2 branches | 1 | 20.0 | {float(shown) / 2:.2f} | {shown} |" in text
+    assert "| transformers generate | 1 | 5.0 | 0.50 | 1.00 |" in text
+    assert ("are per GPU or core" in text) == (shown == "2.00")

@@ -87,7 +87,8 @@ def markdown() -> str:
             title = name.replace("_", " ")
             row[title] = words(one[name])
             row[f"{title}, tokens/s"] = f"{one[name]['tokens_per_s']:,.0f} on {one[name]['num_gpus']}"
-        row["after / before"] = f"{one['after']['tokens_per_s'] / one['before']['tokens_per_s']:.2f}"
+        before, after = (one[name]["tokens_per_s"] / one[name]["num_gpus"] for name in ("before", "after"))
+        row["after / before, per GPU with work"] = f"{after / before:.2f}"
         rows.append(row)
     return f"{Table.of(rows, num_names=2).markdown()}\n\n`{results['command']}`"
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from specdist.data import RunFolder
-from specdist.job.report import total_stats
+from specdist.job.report import run_predictions, total_stats
 from specdist.reporting import write_report
 from specdist.reporting.page import draw, make_panels
 from specdist.reporting.runs import read_runs
@@ -65,6 +65,10 @@ def test_the_numbers_are_those_of_the_statistics(pages: dict[str, Path], runs: d
     tiles = dict(re.findall(r'class="label">([^<]*)</div><div class="value">([^<]*)<', text))
     assert tiles["tokens/s"] == f"{summary['tokens_per_s']:,.0f}"
     assert tiles["draft tokens accepted"] == f"{summary['draft_acceptance_rate']:.1%}"
+    # The draft has one of three ranks: two thirds of what the replica gains.
+    factor = run_predictions(RunFolder(runs["plain"]), total).theory["wall_time_factor"].measured
+    assert factor is not None
+    assert tiles["speed-up per rank"] == f"{factor * 2 / 3:.2f} ×"
     assert tiles["rows"] == "24" and tiles["error rows"] == "0"
     rates = sections(text)["rates"]
     for rate in (total.verification_rate, total.discard_rate):
