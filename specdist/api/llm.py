@@ -123,6 +123,8 @@ class SpeculativeLLM:
             if (unused := unused_settings(models.target, None)) is not None:
                 logger.warning(unused)
         self._tokenizer = load_tokenizer(models.target)
+        # What chat templates that ask for the date are told, in all calls.
+        self._now = config.chat_format.now
         self._models = models
         self._replica = Replica(
             config,
@@ -167,7 +169,7 @@ class SpeculativeLLM:
             self._tokenizer,
             max_prompt_tokens=self._models.max_seq_len - 1,
             split_special_tokens=config.split_special_tokens,
-            chat_format=config.chat_format,
+            chat_format=dataclasses.replace(config.chat_format, now=self._now),
             vocab_size=self._models.vocab_size,
         )
         items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]

@@ -28,9 +28,10 @@ from specdist.data.reading import open_shard
 from specdist.heads.examples import ExampleBlock, example_table
 from specdist.job.activity import Activity
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
-from specdist.job.generate import generate_rows, prompt_encoder
+from specdist.job.generate import generate_rows
 from specdist.job.model_plan import ModelPlan, plan_models
 from specdist.job.replica import Replica
+from specdist.job.row_requests import prompt_encoder
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.topology import Topology, broadcast_from_rank0
 
@@ -122,7 +123,7 @@ class Collection:
         self._plan = plan
         self._conductor = conductor
         self._stop_token_ids = models.target.stop_token_ids()
-        encoder = prompt_encoder(config.run_config(), models)
+        encoder = prompt_encoder(config.run_config(), models, plan.responses.folder)
         self._writer = TextWriter(config, models, plan.responses.prompts, replica, conductor, encoder)
 
     def collect(self, shard: int) -> None:

@@ -121,7 +121,7 @@ class TextWriter:
         if column is None:
             return prompt_ids
         try:
-            reference = self._prompts.rows.value(column, row_id)
+            reference = self._prompts.rows.row(row_id, [column])[column]
         except UnicodeDecodeError:
             reference = None
         return prompt_ids + self._encoder.continuation_ids(reference or "")

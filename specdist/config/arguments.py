@@ -28,13 +28,13 @@ from specdist.utils.errors import UserError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-    from transformers.hf_argparser import HfArgumentParser
+    from transformers.hf_argparser import HfArgumentParser, string_to_bool
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
 
 def _hf_argument_parser() -> Any:
-    """transformers' parser from its own file, which imports nothing else of transformers: the whole package
+    """transformers' parsing from its own file, which imports nothing else of transformers: the whole package
     takes longer to import than all that comes before an option's error message."""
     package = importlib.util.find_spec("transformers")
     if package is not None and package.origin is not None:
@@ -44,14 +44,21 @@ def _hf_argument_parser() -> Any:
             module = importlib.util.module_from_spec(spec)
             with contextlib.suppress(ImportError):
                 spec.loader.exec_module(module)
-                return module.HfArgumentParser
-    from transformers.hf_argparser import HfArgumentParser
+                return module
+    from transformers import hf_argparser
 
-    return HfArgumentParser
+    return hf_argparser
 
 
 if not TYPE_CHECKING:
-    HfArgumentParser = _hf_argument_parser()
+    _PARSING = _hf_argument_parser()
+    HfArgumentParser, string_to_bool = _PARSING.HfArgumentParser, _PARSING.string_to_bool
+# Of plain values of YAML; others are asked for by name, such as !!binary.
+YAML_TAG = "tag:yaml.org,2002:"
+NULL = f"{YAML_TAG}null"
+PLAIN_TAGS = frozenset(
+    f"{YAML_TAG}{kind}" for kind in ("str", "bool", "int", "float", "null", "timestamp", "merge", "value")
+)
 GROUP_TITLE = "_argument_group_name"
 # In a configuration: which of its path options may be URLs, too.
 URL_OPTIONS = "_url_options"
@@ -184,32 +191,65 @@ class OptionParser(HfArgumentParser, CommandParser):
 
         Raises :class:`UserError` if the file is not one flat mapping of options to values, with the line.
         """
-        try:
-            text = path.read_text(encoding="utf-8")
-            values = yaml.safe_load(text)
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserError(f"--config {path} cannot be read: {error}") from error
-        if not isinstance(values, dict):
-            raise UserError(f"--config {path} must be a mapping of option names to values")
-        lines = _key_lines(text)
         arguments: list[str] = []
-        for name, value in values.items():
-            place = f"--config {path}, line {lines.get(name, '?')}"
-            if name in self._removed and not value:
-                continue  # the file of an earlier run, which did not use it
-            items = value if isinstance(value, list) and name in self._lists else [value]
-            if any(isinstance(item, (dict, list)) for item in items):
-                # Shortened: aliases can make billions of values out of a few lines.
-                shown = reprlib.repr(value)
-                raise UserError(f"{place}: {name} must be one plain value, not {shown}; options are flat")
-            if name == "config":
-                raise UserError(f"{place}: a file cannot name another one; move its options here")
-            if name not in self._names:
-                raise UserError(f"{place}: {name} is not an option{self.nearest(str(name))}")
-            if name not in overridden and value is not None:
-                self.places[name] = place
-                arguments += [f"--{name}={item}" for item in items]
+        with _reading(path) as read:
+            for name, (line, node) in read.options().items():
+                place = f"--config {path}, line {line}"
+                if name in self._removed and not read.value(node):
+                    continue  # the file of an earlier run, which did not use it
+                if name == "config":
+                    raise UserError(f"{place}: a file cannot name another one; move its options here")
+                if name not in self._names:
+                    raise UserError(f"{place}: {name} is not an option{self.nearest(str(name))}")
+                is_list = isinstance(node, yaml.SequenceNode) and name in self._lists
+                items = node.value if is_list else [node]
+                if any(not isinstance(item, yaml.ScalarNode) for item in items):
+                    # Shortened: aliases can make billions of values out of a few lines.
+                    shown = reprlib.repr(read.value(node))
+                    raise UserError(f"{place}: {name} must be one plain value, not {shown}; options are flat")
+                if name not in overridden and node.tag != NULL:
+                    self.places[name] = place
+                    arguments += [f"--{name}={self._written(read, name, item)}" for item in items]
         return arguments
+
+    def _written(self, read: YamlOptions, name: str, item: yaml.Node) -> Any:
+        """A value as the command line would have it. Text is what the file says, whatever YAML 1.1 makes of
+        it: it takes no for False, 12:30 for 750 and 012 for 10. Raises :class:`UserError`."""
+        kind = next(action.type for action in self._actions if action.dest == name)
+        place = f"--config {read.path}, line {item.start_mark.line + 1}: {name}"
+        if kind not in (int, float, string_to_bool):
+            if item.tag == NULL:
+                shown = f"has {item.value}" if item.value else "has an item without a value"
+                raise UserError(
+                    f"{place} {shown}, which is nothing in YAML: write it in quotes, or leave it out"
+                )
+            return item.value if item.tag in PLAIN_TAGS else read.value(item)
+        value = read.value(item)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not _says(item.value, value):
+            raise UserError(
+                f"{place} is {item.value}, which is {value} in YAML: write it as a decimal number"
+            )
+        return value
+
+
+class YamlOptions:
+    """A YAML file of options. Every method raises as :meth:`value` does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+
+    def options(self) -> dict[str, tuple[int, yaml.Node]]:
+        """By name, each with its line, from 1. Raises :class:`UserError` if the file is not a mapping."""
+        root = self._loader.get_single_node()
+        if not isinstance(root, yaml.MappingNode):
+            raise UserError(f"--config {self.path} must be a mapping of option names to values")
+        self._loader.flatten_mapping(root)
+        return {str(key.value): (key.start_mark.line + 1, node) for key, node in root.value}
+
+    def value(self, node: yaml.Node) -> Any:
+        """What YAML makes of it. Raises ``yaml.YAMLError``, ValueError or RecursionError."""
+        return self._loader.construct_object(node, deep=True)
 
 
 class OptionHelp(argparse.HelpFormatter):
@@ -228,11 +268,24 @@ class OptionHelp(argparse.HelpFormatter):
         return text if is_told else f"{text} (default: %(default)s)"
 
 
-def _key_lines(text: str) -> dict[str, int]:
-    """The line of each key of a YAML mapping, from 1."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    assert isinstance(root, yaml.MappingNode)
-    return {key.value: key.start_mark.line + 1 for key, _ in root.value}
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[YamlOptions]:
+    try:
+        yield YamlOptions(path)
+    except UserError:
+        raise
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"--config {path} cannot be read: {error}") from error
+
+
+def _says(text: str, value: float) -> bool:
+    """Whether a number is what people read in its text: not the octal, nor the number to base 60, of YAML."""
+    if text.lstrip("+-").lower().startswith(("0x", "0b", ".inf", ".nan")):
+        return True
+    try:
+        return float(text) == value
+    except ValueError:
+        return False
 
 
 def groups_of(config_class: type[DataclassInstance]) -> Iterator[type]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from specdist.config.arguments import option
@@ -27,10 +28,12 @@ class ChatFormat:
     Attributes:
         system_prompt: of conversations that do not begin with a system message of their own.
         variables: of the template, by name.
+        now: the local time that ``strftime_now`` in a template tells, the same for all prompts.
     """
 
     system_prompt: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    now: datetime = field(default_factory=datetime.now)
 
     def messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """A conversation with its system prompt."""

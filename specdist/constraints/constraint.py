@@ -52,11 +52,9 @@ class Constraint:
                 given = parse_object(value.encode())
             except ValueError as error:
                 raise ConstraintError(f"it is not a JSON object: {error}") from error
-        elif isinstance(value, Mapping):
-            # In Arrow every struct has every field. A null that a schema needs can be given in JSON.
-            given = _without_nulls(value)
         if not isinstance(given, Mapping):
             raise ConstraintError(f"it must be a JSON object with one of {', '.join(KINDS)}")
+        given = {name: inner for name, inner in given.items() if inner is not None}
         if len(given) != 1 or (kind := next(iter(given))) not in KINDS:
             named = ", ".join(map(str, given)) or "nothing"
             raise ConstraintError(f"it has {named}, but must have exactly one of {', '.join(KINDS)}")
@@ -125,12 +123,6 @@ class Constraint:
         if not isinstance(self.value, str) or not self.value:
             raise ConstraintError("it must be a text, and not empty")
         return self.value
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _error_of(grammar: str) -> str | None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from specdist.config.processing import RULES, STRUCT, WHOLE_NUMBERS
 from specdist.data.jsonl import json_chunks
+from specdist.data.messages import MessageError, chat_message
 from specdist.utils.errors import UserError
 
 REQUEST_KEYS = ("custom_id", "method", "url", "body")
@@ -304,17 +305,10 @@ def prompt_of_body(body: Mapping[str, Any], *, is_chat: bool) -> str | Chat:
 
 def _message(index: int, message: Any) -> dict[str, Any]:
     """As chat templates take it: text in one piece, and arguments of tool calls as objects."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise _Unusable(f"body.messages[{index}] is not an object with a role")
-    found = {name: value for name, value in message.items() if value is not None}
-    content = found.get("content")
-    if isinstance(content, list):
-        parts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in content]
-        if not all(isinstance(part, str) for part in parts):
-            raise _Unusable(f"body.messages[{index}].content has a part that is not text")
-        found["content"] = "\n".join(parts)
-    elif not isinstance(content, str) and not (content is None and found.get("tool_calls")):
-        raise _Unusable(f"body.messages[{index}] has no text as its content")
+    try:
+        found = chat_message(f"body.messages[{index}]", message)
+    except MessageError as error:
+        raise _Unusable(str(error)) from error
     if "tool_calls" in found:
         found["tool_calls"] = _mapped_calls(index, found["tool_calls"])
     return found

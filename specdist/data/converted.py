@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.files import FileStamp, stamp_of, unique_tag, write_json
+from specdist.data.json_columns import as_schema, empty_table
 from specdist.data.storage import spool_folder
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields, parse_object
@@ -108,24 +109,20 @@ def _convert(files: Sequence[Path], source: Source, path: Path) -> list[str]:
                 schema = known
                 pieces.append(path.with_name(f"{path.name}.{unique_tag()}.tmp"))
                 writer = pa.ipc.new_file(str(pieces[-1]), schema)
-            writer.write_table(_as(table, schema), max_chunksize=ROWS_PER_BATCH)
+            writer.write_table(as_schema(table, schema).combine_chunks(), max_chunksize=ROWS_PER_BATCH)
         if writer is not None:
             writer.close()
         whole = path.with_name(f"{path.name}.{unique_tag()}.tmp")
         pieces.append(whole)
-        with pa.ipc.new_file(str(whole), source.finished(schema.empty_table()).schema) as last:
+        with pa.ipc.new_file(str(whole), source.finished(empty_table(schema)).schema) as last:
             for batch in _batches(pieces[:-1]):
-                last.write_table(source.finished(_as(pa.Table.from_batches([batch]), schema)))
+                rows = as_schema(pa.Table.from_batches([batch]), schema)
+                last.write_table(source.finished(rows.combine_chunks()))
         whole.replace(path)
     finally:
         for piece in pieces:
             piece.unlink(missing_ok=True)
     return [digest.hexdigest() for digest in digests]
-
-
-def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """With all columns of a wider schema."""
-    return pa.concat_tables([schema.empty_table(), table], promote_options="permissive").combine_chunks()
 
 
 def _batches(pieces: Sequence[Path]) -> Iterator[pa.RecordBatch]:

@@ -13,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
+from specdist.data.json_columns import empty_table, values_of
 from specdist.data.text import check_layout
 
 # Decoded row groups that are kept: rows are read in order, by their shard and one by one.
 MAX_GROUPS = 3
+ROWS_PER_READ = 2**16
 
 
 class InputRows(ABC):
@@ -31,13 +33,17 @@ class InputRows(ABC):
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows ``start`` to ``stop - 1``. Raises ``pa.ArrowException`` or OSError for a damaged file."""
 
-    def value(self, column: str, row: int) -> Any:
-        """Raises as :meth:`read` does, and UnicodeDecodeError."""
-        return self.read(row, row + 1, [column]).column(0)[0].as_py()
+    def row(self, row: int, columns: Sequence[str]) -> dict[str, Any]:
+        """These columns of a row, without fields of structs that are null: see :func:`values_of`. Raises as
+        :meth:`read` does, UnicodeDecodeError, and :class:`JsonError`."""
+        found = self.read(row, row + 1, columns)
+        return {name: values_of(found.column(name), drops_absent=True)[0] for name in columns}
 
-    @abstractmethod
     def values(self, column: str) -> Iterator[Any]:
-        """Of all rows."""
+        """Of all rows, as :meth:`row` gives them."""
+        for first in range(0, self.num_rows, ROWS_PER_READ):
+            found = self.read(first, min(first + ROWS_PER_READ, self.num_rows), [column])
+            yield from values_of(found.column(0), drops_absent=True)
 
     @abstractmethod
     def limited(self, num_rows: int) -> InputRows:
@@ -54,9 +60,6 @@ class TableRows(InputRows):
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         table = self._table if columns is None else self._table.select(columns)
         return table.slice(start, stop - start)
-
-    def values(self, column: str) -> Iterator[Any]:
-        yield from self._table.column(column).to_pylist()
 
     def limited(self, num_rows: int) -> InputRows:
         return TableRows(self._table.slice(0, num_rows), self.ends)
@@ -80,7 +83,7 @@ class ParquetRows(InputRows):
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         names = tuple(self.schema.names if columns is None else columns)
-        pieces = [self.schema.empty_table().select(names)]
+        pieces = [empty_table(self.schema).select(names)]
         for number in range(bisect_right(self._ends, start), len(self._groups)):
             first = self._ends[number - 1] if number else 0
             if first >= stop:
@@ -88,10 +91,6 @@ class ParquetRows(InputRows):
             low = max(start - first, 0)
             pieces.append(self._decode(number, names).slice(low, stop - first - low))
         return pa.concat_tables(pieces)
-
-    def values(self, column: str) -> Iterator[Any]:
-        for first in range(0, self.num_rows, 2**16):
-            yield from self.read(first, min(first + 2**16, self.num_rows), [column]).column(0).to_pylist()
 
     def limited(self, num_rows: int) -> InputRows:
         rows = ParquetRows(self._files, self._metadata)

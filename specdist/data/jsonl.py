@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import codecs
 import json
-import reprlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from specdist.data.json_columns import Shapes, as_schema, json_array
+from specdist.data.messages import why_not_messages, why_not_text, why_not_turns
 from specdist.data.streams import open_input
 from specdist.data.text import bytes_as_text
 from specdist.utils.errors import UserError
 
-JSON_TYPES = {
-    bool: "a boolean",
-    int: "a number",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "an object",
-}
 CHUNK_BYTES = 2**24
 # OverflowError: an integer beyond 64 bits.
-CONVERSION_ERRORS = (ValueError, TypeError, OverflowError, pa.ArrowException)
+CONVERSION_ERRORS = (ValueError, TypeError, OverflowError, RecursionError, pa.ArrowException)
 
 
 @dataclass
@@ -82,39 +76,6 @@ class PromptColumn:
             )
 
 
-def why_not_text(name: str, value: Any) -> str | None:
-    """What is wrong with a value that should be text; None if it is."""
-    return None if isinstance(value, str) else f"{name} is {_described(value)}, not text"
-
-
-def why_not_turns(name: str, value: Any) -> str | None:
-    """What is wrong with a value that should be a list of texts; None if nothing is."""
-    if not isinstance(value, list):
-        return f"{name} is {_described(value)}, not a list of user messages"
-    wrong = (why_not_text(f"{name}[{index}]", text) for index, text in enumerate(value) if text is not None)
-    return next(filter(None, wrong), None)
-
-
-def why_not_messages(name: str, value: Any) -> str | None:
-    """What is wrong with a value that should be a list of messages, nulls aside; None if nothing is."""
-    if not isinstance(value, list):
-        return f"{name} is {_described(value)}, not a list of chat messages"
-    for index, message in enumerate(value):
-        if message is not None and not isinstance(message, Mapping):
-            return (
-                f"{name}[{index}] is {_described(message)}, not a message with the strings role and content"
-            )
-        for key in ("role", "content"):
-            text = None if message is None else message.get(key)
-            if text is not None and not isinstance(text, str):
-                return why_not_text(f"{name}[{index}].{key}", text)
-    return None
-
-
-def _described(value: Any) -> str:
-    return f"{JSON_TYPES[type(value)]} ({reprlib.repr(value)})"
-
-
 @dataclass(frozen=True)
 class Chunk:
     """Consecutive objects of a file, and the line number of each."""
@@ -126,14 +87,17 @@ class Chunk:
 class JsonRows:
     """The rows of files, which must have the same keys and compatible types.
 
-    Integers become floats if other rows have floats, and a missing key is null. Text without valid UTF-8 is
+    Integers become floats if other rows have floats, and a missing key is null. A column with objects that a
+    struct would change is one of JSON: see :mod:`specdist.data.json_columns`. Text without valid UTF-8 is
     kept as invalid bytes, for its row to be refused later. A prompt of the wrong type becomes null, with the
     reason in ``prompts``.
     """
 
     def __init__(self, files: Sequence[Path], prompts: PromptColumn) -> None:
         self._files, self._prompts = files, prompts
-        self.options = ["jsonl", prompts.name, prompts.is_chat, prompts.is_turns]
+        self._shapes: dict[str, Shapes] = {}
+        # Where objects were structs of all keys before, files were converted to other rows.
+        self.options = ["jsonl with own keys", prompts.name, prompts.is_chat, prompts.is_turns]
 
     def tables(self, digests: Sequence[Any] = ()) -> Iterator[tuple[pa.Table, pa.Schema]]:
         """See :class:`specdist.data.converted.Source`."""
@@ -145,10 +109,11 @@ class JsonRows:
                 for values in chunk.rows:
                     self._prompts.clean(num_rows, values)
                     num_rows += 1
+                before = deepcopy(self._shapes)
                 try:
-                    table, known = _convert(chunk.rows, known)
+                    table, known = _convert(chunk.rows, known, self._shapes)
                 except CONVERSION_ERRORS as error:
-                    raise _bad_line(path, chunk, known, error) from error
+                    raise _bad_line(path, chunk, known, before, error) from error
                 names_of_file.setdefault(path, set()).update(table.column_names)
                 yield table, known
         _check_same_names(names_of_file)
@@ -168,11 +133,8 @@ class JsonRows:
 
 def read_jsonl(files: list[Path], prompts: PromptColumn) -> pa.Table:
     """All rows: see :class:`JsonRows`. Raises :class:`UserError` with the file and the line."""
-    tables = [table for table, _ in JsonRows(files, prompts).tables()]
-    try:
-        return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
-    except pa.ArrowException as error:
-        raise UserError(f"--prompts {files[0]}: rows have incompatible types: {error}") from error
+    found = list(JsonRows(files, prompts).tables())
+    return pa.concat_tables([as_schema(table, found[-1][1]) for table, _ in found]) if found else pa.table({})
 
 
 def _check_same_names(names_of_file: dict[Path, set[str]]) -> None:
@@ -224,15 +186,36 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return row
 
 
-def _convert(rows: list[dict[str, Any]], known: pa.Schema) -> tuple[pa.Table, pa.Schema]:
-    """The rows as a table, and the known types, widened by theirs. Raises ``CONVERSION_ERRORS``."""
+def _convert(
+    rows: list[dict[str, Any]], known: pa.Schema, shapes: dict[str, Shapes]
+) -> tuple[pa.Table, pa.Schema]:
+    """The rows as a table, and the known types, widened by theirs; ``shapes`` of the columns so far are
+    added to. Raises ``CONVERSION_ERRORS``."""
     names = dict.fromkeys(name for row in rows for name in row)
-    table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
-    return table, pa.unify_schemas([known, table.schema], promote_options="permissive")
+    table = pa.table(
+        {
+            name: _column(name, [row.get(name) for row in rows], shapes.setdefault(name, Shapes()))
+            for name in names
+        }
+    )
+    return table, _unified([known, table.schema])
 
 
-def _column(name: str, values: list[Any]) -> pa.Array:
+def _unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """All columns; where one has JSON, it is one of JSON."""
+    fields = {field.name: field for schema in schemas for field in schema}
+    is_json = {field.name for schema in schemas for field in schema if field.type == pa.json_()}
+    plain = [pa.schema([field for field in schema if field.name not in is_json]) for schema in schemas]
+    types = pa.unify_schemas(plain, promote_options="permissive")
+    return pa.schema([(name, pa.json_() if name in is_json else types.field(name).type) for name in fields])
+
+
+def _column(name: str, values: list[Any], shapes: Shapes) -> pa.Array:
     try:
+        for value in values:
+            shapes.see(value)
+        if shapes.need_json:
+            return json_array(values)
         return pa.array(values)
     except UnicodeEncodeError:
         return bytes_as_text(pa.array([_encoded(value) for value in values]))
@@ -250,13 +233,15 @@ def _encoded(value: Any) -> Any:
     return value
 
 
-def _bad_line(path: Path, chunk: Chunk, known: pa.Schema, error: Exception) -> UserError:
+def _bad_line(
+    path: Path, chunk: Chunk, known: pa.Schema, shapes: dict[str, Shapes], error: Exception
+) -> UserError:
     """Names the last row of the chunk's shortest prefix that does not convert, found by bisection."""
     num_good, num_bad = 0, len(chunk.rows)
     while num_bad - num_good > 1:
         middle = (num_good + num_bad) // 2
         try:
-            _convert(chunk.rows[:middle], known)
+            _convert(chunk.rows[:middle], known, deepcopy(shapes))
             num_good = middle
         except CONVERSION_ERRORS as earlier_error:
             num_bad, error = middle, earlier_error

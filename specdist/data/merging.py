@@ -19,6 +19,7 @@ import pyarrow.parquet
 
 from specdist.data.figures import figures_among
 from specdist.data.files import write_atomically
+from specdist.data.json_columns import rows_of, values_of
 from specdist.data.manifest import ShardPlan
 from specdist.data.publishing import ROWS_PER_BATCH
 from specdist.data.reading import open_shard, verified_shard
@@ -189,7 +190,7 @@ def _write_jsonl(file: BinaryIO, pieces: Iterator[pa.Table]) -> None:
     """An object per line. Values without a JSON type become text (times as ISO 8601, bytes as base64), and
     numbers that are not finite become null."""
     for batch in _batches(pieces):
-        file.writelines(f"{_json(row)}\n".encode() for row in batch.to_pylist())
+        file.writelines(f"{_json(row)}\n".encode() for row in rows_of(batch))
 
 
 def _write_csv(file: BinaryIO, columns: pa.Schema, pieces: Iterator[pa.Table]) -> None:
@@ -235,7 +236,11 @@ def _finite(value: Any) -> Any:
 def _csv_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         return _csv_type(kind.value_type)
-    return pa.string() if pa.types.is_nested(kind) or _is_binary(kind) else kind
+    return pa.string() if _is_structured(kind) or _is_binary(kind) else kind
+
+
+def _is_structured(kind: pa.DataType) -> bool:
+    return pa.types.is_nested(kind) or isinstance(kind, pa.JsonType)
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -247,8 +252,8 @@ def _is_binary(kind: pa.DataType) -> bool:
 def _csv_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if pa.types.is_nested(column.type):
-        return pa.array([None if value is None else _json(value) for value in column.to_pylist()], kind)
+    if _is_structured(column.type):
+        return pa.array([None if value is None else _json(value) for value in values_of(column)], kind)
     if _is_binary(column.type):
         return pa.array([None if value is None else _as_text(value) for value in column.to_pylist()], kind)
     return column

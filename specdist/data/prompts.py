@@ -19,9 +19,11 @@ from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.fetching import fetched
 from specdist.data.files import FileStamp, WatchedFiles
 from specdist.data.input_rows import InputRows
-from specdist.data.inputs import describe_columns, find_files, read_inputs
+from specdist.data.inputs import KINDS, describe_columns, find_files, read_inputs
+from specdist.data.json_columns import JsonError, holds, holds_json
 from specdist.data.jsonl import PromptColumn
-from specdist.data.text import BYTES_OF_TEXT, text_as_bytes
+from specdist.data.messages import MessageError, chat_messages, why_not_text, why_not_turns
+from specdist.data.text import is_list, is_text, text_as_bytes
 from specdist.utils.errors import UserError
 
 
@@ -62,6 +64,17 @@ class Prompts:
     def fingerprint(self) -> str:
         """SHA-256 of the files' SHA-256s in order; names do not matter."""
         return self.watched.fingerprint()
+
+    @property
+    def columns_with_own_keys(self) -> list[str]:
+        """Columns whose objects have keys of their own, and had those of all rows in earlier versions."""
+        is_text = self.files[0].name.endswith(KINDS["JSONL"])
+        return [
+            field.name
+            for field in self.schema
+            if (is_text and isinstance(field.type, pa.JsonType))
+            or (field.name == self.column and self.is_chat and _has_inner_structs(field.type))
+        ]
 
     def table(self, start: int, stop: int) -> pa.Table:
         """All input columns of rows ``start`` to ``stop - 1``, as a copy in memory.
@@ -129,7 +142,7 @@ class Prompts:
         return groups
 
     def prompt(self, row: int) -> str | list[dict[str, Any]] | Chat:
-        """A row's text, or its chat messages without their null fields; of several turns the first.
+        """A row's text, or its chat messages; of several turns the first.
 
         Raises :class:`RowError` for an unusable row, and :class:`UserError` if its file changed.
         """
@@ -138,29 +151,48 @@ class Prompts:
         value = self.value(self.column, row)
         if value is None:
             raise RowError(f"{self.column} is null")
-        if not value:
-            raise RowError(f"{self.column} is empty")
         if self.has_turns:
             return [{"role": "user", "content": self.turns(row)[0]}]
         if self.is_batch:
             return prompt_of_body(json.loads(value), is_chat=self.is_chat)
-        return value if isinstance(value, str) else [self._message(*item) for item in enumerate(value)]
+        if not self.is_chat and (reason := why_not_text(self.column, value)) is not None:
+            raise RowError(reason)
+        if not value:
+            raise RowError(f"{self.column} is empty")
+        return value if isinstance(value, str) else self._messages(value)
+
+    def _messages(self, value: Any) -> list[dict[str, Any]]:
+        try:
+            messages = chat_messages(self.column, value)
+        except MessageError as error:
+            raise RowError(str(error)) from error
+        if not holds_json(self.schema.field(self.column).type):
+            for message in messages:
+                # A null of a struct is read as absent, but is what content is beside calls of tools.
+                message.setdefault("content", None)
+        return messages
 
     def turns(self, row: int) -> list[str]:
         """A row's user messages. Raises as :meth:`prompt` does."""
-        turns: list[str | None] = self.value(self.column, row) or []
+        turns = self.value(self.column, row)
+        if not turns:
+            raise RowError(f"{self.column} is {'null' if turns is None else 'empty'}")
+        if (reason := why_not_turns(self.column, turns)) is not None:
+            raise RowError(reason)
         for index, text in enumerate(turns):
             if not text:
                 raise RowError(f"{self.column}[{index}] is {'null' if text is None else 'empty'}")
-        return [text for text in turns if text]
+        return list(turns)
 
     def value(self, column: str, row: int) -> Any:
         """A row's value in another column. Raises as :meth:`prompt` does."""
         self._check_files(row, row + 1)
         try:
-            return self.rows.value(column, row)
+            return self.rows.row(row, [column])[column]
         except UnicodeDecodeError as error:
             raise RowError(f"{column} is not valid UTF-8: {error.reason}") from error
+        except JsonError as error:
+            raise RowError(f"{column} is not valid JSON: {error}") from error
 
     def _check_files(self, start: int, stop: int) -> None:
         """Memory-mapped rows would change with their file, and a truncated file would crash the process."""
@@ -168,15 +200,6 @@ class Prompts:
         if ends is not None:
             for index in range(bisect_right(ends, start), bisect_left(ends, stop) + 1):
                 self.watched.check(index)
-
-    def _message(self, index: int, message: dict[str, Any] | None) -> dict[str, Any]:
-        if message is None:
-            raise RowError(f"{self.column}[{index}] is null")
-        for name in ("role", "content"):
-            if message[name] is None:
-                raise RowError(f"{self.column}[{index}] has no {name}")
-        # In Arrow every message has every field; a chat template would take a null one as set.
-        return {name: value for name, value in message.items() if value is not None}
 
 
 def _num_bytes(prompts: pa.ChunkedArray) -> list[int]:
@@ -233,7 +256,7 @@ def open_prompts(
         _check_turns_type(field) if has_turns else _check_messages_type(field)
     else:
         field = _field(path, rows.schema, "--prompt_column", column.name)
-        if field.type not in BYTES_OF_TEXT:
+        if not _is_text(field.type):
             raise UserError(
                 f"--prompt_column {field.name} has type {field.type}, but a prompt must be text (string); "
                 "for chat messages use --messages_column"
@@ -271,21 +294,35 @@ def _field(path: str, schema: pa.Schema, option: str, name: str) -> pa.Field:
     return schema.field(name)
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether its values are text; whether those of JSON are, each row tells."""
+    return is_text(kind) or isinstance(kind, pa.JsonType)
+
+
+def _has_inner_structs(messages: pa.DataType) -> bool:
+    message = messages.value_type if is_list(messages) else messages
+    return pa.types.is_struct(message) and any(holds(field.type, pa.types.is_struct) for field in message)
+
+
 def _check_turns_type(field: pa.Field) -> None:
-    is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
-    if not is_list or field.type.value_type not in BYTES_OF_TEXT:
+    kind = field.type
+    if not isinstance(kind, pa.JsonType) and not (is_list(kind) and _is_text(kind.value_type)):
         raise UserError(
-            f"--turns_column {field.name} has type {field.type}, but it must be a list of texts, the "
+            f"--turns_column {field.name} has type {kind}, but it must be a list of texts, the "
             "messages of the user; for conversations with roles use --messages_column"
         )
 
 
 def _check_messages_type(field: pa.Field) -> None:
-    if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
-        message = field.type.value_type
-        types = {item.name: item.type for item in message} if pa.types.is_struct(message) else {}
-        if all(types.get(name) in BYTES_OF_TEXT for name in ("role", "content")):
-            return
+    kind = field.type
+    message = kind.value_type if is_list(kind) else kind
+    types = {item.name: item.type for item in message} if pa.types.is_struct(message) else {}
+    if isinstance(message, pa.JsonType) or (
+        is_list(kind)
+        and _is_text(types.get("role", pa.null()))
+        and any(test(types.get("content", pa.bool_())) for test in (_is_text, is_list, pa.types.is_null))
+    ):
+        return
     raise UserError(
         f"--messages_column {field.name} has type {field.type}, but chat messages must be a list of structs "
         "with the strings role and content; for plain text use --prompt_column"

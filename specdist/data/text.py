@@ -6,7 +6,7 @@ must not hold any.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -16,33 +16,61 @@ BYTES_OF_TEXT = {
     pa.string_view(): pa.binary_view(),
 }
 TEXT_OF_BYTES = {value: key for key, value in BYTES_OF_TEXT.items()}
+# Lists by their own buffers (validity, offsets, sizes), and how their types are made.
+LISTS: tuple[tuple[Callable[[pa.DataType], bool], int, Callable[..., pa.DataType]], ...] = (
+    (pa.types.is_list, 2, pa.list_),
+    (pa.types.is_large_list, 2, pa.large_list),
+    (pa.types.is_fixed_size_list, 1, pa.list_),
+    (pa.types.is_list_view, 3, pa.list_view),
+    (pa.types.is_large_list_view, 3, pa.large_list_view),
+)
 
 
-def _with_leaves(type_: pa.DataType, leaves: dict[pa.DataType, pa.DataType]) -> pa.DataType:
-    """``type_`` with its leaf types replaced by others of the same memory layout."""
-    if pa.types.is_struct(type_):
-        return pa.struct([field.with_type(_with_leaves(field.type, leaves)) for field in type_])
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
-        make = pa.list_ if pa.types.is_list(type_) else pa.large_list
-        return make(type_.value_field.with_type(_with_leaves(type_.value_type, leaves)))
-    if pa.types.is_dictionary(type_):
-        return pa.dictionary(type_.index_type, _with_leaves(type_.value_type, leaves), type_.ordered)
-    return leaves.get(type_, type_)
+def is_list(kind: pa.DataType) -> bool:
+    """Whether its values are lists, in any layout."""
+    return any(test(kind) for test, _, _ in LISTS)
 
 
-def _viewed(array: pa.Array, leaves: dict[pa.DataType, pa.DataType]) -> pa.Array:
-    type_ = _with_leaves(array.type, leaves)
-    return array if type_ == array.type else array.view(type_)
+def is_text(kind: pa.DataType) -> bool:
+    """Whether its values are text, in any layout, also by a dictionary."""
+    return (kind.value_type if pa.types.is_dictionary(kind) else kind) in BYTES_OF_TEXT
+
+
+def _with_leaves(array: pa.Array, leaf: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """The array with ``leaf`` of each array in it that has no others; JSON whose text becomes bytes is bytes.
+
+    Not by ``view`` of the whole array: pyarrow gives a child of nulls alone the length of the rows.
+    """
+    kind = array.type
+    if isinstance(kind, pa.JsonType):
+        storage = _with_leaves(array.storage, leaf)
+        return pa.ExtensionArray.from_storage(kind, storage) if storage.type == kind.storage_type else storage
+    if pa.types.is_struct(kind) and kind.num_fields:
+        children = [_with_leaves(array.field(number), leaf) for number in range(kind.num_fields)]
+        fields = [field.with_type(child.type) for field, child in zip(kind, children, strict=True)]
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+    if pa.types.is_dictionary(kind):
+        values = _with_leaves(array.dictionary, leaf)
+        return pa.DictionaryArray.from_arrays(array.indices, values, ordered=kind.ordered)
+    for test, num_buffers, make in LISTS:
+        if test(kind):
+            items = _with_leaves(array.values, leaf)
+            size = (kind.list_size,) if pa.types.is_fixed_size_list(kind) else ()
+            changed = make(kind.value_field.with_type(items.type), *size)
+            buffers = array.buffers()[:num_buffers]
+            return pa.Array.from_buffers(changed, len(array), buffers, offset=array.offset, children=[items])
+    return leaf(array)
 
 
 def bytes_as_text(array: pa.Array) -> pa.Array:
     """The array with its bytes viewed as text, without a check of the UTF-8."""
-    return _viewed(array, TEXT_OF_BYTES)
+    return _with_leaves(array, lambda leaf: leaf.view(TEXT_OF_BYTES.get(leaf.type, leaf.type)))
 
 
 def text_as_bytes(array: pa.Array) -> pa.Array:
-    """The array with its text viewed as bytes, which may be invalid UTF-8."""
-    return _viewed(array, BYTES_OF_TEXT)
+    """The array with its text, and that of JSON, viewed as bytes, which may be invalid UTF-8."""
+    return _with_leaves(array, lambda leaf: leaf.view(BYTES_OF_TEXT.get(leaf.type, leaf.type)))
 
 
 def check_layout(column: pa.ChunkedArray) -> None:
@@ -51,7 +79,8 @@ def check_layout(column: pa.ChunkedArray) -> None:
     Arrow trusts the offsets in a file: a damaged one reads outside of its buffer.
     """
     for chunk in column.chunks:
-        _viewed(chunk, BYTES_OF_TEXT).validate(full=True)
+        chunk.validate()
+        text_as_bytes(chunk).validate(full=True)
 
 
 def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -59,25 +88,16 @@ def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        values = [
-            _decoded(value, column.type)
-            for chunk in column.chunks
-            for value in _viewed(chunk, BYTES_OF_TEXT).to_pylist()
-        ]
-        return pa.chunked_array([pa.array(values, column.type)])
+        return pa.chunked_array([_with_leaves(chunk, _decoded) for chunk in column.chunks], column.type)
     return column
 
 
-def _decoded(value: Any, type_: pa.DataType) -> Any:
-    if value is None:
-        return None
-    if pa.types.is_struct(type_):
-        return {field.name: _decoded(value[field.name], field.type) for field in type_}
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
-        return [_decoded(item, type_.value_type) for item in value]
-    if pa.types.is_dictionary(type_):
-        return _decoded(value, type_.value_type)
-    return value.decode("utf-8", "replace") if type_ in BYTES_OF_TEXT else value
+def _decoded(array: pa.Array) -> pa.Array:
+    if array.type not in BYTES_OF_TEXT:
+        return array
+    found = (None if value is None else value.decode("utf-8", "replace")
+             for value in text_as_bytes(array).to_pylist())  # fmt: skip
+    return pa.array(found, array.type)
 
 
 def without_lone_surrogates(text: str) -> str:

@@ -35,10 +35,11 @@ from specdist.distillation.students import Student
 from specdist.distillation.training import CHECKPOINT_NAME, History, Task, train
 from specdist.job.activity import Activity
 from specdist.job.entry import on_rank0, rank0_first, run_rank
-from specdist.job.generate import generate_on_ranks, prompt_encoder
+from specdist.job.generate import generate_on_ranks
 from specdist.job.model_plan import ModelPlan, plan_models, with_model_defaults
 from specdist.job.preflight import open_run_prompts
 from specdist.job.report import frozen_costs, total_stats
+from specdist.job.row_requests import prompt_encoder
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.topology import Topology, broadcast_from_rank0
 from specdist.models.checkpoint import Checkpoint, open_checkpoint
@@ -228,7 +229,7 @@ def _start_name(config: DistillConfig, start: Checkpoint) -> str | None:
 def _read(config: DistillConfig, run_config: GenerateConfig, models: ModelPlan) -> Examples:
     folder = _run_folder(run_config)
     _check_run(folder, models)
-    prompts, encoder = open_run_prompts(run_config), prompt_encoder(run_config, models)
+    prompts, encoder = open_run_prompts(run_config), prompt_encoder(run_config, models, folder)
     found = read_examples(
         folder,
         prompts,

@@ -14,6 +14,7 @@ from specdist.api.runs import load_run
 from specdist.data import Manifest
 from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.inputs import describe_columns
+from specdist.data.json_columns import rows_of
 from specdist.data.merging import SUFFIXES
 from specdist.data.rows import EXACT_METADATA
 from specdist.utils.errors import UserError
@@ -50,7 +51,7 @@ class Completions:
     def rows(self, *names: str) -> list[dict[str, Any]]:
         """The rows as dictionaries of these columns, or of all."""
         table = self.table.select(list(names)) if names else self.table
-        return list(table.to_pylist())
+        return list(rows_of(table))
 
 
 def read_completions(path: Path) -> Completions:

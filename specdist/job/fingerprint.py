@@ -30,6 +30,8 @@ def run_fingerprint(
         "messages_column": config.messages_column,
         **config.chat_fingerprint,
         **({} if config.turns_column is None else {"turns_column": config.turns_column}),
+        # Runs of earlier versions gave every object the keys of all rows.
+        **({"own_keys": own_keys} if (own_keys := prompts.columns_with_own_keys) else {}),
         "num_rows": prompts.num_rows,
         "rows_per_shard": config.rows_per_shard,
         "target": target.fingerprint(),

@@ -24,7 +24,7 @@ from specdist.job.card import write_card
 from specdist.job.closing import closing_lines, record_check
 from specdist.job.draft_part import DraftPart
 from specdist.job.eagle import settled
-from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
+from specdist.job.entry import USAGE_ERROR, log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.hub import push_to_hub
 from specdist.job.lengths import ExpectedLengths
 from specdist.job.model_plan import ModelPlan, plan_models, with_model_defaults
@@ -42,11 +42,11 @@ from specdist.job.report import (
     total_stats,
     totals_document,
 )
-from specdist.job.row_requests import RowRequests
+from specdist.job.row_requests import RowRequests, prompt_encoder
 from specdist.job.signals import EXIT_STOPPED, StopRequest
+from specdist.job.status import error_kinds
 from specdist.job.supervisor import supervise
 from specdist.job.target_group import TargetGroup, plan_in_turn
-from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0, gathered
 from specdist.job.workload import Workload
 from specdist.models.generation import OPTIONS, unused_settings
@@ -129,9 +129,9 @@ def generate_on_ranks(
         run = replace(run, shards=run.shards.first(share))
     try:
         code = _generate_planned(config, topology, models, run, stop, activity)
-        if run is not None and share is None:
-            _conclude(config, run, topology)
-        return code
+        if run is not None and share is None and _conclude(config, run, topology):
+            code = USAGE_ERROR
+        return broadcast_from_rank0(topology, code)
     finally:
         if run is not None:
             run.membership.leave()
@@ -189,7 +189,7 @@ def promised_work(config: GenerateConfig, models: ModelPlan, run: RunPlan, *, ha
     num_completions = run.shards.num_completions
     if has_costs or not config.needs_costs:
         return Workload(num_rows=num_completions)
-    lengths = prompt_encoder(config, models).sampled_lengths(run.prompts)
+    lengths = prompt_encoder(config, models, run.folder).sampled_lengths(run.prompts)
     return Workload.of(
         ((length, config.max_new_tokens) for length in lengths),
         num_prompts=run.prompts.num_rows,
@@ -209,17 +209,6 @@ def _note_adaptation(
             note_segments(run.folder, found[topology.draft_rank])
 
 
-def prompt_encoder(config: GenerateConfig, models: ModelPlan) -> PromptEncoder:
-    """For the prompts of a run with these options."""
-    return PromptEncoder(
-        load_tokenizer(models.target),
-        max_prompt_tokens=models.max_seq_len - 1,
-        split_special_tokens=config.split_special_tokens,
-        chat_format=config.chat_format,
-        vocab_size=models.vocab_size,
-    )
-
-
 def generate_rows(
     config: GenerateConfig,
     models: ModelPlan,
@@ -230,7 +219,7 @@ def generate_rows(
 ) -> bool:
     """Generate and record every row that is not finished, on rank 0, while the other ranks follow its
     assignments. Returns whether the run is complete; otherwise it was stopped."""
-    encoder = prompt_encoder(config, models)
+    encoder = prompt_encoder(config, models, run.folder)
     stop_rules = StopRules(encoder.detokenizer, models.target.stop_token_ids(), tuple(config.stop or ()))
     is_exact = record_check(config, run, replica.loading_check)
     if topology.draft_placement is not None:
@@ -305,8 +294,9 @@ def generate_rows(
     return recorder.is_run_complete
 
 
-def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
-    """Report the totals of the finished shards; write the card of a complete run."""
+def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> bool:
+    """Report the totals of the finished shards; write the card of a complete run. Returns whether all its
+    rows are errors for one reason."""
     folder = run.folder
     figures = run_figures(folder, total_stats(folder))
     total = figures.total
@@ -323,3 +313,9 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
             push_to_hub(folder, run.membership, config.push_to_hub)
     document = totals_document(folder, figures, num_devices=topology.num_devices, is_complete=is_complete)
     print(json.dumps(document))  # noqa: T201 (the job's result)
+    if not is_complete or total.num_completions or config.turns_column is not None:
+        return False
+    kinds = error_kinds(folder, range(run.shards.num_shards))
+    reason, count = kinds.most_common(1)[0]
+    logger.error("no row has a completion: of %d errors %d are: %s", kinds.total(), count, reason)
+    return len(kinds) == 1

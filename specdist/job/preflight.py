@@ -29,6 +29,8 @@ from specdist.job.report import check_results, frozen_costs
 from specdist.job.reproducibility import reproducibility_info
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
 from specdist.job.row_options import RowOptionReader
+from specdist.job.row_requests import check_any_usable, prompt_encoder
+from specdist.job.template_clock import clock_info, keep_clock
 from specdist.job.tokens import check_chat_template
 from specdist.job.topology import Topology
 from specdist.models.sizes import model_size
@@ -75,6 +77,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     row_options.check()
     models.constraints.check_column(prompts)
     check_column_names(config, prompts)
+    check_any_usable(prompts, prompt_encoder(config, models), models.constraints)
     shards = row_options.shards(config.rows_per_shard)
     manifest = run_manifest(config, models, prompts, topology, shards)
     _check_overwrite(config)
@@ -91,6 +94,8 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     try:
         check_claims(folder, claims)
         check_results(folder)
+        if prompts.is_chat:
+            keep_clock(folder, membership)
     except UserError:
         membership.leave()
         raise
@@ -174,6 +179,7 @@ def run_manifest(
         **_info(config, models, topology),
         **layout_info(shards.num_shards),
         **store_info(config),
+        **clock_info(),
         PROMPT_FILES: [dataclasses.asdict(stamp) for stamp in prompts.watched.stamps],
     }
     fingerprint = run_fingerprint(

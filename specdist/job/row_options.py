@@ -58,7 +58,10 @@ class RowOptionReader:
     def _check_stops(self, row: int, stops: list[str]) -> None:
         """Raises :class:`UserError` for stop strings of a row that has a constraint."""
         rule = self._rule
-        if self._rule_column is not None and self._prompts.rows.value(self._rule_column, row) is not None:
+        if (
+            self._rule_column is not None
+            and self._prompts.rows.row(row, [self._rule_column])[self._rule_column] is not None
+        ):
             rule = f"--constraint_column {self._rule_column}"
         if rule is not None:
             raise UserError(
@@ -71,8 +74,7 @@ class RowOptionReader:
         """Of a row, as the arguments of a :class:`specdist.engine.request.Request`."""
         if not self._columns:
             return {}
-        values = self._prompts.rows.read(row, row + 1, self._columns).to_pylist()[0]
-        own = self._checked(row, values)
+        own = self._checked(row, self._prompts.rows.row(row, self._columns))
         found: dict[str, Any] = {name: own[name] for name in ("max_new_tokens", "seed") if name in own}
         if "stop" in own:
             found["stop"] = tuple(own["stop"])
@@ -84,6 +86,10 @@ class RowOptionReader:
     def _checked(self, row: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values that are not null; those of the struct come first, columns of their own win."""
         struct = values.get(STRUCT) or {}
+        if not isinstance(struct, Mapping):
+            raise UserError(
+                f"--row_options {STRUCT}: row {row} has {struct!r}, which must be an object of options"
+            )
         given = {
             **struct,
             **{name: value for name, value in values.items() if name != STRUCT and value is not None},

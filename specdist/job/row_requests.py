@@ -2,18 +2,70 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specdist.data import Prompts, RowError, RowResult
+from specdist.config.generate import GenerateConfig
+from specdist.data import Prompts, RowError, RowResult, RunFolder
 from specdist.engine.faults import too_large
 from specdist.engine.request import Completion, Request
 from specdist.job.constraints import RunConstraints
+from specdist.job.model_plan import ModelPlan
 from specdist.job.output_columns import ThinkingColumns
 from specdist.job.row_options import RowOptionReader
 from specdist.job.row_results import error_result, result_of, with_turns
-from specdist.job.tokens import PromptEncoder
+from specdist.job.status import error_kind
+from specdist.job.template_clock import run_clock
+from specdist.job.tokens import PromptEncoder, load_tokenizer
+from specdist.utils.errors import UserError
+
+# Reasons that are shown where no row can be used.
+MAX_KINDS = 3
+
+
+def prompt_encoder(
+    config: GenerateConfig, models: ModelPlan, folder: RunFolder | None = None
+) -> PromptEncoder:
+    """For the prompts of a run with these options; of that in a ``folder`` at the time of its start."""
+    chat_format = config.chat_format
+    if folder is not None:
+        chat_format = replace(chat_format, now=run_clock(folder))
+    return PromptEncoder(
+        load_tokenizer(models.target),
+        max_prompt_tokens=models.max_seq_len - 1,
+        split_special_tokens=config.split_special_tokens,
+        chat_format=chat_format,
+        vocab_size=models.vocab_size,
+    )
+
+
+def check_any_usable(prompts: Prompts, encoder: PromptEncoder, constraints: RunConstraints) -> None:
+    """Raises :class:`UserError` if no row can be used, for one reason or for what the options make of its
+    prompt: say, since the chat template refuses the system prompt. The rows up to the first that can be used
+    are read."""
+    rows = RowRequests(prompts, encoder, constraints=constraints)
+    firsts: dict[str, tuple[int, str]] = {}
+    kinds = Counter[str]()
+    has_prompts = False
+    for row in range(prompts.num_rows):
+        [found] = rows.begin(row, [0], 0)
+        if isinstance(found, Request):
+            return
+        reason = str(found.error)
+        kinds[error_kind(reason)] += 1
+        firsts.setdefault(error_kind(reason), (row, reason))
+        has_prompts = has_prompts or rows.has_prompt(row)
+    if len(kinds) > 1 and not has_prompts:
+        return
+    shown = "; ".join(
+        f"{count} of {prompts.num_rows}, such as row {firsts[kind][0]}: {firsts[kind][1]}"
+        for kind, count in kinds.most_common(MAX_KINDS)
+    )
+    raise UserError(
+        f"no row of --prompts {prompts.files[0]} can be used ({shown}): change the options or the rows"
+    )
 
 
 class RowRequests:
@@ -50,6 +102,13 @@ class RowRequests:
 
     def num_completions(self, rows: Iterable[int]) -> int:
         return sum(map(self.num_samples, rows))
+
+    def has_prompt(self, row: int) -> bool:
+        """Whether a row has one, whatever becomes of it."""
+        try:
+            return bool(self._prompts.prompt(row))
+        except RowError:
+            return False
 
     def begin(self, row_id: int, samples: Sequence[int], shard: int) -> Iterator[Request | RowResult]:
         """A request for each of a row's samples, or the row with its error. ``shard``: see

@@ -202,9 +202,7 @@ class StatusReader:
             new |= subtotalled(self._folder, group) & recorded - self._done
         new |= {*self._folder.complete_among(sorted(recorded - self._done - new))}
         found = total_of(self._folder, new)
-        for shard in found.error_shards:
-            table = read_columns(self._folder.data_path(shard), ["error"])
-            self._errors.update(error_kind(error) for error in table["error"].drop_null().to_pylist())
+        self._errors.update(error_kinds(self._folder, found.error_shards))
         self._total.add(found)
         self._done |= new
 
@@ -243,6 +241,15 @@ class StatusReader:
         except OSError:
             return True
         return age_s > (beat.silent_after_s if beat is not None else SILENT_AFTER_S)
+
+
+def error_kinds(folder: RunFolder, shards: Iterable[int]) -> Counter[str]:
+    """How many rows of finished shards have errors of each kind."""
+    kinds = Counter[str]()
+    for shard in shards:
+        table = read_columns(folder.data_path(shard), ["error"])
+        kinds.update(error_kind(error) for error in table["error"].drop_null().to_pylist())
+    return kinds
 
 
 def error_kind(reason: str) -> str:

@@ -18,6 +18,7 @@ from specdist.data import Prompts, RowError
 from specdist.data.batches import Chat
 from specdist.engine.detokenizer import Detokenizer
 from specdist.job.special_tokens import SpecialTokenSplitter
+from specdist.job.template_clock import with_clock
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
 from specdist.utils.errors import UserError
@@ -108,9 +109,14 @@ class PromptEncoder:
             return RenderedPrompt(prompt, is_chat=False)
         messages = prompt if splitter is None else splitter.hidden(prompt)
         try:
+            template = self._tokenizer.get_chat_template(tools=variables.get("tools"))
             text = str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **variables
+                    messages,
+                    chat_template=with_clock(template, self._chat_format.now),
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **variables,
                 )
             )
         except Exception as error:  # a template can raise anything, and speaks of this row alone

@@ -19,9 +19,9 @@ from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.heads.head import TokenHead
-from specdist.job.generate import prompt_encoder
 from specdist.job.model_plan import ModelPlan, plan_models
 from specdist.job.replica import Replica
+from specdist.job.row_requests import prompt_encoder
 from specdist.job.tokens import PromptEncoder
 from specdist.job.topology import topology_from_environment
 from specdist.job.workload import Workload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,57 @@ def test_a_list_on_the_command_line_replaces_that_of_the_file(tmp_path: Path) ->
     assert from_file(tmp_path, NEEDED | {"stop": strings}, "--stop", "x", "y").stop == ["x", "y"]
     assert parsed("--stop", "x", "--stop", "y").stop == ["x", "y"]
     assert parsed().stop == []
+
+
+WRITTEN = ["yes", "no", "on", "Off", "true", "012", "12:30", "1_0", "3.0", "0x10", "1e3", ".inf",
+           "2026-01-02", "2026-01-02 10:00:00", "=", "<<", "é", "- x"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["choices", "stop", "bad_words"])
+def test_text_is_what_the_file_says_and_not_what_yaml_makes_of_it(tmp_path: Path, name: str) -> None:
+    """YAML 1.1 has numbers to the base 8 and 60, dates, and five ways to write false."""
+    assert (
+        getattr(from_file(tmp_path, f"{name}: [{', '.join(WRITTEN[:-1])}]", *COMMAND_LINE), name)
+        == WRITTEN[:-1]
+    )
+    lines = "".join(f"\n- {text!r}" for text in WRITTEN)
+    assert getattr(from_file(tmp_path, f"{name}:{lines}\n- |-\n  null", *COMMAND_LINE), name) == [
+        *WRITTEN,
+        "null",
+    ]
+
+
+def test_single_texts_are_what_the_file_says(tmp_path: Path) -> None:
+    for text in WRITTEN[:-1]:
+        found = from_file(
+            tmp_path, f"messages_column: m\nsystem_prompt: {text}\nregex: {text}", *COMMAND_LINE
+        )
+        assert (found.system_prompt, found.regex) == (text, text)
+    assert from_file(tmp_path, "overlap: none\nstop: no", *COMMAND_LINE).stop == ["no"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("stop: [a, null]", "line 1: stop has null, which is nothing in YAML: write it in quotes"),
+        ("seed: 1\nchoices:\n- a\n-\n", "line 4: choices has an item without a value, which is nothing in"),
+        ("bad_words: [~]", "line 1: bad_words has ~, which is nothing in YAML: write it in quotes"),
+        (
+            "\nmax_new_tokens: 012",
+            "line 2: max_new_tokens is 012, which is 10 in YAML: write it as a decimal",
+        ),
+        ("seed: 12:30", "line 1: seed is 12:30, which is 750 in YAML: write it as a decimal number"),
+        (
+            "temperature: 1:30.5",
+            "line 1: temperature is 1:30.5, which is 90.5 in YAML: write it as a decimal",
+        ),
+    ],
+)
+def test_what_yaml_reads_as_something_else_is_refused_with_the_line(
+    tmp_path: Path, values: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        from_file(tmp_path, values)
 
 
 @pytest.mark.parametrize(

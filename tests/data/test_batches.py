@@ -75,7 +75,7 @@ def test_messages_as_chat_templates_take_them(tmp_path: Path) -> None:
     first, second = prompts.prompt(0), prompts.prompt(1)
     assert isinstance(first, Chat) and isinstance(second, Chat)
     assert first.messages[0]["content"] == "one\ntwo"
-    assert "content" not in first.messages[1]
+    assert first.messages[1]["content"] is None
     assert first.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert first.variables == {"tools": TOOLS} and second.variables == {"style": 1}
 
@@ -101,7 +101,7 @@ def test_messages_as_chat_templates_take_them(tmp_path: Path) -> None:
         (chat(logprobs=5), "body.logprobs"),
         (chat(tool_choice="required", tools=TOOLS), "body.tool_choice 'required' cannot be forced"),
         (chat(messages=[]), "body.messages must be a list"),
-        (chat(messages=[{"role": "user"}]), "body.messages[0] has no text"),
+        (chat(messages=[{"role": "user"}]), "body.messages[0] has no content"),
         (chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "a part that is not text"),
         (chat(messages=[{**USER, "content": "\ud800"}]), "body is not valid UTF-8"),
         ({"prompt": "x"}, "body.messages must be a list"),

@@ -23,12 +23,19 @@ WRONG_CHATS: list[tuple[Any, str]] = [
     ({"role": "user"}, "chat is an object ({'role': 'user'}), not a list of chat messages"),
     ([5], "chat[0] is a number (5), not a message with the strings role and content"),
     ([*GOOD, "x"], "chat[1] is text ('x'), not a message"),
-    ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "chat[0].content is a list ("),
+    ([{"role": "user", "content": {"text": "x"}}], "chat[0].content is an object ("),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+     "chat[0].content[0] is a part that is not text (type image_url)"),
+    ([{"role": "user", "content": [{"type": "text"}]}],
+     "chat[0].content[0] is a part that is not text (without text)"),
+    ([{"role": "user", "content": [5]}], "chat[0].content[0] is a part that is not text (a number (5))"),
     ([{"role": 1, "content": "x"}], "chat[0].role is a number (1), not text"),
     (None, "chat is null"),
     ([None], "chat[0] is null"),
     ([{"role": "user"}], "chat[0] has no content"),
-]
+    ([{"role": "assistant", "content": None, "tool_calls": []}], "chat[0] has no content"),
+    ([{"content": "x"}], "chat[0] has no role"),
+]  # fmt: skip
 
 
 def opened(path: Path, values: list[Any], *, column: str = "prompt", is_chat: bool = False) -> Prompts:

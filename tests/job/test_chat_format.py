@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import shutil
+import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,8 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specdist.config.chat import RESERVED, ChatFormat
+from specdist.data import RowError
+from specdist.data.batches import Chat
 from specdist.job.tokens import PromptEncoder
 from tests.job.launching import read_output, refused, run_here
 from tests.job.pair import Pair, write_arrow
@@ -37,6 +43,81 @@ def test_the_template_gets_the_system_prompt_and_the_variables(pair: Pair) -> No
         assert encoder.rendered("plain").text == "plain"
         # A special token of a system prompt is as special as one of a message.
         assert (tokenizer.eos_token_id in encoder.prompt_ids([USER])) is not split
+
+
+MOMENT = datetime(2026, 2, 3, 4, 5, 6)
+FORMATS = [
+    "%d %b %Y",
+    "%-d %B %y, %H:%M:%S",
+    "%A%%d %j%%",
+    "no date",
+    "%Y-%m-%dT%X",
+    "100%",
+    "%e|%_d|%I %p",
+    "%%",
+]
+
+
+@pytest.mark.parametrize("beginning", ["", " ", "\n", "\n\n  ", "{% if true %}\n {% endif %}x\n"])
+def test_a_template_that_asks_for_the_date_is_told_that_of_the_format(pair: Pair, beginning: str) -> None:
+    """In every form, as ``strftime`` has it, and without a change to the rest of the text."""
+    tokenizer = AutoTokenizer.from_pretrained(pair.target)
+    asked = "".join(f"[{{{{ strftime_now({text!r}) }}}}]" for text in FORMATS)
+    inner = "{% macro of(m) %}{{ m.content }} {{ strftime_now(format='%Y')|int + 1 }}{% endmacro %}"
+    rest = inner + "{{ of(messages[0]) }}"
+    tokenizer.chat_template = beginning + asked + rest
+    encoder = PromptEncoder(tokenizer, max_prompt_tokens=100, chat_format=ChatFormat(now=MOMENT))
+    told = "".join(f"[{MOMENT.strftime(text)}]" for text in FORMATS)
+    tokenizer.chat_template = beginning + "!"
+    around = str(tokenizer.apply_chat_template([USER], tokenize=False)).removesuffix("!")
+    tokenizer.chat_template = beginning + asked + rest
+    assert encoder.rendered([USER]).text == f"{around}{told}of rivers 2027"
+    # Named templates, too.
+    tokenizer.chat_template = {"default": asked, "tool_use": "tools " + asked}
+    assert encoder.rendered([USER]).text == told
+    assert encoder.rendered(Chat([USER], {"tools": [{"type": "function"}]})).text == "tools " + told
+
+
+def test_a_run_has_the_date_of_its_first_start(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every later one, also in another time zone; and a run of a version that did not keep it that of its
+    manifest."""
+    target = Path(shutil.copytree(options["target"], tmp_path / "target"))
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d %H') }} {{ messages[0].content }}"
+    tokenizer.save_pretrained(target)
+    prompts = write_arrow(tmp_path / "chats.arrow", {"chat": [[USER]] * 4})
+    run = options | {"prompts": prompts, "messages_column": "chat", "output": tmp_path / "run",
+                     "target": target, "rows_per_shard": 2}  # fmt: skip
+
+    def started(zone: str) -> list[str]:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        assert run_here(**run).code == 0
+        texts = read_output(tmp_path / "run")["prompt"].to_pylist()
+        for path in (tmp_path / "run" / "shards").glob("shard-00001.*"):
+            path.unlink()
+        return texts
+
+    try:
+        first = started("UTC-14")
+        path = tmp_path / "run" / "manifest.json"
+        manifest = json.loads(path.read_text())
+        moment = datetime.fromisoformat(manifest["info"].pop("clock"))
+        assert moment.utcoffset() == timedelta(hours=14)
+        assert first == [f"{moment:%Y-%m-%d %H} of rivers"] * 4
+        assert started("UTC+11") == first
+        # As an earlier version has written it, on another day.
+        path.write_text(json.dumps(manifest))
+        os.utime(path, (0, 86400 * 365))
+        texts = started("UTC")
+        assert texts == [*first[:2], *["1971-01-01 00 of rivers"] * 2]
+        assert json.loads(path.read_text())["info"]["clock"] == "1971-01-01T00:00:00+00:00"
+        assert started("UTC-14")[2:] == texts[2:]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_arguments_of_the_tokenizer_are_no_variables() -> None:
@@ -74,3 +155,62 @@ def test_what_has_no_effect_is_refused(
     options: dict[str, Any], tmp_path: Path, changes: dict[str, Any], told: list[str]
 ) -> None:
     refused(run_here(**options, **changes, output=tmp_path / "run"), *told)
+
+
+REFUSING = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+)
+
+
+def refusing_target(options: dict[str, Any], folder: Path) -> Path:
+    """A target whose template has no system role, as that of Gemma 2."""
+    target = Path(shutil.copytree(options["target"], folder / "target"))
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.chat_template = REFUSING + TEMPLATE
+    tokenizer.save_pretrained(target)
+    return target
+
+
+def test_a_run_without_a_usable_row_is_refused_before_anything_is_loaded(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template that refuses the system prompt refuses every row; a run goes on if it takes one."""
+    target = refusing_target(options, tmp_path)
+    prompts = write_arrow(tmp_path / "chats.arrow", {"chat": [[USER], [USER], None]})
+    run = options | {
+        "prompts": prompts,
+        "messages_column": "chat",
+        "output": tmp_path / "run",
+        "target": target,
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr("specdist.job.generate.Replica", None)
+        refused(
+            run_here(**run, system_prompt="sing"),
+            f"no row of --prompts {prompts} can be used (2 of 3, such as row 0: the chat template rejects "
+            "the messages: System role not supported; 1 of 3, such as row 2: chat is null)",
+        )
+        refused(
+            run_here(**run | {"max_seq_len": 2}), "2 of 3, such as row 0: the prompt has ", "--max_seq_len 2"
+        )
+    assert not (tmp_path / "run").exists()
+    ended = run_here(**run)
+    assert ended.code == 0 and "1 of 3 rows have an error instead of a completion" in ended.stderr
+
+
+def test_a_run_whose_rows_all_became_errors_ends_with_2(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For one reason, which is known only later, such as rows that are too large for the device."""
+    run = options | {"output": tmp_path / "run", "limit": 3}
+    with monkeypatch.context() as patched:
+        patched.setattr("specdist.job.preflight.check_any_usable", lambda *_: None)
+        patched.setattr("specdist.job.tokens.PromptEncoder.token_ids", unusable)
+        for _ in range(2):  # also when nothing is left to do
+            ended = run_here(**run)
+            assert ended.code == 2 and "no row has a completion: of 3 errors 3 are: too large" in ended.stderr
+    assert read_output(tmp_path / "run")["finish_reason"].to_pylist() == ["error"] * 3
+
+
+def unusable(encoder: PromptEncoder, prompt: Any) -> list[int]:
+    raise RowError("too large")

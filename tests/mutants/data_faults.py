@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant
 
 CONVERTED = "tests/data/test_converted.py"
+JSON_COLUMNS = "tests/data/test_json_columns.py"
+CHAT_FORMAT = "tests/job/test_chat_format.py"
 FILES = "tests/data/test_files.py"
 PUBLISHING = "tests/data/test_publishing.py"
 PARTS = "tests/data/test_parts.py"
@@ -192,6 +194,63 @@ DATA_FAULTS = (
         old="    watched.know([*found.stamps] or known)\n",
         new="",
         tests=(CONVERTED,),
+    ),
+    # Objects of the input.
+    Mutant(
+        name="objects-with-other-key-order-share-a-struct",
+        file="data/json_columns.py",
+        old="shape = True, tuple(value)",
+        new="shape = True, tuple(sorted(value))",
+        tests=(JSON_COLUMNS,),
+    ),
+    Mutant(
+        name="structs-before-objects-differed-lose-their-text",
+        file="data/json_columns.py",
+        old="schema.field(field.name).type == pa.json_() != field.type:",
+        new="schema.field(field.name).type == pa.json_() != field.type and not number:",
+        tests=(JSON_COLUMNS,),
+    ),
+    Mutant(
+        name="nulls-of-structs-are-given-to-templates",
+        file="data/input_rows.py",
+        old="found = self.read(row, row + 1, columns)\n        return {name: values_of(found.column(name), drops_absent=True)[0] for name in columns}",
+        new="found = self.read(row, row + 1, columns)\n        return {name: values_of(found.column(name))[0] for name in columns}",
+        tests=(JSON_COLUMNS,),
+    ),
+    Mutant(
+        name="nulls-of-a-message-that-were-meant-are-dropped",
+        file="data/messages.py",
+        old="if value is not None or key not in OPTIONAL}",
+        new="if value is not None}",
+        tests=(JSON_COLUMNS,),
+    ),
+    Mutant(
+        name="json-in-merged-lines-is-text",
+        file="data/merging.py",
+        old="for row in rows_of(batch))",
+        new="for row in batch.to_pylist())",
+        tests=(JSON_COLUMNS,),
+    ),
+    Mutant(
+        name="text-of-yaml-is-what-yaml-makes-of-it",
+        file="config/arguments.py",
+        old="return item.value if item.tag in PLAIN_TAGS else read.value(item)",
+        new="return read.value(item)",
+        tests=("tests/config/test_generate.py",),
+    ),
+    Mutant(
+        name="a-template-is-told-the-time-of-each-row",
+        file="job/tokens.py",
+        old="chat_template=with_clock(template, self._chat_format.now),",
+        new="chat_template=template,",
+        tests=(CHAT_FORMAT,),
+    ),
+    Mutant(
+        name="each-start-has-a-clock-of-its-own",
+        file="job/row_requests.py",
+        old="    if folder is not None:\n",
+        new="    if folder is None:\n",
+        tests=(CHAT_FORMAT,),
     ),
     # Totals, merging, figures.
     Mutant(
