@@ -25,7 +25,7 @@ from specdist.theory.rounds import RoundChooser
 # Of a pair, where it is not learned: in work ahead that is the same in all rounds.
 ASSUMED_ACCEPTANCE = 0.8
 # A second context, at which a few passes are measured: at least this long, and longer than the first.
-LONG_CONTEXT = 256
+LONG_CONTEXT = 1024
 
 
 def plan_ahead(
@@ -68,15 +68,7 @@ def measure_curve(
         tolerance=0.0,
         prepares=timer.is_asynchronous,
     )
-    return measured(times, always).curve()
-
-
-def measured(times: PassTimes, fits: Fits) -> PassTimes:
-    """All that fits."""
-    times.time_first(fits)
-    times.time_more(fits)
-    times.repeat(fits)
-    return times
+    return times.timed(always).curve()
 
 
 def context_slopes(

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.remote import RemoteDraft
-from specdist.job.costs import context_slopes, draft_work, measured, target_work
+from specdist.job.costs import context_slopes, draft_work, target_work
 from specdist.job.host_times import host_times
-from specdist.job.pass_times import Budget, PassTimer, PassTimes
+from specdist.job.pass_times import Budget, Fits, PassTimer, PassTimes
 from specdist.job.request_times import (
     FIRST_TOKENS,
     NOTHING,
@@ -174,31 +174,64 @@ def measure_target(
         return None
     num_slots, per_row = assembly.scheduling.num_slots, 1 + _measured_block(assembly)
     num_rows = workload.rows_at_a_time(num_slots)
-    context, room = context_of(assembly, workload, max_seq_len)
+    found = timed_model(
+        timer,
+        num_rows=num_rows,
+        num_tokens_per_row=per_row,
+        largest=max(num_rows, min(num_rows * per_row, assembly.scheduling.max_num_batched_tokens)),
+        contexts=context_of(assembly, workload, max_seq_len),
+        fits=budget.until(TARGET_SHARE),
+        slopes_fit=budget.until(TARGET_SLOPES_SHARE),
+        prepares=timer.is_asynchronous,
+        on_first=lambda curve: budget.raise_to(BUDGET_SHARE * workload.ns(curve, num_slots)),
+    )
+    timer.close()
+    return found
+
+
+def timed_model(
+    timer: Callable[[int, int, int], int],
+    *,
+    num_rows: int,
+    num_tokens_per_row: int,
+    largest: int,
+    contexts: tuple[int, int],
+    fits: Fits,
+    slopes_fit: Fits,
+    prepares: bool,
+    most_rows: int | None = None,
+    on_first: Callable[[Curve], None] = lambda curve: None,
+) -> ModelTimes:
+    """Passes over up to ``largest`` tokens, and what context adds to them; see :class:`PassTimes`.
+
+    Args:
+        contexts: of the measured passes, and the longest possible one.
+        fits, slopes_fit: until when passes may be timed, and others after more context.
+        on_first: is called with the times of the first two sizes.
+    """
+    context, room = contexts
     times = PassTimes(
         timer,
         num_rows=num_rows,
-        largest=max(num_rows, min(num_rows * per_row, assembly.scheduling.max_num_batched_tokens)),
+        largest=largest,
+        most_rows=most_rows,
         num_context_tokens=context,
-        prepares=timer.is_asynchronous,
+        prepares=prepares,
     )
-    fits = budget.until(TARGET_SHARE)
     times.time_first(fits)
-    budget.raise_to(BUDGET_SHARE * workload.ns(times.curve(), num_slots))
+    on_first(times.curve())
     times.time_more(fits)
     times.repeat(fits)
-    curve = times.curve()
     slopes = context_slopes(
         timer,
-        curve,
-        budget.until(TARGET_SLOPES_SHARE),
+        times.curve(),
+        slopes_fit,
         num_rows=num_rows,
-        num_tokens_per_row=per_row,
+        num_tokens_per_row=num_tokens_per_row,
         num_context_tokens=context,
         max_context_tokens=room,
     )
-    timer.close()
-    return ModelTimes(curve, slopes)
+    return ModelTimes(times.curve(), slopes)
 
 
 def measure_draft(
@@ -215,32 +248,24 @@ def measure_draft(
     """On the draft's rank. ``chooses_rounds``: measure the host's time in rounds, too."""
     num_slots = assembly.scheduling.num_slots
     num_rows = workload.rows_at_a_time(num_slots)
-    context, room = context_of(assembly, workload, max_seq_len)
+    contexts = context_of(assembly, workload, max_seq_len)
     timer = PassTimer(draft, draft_work(assembly.settings, assembly.vocab_size, uses_features=uses_features))
     # Branches are rows, too.
     widest = num_rows + num_rows * num_branch_slots // num_slots
-    times = PassTimes(
+    found = timed_model(
         timer,
-        num_rows=num_rows,
-        largest=widest,
-        most_rows=widest,
-        num_context_tokens=context,
-        prepares=timer.is_asynchronous,
-    )
-    curve = measured(times, budget.until(DRAFT_SHARE)).curve()
-    slopes = context_slopes(
-        timer,
-        curve,
-        budget.until(DRAFT_SLOPES_SHARE),
         num_rows=num_rows,
         num_tokens_per_row=1,
-        num_context_tokens=context,
-        max_context_tokens=room,
+        largest=widest,
+        most_rows=widest,
+        contexts=contexts,
+        fits=budget.until(DRAFT_SHARE),
+        slopes_fit=budget.until(DRAFT_SLOPES_SHARE),
+        prepares=timer.is_asynchronous,
     )
-    found = ModelTimes(curve, slopes)
     if not chooses_rounds:
         return found
-    costs = combined_costs(found, found, NOTHING, context, num_rows)
+    costs = combined_costs(found, found, NOTHING, contexts[0], num_rows)
     turns, ahead, step = drafting_curves(
         assembly,
         draft,
@@ -250,7 +275,7 @@ def measure_draft(
         uses_features=uses_features,
         fits=budget.until(1.0),
     )
-    return found._replace(passes=curve.plus(step), turns=turns, ahead=ahead)
+    return found._replace(passes=found.passes.plus(step), turns=turns, ahead=ahead)
 
 
 def combined_costs(

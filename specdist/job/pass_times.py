@@ -19,7 +19,7 @@ from specdist.models.runner import ModelRunner
 from specdist.policies.costs import Curve
 
 # Passes of a size, of which the fastest counts; fewer where the budget ends.
-NUM_PASSES = 5
+NUM_PASSES = 7
 # Tokens of every row in the second pass that is timed: more than in plain decoding, and few.
 FEW = 4
 # Where two sizes predict the one between them to this part of its time, none between is timed.
@@ -154,6 +154,13 @@ class PassTimes:
         self._tolerance = tolerance
         self._prepares = prepares
         self._found: dict[int, list[int]] = {}
+
+    def timed(self, fits: Fits) -> PassTimes:
+        """With all that fits."""
+        self.time_first(fits)
+        self.time_more(fits)
+        self.repeat(fits)
+        return self
 
     def time_first(self, fits: Fits) -> None:
         """The two that are timed in any case; again where that fits."""

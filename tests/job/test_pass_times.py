@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from specdist.job.costs import context_slopes, measured
+from specdist.job.costs import context_slopes
 from specdist.job.pass_times import NUM_PASSES, Budget, PassTimes, always
 from specdist.job.workload import Workload
 from specdist.policies.costs import Curve
@@ -43,14 +43,14 @@ class Device:
 
 def test_without_a_budget_two_sizes_are_timed_once_and_the_line_through_them_goes_on() -> None:
     device = Device(1, 100)
-    curve = measured(device.times(), device.budget.until(1.0)).curve()
+    curve = device.times().timed(device.budget.until(1.0)).curve()
     assert device.passes == [(NUM_ROWS, NUM_ROWS, 7), (NUM_ROWS, 4 * NUM_ROWS, 7)]
     assert float(curve(LARGEST)) == device.ns(NUM_ROWS, LARGEST, 0)
 
 
 def test_no_size_is_larger_than_the_largest() -> None:
     device = Device(1, 100)
-    assert max(measured(device.times(largest=NUM_ROWS), always).curve().sizes) == NUM_ROWS
+    assert max(device.times(largest=NUM_ROWS).timed(always).curve().sizes) == NUM_ROWS
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0])
@@ -60,7 +60,7 @@ def test_nothing_is_timed_that_would_end_after_the_budget(share: float) -> None:
     for total_ns in range(0, 400_000, 7_000):
         device = Device(3000, 100)
         device.budget.raise_to(total_ns)
-        measured(device.times(), device.budget.until(share))
+        device.times().timed(device.budget.until(share))
         first_ns = sum(device.ns(*each) for each in device.passes[:2])
         assert device.now_ns <= max(first_ns, share * total_ns)
         assert device.passes[0][1] == NUM_ROWS
@@ -71,7 +71,7 @@ def test_nothing_is_timed_that_would_end_after_the_budget(share: float) -> None:
 def test_sizes_that_others_predict_are_not_timed_and_a_bend_is_found() -> None:
     """Up to 50 tokens passes take the time of reading the weights, and then that of the products."""
     device = Device(5000, 100)
-    times = measured(device.times(), always)
+    times = device.times().timed(always)
     curve = times.curve()
     assert 16 not in device.counts and {1, NUM_ROWS, 32, 64, LARGEST} <= set(device.counts)
     assert set(device.counts.values()) == {NUM_PASSES}
@@ -99,7 +99,7 @@ def test_the_cost_of_context_is_split_between_rows_and_tokens(context: int, long
     curve = Curve([3, 12], [device.ns(3, size, context) for size in (3, 12)])
     slopes = context_slopes(device, curve, always, **sizes, max_context_tokens=longest)
     assert slopes == pytest.approx((100_000, 10_000))
-    assert {num_context for *_, num_context in device.passes} == {min(max(2 * context, 256), longest) % 4096}
+    assert {num_context for *_, num_context in device.passes} == {min(max(2 * context, 1024), longest) % 4096}
 
 
 def test_context_costs_nothing_where_there_is_none_or_no_time() -> None:

@@ -173,8 +173,8 @@ ROUND_FAULTS = (
     Mutant(
         name="what-the-host-adds-to-a-step-is-left-out",
         file="job/measuring.py",
-        old="passes=curve.plus(step)",
-        new="passes=curve",
+        old="passes=found.passes.plus(step), ",
+        new="",
         tests=("tests/job/test_drafting_times.py",),
     ),
     Mutant(

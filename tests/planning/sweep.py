@@ -19,6 +19,7 @@ from typing import Any
 from specdist.policies import (
     Goodput,
 )
+from specdist.policies.costs import CostModel
 from specdist.theory.rounds import RoundChooser, RoundShape
 from specdist.utils.table import Table
 from tests.planning.virtual_rounds import LONGEST, MAX_DRAFT_TOKENS, SHORTEST, Machine, Setting, Simulation
@@ -38,9 +39,9 @@ CATCHING = 0.7
 SEED_STEP = 2
 
 
-def automatic(machine: Machine, setting: Setting) -> Simulation:
-    """``--policy auto --overlap auto``."""
-    costs = machine.measured(setting.num_slots, setting.context_tokens + (SHORTEST + LONGEST) // 4)
+def automatic(machine: Machine, setting: Setting, costs: CostModel | None = None) -> Simulation:
+    """``--policy auto --overlap auto``. ``costs``: by which it decides; by default those of the machine."""
+    costs = costs or machine.measured(setting.num_slots, setting.context_tokens + (SHORTEST + LONGEST) // 4)
     return Simulation(
         machine,
         setting,

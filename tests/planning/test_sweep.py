@@ -7,6 +7,7 @@ import pytest
 
 from specdist.theory.rounds import RoundChooser, RoundShape
 from tests.planning.sweep import automatic
+from tests.planning.timed_costs import ratio
 from tests.planning.virtual_rounds import LONGEST, SHORTEST, Machine, Setting, Simulation
 
 NEVER_BELOW, NEAR_BEST = 0.98, 0.95
@@ -56,3 +57,10 @@ def test_so_it_is_where_blocks_have_one_length(
     fixed = [Simulation(machine, setting, shape=shape, length=5).run() for shape in shapes]
     alone = Simulation(machine, setting).run()
     assert found >= NEVER_BELOW * alone and found >= NEAR_BEST * max(fixed)
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 3.0])
+def test_a_few_timed_passes_are_decided_by_as_all_sizes_are(machine: Machine, budget_s: float) -> None:
+    setting = Setting(num_slots=8, context_tokens=100, acceptance=(0.8, 0.8), catching=0.7, num_rows=8)
+    kept, num_sizes = ratio(machine, setting, budget_s, noise=0.01)
+    assert kept >= NEVER_BELOW and num_sizes < 8
