@@ -27,6 +27,7 @@ from specdist.data import RowError
 from specdist.engine.request import Completion, FinishReason, PromptLogprobs, Request, TokenLogprobs
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
+from specdist.job.added_tokens import added_token_warnings
 from specdist.job.model_plan import plan_models
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder, load_tokenizer
@@ -173,6 +174,14 @@ class SpeculativeLLM:
             vocab_size=self._models.vocab_size,
         )
         items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
+        texts = [prompt for prompt in items if isinstance(prompt, str)]
+        for warning in added_token_warnings(
+            self._tokenizer,
+            len(texts),
+            lambda text, most: sum(prompt.startswith(text) for prompt in texts[:most]),
+            split_special_tokens=config.split_special_tokens,
+        ):
+            logger.warning(warning)
         found: dict[tuple[int, int], GeneratedText] = {}
         requests: list[Request] = []
         for index, prompt in enumerate(items):

@@ -98,6 +98,24 @@ class Prompts:
         found = values.to_pylist() if length_column is not None else _num_bytes(values)
         return [float(found[row - first] or 0) for row in rows]
 
+    def num_beginning_with(self, text: str, num_rows: int) -> int:
+        """How many of the first rows' prompts, if they are texts, begin with a text."""
+        if self.is_chat:
+            return 0
+        if self.is_batch:
+            return sum(self._begins_with(row, text) for row in range(num_rows))
+        self._check_files(0, num_rows)
+        column = self.rows.read(0, num_rows, [self.column]).column(0)
+        values = (value for chunk in column.chunks for value in text_as_bytes(chunk).to_pylist())
+        return sum(value is not None and value.startswith(text.encode()) for value in values)
+
+    def _begins_with(self, row: int, text: str) -> bool:
+        try:
+            prompt = self.prompt(row)
+        except RowError:
+            return False
+        return isinstance(prompt, str) and prompt.startswith(text)
+
     def check_column(self, option: str, column: str) -> None:
         """Raises :class:`UserError`, which names the ``option``, if the column is missing."""
         if column not in self.schema.names:
@@ -152,7 +170,7 @@ class Prompts:
         if value is None:
             raise RowError(f"{self.column} is null")
         if self.has_turns:
-            return [{"role": "user", "content": self.turns(row)[0]}]
+            return [{"role": "user", "content": self.turn(row, 0)}]
         if self.is_batch:
             return prompt_of_body(json.loads(value), is_chat=self.is_chat)
         if not self.is_chat and (reason := why_not_text(self.column, value)) is not None:
@@ -172,16 +190,23 @@ class Prompts:
                 message.setdefault("content", None)
         return messages
 
-    def turns(self, row: int) -> list[str]:
-        """A row's user messages. Raises as :meth:`prompt` does."""
+    def num_turns(self, row: int) -> int:
+        """User messages of a row. Raises as :meth:`prompt` does."""
+        return len(self._turns(row))
+
+    def turn(self, row: int, index: int) -> str:
+        """One of a row's user messages. Raises as :meth:`prompt` does."""
+        text = self._turns(row)[index]
+        if not text:
+            raise RowError(f"{self.column}[{index}] is {'null' if text is None else 'empty'}")
+        return text
+
+    def _turns(self, row: int) -> list[str | None]:
         turns = self.value(self.column, row)
         if not turns:
             raise RowError(f"{self.column} is {'null' if turns is None else 'empty'}")
         if (reason := why_not_turns(self.column, turns)) is not None:
             raise RowError(reason)
-        for index, text in enumerate(turns):
-            if not text:
-                raise RowError(f"{self.column}[{index}] is {'null' if text is None else 'empty'}")
         return list(turns)
 
     def value(self, column: str, row: int) -> Any:

@@ -27,7 +27,7 @@ COLUMNS = {
     "finish_reason": "`stop` (an end token or a stop string), `length` (a length limit was reached) or "
     "`error`",
     "error": "why the row has no completion; null if it has one",
-    "num_prompt_tokens": "number of tokens of the prompt",
+    "num_prompt_tokens": "number of tokens of the prompt; of several turns, of all their prompts",
     "num_completion_tokens": "number of tokens of the completion, the length of `completion_ids`",
     "num_spec_steps": "number of target passes with at least one draft token of this completion",
     "num_draft_tokens": "draft tokens proposed to the target",

@@ -41,6 +41,13 @@ def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores
     Raises :class:`UserError` if the model's tokenizer is not the run's, or no row has a token.
     """
     assert config.model is not None and config.max_num_batched_tokens is not None
+    if "turn_completions" in completions.table.column_names:
+        raise UserError(
+            f"--task likelihood scores a completion after its prompt, and rows of {completions.path} have "
+            "several turns (--turns_column), of which the last prompt alone is kept: generate from whole "
+            "conversations with --messages_column, or take another task"
+        )
+    splits = completions.manifest is not None and completions.manifest.fingerprint.get("split_special_tokens")
     checkpoint = open_checkpoint("--model", config.model)
     rows = completions.rows(*IDENTITY_COLUMNS, "prompt", "completion_ids", "num_prompt_tokens")
     scored = [row["finish_reason"] != ERROR and len(row["completion_ids"]) > 0 for row in rows]
@@ -48,7 +55,7 @@ def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores
         raise UserError(f"{completions.path} has no completion with any token")
     tokenizer = load_tokenizer(checkpoint)
     token_rows = [
-        _token_row(tokenizer, row, checkpoint)
+        _token_row(tokenizer, row, checkpoint, splits=bool(splits))
         for row, is_scored in zip(rows, scored, strict=True)
         if is_scored
     ]
@@ -124,7 +131,9 @@ def _batches(lengths: Sequence[int], max_num_batched_tokens: int) -> Iterator[li
         yield members
 
 
-def _token_row(tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], checkpoint: Checkpoint) -> TokenRow:
+def _token_row(
+    tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], checkpoint: Checkpoint, *, splits: bool
+) -> TokenRow:
     """Text prompts were encoded with the tokenizer's special tokens, chats with those of their template."""
     for with_special in (True, False):
         prompt_ids: list[int] = tokenizer(row["prompt"], add_special_tokens=with_special)["input_ids"]
@@ -132,6 +141,10 @@ def _token_row(tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], checkpoi
             return TokenRow([*prompt_ids, *row["completion_ids"]], len(prompt_ids))
     raise UserError(
         f"--model {checkpoint.name}: its tokenizer gives {len(prompt_ids)} tokens for the prompt of row "
-        f"{row['row_id']}, and the run had {row['num_prompt_tokens']}: name the run's target, or a model "
-        "with the same tokenizer"
+        f"{row['row_id']}, and the run had {row['num_prompt_tokens']}: "
+        + (
+            "a text does not tell which special tokens --split_special_tokens has split"
+            if splits
+            else "name the run's target, or a model with the same tokenizer"
+        )
     )

@@ -43,6 +43,7 @@ REPRODUCIBILITY = {
     "distribution": "The same options and seed give the same distribution; tokens may differ, because block "
     "lengths depend on the rest of the batch.",
 }
+ROUNDING = "Log-probabilities agree up to rounding, which depends on the rows of a pass."
 SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "bad_words", "suppress_tokens", "min_new_tokens", "constraint_column", "row_options",
@@ -72,12 +73,13 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats) -> str:
     title = _title(info)
     sums = info.get(COMPLETIONS_PER_SHARD)
     num_rows = int(run["num_rows"]) * int(run["num_samples"]) if sums is None else sum(sums)
+    has_logprobs = not {"logprobs", "prompt_logprobs"}.isdisjoint(schema.names)
     sections = [
         f"---\n{_front_matter(title, num_rows, manifest.info, is_traced=bool(run.get('trace')))}---",
         f"# {plain(title)}",
         _made(run, total, num_rows),
         EXACT if info["exact"] else LOSSY if run["policy"] == "sprinter" else UNCHECKED,
-        REPRODUCIBILITY[info["reproducibility"]],
+        " ".join([REPRODUCIBILITY[info["reproducibility"]], *([ROUNDING] if has_logprobs else [])]),
         CARD_MARK,
         "## How it was generated",
         table(["option", "value"], [[name, code(value)] for name, value in _options(run, info).items()]),

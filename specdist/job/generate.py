@@ -18,6 +18,7 @@ from specdist.engine.stats_recorder import ReplicaStart, StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.job.activity import Activity
 from specdist.job.adaptation import check_adaptation, note_segments
+from specdist.job.added_tokens import added_token_warnings
 from specdist.job.assignments import Assignment, assign_from_rank0, follow_assignments
 from specdist.job.batch_input import batch_options
 from specdist.job.card import write_card
@@ -47,6 +48,7 @@ from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.status import error_kinds
 from specdist.job.supervisor import supervise
 from specdist.job.target_group import TargetGroup, plan_in_turn
+from specdist.job.tokens import load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0, gathered
 from specdist.job.workload import Workload
 from specdist.models.generation import OPTIONS, unused_settings
@@ -158,6 +160,14 @@ def _generate_planned(
         if run is not None:
             logger.info("%s is complete: nothing to do", config.output)
         return 0
+    if run is not None and not run.prompts.is_chat:
+        for warning in added_token_warnings(
+            load_tokenizer(models.target),
+            run.prompts.num_rows,
+            run.prompts.num_beginning_with,
+            split_special_tokens=config.split_special_tokens,
+        ):
+            logger.warning(warning)
     frozen = broadcast_from_rank0(topology, frozen_costs(run.folder) if run is not None else None)
     num_halvings = broadcast_from_rank0(
         topology, run.folder.manifest.info.get(NUM_HALVINGS, 0) if run is not None else 0

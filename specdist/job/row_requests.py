@@ -142,16 +142,16 @@ class RowRequests:
         result = result_of(completion, self._thinking)
         if not self._prompts.has_turns:
             return result
-        earlier, turns = completion.request.earlier, self._prompts.turns(completion.request.row_id)
+        earlier, row_id = completion.request.earlier, completion.request.row_id
         number = len(earlier) + 1
         if completion.error is not None:
             return with_turns(replace(result, error=f"turn {number}: {completion.error}"), earlier)
         done = (*earlier, completion)
-        if number == len(turns):
+        if number == self._prompts.num_turns(row_id):
             return with_turns(result, done)
         text: str | None = None
         try:
-            rendered = self._encoder.rendered(self._conversation(turns, done))
+            rendered = self._encoder.rendered(self._conversation(row_id, done))
             text = rendered.text
             prompt_ids = self._encoder.token_ids(rendered)
         except RowError as error:
@@ -159,10 +159,11 @@ class RowRequests:
             return with_turns(error_result(result.row_id, result.sample_index, text, reason), done)
         return replace(completion.request, prompt_ids=prompt_ids, prompt=text, earlier=done)
 
-    def _conversation(self, turns: list[str], done: tuple[Completion, ...]) -> list[dict[str, Any]]:
-        """Up to the first turn that has not been answered."""
+    def _conversation(self, row_id: int, done: tuple[Completion, ...]) -> list[dict[str, Any]]:
+        """Up to the first turn that has not been answered. Raises :class:`RowError` for one that is none."""
         messages: list[dict[str, Any]] = []
-        for text, completion in zip(turns, done, strict=False):
+        for index, completion in enumerate(done):
+            text = self._prompts.turn(row_id, index)
             answer = {"role": "assistant", "content": completion.text}
             if self._thinking is not None:
                 # A template that shows the thinking of earlier turns reads it by this name.
@@ -171,4 +172,4 @@ class RowRequests:
                 if found["completion_thinking"] is not None:
                     answer["reasoning_content"] = found["completion_thinking"]
             messages += [{"role": "user", "content": text}, answer]
-        return [*messages, {"role": "user", "content": turns[len(done)]}]
+        return [*messages, {"role": "user", "content": self._prompts.turn(row_id, len(done))}]

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specdist import load_run
 from specdist.utils.errors import UserError
 from tests.evaluation.evaluating import evaluate
-from tests.evaluation.files import FAILED, merged_file
+from tests.evaluation.files import FAILED, merged_file, run_folder
 from tests.job.pair import random_llama, save, train_tokenizer
 
 
@@ -60,6 +60,19 @@ def test_rows_without_tokens_do_not_count(generated, tmp_path) -> None:
     found = document["metrics"]["log_likelihood_per_token"]
     expected = one_by_one(generated.pair.target, rows[:1])[0] / len(rows[0]["completion_ids"])
     assert found["value"] == pytest.approx(expected, abs=1e-5) and found["num_prompts"] == 1
+
+
+def test_what_cannot_be_encoded_again_is_refused(generated, tmp_path) -> None:
+    """Several turns, whose tokens of prompts are a sum, and special tokens that were split."""
+    path, row = tmp_path / "run.arrow", {"prompt": "a b", "num_prompt_tokens": 99}
+    merged = merged_file(path, {"turn_completions": [["a", "b"]]}, [row])
+    with pytest.raises(UserError, match=r"rows of .*run.arrow have several turns \(--turns_column\)"):
+        evaluate(merged, task="likelihood", model=generated.pair.target)
+    folder = run_folder(tmp_path / "run", {}, [row], split_special_tokens=True)
+    with pytest.raises(
+        UserError, match="does not tell which special tokens --split_special_tokens has split"
+    ):
+        evaluate(folder, task="likelihood", model=generated.pair.target)
 
 
 def test_a_model_with_another_tokenizer_is_refused(generated, tmp_path) -> None:

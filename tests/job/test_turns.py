@@ -21,7 +21,7 @@ TURNS = [
     None,
     [],
 ]
-ERRORS = [None, None, None, "turns[1] is null", "turns is null", "turns is empty"]
+ERRORS = [None, None, None, "turn 2: turns[1] is null", "turns is null", "turns is empty"]
 USABLE = 3
 
 
@@ -44,6 +44,9 @@ def test_every_turn_is_the_answer_to_the_conversation_before_it(run: dict[str, A
     assert fork_ranks(2, **run, output=tmp_path / "two").code == 0
     rows = read_output(tmp_path / "run").to_pylist()
     assert [row["error"] for row in rows] == ERRORS
+    # The turns before one that cannot be used are kept.
+    assert [len(row["turn_completions"] or []) for row in rows] == [2, 1, 3, 1, 0, 0]
+    assert rows[USABLE]["finish_reason"] == "error" and rows[USABLE]["completion"] == ""
     assert [row["turns"] for row in rows] == TURNS and [row["number"] for row in rows] == list(range(6))
     assert read_output(tmp_path / "two")["turn_completion_ids"].to_pylist() == [
         row["turn_completion_ids"] for row in rows

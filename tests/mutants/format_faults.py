@@ -9,6 +9,7 @@ BATCH_INPUT = "tests/job/test_batch_input.py"
 THINKING = "tests/constraints/test_thinking.py"
 RULES = "tests/job/test_constraints.py::"
 TURNS = "tests/job/test_turns.py::"
+TOKENS = "tests/job/test_tokens.py"
 FOLLOWING = (
     "tests/engine/test_meanwhile.py::test_a_request_that_follows_from_the_last_completion_is_still_served"
 )
@@ -153,6 +154,48 @@ FORMAT_FAULTS = (
         old='    prompts.check_no_batch("tuning")\n',
         new="",
         tests=(BATCH_INPUT + "::test_jobs_without_options_of_rows_refuse_a_batch[tune]",),
+    ),
+    Mutant(
+        name="batch-results-show-the-stop-string",
+        file="job/openai_results.py",
+        old="if place.offset + place.num_characters > end:",
+        new="if False:",
+        tests=(BATCH_INPUT + "::test_the_texts_of_tokens_are_together_the_completion",),
+    ),
+    Mutant(
+        name="tokens-of-batch-results-as-where-a-text-begins",
+        file="job/openai_results.py",
+        old="texts = TokenTexts(self._detokenizer, self._ids_before(row), ids)",
+        new="texts = TokenTexts(self._detokenizer, [], ids)",
+        tests=(BATCH_INPUT + "::test_the_texts_of_tokens_are_together_the_completion",),
+    ),
+    Mutant(
+        name="thinking-and-answer-as-where-a-text-begins",
+        file="job/output_columns.py",
+        old="self._detokenizer.until_stop(before_ids, token_ids, stop)",
+        new="self._detokenizer.until_stop([], token_ids, stop)",
+        tests=(TOKENS,),
+    ),
+    Mutant(
+        name="words-of-options-as-where-a-text-begins",
+        file="job/tokens.py",
+        old="        for found in (own, whole[len(before_ids) :] if is_kept else own):\n",
+        new="        for found in (own,):\n",
+        tests=(TOKENS,),
+    ),
+    Mutant(
+        name="second-bos-told-of-prompts-that-hold-one",
+        file="data/prompts.py",
+        old="value.startswith(text.encode())",
+        new="text.encode() in value",
+        tests=(TOKENS,),
+    ),
+    Mutant(
+        name="turns-before-a-bad-one-are-lost",
+        file="data/prompts.py",
+        old='"content": self.turn(row, 0)}',
+        new='"content": [self.turn(row, index) for index in range(self.num_turns(row))][0]}',
+        tests=(TURNS + "test_every_turn_is_the_answer_to_the_conversation_before_it",),
     ),
     Mutant(
         name="turns-without-the-answers-before-them",
