@@ -132,7 +132,7 @@ FORMAT_FAULTS = (
         file="job/token_texts.py",
         old="if text.endswith(NOT_A_CHARACTER) and num_waiting < MAX_WAITING and not is_last:",
         new="if False:",
-        tests=(BATCH_INPUT + "::test_the_texts_of_tokens_are_together_the_completion",),
+        tests=("tests/engine/test_detokenizer.py::test_texts_of_tokens_are_together_the_completion",),
     ),
     Mutant(
         name="stop-of-a-row-beside-its-constraint",
