@@ -45,8 +45,8 @@ INTERPLAY_FAULTS = (
     Mutant(
         name="a-stop-string-inside-a-block-keeps-the-block",
         file="engine/stopping.py",
-        old="                    for count in range(1, num_kept + 1)\n",
-        new="                    for count in (num_kept,)\n",
+        old="        for count in range(1, len(new_ids) + 1):\n",
+        new="        for count in (len(new_ids),):\n",
         tests=(RANDOM_RUNS,),
     ),
     Mutant(
