@@ -13,7 +13,7 @@ import pyarrow as pa
 from specdist.collecting.config import CollectConfig
 from specdist.config.resolved import resolved_yaml
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan
-from specdist.data.text import BYTES_OF_TEXT
+from specdist.data.text import is_text
 from specdist.heads.drafts import identify_draft
 from specdist.heads.examples import PREFIX_KINDS, bytes_per_example
 from specdist.job.model_plan import ModelPlan
@@ -80,7 +80,7 @@ def _check_reference(config: CollectConfig, prompts: Prompts) -> None:
     if name is None:
         return
     schema: pa.Schema = prompts.schema
-    if name not in schema.names or schema.field(name).type not in BYTES_OF_TEXT:
+    if name not in schema.names or not is_text(schema.field(name).type):
         raise UserError(
             f"--reference_column {name} is not a column of text in --prompts {config.prompts}, which has "
             f"{', '.join(schema.names)}: name another, or leave it out"

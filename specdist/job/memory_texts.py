@@ -16,6 +16,7 @@ import pyarrow.parquet
 from specdist.config.generate import GenerateConfig
 from specdist.data import Manifest
 from specdist.data.inputs import find_files
+from specdist.data.text import is_text
 from specdist.job.tokens import load_tokenizer
 from specdist.models.checkpoint import Checkpoint
 from specdist.utils.errors import UserError
@@ -118,7 +119,7 @@ def _texts(path: Path, column_name: str | None) -> list[str]:
                 f"{', '.join(table.column_names)}: name the one with the text by --memory_column"
             )
         column = table[columns[0]]
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        if not is_text(column.type):
             raise UserError(f"--draft_memory {file}: column {columns[0]!r} is {column.type}, not text")
         found += [text for text in column.to_pylist() if text]
     return found

@@ -179,7 +179,7 @@ def run_manifest(
         **_info(config, models, topology),
         **layout_info(shards.num_shards),
         **store_info(config),
-        **clock_info(),
+        **(clock_info() if prompts.is_chat else {}),
         PROMPT_FILES: [dataclasses.asdict(stamp) for stamp in prompts.watched.stamps],
     }
     fingerprint = run_fingerprint(
