@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import CompletionOptions
 from specdist.data import RowError
+from specdist.data.messages import MessageError, chat_messages
 from specdist.engine.request import Completion, FinishReason, PromptLogprobs, Request, TokenLogprobs
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
@@ -229,7 +230,10 @@ class SpeculativeLLM:
                 raise UserError(
                     "chat messages need a chat template, and the target's tokenizer has none: give texts"
                 )
-            return encoder.prompt_ids(cast("list[dict[str, Any]]", list(prompt)))
+            try:
+                return encoder.prompt_ids(chat_messages("messages", list(prompt)))
+            except MessageError as error:
+                raise RowError(str(error)) from error
         try:
             ids = [operator.index(token_id) for token_id in cast("Sequence[int]", prompt)]
         except TypeError as error:

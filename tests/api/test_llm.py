@@ -92,6 +92,11 @@ def test_prompts_may_be_texts_token_ids_or_messages(llm: SpeculativeLLM) -> None
     (chat,) = llm.generate([[{"role": "user", "content": "a b"}]], GREEDY, use_tqdm=False)
     # The template's own text is around the message.
     assert chat.error is None and chat.num_prompt_tokens > text.num_prompt_tokens
+    # OpenAI's forms, as in a run.
+    parts = [{"type": "text", "text": "a b"}]
+    messages: Any = [[{"role": "user", "content": parts, "name": None}], [{"role": "user"}]]
+    same, bad = llm.generate(messages, GREEDY, use_tqdm=False)
+    assert same.token_ids == chat.token_ids and bad.error == "messages[0] has no content"
 
 
 def test_a_prompt_that_cannot_be_used_gives_a_result_with_the_reason(llm: SpeculativeLLM) -> None:
