@@ -2,6 +2,7 @@
 
 from tests.mutants.adapt_faults import ADAPT_FAULTS
 from tests.mutants.adapter_faults import ADAPTER_FAULTS
+from tests.mutants.attention_faults import ATTENTION_FAULTS
 from tests.mutants.claim_faults import CLAIM_FAULTS
 from tests.mutants.constraint_faults import CONSTRAINT_FAULTS
 from tests.mutants.data_faults import DATA_FAULTS
@@ -36,6 +37,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *POLICY_FAULTS,
     *ADAPT_FAULTS,
     *ADAPTER_FAULTS,
+    *ATTENTION_FAULTS,
     *CONSTRAINT_FAULTS,
     *CLAIM_FAULTS,
     *DATA_FAULTS,

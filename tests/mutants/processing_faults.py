@@ -146,8 +146,8 @@ PROCESSING_FAULTS = (
     Mutant(
         name="scored-prompts-share-pages",
         file="engine/scheduler.py",
-        old="is_shared=not sequence.runs_whole_prompt",
-        new="is_shared=True",
+        old="token_ids, is_shared = sequence.token_ids, not sequence.runs_whole_prompt",
+        new="token_ids, is_shared = sequence.token_ids, True",
         tests=(PROMPTS_SCORED,),
     ),
     Mutant(
