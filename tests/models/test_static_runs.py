@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,10 @@ PAGE_SIZE, NUM_PAGES = 4, 6
 # second one's pages end with its only step: its table goes on with zeros, where the first sequence lies.
 NUM_CACHED, NUM_LACKING, NUM_STEPS = np.array([5, 6, 9]), np.array([1, 2, 1]), np.array([4, 1, 3])
 NUM_OWN_PAGES = (3, 2, 4)
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8,
+    "long_factor": [1.0, 1.5, 2, 3, 4, 6, 8, 10], "original_max_position_embeddings": 8, "factor": 8.0,
+}  # fmt: skip
 
 
 def draws(rule: str) -> DraftDraws:
@@ -49,6 +54,8 @@ def runner_of(model: torch.nn.Module, acceleration: Acceleration, tokens: np.nda
     runner.allocate(num_pages=NUM_PAGES * 3, page_size=PAGE_SIZE, num_slots=3, max_seq_len=24)
     slots, places = np.repeat(np.arange(3), NUM_OWN_PAGES), arange_segments(np.array(NUM_OWN_PAGES))
     runner.update_pages(PageUpdates(slots, places, np.arange(len(slots))))
+    # Of the last sequence all tokens are beyond the border of a rope that has one.
+    runner.update_pages(PageUpdates.of_rope_lengths(np.arange(3), np.array([6, 8, 10])))
     runner.forward(_batch(tokens, np.zeros(3, int), NUM_CACHED), [])
     assert (runner.runs is not None) == acceleration.is_static
     return runner
@@ -89,11 +96,13 @@ def single_steps(
     return found
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_run_gives_what_single_steps_give(rule: str) -> None:
+@pytest.mark.parametrize(
+    ("rule", "more"), [*((rule, {}) for rule in RULES), ("greedy", {"rope_parameters": LONGROPE})]
+)
+def test_a_run_gives_what_single_steps_give(rule: str, more: dict[str, Any]) -> None:
     """Also when it is replayed with other tokens and random numbers, and whatever takes fewer steps writes
     nowhere else: the passes after it see the same caches."""
-    model, capturer = noisy_copy(tiny_model("llama")), TapeCapturer()
+    model, capturer = noisy_copy(tiny_model("llama", **more)), TapeCapturer()
     how = draws(rule)
     given: list[tuple[DraftedRun, Tensor, Tensor]] = []
     for seed in range(3):

@@ -35,7 +35,7 @@ ATTENTION_FAULTS = (
         file="engine/scheduler.py",
         old="            end = min(end, border + 1)\n",
         new="            pass\n",
-        tests=(f"{BORDERS}[in turns-phi3]",),
+        tests=(f"{BORDERS}[all accepted-phi3]",),
     ),
     Mutant(
         name="row-not-run-anew-beyond-a-rope-s-border",
@@ -52,11 +52,11 @@ ATTENTION_FAULTS = (
         tests=(f"{BORDERS}[in turns-phi3]",),
     ),
     Mutant(
-        name="branch-without-its-sequence-s-rope",
+        name="recorded-steps-without-their-sequence-s-rope",
         file="models/static_runs.py",
         old="positions[lines] = seen.model_positions_T",
         new="positions[lines] = positions_T",
-        tests=(f"{BORDERS}[static-llama]", "tests/models/test_static_runs.py"),
+        tests=("tests/models/test_static_runs.py::test_a_run_gives_what_single_steps_give[greedy-more4]",),
     ),
     Mutant(
         name="window-from-the-arguments-alone",
