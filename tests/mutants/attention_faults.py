@@ -52,13 +52,6 @@ ATTENTION_FAULTS = (
         tests=(f"{BORDERS}[in turns-phi3]",),
     ),
     Mutant(
-        name="recorded-steps-without-their-sequence-s-rope",
-        file="models/static_runs.py",
-        old="positions[lines] = seen.model_positions_T",
-        new="positions[lines] = positions_T",
-        tests=("tests/models/test_static_runs.py::test_a_run_gives_what_single_steps_give[greedy-more4]",),
-    ),
-    Mutant(
         name="window-from-the-arguments-alone",
         file="models/dry_run.py",
         old="        return found[1]\n",
