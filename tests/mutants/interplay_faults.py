@@ -22,10 +22,10 @@ INTERPLAY_FAULTS = (
         tests=(RANDOM_RUNS,),
     ),
     Mutant(
-        name="last-page-of-a-shared-prefix-is-written-by-each",
+        name="a-page-is-shared-whatever-stands-before-it",
         file="cache/pages.py",
-        old="range(own.num_published, min(length // self.page_size, len(own.keys)))",
-        new="range(own.num_published, min(length // self.page_size + 1, len(own.keys)))",
+        old="hashlib.blake2b(key + page_bytes, ",
+        new="hashlib.blake2b(page_bytes, ",
         tests=(RANDOM_RUNS,),
     ),
     Mutant(

@@ -17,7 +17,7 @@ from tests.mutants.interplay_faults import INTERPLAY_FAULTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.planting import copy_repository, import_from
 
-SEEDS, MOST_CASES, LIMIT_S = (1, 2, 3), 400, 300
+SEEDS, MOST_CASES, LIMIT_S = (1, 2, 3), 300, 400
 WORDS = "words.txt"
 FIRST_FAILURE = re.compile(r"\((\d+) cases\): (.*)")
 
