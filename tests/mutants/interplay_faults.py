@@ -22,10 +22,10 @@ INTERPLAY_FAULTS = (
         tests=(RANDOM_RUNS,),
     ),
     Mutant(
-        name="a-page-is-shared-whatever-stands-before-it",
-        file="cache/pages.py",
-        old="hashlib.blake2b(key + page_bytes, ",
-        new="hashlib.blake2b(page_bytes, ",
+        name="first-token-after-a-shared-prefix-is-not-run",
+        file="engine/sequence.py",
+        old="self.num_shared = self.num_prefilled = num_shared\n",
+        new="self.num_shared, self.num_prefilled = num_shared, num_shared + (0 < num_shared < len(self.token_ids) - 1)\n",
         tests=(RANDOM_RUNS,),
     ),
     Mutant(
