@@ -29,10 +29,10 @@ INTERPLAY_FAULTS = (
         tests=(RANDOM_RUNS,),
     ),
     Mutant(
-        name="round-known-early-writes-the-pages-of-a-sequence-that-has-ended",
+        name="round-known-early-draws-a-resumed-next-token-anew",
         file="engine/next_round.py",
-        old="updates = updates.without(slots_R[ended])",
-        new="updates = updates",
+        old="any(sequence.is_prefilling or sequence.forced_next_token is not None for sequence in new)",
+        new="any(sequence.is_prefilling for sequence in new)",
         tests=(RANDOM_RUNS,),
     ),
     Mutant(
