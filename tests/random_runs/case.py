@@ -16,6 +16,10 @@ from typing import Any
 MARKOV = ("markov", "repetitive")
 
 
+# Policies that read a trained head.
+HEADS = ("specdecpp", "sprinter")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A prompt and its options.
@@ -40,7 +44,8 @@ class Case:
         model: ``markov``, ``repetitive`` (a Markov model whose texts repeat), or a family of transformers.
         draft: ``noisy`` (of the target), ``same``, ``memory`` (n-grams) or ``none``.
         placement: ``local``: one process; ``threads``: the target's vocabulary in slices, one per thread;
-            ``ranks``: real processes.
+            ``ranks``: real processes; ``groups``: two engines in threads that share a draft.
+        broken_share: of replies of a shared draft that are lost with their link.
         tp_size, has_draft_rank: with ranks, how many share the target, and whether the draft has its own.
         difference: of the draft's logits from the target's.
         policy, cap, threshold: its name, the longest block, and where it stops.
@@ -63,6 +68,7 @@ class Case:
     placement: str = "local"
     tp_size: int = 1
     has_draft_rank: bool = False
+    broken_share: float = 0.0
     policy: str = "fixed"
     cap: int = 3
     threshold: float = 0.5
@@ -130,6 +136,8 @@ class Case:
             (self.placement != "local", self.is_markov),
             (self.has_draft_rank, has_model and self.placement == "ranks"),
             (not self.is_markov, not self.is_rejection),
+            (self.broken_share, self.placement == "groups"),
+            (self.placement == "groups", has_model and not self.has_chooser and self.policy not in HEADS),
             (True, max(ahead) == ahead[0] <= self.cap + 1 and max(branches) == branches[0]),
         ]
         return (

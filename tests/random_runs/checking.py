@@ -57,7 +57,7 @@ def check(case: Case, run: Run) -> Found:
     for completion in run.completions:
         name = f"row {completion.request.row_id}, sample {completion.request.sample_index}"
         found.wrong += [f"{name}: {wrong}" for wrong in check_completion(case, completion, found.places)]
-    found.wrong += _check_counts(run)
+    found.wrong += _check_counts(run, repeats=bool(run.stats.num_preemptions or case.broken_share))
     return found
 
 
@@ -72,14 +72,14 @@ def same_tokens(one: Run, other: Run) -> list[str]:
 
 def roomy(case: Case) -> Case:
     """The same in one process, one sequence at a time, without a preemption, a chunk or a neighbour."""
-    one = replace(case, placement="local", tp_size=1, has_draft_rank=False)
+    one = replace(case, placement="local", tp_size=1, has_draft_rank=False, broken_share=0.0)
     return replace(one, max_num_seqs=1, spare_pages=1000, room=1000)
 
 
 def is_independent(case: Case) -> bool:
     """Whether a seed fixes its tokens under rejection: block lengths depend on each row alone, or on none."""
     depends = case.policy in ("goodput", "draft_verify") and not case.num_ahead_tokens
-    return case.is_rejection and not (depends or case.shapes or case.has_chooser)
+    return case.is_rejection and not (depends or case.shapes or case.has_chooser or case.broken_share)
 
 
 def check_completion(case: Case, completion: Completion, places: list[float]) -> Iterator[str]:
@@ -221,7 +221,7 @@ def _compare_top(
         yield from _compare(f"likeliest tokens at {place}", own, row[own_ids].tolist(), slack)
 
 
-def _check_counts(run: Run) -> Iterator[str]:
+def _check_counts(run: Run, *, repeats: bool) -> Iterator[str]:
     stats, completions = run.stats, run.completions
     sums = {
         "num_completion_tokens": sum(len(c.token_ids) for c in completions),
@@ -230,13 +230,13 @@ def _check_counts(run: Run) -> Iterator[str]:
         "num_error_rows": 0,
         "num_out_of_memory": 0,
     }
-    # What a preemption takes back has been counted.
+    # What a preemption or a lost link takes back has been counted.
     counted = {
         "num_draft_tokens": sum(c.num_draft_tokens for c in completions),
         "num_accepted_tokens": sum(c.num_accepted_draft_tokens for c in completions),
         "num_drafts": sum(c.num_spec_steps for c in completions),
     }
-    for name, expected in (sums if stats.num_preemptions else sums | counted).items():
+    for name, expected in (sums if repeats else sums | counted).items():
         if getattr(stats, name) != expected:
             yield f"{name} is {getattr(stats, name)}, not {expected}"
     for name, least in counted.items():

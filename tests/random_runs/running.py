@@ -28,16 +28,16 @@ from specdist.sampling.options import Processing, TokenOptions
 from specdist.stats.shard import Stats
 from specdist.theory.rounds import RoundChooser, RoundShape
 from tests.constraints.letters import letters_masker
+from tests.engine.groups import SharedReplicas
 from tests.engine.harness import PAGE_SIZE, Harness
 from tests.engine.heads import random_head
 from tests.engine.markov import MarkovModel
 from tests.engine.sliced import SlicedMarkovReplica
-from tests.random_runs.case import Case, Row
+from tests.random_runs.case import HEADS, Case, Row
 from tests.random_runs.models import decode_of, pair_of, special_ids_of
 
 # Costs with which rounds of every kind are worth their time, in batches of up to twenty sequences.
 COSTS = CostModel(Curve([1, 41], [100, 150]), Curve([1, 41], [10, 30]))
-HEADS = ("specdecpp", "sprinter")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ def run(case: Case, replica: Harness | None = None) -> Run:
     replica = replica or new_replica(case)
     completions = replica.generate(requests_of(case))
     check_pages(replica)
+    if isinstance(replica, SharedReplicas):
+        return Run(completions, replica.total)
     return Run(completions, replica.stats_recorder.close_shard(0))
 
 
@@ -76,7 +78,8 @@ def requests_of(case: Case) -> list[Request]:
 
 def new_replica(case: Case) -> Harness:
     """In this process."""
-    return (SlicedReplica if case.placement == "threads" else LocalReplica)(case)
+    kinds = {"threads": SlicedReplica, "groups": SharedReplica}
+    return kinds.get(case.placement, LocalReplica)(case)
 
 
 class RandomReplica(Harness):
@@ -143,6 +146,14 @@ class SlicedReplica(LocalReplica):
 
     def target(self) -> Target:
         return SlicedMarkovReplica.target(cast(SlicedMarkovReplica, self))
+
+
+class SharedReplica(RandomReplica, SharedReplicas):
+    """Two engines share the draft, each in a thread of its own."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self.broken_share, self.unanswered_share = case.broken_share, 0.5 * (case.broken_share > 0)
 
 
 def policy_of(case: Case) -> LengthPolicy:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.random_runs import trial
 from tests.random_runs.campaign import Campaign, case_of, seed_of
 from tests.random_runs.case import Case, Row, from_line
 from tests.random_runs.checking import check
@@ -53,6 +54,11 @@ def test_random_runs_on_real_ranks(worlds: Worlds) -> None:
     names = [f"{SEED}:{number}:ranks" for number in range(NUM_OF_RANKS)]
     counts = check_campaign(worlds, names).counts
     assert counts["ranks"] == NUM_OF_RANKS and counts["preempted"] > NUM_OF_RANKS // 6
+
+
+def test_random_runs_of_engines_that_share_a_draft(worlds: Worlds) -> None:
+    """Links that break, among them."""
+    check_campaign(worlds, [f"{SEED}:{number}:groups" for number in range(10)])
 
 
 @pytest.mark.ranks
@@ -107,7 +113,10 @@ def test_another_token_reason_text_or_count_is_noticed() -> None:
     assert check(case, replace(sound, completions=[])).wrong
 
 
-def test_an_engine_that_fails_is_a_failure_in_words() -> None:
-    """Of a cache that has no room for a row."""
+def test_a_run_that_fails_or_has_no_end_is_a_failure_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "LIMIT_S", 1)
+    # The cache has no room for the only row, which a job would refuse.
     found = attempt(Case(spare_pages=-2))
-    assert found.is_broken or found.wrong
+    assert found.is_broken and "TimeoutError: no end within 1 s" in found.wrong[0]
+    found = attempt(Case(rows=(Row(prompt=(7,)),)))
+    assert found.is_broken and "IndexError" in found.wrong[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import traceback
 from collections.abc import Iterator
@@ -35,15 +36,18 @@ def attempt(case: Case, replica: Harness | None = None) -> Found:
 
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
-    """TimeoutError in this thread, the main one, after too long a time."""
+    """TimeoutError in this thread, the main one, after too long a time; without warnings."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"no end within {LIMIT_S} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(LIMIT_S)
+    # A link that breaks is logged, each time.
+    logging.disable(logging.WARNING)
     try:
         yield
     finally:
+        logging.disable(logging.NOTSET)
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
