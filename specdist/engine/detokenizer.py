@@ -104,8 +104,13 @@ class Detokenizer:
         return self.added(before_ids, token_ids[:count]) + (whole[len(known) : stop] if is_text else "")
 
 
+def _nothing(token_ids: list[int], skip_special: bool) -> str:
+    """A function with a name: what goes to another process is pickled."""
+    return ""
+
+
 # For sequences of which no text is wanted.
-NO_TEXT = Detokenizer(lambda token_ids, skip_special: "")
+NO_TEXT = Detokenizer(_nothing)
 
 
 def first_stop(text: str, strings: tuple[str, ...]) -> int | None:

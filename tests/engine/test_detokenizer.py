@@ -4,11 +4,13 @@ strings are found in it, whatever the tokenizer. Everything is decoded to see wh
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Callable
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.request import Request
 from specdist.engine.sequence import Sequence
 from specdist.engine.stopping import StopCheck, StopRules
@@ -174,3 +176,8 @@ def test_texts_of_tokens_are_together_the_completion(make: Kind) -> None:
             whole = plain(tokenizer, prompt_ids, [*token_ids[:index], other_id])
             assert found.other(index, other_id) == whole.removeprefix(before).rstrip("\ufffd")
         assert found.other(index, token_ids[index]) == found.texts[index]
+
+
+def test_no_text_goes_to_another_process() -> None:
+    """A benchmark's draft has a process of its own, which gets the assembly of its target."""
+    assert pickle.loads(pickle.dumps(NO_TEXT)).added([1], [2]) == ""
