@@ -111,7 +111,8 @@ class Sayings:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         self.random = np.random.default_rng(seed)
-        vocabulary = tokenizer.get_vocab()
+        # In an order that is the same in every process.
+        vocabulary = dict(sorted(tokenizer.get_vocab().items()))
         bytes_of = {f"<0x{byte:02X}>": byte for byte in range(256)}
         if "<0x00>" not in vocabulary:
             bytes_of = _bytes_of_letters()

@@ -132,7 +132,7 @@ def test_stop_strings_end_a_completion_as_in_all_of_its_text(make: Kind) -> None
             assert rules.text(sequence) == expected_text(tokenizer, prompt_ids, said, strings)
         num_stops += is_stopped
         num_special += is_stopped and strings[2] in plain(tokenizer, prompt_ids, said, skip_special=False)
-    assert num_stops > 20 and num_special > 2, (num_stops, num_special)
+    assert num_stops > 20 and num_special > 1, (num_stops, num_special)
 
 
 @each_kind
