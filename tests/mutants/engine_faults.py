@@ -185,7 +185,7 @@ ENGINE_FAULTS = (
         name="stop-string-looked-for-in-too-few-tokens",
         file="engine/detokenizer.py",
         old="num_left -= self._is_written(token_ids[begin])",
-        new="num_left -= 2 if self._is_written(token_ids[begin]) else 1",
+        new="num_left -= 3 if self._is_written(token_ids[begin]) else 1",
         tests=(TEXTS,),
     ),
     Mutant(
