@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -19,7 +21,7 @@ from specdist.data.batches import Chat
 from specdist.engine.detokenizer import Detokenizer
 from specdist.job.special_tokens import SpecialTokenSplitter
 from specdist.job.template_clock import with_clock
-from specdist.models.checkpoint import Checkpoint
+from specdist.models.checkpoint import SMALL_FILE_SUFFIXES, Checkpoint
 from specdist.models.damage import reading
 from specdist.utils.errors import UserError
 
@@ -35,15 +37,22 @@ logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
-    """The model's own tokenizer. Raises :class:`UserError` if it has none, or one that cannot be used."""
+    """The model's own tokenizer; while its files stay the same it is loaded once, for all to use and none to
+    change. Raises :class:`UserError` if it has none, or one that cannot be used."""
     with reading(f"{checkpoint.option} {checkpoint.name} has no tokenizer that can be loaded: it"):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            checkpoint.folder, trust_remote_code=checkpoint.trusts_code
-        )
-        # Some damage shows only in use.
-        ids = tokenizer(TRIAL_TEXT)["input_ids"]
-        _text(tokenizer, ids, True)
-        max(tokenizer.get_vocab().values())
+        files = [path for path in sorted(checkpoint.folder.iterdir()) if path.suffix in SMALL_FILE_SUFFIXES]
+        stamps = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+        return _tokenizer_of(checkpoint.folder, checkpoint.trusts_code, stamps)
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer_of(folder: Path, trusts_code: bool, stamps: Hashable) -> PreTrainedTokenizerBase:
+    """``stamps``: of the files in the folder."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code)
+    # Some damage shows only in use.
+    ids = tokenizer(TRIAL_TEXT)["input_ids"]
+    _text(tokenizer, ids, True)
+    max(tokenizer.get_vocab().values())
     return tokenizer
 
 
