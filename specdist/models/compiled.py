@@ -176,7 +176,8 @@ class CompiledPass:
         is_half = self._dtype == torch.bfloat16
 
         def fill() -> None:
-            weight = torch.cat([layer.weight.detach() for layer in linears])
+            weights = [layer.weight.detach() for layer in linears]
+            weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
             self._library.pack_weight(weight.data_ptr(), num_outputs, num_inputs, is_half, packed.data_ptr())
 
         self._filled(fill)
