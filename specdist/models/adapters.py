@@ -36,8 +36,11 @@ def use_transformers_attention(model: PreTrainedModel) -> None:
 def is_paged_by_registry(model: nn.Module) -> bool:
     """Whether transformers calls the attention over pages, and not an adapter or a model of our own."""
     config = getattr(model, "config", None)
-    name = getattr(config, "_attn_implementation", None)
-    return name == ATTENTION_NAME and getattr(config, "model_type", None) not in ADAPTERS
+    if getattr(config, "model_type", None) in ADAPTERS:
+        return False
+    # Of a wrapper only the text's configuration may have it.
+    configs = () if config is None else (config, config.get_text_config())
+    return any(getattr(each, "_attn_implementation", None) == ATTENTION_NAME for each in configs)
 
 
 def use_attention(model: PreTrainedModel, name: str) -> None:

@@ -49,7 +49,7 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
         )
     with reading(f"{what}: config.json"), torch.device("meta"):
         model = auto_class(checkpoint.config).from_config(
-            plain_config(checkpoint), trust_remote_code=checkpoint.trusts_code
+            copy.deepcopy(plain_config(checkpoint)), trust_remote_code=checkpoint.trusts_code
         )
     check_attention(model, what)
     names = WeightNames(model)

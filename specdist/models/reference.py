@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -130,7 +130,9 @@ class StoredSample:
 def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) -> StoredSample:
     """The stored tensors of the sample's layers, numbered anew, and all tensors outside of layers; of tensors
     over the vocabulary only the sample's rows."""
-    _, leaf, _ = find_layers(model, model.config.get_text_config().num_hidden_layers)
+    owner, leaf, _ = find_layers(model, model.config.get_text_config().num_hidden_layers)
+    (owner_name,) = {name for name, module in model.named_modules() if module is owner}
+    stack = f"{owner_name}.{leaf}.".lstrip(".")
     in_layer = re.compile(rf"(^|\.){re.escape(leaf)}\.(\d+)\.")
     names = WeightNames(model)
     quantization = quantization_of(checkpoint)
@@ -145,10 +147,11 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
     found: dict[str, Tensor] = {}
     found_parts: dict[str, dict[str, Tensor]] = {}
 
-    def renamed(name: str) -> str | None:
-        """As in the model of the sample's layers only; None for another layer."""
+    def renamed(name: str, taken: Iterable[str]) -> str | None:
+        """As in the model of the sample's layers only; None for another layer. ``taken``: its names in the
+        whole model, which tell other lists of layers, such as a vision tower's."""
         match = in_layer.search(name)
-        if match is None:
+        if match is None or (taken and not any(each.startswith(stack) for each in taken)):
             return name
         if int(match[2]) not in sample.layers:
             return None
@@ -159,7 +162,7 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
             takers = names.takers(file.names)
             places = {} if parts is None else parts.of(file.names)
             for name in file.names:
-                new_name = renamed(name)
+                new_name = renamed(name, takers[name])
                 if new_name is None:
                     continue
                 if name in places:
@@ -178,14 +181,14 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
     rounded = {}
     for layer, of_layer in found_parts.items():
         assert parts is not None
-        new_name = renamed(f"{layer}.weight")
+        new_name = renamed(f"{layer}.weight", {f"{layer}.weight"})
         assert new_name is not None
         found[new_name] = parts.weight(layer, of_layer).dequantized(torch.float32)
         rounded[new_name.removesuffix(".weight")] = (parts.formats[layer], of_layer.get("input_scale"))
     numbers = {
         new_name.removesuffix("."): own
         for name, module in whole_model.named_modules()
-        if (new_name := renamed(f"{name}.")) is not None
+        if (new_name := renamed(f"{name}.", {f"{name}."})) is not None
         and (own := {key: value for key, value in vars(module).items() if type(value) is float})
     }
     return StoredSample(tensors=found, rounded=rounded, numbers=numbers)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, masking_utils
 
 from specdist.models.adapters import use_paged_attention
+from specdist.models.attention import ATTENTION_NAME
+from specdist.models.checkpoint import open_checkpoint
 from specdist.models.dry_run import check_attention, window_of
+from specdist.models.fitting import check_weights
 from specdist.models.runner import Acceleration, ModelRunner
 from specdist.utils.errors import UserError
 from tests.models.all_families import WINDOW, build, tiny_config
@@ -70,3 +75,11 @@ def test_an_argument_that_is_not_known_is_refused() -> None:
     model.model.layers[1].self_attn.register_forward_pre_hook(biased, with_kwargs=True)
     with pytest.raises(UserError, match=r"llama, whose attention .* \(position_bias\)"):
         ModelRunner(model, CPU, Acceleration())
+
+
+def test_the_checkpoint_s_own_configuration_stays_as_it_is(tmp_path: Path) -> None:
+    """Models that are built from it for training run as transformers does."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    checkpoint = open_checkpoint("--target", str(tmp_path))
+    check_weights(checkpoint, 1)
+    assert checkpoint.config._attn_implementation != ATTENTION_NAME
