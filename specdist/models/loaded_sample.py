@@ -23,13 +23,12 @@ from specdist.models.adapters import is_paged_by_registry
 from specdist.models.attention import AttentionRules, LayerAttention
 from specdist.models.dry_run import LayerShapes
 from specdist.models.flat import SeenBatch
-from specdist.models.reference import NUM_STEPS, Sample, find_layers, layered
+from specdist.models.reference import LAYER_NUMBERS, NUM_STEPS, Sample, find_layers, layered
 from specdist.models.runner import Acceleration, ModelRunner
 
 PAGE_SIZE = 16
-# Of the prompt, in the first pass; what the layers are named by.
+# Of the prompt, in the first pass.
 FIRST_PART = 0.6
-NUMBERS = ("layer_idx", "layer_id", "layer_number")
 
 
 def run_loaded(
@@ -163,7 +162,7 @@ def _only_layers(model: PreTrainedModel, sample: Sample) -> Iterator[None]:
         setattr(owner, leaf, kept)
         for number, layer in enumerate(kept):
             for module in layer.modules():
-                for name in NUMBERS:
+                for name in LAYER_NUMBERS:
                     if isinstance(vars(module).get(name), int):
                         change(module, name, number)
         for name, value in changed.items():

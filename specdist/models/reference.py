@@ -43,6 +43,8 @@ MOST_WINDOW, SHORT_WINDOW = 512, 12
 NUM_STEPS = 4
 # Far enough: with rotary frequencies in bfloat16 angles are wrong by radians well before.
 MOST_POSITIONS = 8192
+# What layers call their own number.
+LAYER_NUMBERS = ("layer_idx", "layer_id", "layer_number")
 ATTENTION_NAME = "specdist_recorded_reference"
 _found: ContextVar[dict[str, list[Tensor]]] = ContextVar("what the reference's layers attend to")
 
@@ -124,7 +126,7 @@ class StoredSample:
 
     tensors: Mapping[str, Tensor]
     rounded: Mapping[str, tuple[LayerFormat, Tensor | None]]
-    numbers: Mapping[str, Mapping[str, float]]
+    numbers: Mapping[str, Mapping[str, float | int]]
 
 
 def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) -> StoredSample:
@@ -185,11 +187,17 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
         assert new_name is not None
         found[new_name] = parts.weight(layer, of_layer).dequantized(torch.float32)
         rounded[new_name.removesuffix(".weight")] = (parts.formats[layer], of_layer.get("input_scale"))
+
+    def is_kept(module: str, key: str, value: object) -> bool:
+        # Sizes outside of the layers are those of the sample's vocabulary.
+        is_int = type(value) is int and f"{module}.".startswith(stack) and key not in LAYER_NUMBERS
+        return is_int or type(value) is float
+
     numbers = {
         new_name.removesuffix("."): own
         for name, module in whole_model.named_modules()
         if (new_name := renamed(f"{name}.", {f"{name}."})) is not None
-        and (own := {key: value for key, value in vars(module).items() if type(value) is float})
+        and (own := {key: value for key, value in vars(module).items() if is_kept(name, key, value)})
     }
     return StoredSample(tensors=found, rounded=rounded, numbers=numbers)
 
@@ -226,7 +234,7 @@ def run_reference(
     if report["missing_keys"]:
         raise ValueError(f"{sorted(report['missing_keys'])[0]} is missing")
     for name, numbers in stored.numbers.items():
-        # Some scale by the number of layers.
+        # Some scale by the number of layers, or by that of the layer.
         vars(model.get_submodule(name)).update(numbers)
     for name, (form, static) in stored.rounded.items():
         if form.activations is not None:
