@@ -145,9 +145,16 @@ ROUND_FAULTS = (
     Mutant(
         name="steps-count-as-the-hosts-time",
         file="job/request_times.py",
-        old="spent_ns - sum(step_ns(size) for size in reply.draft_pass_sizes_P.tolist())",
-        new="spent_ns - sum(step_ns(size) for size in reply.draft_pass_sizes_P.tolist()[:1])",
+        old="each.ns - sum(map(step_ns, each.pass_sizes))",
+        new="each.ns - sum(map(step_ns, each.pass_sizes[:1]))",
         tests=("tests/job/test_drafting_times.py",),
+    ),
+    Mutant(
+        name="messages-are-measured-without-the-options-of-the-run",
+        file="job/request_times.py",
+        old="settings = dataclasses.replace(assembly.settings, num_logprobs=None, num_prompt_logprobs=None)",
+        new="settings = dataclasses.replace(assembly.settings, processing=None, num_logprobs=None)",
+        tests=("tests/job/test_measured_starts.py::test_every_option_starts_with_measured_costs",),
     ),
     Mutant(
         name="all-tokens-of-a-block-are-accepted-alike",
