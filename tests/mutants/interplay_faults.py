@@ -78,13 +78,6 @@ INTERPLAY_FAULTS = (
         tests=(RANDOM_RUNS,),
     ),
     Mutant(
-        name="resumed-sequence-lets-the-target-go-on-alone",
-        file="engine/on_demand.py",
-        old=" and not request.num_redraft_R.any()",
-        new="",
-        tests=(RANDOM_RUNS,),
-    ),
-    Mutant(
         name="log-probabilities-of-a-preempted-token-are-anothers",
         file="engine/logprobs.py",
         old="            self._of[order][position] = line\n",

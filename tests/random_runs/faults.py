@@ -29,9 +29,8 @@ def show_faults(names: Sequence[str]) -> int:
     for fault in faults:
         begun = time.monotonic()
         counts, words = zip(*(_cases_until_found(fault, seed) for seed in SEEDS), strict=True)
-        found = [count for count in counts if count is not None]
-        missed += not found
-        middle = f"{statistics.median(found):g}" if found else "not found"
+        middle = statistics.median(MOST_CASES + 1 if count is None else count for count in counts)
+        missed += middle > MOST_CASES
         print(
             f"{fault.name}: {middle} cases ({', '.join(str(count or f'>{MOST_CASES}') for count in counts)}; "
             f"{time.monotonic() - begun:.0f} s); {next(filter(None, words), '')[:100]}",

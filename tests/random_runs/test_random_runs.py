@@ -18,7 +18,7 @@ from tests.random_runs.shrinking import shrunk
 from tests.random_runs.trial import attempt
 from tests.random_runs.world import Worlds
 
-SEED, NUM_CASES, NUM_OF_RANKS = 11, 200, 40
+SEED, NUM_CASES, NUM_OF_RANKS = 11, 160, 30
 
 
 @pytest.fixture(scope="module")
