@@ -60,7 +60,8 @@ def test_every_family_can_be_checked(tmp_path: Path, family: str) -> None:
         check = checked(folder, dtype)
         assert check.is_checked, check.reason
         assert check.last_position >= 1023 and check.layers[0] == 0 and check.layers[-1] == 2
-        assert check.difference <= check.tolerance < 0.5
+        # Numbers that have nothing to do with each other differ by about 1.4.
+        assert check.difference <= check.tolerance < 0.7
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox", "phi"])
