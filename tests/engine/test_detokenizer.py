@@ -181,3 +181,13 @@ def test_texts_of_tokens_are_together_the_completion(make: Kind) -> None:
 def test_no_text_goes_to_another_process() -> None:
     """A benchmark's draft has a process of its own, which gets the assembly of its target."""
     assert pickle.loads(pickle.dumps(NO_TEXT)).added([1], [2]) == ""
+
+
+def test_a_stop_string_of_many_tokens_is_found_late_in_a_completion() -> None:
+    """Three tokens for each of its characters."""
+    tokenizer = KINDS[0]()
+    rules, sequence = StopRules(detokenizer_of(tokenizer), strings=("好你好",)), after([])
+    said = [f"<0x{byte:02X}>" for byte in ("你" * 20 + "好你好").encode()]
+    *committed, last = tokenizer.convert_tokens_to_ids(said)
+    sequence.token_ids += committed
+    assert rules.check(sequence, [last, committed[0]]) == StopCheck(1, "stop")
