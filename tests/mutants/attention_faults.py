@@ -14,7 +14,6 @@ ATTENTION_FAULTS = (
         old="return (self._rope_lengths[slots_T] > border) | (positions_T >= border)",
         new="return positions_T >= border",
         tests=(ALONE, CHECK + "test_a_rope_s_border_is_passed[phi3]"),
-        is_dangerous=True,
     ),
     Mutant(
         name="rope-of-the-longest-row",
