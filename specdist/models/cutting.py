@@ -54,7 +54,6 @@ def cut(
         reason = short_text(error)
     else:
         shard_head(shard, head_name, head, ids)
-        shard = shard.to("meta")
         with _without_sums(shard):
             reason = _why_it_does_not_run(shard)
         # A whole model that looks at values stops there, and one that is cut wrongly often before.
@@ -75,20 +74,31 @@ def _cut_blocks(model: PreTrainedModel, dtype: torch.dtype, group: dist.ProcessG
     import deepspeed  # takes seconds, and a replica of one process does not need it
     from deepspeed.accelerator import get_accelerator
 
-    engine = deepspeed.init_inference(
-        model,
-        # Without tp_group nothing is sharded, silently.
-        tensor_parallel={
-            "tp_size": dist.get_world_size(group),
-            "mpu": ModelParallelUnit(group),
-            "tp_group": group,
-        },
-        # On a CPU it refuses float16, which its training does not support.
-        dtype=dtype if dtype in get_accelerator().supported_dtypes() else torch.float32,
-        replace_with_kernel_inject=False,
-    )
+    with _without_memory(model):
+        engine = deepspeed.init_inference(
+            model,
+            # Without tp_group nothing is sharded, silently.
+            tensor_parallel={
+                "tp_size": dist.get_world_size(group),
+                "mpu": ModelParallelUnit(group),
+                "tp_group": group,
+            },
+            # On a CPU it refuses float16, which its training does not support.
+            dtype=dtype if dtype in get_accelerator().supported_dtypes() else torch.float32,
+            replace_with_kernel_inject=False,
+        )
     shard: PreTrainedModel = engine.module.to(dtype=dtype)
     return shard
+
+
+@contextmanager
+def _without_memory(model: PreTrainedModel) -> Iterator[None]:
+    """A context in which DeepSpeed allocates no plain shard: a quantised one needs a half or a quarter."""
+    model.to_empty = lambda **_: model
+    try:
+        yield
+    finally:
+        del model.to_empty
 
 
 def _why_it_does_not_run(model: PreTrainedModel) -> str | None:

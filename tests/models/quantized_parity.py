@@ -8,6 +8,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,18 @@ from tests.models.families import VOCAB_SIZE
 from tests.models.quantized_formats import NUM_LAYERS, TOKENS, logits_of
 from tests.ranks import join, leave
 
+allocated: list[int] = []
+to_empty = torch.nn.Module.to_empty
+
+
+def counting(module: torch.nn.Module, **options: Any) -> torch.nn.Module:
+    """Notes the bytes of a model that gets memory."""
+    tensors = [*module.parameters(), *module.buffers()]
+    allocated.append(sum(tensor.nbytes for tensor in tensors))
+    return to_empty(module, **options)
+
+
+torch.nn.Module.to_empty = counting  # type: ignore[method-assign]
 topology = join(tp_size=2)
 group = dist.new_group([0, 1])
 own = vocab_ranges(VOCAB_SIZE, 2)[topology.rank]
@@ -39,7 +52,11 @@ for argument in sys.argv[2:]:
     weights = [layer.weight for layer in whole.modules() if isinstance(layer, QuantizedLinear)]
     tensors = [each for w in weights for each in (w.numbers, w.scales_AB, w.zeros_AB) if each is not None]
     assert size.quantized_bytes == sum(each.nbytes for each in tensors), argument
+    allocated.clear()
     shard = load_sharded(checkpoint, **where, group=group, vocab_size=VOCAB_SIZE)
+    # At no time the plain shard, as DeepSpeed would allocate it.
+    num_bytes = sum(tensor.nbytes for tensor in [*shard.parameters(), *shard.buffers()])
+    assert len(allocated) == 1 and allocated[0] <= num_bytes, (argument, allocated, num_bytes)
     layers = [each for each in shard.modules() if isinstance(each, QuantizedLinear)]
     assert len(layers) == NUM_LAYERS and all(layer.cut is not None for layer in layers)
     # A row's scale stays whole where its inputs are cut.
