@@ -21,7 +21,7 @@ from specdist.models.lora import LoraAdapter, LowRank
 from specdist.models.quantized import UNQUANTISED, declared_scheme
 from specdist.models.quantized_loading import PLAIN_KINDS
 from specdist.models.weight_files import open_weights
-from specdist.models.weight_names import WeightNames
+from specdist.models.weight_names import WeightNames, ties_embeddings
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
@@ -163,7 +163,8 @@ def _fitted(
     model = build_without_weights(checkpoint, checkpoint.torch_dtype("auto"))
     names = {each.name: each.of if each.role is None else f"{each.of}.weight" for each in stored}
     takers = WeightNames(model).takers(set(names.values()))
-    tied = _tied_parameters(model)
+    vocabulary = _parameters_of_vocabulary(model)
+    tied = vocabulary if ties_embeddings(model) else set()
     modules: dict[str, dict[str, _Stored]] = {}
     replaced: dict[str, str] = {}
     left = []
@@ -182,7 +183,16 @@ def _fitted(
         if each.role is not None:
             modules.setdefault(parameter, {})[each.role] = each
         else:
-            _check_shape(what, checkpoint, each, tuple(model.state_dict()[parameter].shape))
+            shape = tuple(model.state_dict()[parameter].shape)
+            if parameter in vocabulary and each.shape[1:] == shape[1:] and each.shape != shape:
+                raise UserError(
+                    f"{what} was trained with a vocabulary of {each.shape[0]} tokens ({each.name}), and "
+                    f"{checkpoint.option} {checkpoint.name} has {shape[0]}: call resize_token_embeddings("
+                    f"{each.shape[0]}) on the model, merge the adapter into it with PEFT (merge_and_unload), "
+                    "save that with save_pretrained and with the adapter's tokenizer, and name that folder as "
+                    "the model"
+                )
+            _check_shape(what, checkpoint, each, shape)
             replaced[parameter] = each.name
     if left:
         more = f" and {len(left) - NUM_SHOWN} more" if len(left) > NUM_SHOWN else ""
@@ -217,12 +227,11 @@ def _fitted(
     return updates, replaced
 
 
-def _tied_parameters(model: PreTrainedModel) -> set[str]:
-    """The names of the embedding's and the head's weights, if they are the same."""
-    if not model.config.get_text_config().tie_word_embeddings:
-        return set()
+def _parameters_of_vocabulary(model: PreTrainedModel) -> set[str]:
+    """The names of the embedding's and the head's weights and biases."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    return {f"{name}.weight" for name, module in model.named_modules() if module in ends}
+    return {f"{name}.{kind}" for name, module in model.named_modules() if module in ends
+            for kind in ("weight", "bias")}  # fmt: skip
 
 
 def _check_shape(what: str, checkpoint: Checkpoint, stored: _Stored, expected: tuple[int, ...]) -> None:

@@ -213,6 +213,8 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
             f"{what} is of the family {family}, whose attention does not go through transformers' attention "
             f"registry: specdist cannot run it; {other}"
         )
+    if not hasattr(config, "num_hidden_layers"):
+        raise UserError(f"{what} is of the family {family}, which is not a stack of layers: {other}")
     # A model within another hands its arguments on.
     if (
         config is checkpoint.config

@@ -22,7 +22,7 @@ from specdist.models.quantized_linear import QuantizedLinear, choose_products
 from specdist.models.quantized_loading import QuantizedParts, place_layers
 from specdist.models.vocab_parallel_head import VocabParallelHead
 from specdist.models.weight_files import StoredTensors, open_weights
-from specdist.models.weight_names import WeightNames
+from specdist.models.weight_names import WeightNames, ties_embeddings
 from specdist.models.weight_stream import Reading, streamed, tensors_in
 from specdist.utils.errors import UserError
 
@@ -91,7 +91,7 @@ def _load_read(
     computed.restore(model, device)
     _read_weights(model, checkpoint, names, parts, dtype, reading)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if model.config.get_text_config().tie_word_embeddings and torch.equal(head.weight, embedding.weight):
+    if ties_embeddings(model) and torch.equal(head.weight, embedding.weight):
         head.weight = embedding.weight
     use_paged_attention(model)
     choose_products(model, dtype)

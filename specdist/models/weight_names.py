@@ -15,6 +15,14 @@ from specdist.models.quantized_linear import QuantizedLinear
 HARMLESS = re.compile(r"(rotary_emb\.inv_freq|(^|\.)position_ids|\.att(n|ention)\.(masked_)?bias)$")
 
 
+def ties_embeddings(model: PreTrainedModel) -> bool:
+    """Whether a model's embedding and output head are the same weights."""
+    parts = (model.config.get_text_config(), model.config)
+    return bool(
+        next((each.tie_word_embeddings for each in parts if hasattr(each, "tie_word_embeddings")), False)
+    )
+
+
 class WeightNames:
     """The names of a whole model's parameters and stored buffers, and which stored tensor each takes."""
 
@@ -31,7 +39,7 @@ class WeightNames:
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self._ignored = [re.compile(pattern) for pattern in ignored]
         self._tied: dict[str, str] = {}
-        if model.config.get_text_config().tie_word_embeddings:
+        if ties_embeddings(model):
             # Files usually hold such a pair once; in a sharded model they are two parameters.
             names = {id(module): name for name, module in model.named_modules()}
             head, embedding = (

@@ -15,7 +15,13 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 VOCAB_SIZE = 96
@@ -63,7 +69,29 @@ OWN: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    **{
+        f"{family}_text": {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+        }
+        for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+    },
+    "blt": {"encoder_hash_byte_group_vocab": 100},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "zamba2": {"layer_types": ["mamba", "hybrid"] * 2, "n_mamba_heads": 8},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+            for kind in ("sliding_attention", "full_attention")
+        },
+    },
 }
 
 # Rotary embeddings with borders, in families that have them in published models.
@@ -96,7 +124,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
-FAMILIES = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VARIANTS)
+# Models of texts and images, whose text model is that of a family.
+WRAPPERS = ("mistral3", "llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "aya_vision")
+
+FAMILIES = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *WRAPPERS, *VARIANTS)
 
 
 def tiny_config(family: str) -> Any:
@@ -113,7 +144,7 @@ def _small(config_class: Any, own: dict[str, Any]) -> Any:
     for name in config_class.sub_configs or {}:
         part = getattr(default, name, None)
         if part is not None:
-            values[name] = _small(type(part), {}).to_dict()
+            values[name] = _small(type(part), OWN.get(part.model_type, {})).to_dict()
     return config_class(**{**values, **own})
 
 
@@ -121,7 +152,11 @@ def build(family: str, seed: int = 0) -> PreTrainedModel:
     """A random float32 model with transformers' own attention."""
     torch.manual_seed(seed)
     config = tiny_config(family)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    family = VARIANTS.get(family, (family, {}))[0]
+    factory = (
+        AutoModelForCausalLM if family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForImageTextToText
+    )
+    model = factory.from_config(config, attn_implementation="eager").float().eval()
     _spread(model, seed)
     return model
 

@@ -29,7 +29,7 @@ from unittest import mock
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
 from specdist.api.llm import NO_PATH
 from specdist.config.generate import GenerateConfig
@@ -88,7 +88,8 @@ def prompts() -> list[list[int]]:
 @torch.no_grad()
 def reference(folder: Path) -> list[dict[str, Any]]:
     """Of every prompt the tokens of ``generate`` for it alone, and the logits behind them."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    architecture = getattr(transformers, AutoConfig.from_pretrained(folder).architectures[0])
+    model = architecture.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     found = []
     for prompt in prompts():
         ids = torch.tensor([prompt])
