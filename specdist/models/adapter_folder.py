@@ -189,8 +189,8 @@ def _fitted(
                     f"{what} was trained with a vocabulary of {each.shape[0]} tokens ({each.name}), and "
                     f"{checkpoint.option} {checkpoint.name} has {shape[0]}: call resize_token_embeddings("
                     f"{each.shape[0]}) on the model, merge the adapter into it with PEFT (merge_and_unload), "
-                    "save that with save_pretrained and with the adapter's tokenizer, and name that folder as "
-                    "the model"
+                    "save that with save_pretrained and with the adapter's tokenizer, and name that folder "
+                    "as the model"
                 )
             _check_shape(what, checkpoint, each, shape)
             replaced[parameter] = each.name
