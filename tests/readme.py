@@ -98,7 +98,7 @@ def generated() -> dict[str, str]:
     from tests.gpu import counts_tables
     from tests.job import clouds, real_groups
     from tests.learning import tables as learned_tables
-    from tests.models import quantized_formats
+    from tests.models import family_table, quantized_formats
     from tests.planning import before_after, sweep, validated
     from tests.policies import wall_clock
     from tests.scale import rows as scale_rows
@@ -130,6 +130,7 @@ def generated() -> dict[str, str]:
         "constrained": constraint_tables.markdown(),
         "logprobs-cost": measure_logprobs.markdown(),
         "quantized": quantized_formats.markdown(),
+        "families": family_table.markdown(),
         "plan": f"```\n{plan()}\n```",
         "emulation": emulation(),
         "host-times": host_times(),

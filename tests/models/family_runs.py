@@ -14,6 +14,7 @@ was busy with.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -286,8 +288,21 @@ def main() -> None:
             print(f"{'':28} not checked: {one.unchecked}")
     print(f"{time.perf_counter() - began:.0f} s: {dict(Counter((one.tp_size, one.kind) for one in found))}")
     if arguments.output:
-        values = [asdict(replace(one, seconds=0.0)) for one in found]
-        arguments.output.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        minutes = (time.perf_counter() - began) / 60
+        document = document_of(found, minutes)
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def document_of(found: Iterable[Outcome], minutes: float) -> dict[str, Any]:
+    """What is stored, with what it was found with."""
+    return {
+        "command": "python -m tests.models.family_runs",
+        "date": datetime.date.today().isoformat(),
+        "minutes": round(minutes),
+        "device": f"{os.cpu_count()} CPU cores",
+        **{name: version(name) for name in ("transformers", "deepspeed", "torch")},
+        "outcomes": [asdict(replace(one, seconds=0.0)) for one in found],
+    }
 
 
 if __name__ == "__main__":

@@ -165,3 +165,20 @@ def test_missing_files_and_shared_or_quantised_weights_are_refused(tmp_path: Pat
     (adapter / WEIGHTS_NAME).unlink()
     with pytest.raises(UserError, match=r"has no adapter_model.safetensors: name a folder that PEFT"):
         opened(model, adapter)
+
+
+def test_an_adapter_of_a_resized_vocabulary_is_refused_by_its_reason(tmp_path: Path) -> None:
+    """PEFT saves the embedding and the head with it; that these are of another model would not be true."""
+    _, model, _ = saved(tmp_path, "llama", target_modules=["q_proj"])
+    resized = tiny_model("llama", tie_word_embeddings=False)
+    resized.resize_token_embeddings(VOCAB_SIZE + 3, mean_resizing=False)
+    adapter = write_adapter(
+        resized, tmp_path / "resized", target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]
+    )
+    with pytest.raises(UserError) as raised:
+        opened(model, adapter)
+    for words in (
+        f"trained with a vocabulary of {VOCAB_SIZE + 3} tokens", f"--target {model} has {VOCAB_SIZE}",
+        f"resize_token_embeddings({VOCAB_SIZE + 3})", "adapter's tokenizer",
+    ):  # fmt: skip
+        assert words in str(raised.value)

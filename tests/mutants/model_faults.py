@@ -12,6 +12,7 @@ PEER_MEMORY = (
     "tests/models/test_all_reduce.py::test_ranks_sum_through_peers_memory_only_if_it_is_right_on_all_of_them"
 )
 
+FAMILIES = "tests/models/test_family_runs.py::test_families_in_turn_do_what_the_table_says"
 LEDGER = "tests/engine/test_stats_recorder.py"
 
 # Faults in code for instructions that not every processor has.
@@ -223,5 +224,40 @@ MODEL_FAULTS = (
         old="quantization=quantization_of(checkpoint),",
         new="quantization=None,",
         tests=("tests/benchmark/test_quantized.py::test_lower_bounds_read_the_quantised_bytes",),
+    ),
+    Mutant(
+        name="a-cut-that-is-not-tried",
+        file="models/cutting.py",
+        old="        reason = None if reason == reason_whole else reason\n",
+        new="        reason = None\n",
+        tests=(FAMILIES,),
+    ),
+    Mutant(
+        name="shapes-of-single-experts-compared",
+        file="models/fitting.py",
+        old="if stored not in converted and parameters[name].shape",
+        new="if parameters[name].shape",
+        tests=("tests/models/test_fitting.py::test_a_sound_mixture_is_refused_only_for_what_is_not_done_with_it",),
+    ),
+    Mutant(
+        name="experts-that-are-not-there",
+        file="models/fitting.py",
+        old="    for name, text in sorted(found.conversion_errors.items()):",
+        new="    for name, text in ():",
+        tests=("tests/models/test_fitting.py::test_what_is_said_of_a_mixture_is_true",),
+    ),
+    Mutant(
+        name="a-draft-narrower-than-the-targets-tokens",
+        file="job/same_tokens.py",
+        old="    if last >= draft.vocab_width:",
+        new="    if False:",
+        tests=("tests/job/test_model_refusals.py::test_a_token_that_the_draft_has_no_logits_for_is_refused",),
+    ),
+    Mutant(
+        name="tokens-that-the-model-has-not",
+        file="job/tokens.py",
+        old="last >= self._vocab_size:",
+        new="last > self._vocab_size:",
+        tests=("tests/job/test_model_refusals.py::test_a_token_of_the_tokenizer_alone_is_an_error_of_the_rows_that_have_it",),
     ),
 )

@@ -1,0 +1,59 @@
+"""The table of families in ``specdist/models/README.md``, of what ``family_runs`` has found last."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+
+from tests.models.family_runs import EXACT, REFUSED, STORED
+
+# What a refusal's message has, and in how many words the table says it.
+REASONS = {
+    r"takes no positions": "takes no positions of its tokens",
+    r"attention registry": "attention outside of transformers' registry",
+    r"has layers \((.*?)\)": "layers of other kinds",
+    r"not implement \((.*?)\)": "attention with {}",
+    r"not a stack of layers": "not a stack of layers",
+    r"not a causal language model": "not a causal language model",
+    r"split or joined": "a mixture stored by expert",
+    r"DeepSpeed cannot (cut|shard)": "DeepSpeed's cut does not fit",
+    r"key/value heads": "too few key/value heads",
+}
+
+
+def markdown() -> str:
+    """Families with the same outcomes share a row."""
+    found = json.loads(STORED.read_text(encoding="utf-8"))
+    by_family: dict[str, list[str]] = {}
+    for one in found["outcomes"]:
+        by_family.setdefault(one["family"], []).append(outcome_words(one["kind"], one["detail"]))
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for family, outcomes in by_family.items():
+        rows.setdefault(tuple(outcomes), []).append(family)
+    totals = [Counter(one["kind"] for one in found["outcomes"] if one["tp_size"] == size) for size in (1, 2)]
+    lines = [
+        f"transformers {found['transformers']}, DeepSpeed {found['deepspeed']}, torch {found['torch']}, "
+        f"{found['date']}, `{found['command']}`, {found['minutes']} minutes on {found['device']}:",
+        "",
+        "| `--tp_size 1` | `--tp_size 2` | number | families |",
+        "|---|---|---|---|",
+    ]
+    for outcomes, families in sorted(rows.items(), key=lambda row: (row[0] != (EXACT, EXACT), -len(row[1]))):
+        lines.append(f"| {' | '.join(outcomes)} | {len(families)} | {', '.join(families)} |")
+    counts = [", ".join(f"{number} {kind}" for kind, number in each.most_common()) for each in totals]
+    lines += ["", f"In all {len(by_family)}: on one rank {counts[0]}; on two {counts[1]}."]
+    return "\n".join(lines)
+
+
+def outcome_words(kind: str, detail: str) -> str:
+    """``exact``, or what is said instead in few words."""
+    if kind == EXACT:
+        return EXACT
+    if kind != REFUSED:
+        return f"{kind}: {detail}"
+    for pattern, words in REASONS.items():
+        match = re.search(pattern, detail)
+        if match is not None:
+            return f"refused: {words.format(*match.groups())}"
+    return f"refused: {detail}"
