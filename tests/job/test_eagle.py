@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from specdist.data import RunFolder
@@ -136,6 +138,32 @@ def test_a_draft_without_a_tensor_is_refused(
     del weights[name]
     save_file(weights, draft / "model.safetensors")
     refused(run_here(**(eagle | {"draft": draft}), output=tmp_path / "run"), f"its files hold no {name}")
+
+
+@pytest.mark.parametrize(
+    ("change", "fragments"),
+    [
+        (lambda weights: {"lm_head.scale": torch.ones(1)}, ["takes lm_head.scale: it is of another form"]),
+        (
+            lambda weights: {"fc.weight": weights["fc.weight"].to(torch.float8_e4m3fn)},
+            ["fc.weight is stored as F8_E4M3", "plain numbers only"],
+        ),
+        (
+            lambda weights: {"d2t": weights["d2t"] + 1000},
+            ["d2t does not give every id of the draft one of the target's 320: fetch it again"],
+        ),
+    ],
+)
+def test_a_draft_with_other_tensors_is_refused_for_what_they_are(
+    eagle: dict[str, Any],
+    tmp_path: Path,
+    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+    fragments: list[str],
+) -> None:
+    draft = copied(eagle["draft"], tmp_path / "draft")
+    weights = load_file(draft / "model.safetensors")
+    save_file(weights | change(weights), draft / "model.safetensors")
+    refused(run_here(**(eagle | {"draft": draft}), output=tmp_path / "run"), f"--draft {draft}", *fragments)
 
 
 def copied(folder: Path, target: Path) -> Path:

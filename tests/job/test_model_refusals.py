@@ -107,6 +107,12 @@ def weights_to_bin(folder: Path) -> list[str]:
     return ["no *.safetensors", "*.bin", "save_pretrained"]
 
 
+def lose_all_weights(folder: Path) -> list[str]:
+    for path in folder.glob("model*"):
+        path.unlink()
+    return ["no *.safetensors files: is the download complete?"]
+
+
 def lose_weights(folder: Path) -> list[str]:
     (folder / "model-00002-of-00003.safetensors").unlink()
     return ["lacks model-00002-of-00003.safetensors", "model.safetensors.index.json", "fetch it again"]
@@ -183,6 +189,7 @@ def lose_chat_template(folder: Path) -> list[str]:
     "damage",
     [
         weights_to_bin,
+        lose_all_weights,
         lose_weights,
         cut_weights,
         damage_index,
@@ -230,6 +237,11 @@ def test_an_unusable_model_folder_is_refused(
         ),
         ("gptj", {}, 1, ["family gptj", "attention registry", "cannot run it", "choose a model"]),
         ("t5", {}, 1, ["family t5", "not a causal language model"]),
+        ("bart", {}, 1, ["family bart", "BartForCausalLM", "takes no positions of its tokens"]),
+        ("jamba", {}, 1, ["family jamba", "layers (linear_attention) that specdist does not implement"]),
+        ("blt", {}, 1, ["family blt", "not a stack of layers"]),
+        ("gpt_oss", {"num_hidden_layers": 2}, 1, ["family gpt_oss", "does not implement (s_aux)"]),
+        ("gpt_bigcode", {"n_head": 4}, 2, ["--tp_size 2", "key/value heads (1)"]),
         (
             "llama",
             {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3},

@@ -167,6 +167,20 @@ def test_missing_files_and_shared_or_quantised_weights_are_refused(tmp_path: Pat
         opened(model, adapter)
 
 
+def test_an_adapter_file_without_plain_numbers_is_refused(tmp_path: Path) -> None:
+    _, model, adapter = saved(tmp_path, "llama", target_modules=["q_proj"])
+    tensors = load_file(adapter / WEIGHTS_NAME)
+    name = next(iter(tensors))
+    for changed, words in (
+        (tensors | {name: tensors[name].to(torch.float8_e4m3fn)}, f"{name} is stored as F8_E4M3: save the"),
+        ({}, "holds no tensors: save the adapter again"),
+    ):
+        save_file(changed, adapter / WEIGHTS_NAME)
+        with pytest.raises(UserError) as raised:
+            opened(model, adapter)
+        assert f"--target_adapter {adapter}" in str(raised.value) and words in str(raised.value)
+
+
 def test_an_adapter_of_a_resized_vocabulary_is_refused_by_its_reason(tmp_path: Path) -> None:
     """PEFT saves the embedding and the head with it; that these are of another model would not be true."""
     _, model, _ = saved(tmp_path, "llama", target_modules=["q_proj"])

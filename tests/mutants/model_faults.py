@@ -237,7 +237,9 @@ MODEL_FAULTS = (
         file="models/fitting.py",
         old="if stored not in converted and parameters[name].shape",
         new="if parameters[name].shape",
-        tests=("tests/models/test_fitting.py::test_a_sound_mixture_is_refused_only_for_what_is_not_done_with_it",),
+        tests=(
+            "tests/models/test_fitting.py::test_a_sound_mixture_is_refused_only_for_what_is_not_done_with_it",
+        ),
     ),
     Mutant(
         name="experts-that-are-not-there",
@@ -258,6 +260,8 @@ MODEL_FAULTS = (
         file="job/tokens.py",
         old="last >= self._vocab_size:",
         new="last > self._vocab_size:",
-        tests=("tests/job/test_model_refusals.py::test_a_token_of_the_tokenizer_alone_is_an_error_of_the_rows_that_have_it",),
+        tests=(
+            "tests/job/test_model_refusals.py::test_a_token_of_the_tokenizer_alone_is_an_error_of_the_rows_that_have_it",
+        ),
     ),
 )
