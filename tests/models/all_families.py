@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
     "intermediate_size": 96, "n_inner": 96, "d_ff": 96, "ffn_dim": 96, "d_inner": 128, "dff": 96,
     "decoder_ffn_dim": 96, "encoder_ffn_dim": 96, "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4},
     "num_hidden_layers": 4, "n_layer": 4, "n_layers": 4, "decoder_layers": 4, "encoder_layers": 4,
-    "num_decoder_layers": 4, "num_encoder_layers": 4, "num_layers": 4, "num_attention_heads": 4, "n_head": 4,
+    "num_decoder_layers": 4, "num_encoder_layers": 4, "num_layers": 4, "depth": 2, "num_attention_heads": 4, "n_head": 4,
     "n_heads": 4, "decoder_attention_heads": 4, "encoder_attention_heads": 4, "num_key_value_heads": 2,
     "num_decoder_attention_heads": 4, "num_encoder_attention_heads": 4, "head_dim": 16, "rotary_dim": 8,
     "sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 2, "window_size": WINDOW,
