@@ -190,12 +190,27 @@ def dry_run(model: PreTrainedModel) -> LayerShapes:
         if experts is not None:
             model.set_experts_implementation("batched_mm")  # the others look at values
         # With a mask transformers does not look for several texts in the positions, which have no values.
-        with torch.inference_mode(), recording(model, shapes), attending(shapes, {}):
+        with torch.inference_mode(), _unchanged(model), recording(model, shapes), attending(shapes, {}):
             model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=False)
     finally:
         if experts is not None:
             model.set_experts_implementation(experts)
     return shapes
+
+
+@contextlib.contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """A context whose calls leave nothing in the modules, such as frequencies of ropes, which are made when
+    they are first needed: these would have no numbers."""
+    before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)
 
 
 def check_attention(model: PreTrainedModel, name: str) -> None:
