@@ -229,8 +229,9 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
     if family in UNSHARDABLE_FAMILIES:
         raise UserError(f"{what} is of the family {family}, which DeepSpeed cannot shard: use --tp_size 1")
     num_heads = config.num_attention_heads
-    shared = 1 if getattr(config, "multi_query", False) else num_heads
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or shared
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    if getattr(config, "multi_query", False):
+        num_kv_heads = 1
     if num_heads % tp_size or num_kv_heads % tp_size:
         raise UserError(
             f"--tp_size {tp_size} must divide the attention heads ({num_heads}) and the key/value heads "

@@ -58,6 +58,7 @@ TIE = 2e-4
 LONGEST_S = 60
 NUM_DRAFT_TOKENS = 3
 EXACT, REFUSED, LATE, WRONG, ERROR = "exact", "refused", "late", "wrong", "error"
+UNPREPARED = "no reference: "
 NOTES, BEGUN, WANTED = "outcomes{}.jsonl", "begun", "wanted.pt"
 
 
@@ -262,7 +263,7 @@ def run_all(families: Sequence[str], folder: Path, tp_sizes: Sequence[int] = (1,
     unprepared = {one.family: one.detail for one in through(families, folder, 0) if one.kind == ERROR}
     found = [one for tp_size in tp_sizes for one in through(families, folder, tp_size)]
     return [
-        replace(one, detail=f"no reference: {unprepared[one.family]}")
+        replace(one, detail=f"{UNPREPARED}{unprepared[one.family]}")
         if one.kind not in (REFUSED, LATE) and one.family in unprepared
         else one
         for one in found

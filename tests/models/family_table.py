@@ -6,7 +6,10 @@ import json
 import re
 from collections import Counter
 
-from tests.models.family_runs import EXACT, REFUSED, STORED
+from tests.models.family_runs import EXACT, REFUSED, STORED, UNPREPARED
+
+# Of an error's message.
+MOST_CHARACTERS = 100
 
 # What a refusal's message has, and in how many words the table says it.
 REASONS = {
@@ -50,8 +53,10 @@ def outcome_words(kind: str, detail: str) -> str:
     """``exact``, or what is said instead in few words."""
     if kind == EXACT:
         return EXACT
+    if detail.startswith(UNPREPARED):
+        return "not tried: no small model of it was made that generates"
     if kind != REFUSED:
-        return f"{kind}: {detail}"
+        return f"{kind}: {detail[:MOST_CHARACTERS]}"
     for pattern, words in REASONS.items():
         match = re.search(pattern, detail)
         if match is not None:
