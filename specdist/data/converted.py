@@ -80,7 +80,10 @@ def converted(files: Sequence[Path], source: Source, spool: str | None) -> Conve
                 logger.info("converting %s once, into %s", files[0].parent, path)
                 digests = _convert(files, source, path)
                 if [stamp_of(file) for file in files] != stamps:
-                    raise UserError(f"--prompts {files[0].parent}: files changed while they were read")
+                    raise UserError(
+                        f"--prompts {files[0].parent}: files changed while they were read: start again once "
+                        "nothing writes to them"
+                    )
                 known = [replace(stamp, sha256=sha) for stamp, sha in zip(stamps, digests, strict=True)]
                 write_json(about, {"stamps": [asdict(stamp) for stamp in known], "told": source.told()})
         found = parse_object(about.read_bytes())

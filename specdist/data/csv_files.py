@@ -8,7 +8,6 @@ each of its fields is that value's usual form.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 
-from specdist.data.streams import READ_BYTES, open_input
+from specdist.data.streams import READ_BYTES, open_input, reading
 from specdist.data.text import bytes_as_text, text_as_bytes
 from specdist.utils.errors import UserError
 
@@ -30,7 +29,7 @@ TYPES = (
     (r"^-?(0|[1-9][0-9]{0,14})(\.[0-9]+)?([eE][+-]?[0-9]+)?$", pa.float64()),
     (r"^(true|false|True|False|TRUE|FALSE)$", pa.bool_()),
 )
-CSV_ERRORS = (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, zlib.error)
+CSV_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class CsvRows:
@@ -94,17 +93,17 @@ def read_csv(files: Sequence[Path], prompt_column: str) -> pa.Table:
 
 def _text_tables(path: Path, digest: Any) -> Iterator[pa.Table]:
     """At least one, which may be empty."""
-    reading = pa.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
+    blocks = pa.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
     parsing = pa.csv.ParseOptions(newlines_in_values=True)
     try:
         num_quotes = 0
-        with open_input(path, digest) as file:
+        with reading(path), open_input(path, digest) as file:
             while block := file.read(READ_BYTES):
                 num_quotes += block.count(b'"')
         if num_quotes % 2:
             raise pa.ArrowInvalid("a double quote is not closed; inside a quoted field it is written twice")
         with pa.csv.open_csv(
-            pa.input_stream(str(path)), reading, parsing, pa.csv.ConvertOptions(check_utf8=False)
+            pa.input_stream(str(path)), blocks, parsing, pa.csv.ConvertOptions(check_utf8=False)
         ) as header:
             names = header.schema.names
         converting = pa.csv.ConvertOptions(
@@ -115,13 +114,14 @@ def _text_tables(path: Path, digest: Any) -> Iterator[pa.Table]:
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
-        with pa.csv.open_csv(pa.input_stream(str(path)), reading, parsing, converting) as reader:
+        with pa.csv.open_csv(pa.input_stream(str(path)), blocks, parsing, converting) as reader:
             yield reader.schema.empty_table()
             for batch in reader:
                 yield pa.Table.from_batches([batch])
     except CSV_ERRORS as error:
         raise UserError(
-            f"--prompts {path} is not a complete CSV file (damaged or truncated?): {_told(error)}"
+            f"--prompts {path} cannot be read as CSV: {_told(error)}; every row has as many fields as the "
+            "header, fields with commas, quotes or line breaks stand in double quotes, and the text is UTF-8"
         ) from error
 
 

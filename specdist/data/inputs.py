@@ -20,6 +20,7 @@ from specdist.data.csv_files import CsvRows, read_csv
 from specdist.data.files import FileStamp
 from specdist.data.input_rows import InputRows, ParquetRows, TableRows
 from specdist.data.jsonl import JsonRows, PromptColumn, read_jsonl
+from specdist.data.streams import reading
 from specdist.data.text import check_layout
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
@@ -41,7 +42,7 @@ def find_files(path: Path) -> list[Path]:
         _kind(path)
         return [path]
     if not path.is_dir():
-        raise UserError(f"--prompts {path}: no such file or folder")
+        raise UserError(f"--prompts {path}: no such file or folder; check its spelling")
     if (path / "dataset_dict.json").is_file():
         splits = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir()))
         raise UserError(f"--prompts {path} is a DatasetDict: give the folder of one of its splits ({splits})")
@@ -144,7 +145,8 @@ def _saved_dataset_files(folder: Path) -> list[Path]:
         files = [folder / entry["filename"] for entry in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"--prompts {folder}: state.json is not one written by save_to_disk: {error!r}"
+            f"--prompts {folder}: state.json is not one written by save_to_disk ({error!r}): save the "
+            "dataset again, or copy the whole folder again"
         ) from error
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise UserError(
@@ -152,10 +154,13 @@ def _saved_dataset_files(folder: Path) -> list[Path]:
             "dataset and save it again"
         )
     if not files:
-        raise UserError(f"--prompts {folder}: state.json names no data files")
+        raise UserError(f"--prompts {folder}: state.json names no data files: save the dataset again")
     for file in files:
         if not file.is_file():
-            raise UserError(f"--prompts {folder}: {file.name}, named in state.json, is missing")
+            raise UserError(
+                f"--prompts {folder}: {file.name}, named in state.json, is missing: copy the whole "
+                "folder again"
+            )
     return files
 
 
@@ -168,7 +173,10 @@ def _folder_files(folder: Path) -> list[Path]:
     # Next to data of another type, a .json file is dataset_info.json or the like.
     files = [file for file in files if not file.name.endswith((".json", ".json.gz"))] or files
     if not files:
-        raise UserError(f"--prompts {folder} contains no file that ends in one of {', '.join(SUFFIXES)}")
+        raise UserError(
+            f"--prompts {folder} contains no file that ends in one of {', '.join(SUFFIXES)}: give the folder "
+            "with the files themselves (folders in it are not searched)"
+        )
     num_files = Counter(_kind(file) for file in files)
     if len(num_files) > 1:
         counts = ", ".join(f"{count} {kind}" for kind, count in num_files.items())
@@ -179,10 +187,12 @@ def _folder_files(folder: Path) -> list[Path]:
 @contextlib.contextmanager
 def _refusing(path: Path, kind: str) -> Iterator[None]:
     try:
-        yield
+        with reading(path):
+            yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"--prompts {path} is not a complete {kind} file (damaged or truncated?): {error}"
+            f"--prompts {path} is not a complete {kind} file (damaged, truncated, or of another type?): "
+            f"{error}"
         ) from error
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from specdist.data.json_columns import Shapes, as_schema, json_array
-from specdist.data.messages import why_not_messages, why_not_text, why_not_turns
-from specdist.data.streams import open_input
+from specdist.data.messages import described, why_not_messages, why_not_text, why_not_turns
+from specdist.data.streams import open_input, reading
 from specdist.data.text import bytes_as_text
 from specdist.utils.errors import UserError
 
@@ -150,20 +149,17 @@ def _check_same_names(names_of_file: dict[Path, set[str]]) -> None:
 def json_chunks(path: Path, num_bytes_each: int | None = None, digest: Any = None) -> Iterator[Chunk]:
     """The objects of a file, a few megabytes at a time. Raises :class:`UserError` with the line. ``digest``:
     a hash object that gets the file's bytes."""
-    chunk, num_bytes, number = Chunk(), 0, 0
-    try:
-        with open_input(path, digest) as file:
-            for number, line in enumerate(file, start=1):
-                if line.isspace():
-                    continue
-                chunk.rows.append(_parse(path, number, line))
-                chunk.lines.append(number)
-                num_bytes += len(line)
-                if num_bytes >= (num_bytes_each or CHUNK_BYTES):
-                    yield chunk
-                    chunk, num_bytes = Chunk(), 0
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"--prompts {path} cannot be read after line {number}: {error}") from error
+    chunk, num_bytes = Chunk(), 0
+    with reading(path), open_input(path, digest) as file:
+        for number, line in enumerate(file, start=1):
+            if line.isspace():
+                continue
+            chunk.rows.append(_parse(path, number, line))
+            chunk.lines.append(number)
+            num_bytes += len(line)
+            if num_bytes >= (num_bytes_each or CHUNK_BYTES):
+                yield chunk
+                chunk, num_bytes = Chunk(), 0
     if chunk.rows:
         yield chunk
 
@@ -173,17 +169,27 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     try:
         row = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
         raise UserError(
-            f"--prompts {path}, line {number} is not valid JSON: {error}; the file must hold one JSON object "
-            "per line"
+            f"--prompts {path}, line {number} has lists or objects that are too deep within others: write "
+            "such a value as text"
+        ) from error
+    except ValueError as error:
+        raise UserError(
+            f"--prompts {path}, line {number} is not valid JSON: {_told(error)}; the file must hold one JSON "
+            "object per line, in UTF-8"
         ) from error
     if not isinstance(row, dict):
         raise UserError(
-            f"--prompts {path}, line {number} is a JSON {type(row).__name__}, not an object; the file must "
-            "hold one JSON object per line"
+            f"--prompts {path}, line {number} is {described(row)}, not an object; the file must hold one "
+            "JSON object per line"
         )
     return row
+
+
+def _told(error: ValueError) -> str:
+    """Without the line, which json counts within its text."""
+    return f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _convert(
@@ -246,6 +252,7 @@ def _bad_line(
         except CONVERSION_ERRORS as earlier_error:
             num_bad, error = middle, earlier_error
     return UserError(
-        f"--prompts {path}, line {chunk.lines[num_bad - 1]} does not match the types of the rows before it: "
-        f"{error}; every column must have one type"
+        f"--prompts {path}, line {chunk.lines[num_bad - 1]} cannot be kept as it is: {error}; a column has "
+        "one type in all rows, integers have 64 bits, and names are UTF-8: correct it, write the "
+        "values as text, or leave the column out"
     )

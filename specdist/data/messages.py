@@ -95,4 +95,6 @@ def why_not_messages(name: str, value: Any) -> str | None:
 
 def described(value: Any) -> str:
     """A value of JSON, for messages."""
+    if value is None:
+        return "null"
     return f"{JSON_TYPES.get(type(value), type(value).__name__)} ({reprlib.repr(value)})"

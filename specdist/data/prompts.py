@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -138,7 +138,7 @@ class Prompts:
         numbers."""
         kinds = {field.name: field.type for field in self.schema}
         is_number = column in kinds and any(
-            test(kinds[column]) for test in (pa.types.is_integer, pa.types.is_floating)
+            test(kinds[column]) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
         )
         if not is_number:
             raise UserError(
@@ -149,15 +149,33 @@ class Prompts:
     def groups(self, option: str, column: str) -> dict[str, list[int]]:
         """Row numbers by the value of a column, in the order of the first occurrences.
 
-        Raises :class:`UserError`, which names the ``option``, if the column is missing or null in a row.
+        Raises :class:`UserError`, which names the ``option``, if the column is missing, or is null or damaged
+        in a row.
         """
         self.check_column(option, column)
         groups: dict[str, list[int]] = {}
-        for row, value in enumerate(self.rows.values(column)):
+        for row, value in enumerate(self.values(option, column)):
             if value is None:
                 raise UserError(f"{option} {column} is null in row {row}: every row needs a group")
             groups.setdefault(str(value), []).append(row)
         return groups
+
+    def values(self, option: str, column: str) -> Iterator[Any]:
+        """A column's value in every row. Raises :class:`UserError`, which names the ``option``, for bad text
+        or JSON in one of them."""
+        try:
+            yield from self.rows.values(column)
+        except (UnicodeDecodeError, JsonError) as error:
+            row, reason = next(filter(None, (self._damage(column, row) for row in range(self.num_rows))))
+            raise UserError(f"{option} {column}: row {row} cannot be read ({reason}): correct it") from error
+
+    def _damage(self, column: str, row: int) -> tuple[int, str] | None:
+        """A row whose value cannot be read, and why."""
+        try:
+            self.value(column, row)
+        except RowError as error:
+            return row, error.reason
+        return None
 
     def prompt(self, row: int) -> str | list[dict[str, Any]] | Chat:
         """A row's text, or its chat messages; of several turns the first.
@@ -277,7 +295,8 @@ def open_prompts(
         raise UserError(f"--prompts {path} has more than one column named {', '.join(twice)}: rename them")
     column.check(path)
     if messages_column is not None:
-        field = _field(path, rows.schema, "--messages_column", messages_column)
+        option = "--turns_column" if has_turns else "--messages_column"
+        field = _field(path, rows.schema, option, messages_column)
         _check_turns_type(field) if has_turns else _check_messages_type(field)
     else:
         field = _field(path, rows.schema, "--prompt_column", column.name)
@@ -314,7 +333,13 @@ def _field(path: str, schema: pa.Schema, option: str, name: str) -> pa.Field:
     if name not in schema.names:
         raise UserError(
             f"{option} {name} is not a column of --prompts {path}, which has {describe_columns(schema)}; "
-            "name the column with --prompt_column (text) or --messages_column (chat)"
+            "name the column with --prompt_column (text), --messages_column (chat) or "
+            "--turns_column (messages of the user)"
+        )
+    if pa.types.is_null(schema.field(name).type):
+        raise UserError(
+            f"{option} {name} is null in every row of --prompts {path}, which has "
+            f"{describe_columns(schema)}: name the column of the prompts"
         )
     return schema.field(name)
 

@@ -37,7 +37,7 @@ class RowOptionReader:
         """All rows. Raises :class:`UserError` with the row and the column. Afterwards :attr:`num_samples` is
         known."""
         own_samples = array("l")
-        columns = [self._prompts.rows.values(name) for name in self._columns]
+        columns = [self._prompts.values("--row_options", name) for name in self._columns]
         for row, values in enumerate(zip(*columns, strict=True)):
             own = self._checked(row, dict(zip(self._columns, values, strict=True)))
             if own.get("stop"):
@@ -117,7 +117,7 @@ def _number(row: int, place: str, name: str, value: Any) -> Any:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, kind) or not holds(value):
         kinds = "a whole number" if name in WHOLE_NUMBERS else "a number"
-        raise UserError(f"--row_options {place}: row {row} has {value!r}, which must be {kinds} and {rule}")
+        raise UserError(f"--row_options {place}: row {row} has {value!r}: it must be {kinds}, and {rule}")
     return value
 
 

@@ -60,27 +60,6 @@ def test_bytes_that_are_no_text_cost_their_row_alone(tmp_path: Path) -> None:
         prompts.prompt(1)
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        ("prompt,n\na,1\nb,2,3\n", "row 1: Expected 2 columns, got 3: b,2,3"),
-        ('prompt,n\na,1\nb,"2', "a double quote is not closed"),
-        ("", "Empty CSV file"),
-        (gzip.compress(TEXT.encode())[:-20], "is not a complete CSV file"),
-    ],
-)
-def test_damage_is_told_with_the_file_and_the_row(tmp_path: Path, content: str | bytes, told: str) -> None:
-    path = tmp_path / "a.csv"
-    with pytest.raises(UserError) as raised:
-        if isinstance(content, bytes):
-            path = tmp_path / "a.csv.gz"
-            path.write_bytes(content)
-            open_prompts(str(path), prompt_column="prompt", messages_column=None, limit=None)
-        else:
-            opened(path, content)
-    assert f"--prompts {path} is not a complete CSV file" in str(raised.value) and told in str(raised.value)
-
-
 def test_missing_and_differing_columns_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--prompt_column q is not a column of .*has prompt \(string\)"):
         opened(tmp_path / "a.csv", "prompt,n\na,1\n", "q")

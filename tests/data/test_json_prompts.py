@@ -102,5 +102,5 @@ def test_a_column_without_a_single_usable_value_is_refused(tmp_path: Path) -> No
 def test_other_columns_must_have_one_type(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "x", "id": 1}\n{"prompt": 2, "id": "y"}\n')
-    with pytest.raises(UserError, match="line 2 does not match the types of the rows before it"):
+    with pytest.raises(UserError, match="line 2 cannot be kept as it is"):
         open_prompts(str(path), prompt_column="prompt", messages_column=None, limit=None)

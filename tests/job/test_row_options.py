@@ -136,9 +136,9 @@ def test_rows_have_numbers_of_samples_of_their_own(
 @pytest.mark.parametrize(
     ("column", "values", "fragment"),
     [
-        ("temperature", [0.5, -1.0], "row 1 has -1.0, which must be a number and must be 0 (greedy)"),
-        ("top_k", [1.5, 2.0], "row 0 has 1.5, which must be a whole number"),
-        ("num_samples", [1, 0], "row 1 has 0, which must be a whole number and must be at least 1"),
+        ("temperature", [0.5, -1.0], "row 1 has -1.0: it must be a number, and must be 0 (greedy)"),
+        ("top_k", [1.5, 2.0], "row 0 has 1.5: it must be a whole number"),
+        ("num_samples", [1, 0], "row 1 has 0: it must be a whole number, and must be at least 1"),
         ("stop", ["a", ""], "row 1 has '', but it must be a text"),
         ("options", [None, {"top_q": 0.5}], "options.top_q: top_q is not an option"),
         ("options", [None, {"top_p": 1.5}], "options.top_p: row 1 has 1.5"),
