@@ -49,7 +49,7 @@ def greedy(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if a model would be loaded."""
 
-    def load(*_: object) -> None:
+    def load(*_: object, **__: object) -> None:
         raise AssertionError("a model would have been loaded")
 
     monkeypatch.setattr(generate, "Replica", load)

@@ -239,4 +239,26 @@ FORMAT_FAULTS = (
         new="return error_result(result.row_id, result.sample_index, text, reason)",
         tests=(TURNS + "test_the_thinking_of_earlier_turns_is_not_repeated",),
     ),
+    # What a person is told.
+    Mutant(
+        name="a-broken-disk-is-a-broken-file",
+        file="data/streams.py",
+        old="        if error.errno is None:\n            raise\n",
+        new="        raise\n",
+        tests=("tests/data/test_refusals.py",),
+    ),
+    Mutant(
+        name="damaged-text-of-an-option-is-a-traceback",
+        file="data/prompts.py",
+        old="        except (UnicodeDecodeError, JsonError) as error:\n            row, reason",
+        new="        except JsonError as error:\n            row, reason",
+        tests=("tests/data/test_refusals.py", "tests/job/test_input_refusals.py"),
+    ),
+    Mutant(
+        name="messages-in-views-of-lists-are-none",
+        file="data/text.py",
+        old="    return any(test(kind) for test, _, _ in LISTS)\n",
+        new="    return any(test(kind) for test, _, _ in LISTS[:3])\n",
+        tests=("tests/data/test_sound_files.py",),
+    ),
 )
