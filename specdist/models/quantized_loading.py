@@ -100,9 +100,13 @@ def check_parts(
     what = f"{checkpoint.option} {checkpoint.name}"
     parts = QuantizedParts(model, quantization)
     if not parts.formats:
+        is_asked = checkpoint.quantization is not None
+        remedy = (
+            f"leave {checkpoint.option}_quantization out" if is_asked else "fetch an unquantised checkpoint"
+        )
         raise UserError(
             f"{what}: none of its layers can be quantised ({type(model).__name__} has no plain linear layers "
-            f"but its head): leave {checkpoint.option}_quantization out"
+            f"but its head): {remedy}"
         )
     found = parts.of(shapes)
     stored = {place: name for name, place in found.items()}

@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 CSV = "tests/data/test_csv_prompts.py"
+REFUSALS = "tests/data/test_refusals.py"
 CHAT = "tests/job/test_chat_format.py"
 BATCHES = "tests/data/test_batches.py"
 BATCH_INPUT = "tests/job/test_batch_input.py"
@@ -27,14 +28,14 @@ FORMAT_FAULTS = (
         file="data/csv_files.py",
         old="if num_quotes % 2:",
         new="if num_quotes < 0:",
-        tests=(CSV,),
+        tests=(REFUSALS,),
     ),
     Mutant(
         name="csv-counts-rows-from-the-header",
         file="data/csv_files.py",
         old="int(found[1]) - 2",
         new="int(found[1]) - 1",
-        tests=(CSV,),
+        tests=(REFUSALS,),
     ),
     Mutant(
         name="system-prompt-beside-a-rows-own",
@@ -245,14 +246,14 @@ FORMAT_FAULTS = (
         file="data/streams.py",
         old="        if error.errno is None:\n            raise\n",
         new="        raise\n",
-        tests=("tests/data/test_refusals.py",),
+        tests=(REFUSALS,),
     ),
     Mutant(
         name="damaged-text-of-an-option-is-a-traceback",
         file="data/prompts.py",
         old="        except (UnicodeDecodeError, JsonError) as error:\n            row, reason",
         new="        except JsonError as error:\n            row, reason",
-        tests=("tests/data/test_refusals.py", "tests/job/test_input_refusals.py"),
+        tests=(REFUSALS, "tests/job/test_input_refusals.py"),
     ),
     Mutant(
         name="messages-in-views-of-lists-are-none",
