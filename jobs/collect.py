@@ -5,6 +5,8 @@
 Launched like jobs/generate.py, and resumed like it; jobs/train_head.py trains on what it leaves.
 """
 
+import _package  # noqa: F401
+
 from specdist.cli.collect import main
 from specdist.cli.ending import end_at_once
 

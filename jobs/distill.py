@@ -7,6 +7,8 @@ With --first or --go_on it is launched like jobs/generate.py, else with any numb
 training. The last line on stdout is a JSON document.
 """
 
+import _package  # noqa: F401
+
 from specdist.cli.distill import main
 from specdist.cli.ending import end_at_once
 

@@ -8,6 +8,8 @@ The last line on stdout is a JSON document.
 
 import sys
 
+import _package  # noqa: F401
+
 from specdist.cli.make_synthetic import main
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ python jobs/papers.py --target TARGET --draft DRAFT --prompts FOLDER --work FOLD
 
 import sys
 
+import _package  # noqa: F401
+
 from specdist.cli.papers import main
 
 if __name__ == "__main__":

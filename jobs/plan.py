@@ -10,6 +10,8 @@ The last line on stdout is a JSON document.
 
 import sys
 
+import _package  # noqa: F401
+
 from specdist.cli.plan import main
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 import sys
 
+import _package  # noqa: F401
+
 from specdist.cli.report import main
 
 if __name__ == "__main__":

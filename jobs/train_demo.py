@@ -7,6 +7,8 @@ A complete pair is found again and left as it is; an interrupted one is built ag
 
 import sys
 
+import _package  # noqa: F401
+
 from specdist.cli.train_demo import main
 
 if __name__ == "__main__":

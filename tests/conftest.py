@@ -6,6 +6,7 @@ Triton, and transformers does.
 
 import os
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -31,6 +32,8 @@ LONG = {
     "test_mutants.py",
 }  # fmt: skip
 TESTS = Path(__file__).parent
+# Where the interpreter would look for what a script of jobs/ imports; tests run them by runpy.
+sys.path.append(str(TESTS.parent / "jobs"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

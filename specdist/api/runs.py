@@ -31,6 +31,7 @@ from specdist.job.report import run_figures, totals_document
 from specdist.job.totals import total_of
 from specdist.stats.shard import Stats
 from specdist.utils.errors import UserError
+from specdist.utils.packages import check_installed
 
 if TYPE_CHECKING:
     import datasets
@@ -127,6 +128,7 @@ class Run:
 
         Pickling it (``num_proc`` of its methods) copies it. Raises UserError if there are no rows.
         """
+        check_installed("datasets", "Run.dataset", "use Run.table, the same rows in Arrow")
         import datasets
 
         return datasets.Dataset(self.table, fingerprint=self._digest())

@@ -10,17 +10,17 @@ import json
 import os
 import platform
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 
 from specdist.benchmark.overhead import FeatureOverhead, HeadOverhead, PassOverhead, PolicyOverhead
 from specdist.data.files import write_json
 from specdist.synthetic.build import SyntheticRecord
 from specdist.utils.errors import UserError
+from specdist.utils.json_values import from_fields
+from specdist.utils.packages import version_of
 
 LIBRARIES = ("specdist", "torch", "transformers")
 KIND = "specdist benchmark"
@@ -203,7 +203,7 @@ class Circumstances:
     command: str
     date: str
     hardware: Hardware
-    versions: dict[str, str]
+    versions: dict[str, str | None]
     settings: dict[str, Any]
     synthetic: SyntheticRecord | None
     models: ModelSizes
@@ -250,15 +250,15 @@ class BenchmarkResult(Circumstances):
         if not isinstance(values, dict) or values.get("kind") != KIND:
             raise UserError(f"--results {path} is not a result of jobs/benchmark.py")
         try:
-            return TypeAdapter(BenchmarkResult).validate_python(values)
-        except ValidationError as error:
+            return from_fields(BenchmarkResult, values, drops_unknown=True)
+        except ValueError as error:
             raise UserError(
                 f"--results {path} was written by a different version ({error}): measure again"
             ) from error
 
 
-def versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+def versions() -> dict[str, str | None]:
+    return {"python": platform.python_version(), **{name: version_of(name) for name in LIBRARIES}}
 
 
 def _cpu_model() -> str:

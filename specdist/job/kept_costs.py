@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from specdist.models.checkpoint import Checkpoint
 from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
+from specdist.utils.packages import version_of
 
 FOLDER_VARIABLE, OFF = "SPECDIST_COSTS", "off"
 # Options that decide what is generated, where it goes, and how a run is started, but not what a pass takes.
@@ -97,7 +97,7 @@ def costs_key(
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processor": [*processor(), len(os.sched_getaffinity(0)), torch.get_num_threads()],
-        "versions": [platform.python_version(), *map(version, LIBRARIES)],
+        "versions": [platform.python_version(), *map(version_of, LIBRARIES)],
         # Where the package is worked on.
         "changed_ns": max(path.stat().st_mtime_ns for path in package.rglob("*.[pc]*")),
         "target": _model(models.target),

@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from specdist.models.sizes import model_size
 from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields
+from specdist.utils.packages import version_of
 
 # Names in the manifest: the prompts' files as they were when they were read; and, for restarts with less
 # memory (specdist.job.restart), how the batch was made smaller.
@@ -276,5 +276,5 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         "draft_placement": topology.draft_placement,
         "device": topology.device.type,
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("specdist", *LIBRARIES)},
+        "versions": {name: version_of(name) for name in ("specdist", *LIBRARIES)},
     }

@@ -16,6 +16,7 @@ from specdist.engine.collectives import RANK_ZERO
 from specdist.job.parts import Part, own_part
 from specdist.job.restart import num_restarts
 from specdist.utils.errors import UserError
+from specdist.utils.packages import check_installed
 
 # A rank may have to wait for hours for another that reads its weights from slow storage. The watchdog notices
 # after --rank_timeout that no rank makes progress; collectives give up long after that.
@@ -121,6 +122,8 @@ def topology_from_environment(config: GenerateConfig) -> Topology:
     world_size, part = int(os.environ.get("WORLD_SIZE", "1")), own_part()
     if part is None:
         config.check_world(world_size)
+    if config.tp_size > 1:
+        check_installed("deepspeed", f"--tp_size {config.tp_size}", "use --tp_size 1")
     return Topology(
         rank=rank_from_environment(),
         world_size=world_size,

@@ -6,7 +6,6 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 
 from markupsafe import Markup
@@ -25,6 +24,7 @@ from specdist.reporting.timing import predicted_time, theory
 from specdist.reporting.waste import rates
 from specdist.reporting.work import time_per_role
 from specdist.utils.errors import UserError
+from specdist.utils.packages import version_of
 
 PAGE_FILE = "report.html"
 REPORT_FOLDER = "report"
@@ -172,4 +172,5 @@ def _subtitle(runs: Sequence[ReportedRun]) -> str:
 def _origin(runs: Sequence[ReportedRun]) -> str:
     paths = ", ".join(str(run.folder.path.resolve()) for run in runs)
     now = datetime.now(timezone.utc).isoformat(sep=" ", timespec="minutes")
-    return f"Written by jobs/report.py of specdist {version('specdist')} at {now} from {paths}."
+    package = " ".join(filter(None, ("specdist", version_of("specdist"))))
+    return f"Written by jobs/report.py of {package} at {now} from {paths}."

@@ -12,8 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
-from tests.ranks import REPOSITORY
-
+REPOSITORY = Path(__file__).parents[2]
 RECORDED = REPOSITORY / "tests/kernels/compiled.json"
 MAX_REGISTERS = 255
 # Of a multiprocessor of sm_80; the others have more.

@@ -20,6 +20,8 @@ class Outer:
     share: float = 0.5
     kind: Literal["a", "b"] = "a"
     name: str | None = None
+    pair: tuple[int, ...] | None = None
+    is_late: bool = False
     inner: Inner = Inner([1])
     per_size: dict[int, int] = field(default_factory=dict)
     free: dict[str, Any] = field(default_factory=dict)
@@ -42,10 +44,20 @@ def test_an_object_is_asked_for():
 
 def test_fields_come_back_with_their_types():
     values = {
-        "count": 3, "share": 1, "kind": "b", "name": None, "inner": {"sizes": [1, 2]}, "per_size": {"8": 1},
+        "count": 3, "share": 1, "kind": "b", "name": None, "pair": [2, 3], "is_late": True,
+        "inner": {"sizes": [1, 2]}, "per_size": {"8": 1},
         "free": {"x": [None]},
     }  # fmt: skip
-    expected = Outer(count=3, share=1, kind="b", inner=Inner([1, 2]), per_size={8: 1}, free={"x": [None]})
+    expected = Outer(
+        count=3,
+        share=1,
+        kind="b",
+        pair=(2, 3),
+        is_late=True,
+        inner=Inner([1, 2]),
+        per_size={8: 1},
+        free={"x": [None]},
+    )
     assert from_fields(Outer, values) == expected
 
 
@@ -66,7 +78,13 @@ def test_fields_come_back_with_their_types():
         ({"per_size": {"x": 1}}, r"per_size\.x.* is 'x'"),
         ({"free": []}, "free is a list"),
         ({"free": {"x": "\ud800"}}, "Outer holds text that is not Unicode"),
+        ({"share": True}, "share is True"),
+        ({"is_late": 1}, "is_late is 1"),
+        ({"pair": [1.0]}, r"pair\.0 is 1\.0"),
+        ({"pair": 1}, "pair is 1, but it should be a valid list"),
+        ({"per_size": {"1.0": 1}}, r"per_size\.1\.0 is '1\.0'"),
         ({"more": 1}, "more is not a field"),
+        ({"m" * 10**6: 1}, "mmm\\.\\.\\. is not a field"),
         ({"inner": {"sizes": [], "more": 1}}, r"inner\.more is not a field"),
         ({"name": "x" * 1000}, None),
     ],
@@ -83,6 +101,13 @@ def test_a_field_that_does_not_fit_is_named(changes, message):
 def test_only_an_object_has_fields(values):
     with pytest.raises(ValueError, match=r"Outer is .*, but it should be an object"):
         from_fields(Outer, values)
+
+
+def test_fields_of_other_versions_may_be_left_out():
+    values = {"count": 1, "more": 2, "inner": {"sizes": [3], "more": 4}}
+    assert from_fields(Outer, values, drops_unknown=True) == Outer(count=1, inner=Inner([3]))
+    with pytest.raises(ValueError, match=r"inner\.sizes is missing"):
+        from_fields(Outer, {"count": 1, "inner": {"more": 4}}, drops_unknown=True)
 
 
 def test_a_message_does_not_hold_a_file():

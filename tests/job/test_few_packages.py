@@ -1,0 +1,66 @@
+"""One process needs neither DeepSpeed nor datasets, and no installation of the project."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.job.topology import topology_from_environment
+from specdist.utils import packages
+from specdist.utils.errors import UserError
+from tests.job.hidden_packages import environment_without
+from tests.job.launching import JOB, job_arguments, main, parse, run_here
+
+# DeepSpeed, datasets, and what only they need.
+ABSENT = ("deepspeed", "hjson", "pydantic", "pydantic_core", "datasets", "dill", "multiprocess", "pandas")
+TIMEOUT_S = 200
+
+
+def python_without(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment_without(ABSENT, folder), capture_output=True,
+        text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+
+
+def test_one_process_gives_the_same_files_without_them(options: dict[str, Any], tmp_path: Path) -> None:
+    """By its script, from another folder."""
+    given = options | {"limit": 6, "max_new_tokens": 12}
+    ordinary = run_here(**given, output=tmp_path / "ordinary")
+    words = job_arguments(main, given | {"output": tmp_path / "few"})
+    ended = python_without(tmp_path, str(JOB), *words)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1])["exact"] is True and ordinary.totals["exact"] is True
+    shards = [path.relative_to(tmp_path / "few") for path in (tmp_path / "few" / "shards").glob("*.arrow")]
+    assert shards
+    for shard in shards:
+        assert (tmp_path / "few" / shard).read_bytes() == (tmp_path / "ordinary" / shard).read_bytes()
+    versions = json.loads((tmp_path / "few" / "manifest.json").read_text())["info"]["versions"]
+    absent = {name for name, number in versions.items() if number is None}
+    assert absent == {"specdist", "deepspeed", "datasets"}
+
+
+def test_sharding_without_deepspeed_is_refused_at_the_start(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = parse(**options | {"tp_size": 2, "draft": None, "output": tmp_path})
+    assert topology_from_environment(config).tp_size == 2
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--tp_size 2 needs the package deepspeed, which is not installed"):
+        topology_from_environment(config)
+
+
+def test_the_tests_of_kernels_are_found_without_them(tmp_path: Path) -> None:
+    repository = JOB.parents[1]
+    places = [str(repository / "tests/kernels"), str(repository / "tests/models/test_cuda.py")]
+    ended = python_without(
+        tmp_path, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider",
+        "--rootdir", str(repository), *places,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout
