@@ -1,6 +1,7 @@
 """The checks of :mod:`tests.gpu.first_day` around its jobs: compare runs, kill a rank, look at the devices.
 
-python -m tests.gpu.first_checks equal RUN WANTED --share 1.0 -- COMMAND ...
+python -m tests.gpu.first_checks equal RUN WANTED -- COMMAND ...
+python -m tests.gpu.first_checks near RUN WANTED ROUNDED -- COMMAND ...
 python -m tests.gpu.first_checks kill RUN WANTED -- COMMAND ...
 """
 
@@ -26,14 +27,14 @@ POLL_S = 0.05
 # Far longer than a watchdog needs, far shorter than NCCL waits.
 ENDS_S = 120.0
 MOST_BYTES_LEFT = 1000 * 2**20
+NEAR_SHARE = 0.5
 
 
 def main() -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.first_checks", description=__doc__)
-    parser.add_argument("check", choices=("versions", "equal", "kill", "leftovers"))
+    parser.add_argument("check", choices=("versions", "equal", "near", "kill", "leftovers"))
     parser.add_argument("folders", nargs="*", type=Path)
-    parser.add_argument("--share", type=float, default=1.0)
     given, command = sys.argv[1:], []
     if "--" in given:
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
@@ -48,7 +49,8 @@ def main() -> int:
     if options.check == "kill":
         command = [word for word in command if word != "--overwrite"]
     ended = subprocess.run(command)
-    return ended.returncode or compare(*options.folders, share=options.share)
+    check = compare_rounded if options.check == "near" else compare
+    return ended.returncode or check(*options.folders)
 
 
 def versions() -> int:
@@ -62,17 +64,40 @@ def versions() -> int:
     return code
 
 
-def compare(found: Path, wanted: Path, *, share: float) -> int:
-    """Rows of two runs by their tokens; fails where fewer than the share are the same."""
+def compare(found: Path, wanted: Path) -> int:
+    """Rows of two runs by their tokens; fails unless all are the same."""
     rows, expected = (completions_of(folder) for folder in (found, wanted))
     same = sum(one == other for one, other in zip(rows, expected, strict=True))
-    say(f"{same} of {len(rows)} completions of {found} are those of {wanted}; {share:.0%} must be")
+    say(f"{same} of {len(rows)} completions of {found} are those of {wanted}")
     for row, (one, other) in enumerate(zip(rows, expected, strict=True)):
         if one != other:
-            pairs = enumerate(zip(one, other, strict=False))
-            first = next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
-            say(f"row {row} differs from token {first} on")
-    return 0 if same >= share * len(rows) else 1
+            say(f"row {row} differs from token {num_same(one, other)} on")
+    return 0 if same == len(rows) else 1
+
+
+def compare_rounded(found: Path, wanted: Path, rounded: Path) -> int:
+    """Fails if a run leaves the wanted tokens far sooner than ``rounded``, a right run of its precision.
+
+    Which near-ties rounding decides otherwise differs from device to device, and a row that has left the
+    wanted text does not come back: what is compared is the share of tokens before that. Over 16 rows its
+    standard deviation is a tenth; of wrong kernels it is next to nothing.
+    """
+    share, usual = (share_of_same(run, wanted) for run in (found, rounded))
+    say(f"{share:.0%} of the tokens of {found} come before its rows differ from {wanted}")
+    say(f"{usual:.0%} of those of {rounded}; at least {NEAR_SHARE:.0%} of that must be")
+    return 0 if share >= NEAR_SHARE * usual else 1
+
+
+def share_of_same(found: Path, wanted: Path) -> float:
+    """Of the wanted tokens those before a row's first different one."""
+    pairs = list(zip(completions_of(found), completions_of(wanted), strict=True))
+    return sum(num_same(*pair) for pair in pairs) / sum(len(tokens) for _, tokens in pairs)
+
+
+def num_same(one: list[int], other: list[int]) -> int:
+    """Tokens before the first that differs."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def completions_of(output: Path) -> list[list[int]]:

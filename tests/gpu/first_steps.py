@@ -48,7 +48,7 @@ def plan(output: Path, pair: Path | None, *, device: str, num_gpus: int = 1) -> 
     rows += ["--temperature", "0", "--overwrite"]
     drafting = ["--policy", "fixed", "--num_draft_tokens", "4"]
     draft = ["--draft", f"{models}/draft", *drafting]
-    exact = ["--dtype", "float32"]
+    exact, rounded = ["--dtype", "float32"], ["--dtype", "bfloat16"]
 
     def job(
         name: str,
@@ -65,10 +65,14 @@ def plan(output: Path, pair: Path | None, *, device: str, num_gpus: int = 1) -> 
         inputs = ["--prompts", f"{of}/prompts.arrow", "--target", f"{of}/target"]
         return [*launcher, script, *inputs, *rows, *options, "--device", on, "--output", f"{output}/{name}"]
 
-    def equal(name: str, *command: str, wanted: str = "cpu", share: float = 1.0) -> list[str]:
-        """The job, then the comparison: this share of its completions must be those of another run."""
-        runs = [f"{output}/{name}", f"{output}/{wanted}"]
-        return [*CHECKS, "equal", *runs, "--share", str(share), "--", *command]
+    def equal(name: str, *command: str, wanted: str = "cpu") -> list[str]:
+        """The job, then the comparison: its completions must be those of another run."""
+        return [*CHECKS, "equal", f"{output}/{name}", f"{output}/{wanted}", "--", *command]
+
+    def near(name: str, *command: str) -> list[str]:
+        """The job, then the comparison with float32; the CPU's run in bfloat16 says how near is near."""
+        runs = (f"{output}/{run}" for run in (name, "cpu", "cpu-bfloat16"))
+        return [*CHECKS, "near", *runs, "--", *command]
 
     main = ["--tp_size", "2", *draft, *exact]
     long_ranks = min(max(num_gpus, 1), 3) if device == "cuda" else 1
@@ -109,6 +113,15 @@ def plan(output: Path, pair: Path | None, *, device: str, num_gpus: int = 1) -> 
             runs_on_cpu=True,
         ),
         Step(
+            name="cpu-bfloat16",
+            title="the same on the CPU in bfloat16",
+            tells="nothing of the GPUs: how far rounding alone leads away from float32",
+            command=job("cpu-bfloat16", *draft, *rounded, on="cpu"),
+            num_gpus=0,
+            limit_s=540,
+            runs_on_cpu=True,
+        ),
+        Step(
             name="one",
             title="the same on one GPU, float32",
             tells="the whole job without any communication: kernels, recorded passes, sampling, records",
@@ -119,9 +132,10 @@ def plan(output: Path, pair: Path | None, *, device: str, num_gpus: int = 1) -> 
         Step(
             name="bfloat16",
             title="the same on one GPU in bfloat16, with FlashAttention",
-            tells="accuracy where people run: most rows are those of float32, or a kernel is wrong",
-            command=equal("bfloat16", *job("bfloat16", *draft, "--dtype", "bfloat16"), share=0.5),
-            limit_s=600,
+            tells="accuracy where people run: as near to float32 as a CPU in bfloat16, or a kernel is wrong",
+            command=near("bfloat16", *job("bfloat16", *draft, *rounded)),
+            limit_s=540,
+            runs_on_cpu=True,
         ),
         Step(
             name="sharded",
@@ -149,16 +163,11 @@ def plan(output: Path, pair: Path | None, *, device: str, num_gpus: int = 1) -> 
         ),
         Step(
             name="bfloat16-2",
-            title="the main job in bfloat16 against one GPU in bfloat16",
+            title="the main job in bfloat16",
             tells="a sharded model's buffers and sums in the precision that people run",
-            command=equal(
-                "bfloat16-2",
-                *job("bfloat16-2", "--tp_size", "2", *draft, "--dtype", "bfloat16", ranks=3),
-                wanted="bfloat16",
-                share=0.5,
-            ),
+            command=near("bfloat16-2", *job("bfloat16-2", "--tp_size", "2", *draft, *rounded, ranks=3)),
             num_gpus=3,
-            limit_s=600,
+            limit_s=540,
         ),
         Step(
             name="long-pair",
@@ -220,13 +229,16 @@ def plan(output: Path, pair: Path | None, *, device: str, num_gpus: int = 1) -> 
         ),
         Step(
             name="round",
-            title="where the time of a round goes: phases and kernels of a random pair of 1B",
+            title="where the time of a round goes: phases and kernels of a random pair of 1B, the draft "
+            + ("on the target's GPU" if num_gpus < 2 else "on a GPU of its own"),
             tells="launches, copies and waits that only real time shows, beside the floors of passes",
             command=[
                 *(PYTHON, "jobs/benchmark.py", "--synthetic", "1b", "--acceptance", "0.8"),
-                *("--dtype", "bfloat16", "--device", device, "--profile", f"{output}/profile"),
+                *(*rounded, "--device", device, "--profile", f"{output}/profile"),
+                *("--placements", "colocated" if num_gpus < 2 else "separate"),
+                *("--batch_sizes", "8", "--num_prompts", "8"),
             ],
-            limit_s=1200,
+            limit_s=540,
         ),
         Step(
             name="leftovers",

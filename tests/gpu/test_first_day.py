@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from specdist.benchmark.config import BenchmarkConfig
+from specdist.config.arguments import parse_arguments
 from tests.gpu import first_day
+from tests.gpu.first_checks import compare, compare_rounded, share_of_same
 from tests.gpu.first_steps import Step, plan
-from tests.job.pair import Pair
+from tests.job.pair import Pair, write_arrow
 from tests.ranks import REPOSITORY
 
 TIMEOUT_S = 250
@@ -40,13 +43,15 @@ def test_the_plan_is_shown_with_the_list_of_what_only_a_gpu_can_show(tmp_path: P
 def test_the_steps_that_a_cpu_can_do_pass_and_their_results_are_saved(pair: Pair, tmp_path: Path) -> None:
     output = tmp_path / "day"
     given = ["--pretend", "--pair", str(pair.folder), "--output", str(output)]
-    ended = day(*given, "--only", "cpu", "main", "long-pair", "long-alone", "long")
+    ended = day(
+        *given, "--only", "cpu", "cpu-bfloat16", "bfloat16", "main", "long-pair", "long-alone", "long"
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert document(ended) == {
-        "output": str(output), "num_gpus": 0, "passed": 4, "failed": 0, "skipped": 1, "failures": [],
+        "output": str(output), "num_gpus": 0, "passed": 6, "failed": 0, "skipped": 1, "failures": [],
     }  # fmt: skip
     kept = json.loads((output / "results.json").read_text())["results"]
-    assert [result["outcome"] for result in kept] == ["passed", "skipped"] + ["passed"] * 3
+    assert [result["outcome"] for result in kept] == ["passed"] * 3 + ["skipped"] + ["passed"] * 3
     for name in ("long-alone", "long"):
         assert "16 of 16 completions" in (output / "logs" / f"{name}.log").read_text()
     # A run that differs is a failure.
@@ -60,6 +65,35 @@ def test_the_steps_that_a_cpu_can_do_pass_and_their_results_are_saved(pair: Pair
         str(output / "long"),
     ]
     assert subprocess.run([*comparison, "--", "true"], cwd=REPOSITORY, capture_output=True).returncode
+
+
+def completed(folder: Path, rows: list[list[int]]) -> Path:
+    (folder / "shards").mkdir(parents=True)
+    write_arrow(folder / "shards/shard-00000.arrow", {"completion_ids": rows})
+    return folder
+
+
+def test_rounding_may_change_rows_as_often_as_on_a_cpu_and_a_wrong_kernel_more_often(tmp_path: Path) -> None:
+    """Half of the rows may differ; of what comes before the first difference half may be lost."""
+    text = list(range(100, 132))
+
+    def leaves(name: str, *places: int) -> Path:
+        """The runs' rows leave the text at these tokens."""
+        return completed(tmp_path / name, [[*text[:at], *([0] * (len(text) - at))] for at in places])
+
+    wanted, cpu = leaves("wanted", 32, 32, 32, 32), leaves("cpu", 32, 32, 20, 12)
+    assert share_of_same(cpu, wanted) == 0.75
+    assert compare_rounded(leaves("right", 3, 32, 29, 8), wanted, cpu) == 0
+    assert compare_rounded(leaves("wrong", 2, 0, 32, 1), wanted, cpu) == 1
+    assert compare(cpu, wanted) == 1 and compare(wanted, wanted) == 0
+
+
+@pytest.mark.parametrize(("num_gpus", "placement"), [(1, "colocated"), (2, "separate"), (8, "separate")])
+def test_a_round_is_timed_with_the_gpus_that_there_are(tmp_path: Path, num_gpus: int, placement: str) -> None:
+    steps = {step.name: step for step in plan(tmp_path, None, device="cuda", num_gpus=num_gpus)}
+    words = steps["round"].command[2:]
+    config = parse_arguments(BenchmarkConfig, words)
+    assert config.placements == [placement] and config.batch_sizes == [8]
 
 
 def test_a_step_that_fails_or_takes_too_long_does_not_end_the_day(tmp_path: Path) -> None:
@@ -86,7 +120,7 @@ def test_long_prompts_are_run_on_as_many_gpus_as_the_main_job_takes(
     for name in ("long-alone", "long"):
         command = steps[name].command
         assert command[command.index("--dtype") + 1] == "bfloat16"
-        assert command[command.index("--share") + 1] == "1.0"
+        assert "equal" in command
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
