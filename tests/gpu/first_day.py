@@ -2,6 +2,7 @@
 
     python -m tests.gpu.first_day                    run them all, into runs/first-day
     python -m tests.gpu.first_day --list             only show them
+    python -m tests.gpu.first_day --minutes 9        those that are not done yet, while there is time
     python -m tests.gpu.first_day --only kernels main --output /scratch/first-day
     python -m tests.gpu.first_day --pretend          the steps that a CPU can do, to try this program itself
 
@@ -16,6 +17,9 @@ What the pretended device of the tests cannot show, and these commands are for:
 - Time: of kernels, copies, sums over NVLink or PCIe, of the host that launches, of loading from storage.
 - Several nodes' worth of devices, drivers and libraries: that they are there, and fit one another.
 
+Results are kept in ``results.json``, by name. A step that reads what another leaves brings that one along,
+unless it has passed and its folder is there.
+
 The last line on stdout is a JSON document; the exit code is 0 only if every step passed.
 """
 
@@ -24,13 +28,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -40,6 +45,12 @@ from tests.gpu.first_steps import Step, plan
 REPOSITORY = Path(__file__).parents[2]
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
 NO_GPU = 3
+# With less time left no step is begun.
+LEAST_S = 30.0
+NOT_ON_ONE_GPU = (
+    "Not shown, since it takes several GPUs: NCCL and its part in recorded passes, peers' memory, a target\n"
+    "that DeepSpeed cuts, the draft's own rank, and the watchdog. Steps that passed say nothing of these."
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--pair", type=Path, help="target/, draft/ and prompts.arrow (default: trained here)")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="these steps alone")
+    parser.add_argument("--minutes", type=float, help="take steps that are not done yet, for so long")
     parser.add_argument("--list", action="store_true", help="show the plan, run nothing")
     parser.add_argument("--pretend", action="store_true", help="on a CPU, the steps that need no GPU")
     options = parser.parse_args(arguments)
@@ -70,18 +82,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.output, options.pair = options.output.absolute(), options.pair and options.pair.absolute()
     num_gpus = count_gpus()
     device = "cpu" if options.pretend else "cuda"
-    steps = plan(options.output, options.pair, device=device, num_gpus=num_gpus)
-    unknown = sorted(set(options.only or ()) - {step.name for step in steps})
+    every = plan(options.output, options.pair, device=device, num_gpus=num_gpus)
+    unknown = sorted(set(options.only or ()) - {step.name for step in every})
     if unknown:
-        parser.error(f"--only {' '.join(unknown)}: the steps are {' '.join(step.name for step in steps)}")
-    steps = [step for step in steps if not options.only or step.name in options.only]
-    say(
-        str(__doc__)
-        .partition("\n\n")[2]
-        .rpartition("\n\n")[0]
-        .partition("What the")[2]
-        .join(["What the", "\n"])
-    )
+        parser.error(f"--only {' '.join(unknown)}: the steps are {' '.join(step.name for step in every)}")
+    kept = kept_results(options.output)
+    chosen = {step.name for step in every if not options.only or step.name in options.only}
+    if options.minutes is not None and not options.only:
+        chosen -= kept.keys()
+    steps = with_needs(chosen, every, kept, options.output)
+    shows = str(__doc__).partition("What the ")[2].partition("Results are kept")[0]
+    say(f"What the {shows.strip()}\n")
     for number, step in enumerate(steps, 1):
         say(f"{number:2}. {step.name}: {step.title}\n    tells: {step.tells}")
         gpus = "1 GPU" if step.num_gpus == 1 else f"{step.num_gpus} GPUs"
@@ -94,20 +105,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(json.dumps({"error": "no GPU", "num_gpus": 0}))
         return NO_GPU
     (options.output / "logs").mkdir(parents=True, exist_ok=True)
-    results = []
-    for step in steps:
-        results.append(run(step, options.output, num_gpus, pretends=options.pretend))
+    begin, most_s = time.monotonic(), math.inf if options.minutes is None else options.minutes * 60
+    for number, step in enumerate(steps):
+        left_s = begin + most_s - time.monotonic()
+        if left_s < LEAST_S:
+            break
+        limited = replace(step, limit_s=min(step.limit_s, left_s))
+        result = run(limited, options.output, num_gpus, pretends=options.pretend)
+        if number and result.seconds >= limited.limit_s < step.limit_s:
+            say(f"{step.name}: cut short by --minutes, not kept; it comes first next time")
+            break
+        kept[step.name] = result
         # Saved after every step, whatever the next one does to the node.
-        document = {"num_gpus": num_gpus, "results": [asdict(result) for result in results]}
-        (options.output / "results.json").write_text(json.dumps(document, indent=2))
+        keep(kept, every, num_gpus, options.output)
+    results = [kept[step.name] for step in every if step.name in kept]
     say("\n" + table(results))
+    left = [step.name for step in steps if step.name not in kept]
+    if left:
+        say(f"\nNot done yet: {' '.join(left)}. The same command goes on.")
+    if num_gpus < 2:
+        say(f"\n{NOT_ON_ONE_GPU}")
     failed = [result.name for result in results if result.outcome == FAILED]
     counts = {
         outcome.lower(): sum(result.outcome == outcome for result in results)
         for outcome in (PASSED, FAILED, SKIPPED)
     }
-    say(json.dumps({"output": str(options.output), "num_gpus": num_gpus, **counts, "failures": failed}))
+    say(
+        json.dumps({
+            "output": str(options.output), "num_gpus": num_gpus, **counts, "failures": failed, "left": left,
+        })
+    )  # fmt: skip
     return 1 if failed else 0
+
+
+def kept_results(output: Path) -> dict[str, Result]:
+    """Of earlier calls, by step."""
+    path = output / "results.json"
+    found = json.loads(path.read_text())["results"] if path.is_file() else []
+    return {values["name"]: Result(**values) for values in found}
+
+
+def keep(kept: dict[str, Result], every: list[Step], num_gpus: int, output: Path) -> None:
+    results = [asdict(kept[step.name]) for step in every if step.name in kept]
+    (output / "results.json").write_text(json.dumps({"num_gpus": num_gpus, "results": results}, indent=2))
+
+
+def with_needs(chosen: set[str], every: list[Step], kept: dict[str, Result], output: Path) -> list[Step]:
+    """The chosen steps and those whose folders they read and that are not there, in the order of the plan."""
+    wanted = set(chosen)
+    # A step reads what earlier ones leave.
+    for step in reversed(every):
+        if step.name in wanted:
+            wanted |= {name for name in step.needs if not has_passed(name, kept, output)}
+    return [step for step in every if step.name in wanted]
+
+
+def has_passed(name: str, kept: dict[str, Result], output: Path) -> bool:
+    return name in kept and kept[name].outcome == PASSED and (output / name).is_dir()
 
 
 def count_gpus() -> int:
@@ -131,6 +185,7 @@ def run(step: Step, output: Path, num_gpus: int, *, pretends: bool) -> Result:
     say(f"{step.name} ...")
     begin = time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
     if pretends:
         environment |= {"DS_ACCELERATOR": "cpu"}
     with log.open("w") as file:
@@ -147,7 +202,7 @@ def run(step: Step, output: Path, num_gpus: int, *, pretends: bool) -> Result:
             code = process.wait(step.limit_s)
             reason = "" if code == 0 else f"exit code {code}: {last_words(log)}"
         except subprocess.TimeoutExpired:
-            reason = f"not over after {step.limit_s} s: {last_words(log)}"
+            reason = f"not over after {step.limit_s:.0f} s: {last_words(log)}"
         finally:
             kill_family(process)
     seconds = time.monotonic() - begin

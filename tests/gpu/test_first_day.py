@@ -49,9 +49,13 @@ def test_the_steps_that_a_cpu_can_do_pass_and_their_results_are_saved(pair: Pair
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert document(ended) == {
         "output": str(output), "num_gpus": 0, "passed": 6, "failed": 0, "skipped": 1, "failures": [],
+        "left": [],
     }  # fmt: skip
     kept = json.loads((output / "results.json").read_text())["results"]
     assert [result["outcome"] for result in kept] == ["passed"] * 3 + ["skipped"] + ["passed"] * 3
+    assert (
+        "NCCL" in ended.stdout and "watchdog" in ended.stdout.splitlines()[-3] + ended.stdout.splitlines()[-2]
+    )
     for name in ("long-alone", "long"):
         assert "16 of 16 completions" in (output / "logs" / f"{name}.log").read_text()
     # A run that differs is a failure.
@@ -129,3 +133,69 @@ def test_without_a_gpu_nothing_is_run_and_the_message_says_so(tmp_path: Path) ->
     assert ended.returncode == first_day.NO_GPU
     assert "This machine has no GPU: nothing was run." in ended.stdout
     assert not (tmp_path / "day").exists()
+
+
+def test_no_step_takes_longer_than_a_command_may_and_each_follows_what_it_reads(tmp_path: Path) -> None:
+    for num_gpus in (1, 8):
+        steps = plan(tmp_path, None, device="cuda", num_gpus=num_gpus)
+        for number, step in enumerate(steps):
+            assert step.limit_s <= 540
+            before = {other.name for other in steps[:number]}
+            assert set(step.needs) <= before
+            paths = [Path(word) for word in step.command if word.startswith(f"{tmp_path}/")]
+            assert {path.relative_to(tmp_path).parts[0] for path in paths} & before == set(step.needs)
+
+
+class Day:
+    """The program with steps that are shell commands; a step needs the one before it."""
+
+    def __init__(self, output: Path, monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+        self.output = output
+        steps: list[Step] = []
+        for name, time in seconds.items():
+            script = f"mkdir -p {output}/{name}; echo {name} >>{output}/ran; sleep {time}"
+            needs = tuple(step.name for step in steps[-1:])
+            steps.append(
+                Step(name=name, title="", tells="", needs=needs, num_gpus=0, command=["sh", "-c", script])
+            )
+        monkeypatch.setattr(first_day, "plan", lambda *_, **__: steps)
+        monkeypatch.setattr(first_day, "count_gpus", lambda: 1)
+        monkeypatch.setattr(first_day, "LEAST_S", 0.2)
+
+    def call(self, *arguments: str) -> list[str]:
+        """The steps that a call has run."""
+        (self.output / "ran").unlink(missing_ok=True)
+        first_day.main([*arguments, "--output", str(self.output)])
+        ran = self.output / "ran"
+        return ran.read_text().split() if ran.is_file() else []
+
+    @property
+    def kept(self) -> dict[str, str]:
+        results = json.loads((self.output / "results.json").read_text())["results"]
+        return {result["name"]: result["outcome"] for result in results}
+
+
+def test_a_day_goes_on_where_time_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day = Day(tmp_path, monkeypatch, one=0, two=2, three=0)
+    assert day.call("--minutes", "0.025") == ["one", "two"]
+    assert day.kept == {"one": "passed"}, "a step that --minutes cut short has not failed"
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["left"] == ["two", "three"]
+    assert day.call("--minutes", "0.2") == ["two", "three"]
+    assert day.kept == {"one": "passed", "two": "passed", "three": "passed"}
+    assert day.call("--minutes", "0.2") == []
+    # Alone it is the step that takes too long.
+    day = Day(tmp_path / "short", monkeypatch, two=9)
+    day.call("--minutes", "0.01")
+    assert day.kept == {"two": "FAILED"}
+
+
+def test_a_step_brings_along_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    day = Day(tmp_path, monkeypatch, one=0, two=0, three=0)
+    assert day.call("--only", "two") == ["one", "two"]
+    assert day.call("--only", "three") == ["three"]
+    assert day.kept == {"one": "passed", "two": "passed", "three": "passed"}, "results are kept by name"
+    (tmp_path / "one").rmdir()
+    assert day.call("--only", "three") == ["three"]
+    assert day.call("--only", "two") == ["one", "two"]

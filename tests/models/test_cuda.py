@@ -1,6 +1,7 @@
 """What only a GPU can show: kernels, graphs and pinned buffers themselves. Skipped where there is none."""
 
 import copy
+import inspect
 import logging
 
 import pytest
@@ -45,8 +46,11 @@ def test_passes_match_plain_forwards(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def test_kernels_are_right_where_they_run(dtype: torch.dtype) -> None:
     common = {"dtype": dtype, "device": GPU}
-    assert probe_kernel(VarlenKernel(), KINDS, page_size=256, **common) is None
     assert probe_kernel(TritonKernel(), KINDS, page_size=16, **common) is None
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="this torch has no varlen_attn")
+    if "block_table" not in inspect.signature(varlen.varlen_attn).parameters:
+        pytest.skip("varlen_attn of this torch reads no pages, and no job uses it then")
+    assert probe_kernel(VarlenKernel(), KINDS, page_size=256, **common) is None
     reason = probe_kernel(VarlenKernel(), KINDS, page_size=16, **common)
     # For FlashAttention-2; its successors take any page size.
     assert reason is None or "256" in reason
