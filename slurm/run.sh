@@ -20,6 +20,9 @@
 # REPLICAS times GPUS_PER_REPLICA. As jobs/configs/llama-70b.yaml has it, a replica takes four.
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=32
+# All memory of the node: a rank with CUDA takes about 4 GB of the host's, and a cluster's default for each CPU may
+# be less.
+#SBATCH --mem=0
 #SBATCH --time=24:00:00
 # Two minutes before the time limit the replicas are asked to stop and the job is requeued. The same happens
 # when it is preempted or loses its node. It resumes where it stopped: finished rows are kept.

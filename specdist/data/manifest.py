@@ -20,6 +20,8 @@ MAX_SHARDS = 10**7
 ABSENT = "(absent)"
 # In the manifest's info, where rows have a number of completions of their own: their sums by shard.
 COMPLETIONS_PER_SHARD = "completions_per_shard"
+# In ``info``: whether the class ``tokens`` leaves rounding out, which may decide between two tokens.
+UP_TO_ROUNDING = "up_to_rounding"
 
 
 @dataclass(frozen=True)

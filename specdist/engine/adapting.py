@@ -8,7 +8,6 @@ cache has of running sequences stays: keys and values of the former draft.
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from specdist.engine.spare_time import SpareTime
 from specdist.learning.adaptation import GOING_BACK, NOTHING_TO_DO, REPLACING
 from specdist.learning.rows import RowBuffer
 from specdist.stats.learning import Learned
+from specdist.utils.polling import is_readable
 from specdist.utils.ranges import places_from
 
 # The longest piece, as a part of the time until a message is due: longer ones leave gaps, shorter ones take
@@ -113,7 +113,7 @@ class AdaptingDraftWorker(DraftWorker):
         self._may_learn = False
         self._spare.begin()
         came, is_late, has_learned = time.monotonic(), False, False
-        while not _is_readable(connection):
+        while not is_readable(connection):
             came, is_late = time.monotonic(), False
             seconds = self._seconds.get(self._next, 0.0)
             if self._next == NOTHING_TO_DO:
@@ -151,10 +151,10 @@ class AdaptingDraftWorker(DraftWorker):
         is_idle = self._next == NOTHING_TO_DO
         timeout = ASKING_S if is_idle else min(ASKING_S, self._spare.next_chance_s(seconds))
         if self._stream is None:
-            select.select((connection,), (), (), timeout)
+            is_readable(connection, timeout)
             return
         end = time.monotonic() + timeout
-        while not _is_readable(connection) and time.monotonic() < end:
+        while not is_readable(connection) and time.monotonic() < end:
             pass
 
     def _fit_pieces(self) -> None:
@@ -171,7 +171,3 @@ class AdaptingDraftWorker(DraftWorker):
     def _change_size(self, factor: float) -> None:
         if self._learner.resize(factor):
             self._seconds = {kind: factor * seconds for kind, seconds in self._seconds.items()}
-
-
-def _is_readable(connection: socket.socket) -> bool:
-    return bool(select.select((connection,), (), (), 0)[0])

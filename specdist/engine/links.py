@@ -11,7 +11,6 @@ time before it lets itself be woken, as CUDA does; its core has nothing else to 
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import tempfile
 import time
@@ -22,6 +21,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from specdist.utils.polling import is_readable
 
 SOCKET_NAME = "link"
 # Of the path of a Unix socket.
@@ -36,7 +37,7 @@ Wait = Callable[[socket.socket], None]
 def busy_wait(connection: socket.socket) -> None:
     """Ask again and again, for :data:`ASKING_S`; other threads run meanwhile."""
     end = time.monotonic() + ASKING_S
-    while not select.select((connection,), (), (), 0)[0] and time.monotonic() < end:
+    while not is_readable(connection) and time.monotonic() < end:
         pass
 
 

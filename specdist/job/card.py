@@ -17,7 +17,7 @@ import yaml
 from specdist.data import Manifest, RunFolder
 from specdist.data.files import write_atomically
 from specdist.data.layout import data_pattern, trace_pattern
-from specdist.data.manifest import COMPLETIONS_PER_SHARD
+from specdist.data.manifest import COMPLETIONS_PER_SHARD, UP_TO_ROUNDING
 from specdist.data.reading import open_shard
 from specdist.data.run_folder import CARD_MARK
 from specdist.data.schema import column_fields, fields_table
@@ -43,6 +43,10 @@ REPRODUCIBILITY = {
     "distribution": "The same options and seed give the same distribution; tokens may differ, because block "
     "lengths depend on the rest of the batch.",
 }
+ON_A_GPU = (
+    "On a GPU rounding depends on the number of tokens in a pass, and can decide between two tokens that are "
+    "nearly equally likely, most often in bfloat16."
+)
 ROUNDING = "Log-probabilities agree up to rounding, which depends on the rows of a pass."
 SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -79,7 +83,13 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats) -> str:
         f"# {plain(title)}",
         _made(run, total, num_rows),
         EXACT if info["exact"] else LOSSY if run["policy"] == "sprinter" else UNCHECKED,
-        " ".join([REPRODUCIBILITY[info["reproducibility"]], *([ROUNDING] if has_logprobs else [])]),
+        " ".join(
+            [
+                REPRODUCIBILITY[info["reproducibility"]],
+                *([ON_A_GPU] if info.get(UP_TO_ROUNDING) else []),
+                *([ROUNDING] if has_logprobs else []),
+            ]
+        ),
         CARD_MARK,
         "## How it was generated",
         table(["option", "value"], [[name, code(value)] for name, value in _options(run, info).items()]),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from specdist.config.generate import GenerateConfig
+from specdist.data.manifest import UP_TO_ROUNDING
 from specdist.data.segments import ANY_TIME, BETWEEN_SHARDS, DRAFT_CHANGES, NEVER
 from specdist.job.topology import Topology
 
@@ -24,9 +27,14 @@ def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
 
 
-def reproducibility_info(config: GenerateConfig, topology: Topology) -> dict[str, str]:
-    """Both, by their names in the manifest."""
-    return {"reproducibility": reproducibility(config, topology), DRAFT_CHANGES: draft_changes(config)}
+def reproducibility_info(config: GenerateConfig, topology: Topology) -> dict[str, Any]:
+    """All of it, by its names in the manifest. On a GPU the libraries' products and sums round in another way
+    where a pass has more tokens; where two tokens are nearly equally likely that can decide between them."""
+    return {
+        "reproducibility": reproducibility(config, topology),
+        UP_TO_ROUNDING: topology.device.type == "cuda",
+        DRAFT_CHANGES: draft_changes(config),
+    }
 
 
 def draft_changes(config: GenerateConfig) -> str:

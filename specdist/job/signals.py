@@ -14,13 +14,14 @@ import contextlib
 import logging
 import math
 import os
-import select
 import signal
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
+
+from specdist.utils.polling import is_readable
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # The exit code of a job that was stopped on request and has not finished (EX_TEMPFAIL: try again).
@@ -143,7 +144,7 @@ class StopRequest:
         times = [] if ends_at is None else [max(0.0, ends_at - time.monotonic())]
         if self._launcher is not None:
             times.append(LAUNCHER_POLL_S)
-        if not select.select([self._reader], [], [], min(times, default=None))[0]:
+        if not is_readable(self._reader, min(times, default=None)):
             return None
         return os.read(self._reader, 1)
 

@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -141,9 +142,7 @@ def local_device(name: str, local_rank: int = 0) -> torch.device:
     """``--device`` for one process of this node. Raises :class:`UserError` for a GPU that does not exist."""
     num_gpus = torch.cuda.device_count()
     if name == "cuda" and not num_gpus:
-        raise UserError(
-            "--device cuda, but torch sees no GPU here: use --device cpu or install its CUDA build"
-        )
+        raise UserError(f"--device cuda, but torch sees no GPU here: {why_no_gpu()}, or use --device cpu")
     if name == "cpu" or not num_gpus:
         return torch.device("cpu")
     num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -153,6 +152,19 @@ def local_device(name: str, local_rank: int = 0) -> torch.device:
             "needs its own: launch fewer ranks or use --device cpu"
         )
     return torch.device("cuda", local_rank)
+
+
+def why_no_gpu(driver: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """What is to be done where torch finds no GPU. ``driver``: where NVIDIA's says its version."""
+    if not torch.backends.cuda.is_built():
+        return "install its CUDA build"
+    if not driver.exists():
+        return "this node has no NVIDIA driver, so start it on one that has"
+    first = driver.read_text(errors="replace").splitlines()[0]
+    return (
+        f"it is built for CUDA {torch.version.cuda}, for which the driver may be too old ({first}), so "
+        "install a build for an older CUDA, or look at CUDA_VISIBLE_DEVICES"
+    )
 
 
 def join_world(topology: Topology, init_method: str | None = None) -> None:
@@ -170,14 +182,23 @@ def join_world(topology: Topology, init_method: str | None = None) -> None:
         return
     if not on_gpu:
         os.environ["DS_ACCELERATOR"] = "cpu"
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        init_method=init_method,
-        store=None if init_method else meeting_store(topology, "world"),
-        rank=topology.rank,
-        world_size=topology.world_size,
-        timeout=UNWATCHED_TIMEOUT if init_method else topology.collective_timeout,
-    )
+    store = None if init_method else meeting_store(topology, "world")
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            init_method=init_method,
+            store=store,
+            rank=topology.rank,
+            world_size=topology.world_size,
+            timeout=UNWATCHED_TIMEOUT if init_method else topology.collective_timeout,
+        )
+    except RuntimeError as error:
+        if "gloo" not in str(error).lower():
+            raise
+        raise RuntimeError(
+            f"the ranks were not connected by gloo ({error}): if this node's hostname has no address, name a "
+            "network interface that all nodes have, such as GLOO_SOCKET_IFNAME=eth0"
+        ) from error
 
 
 def hosts_store(topology: Topology) -> bool:

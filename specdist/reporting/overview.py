@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from specdist.data.manifest import UP_TO_ROUNDING
 from specdist.policies.registry import OPTIONS
 from specdist.reporting.formats import NOTHING, count, duration, number, percent, speed
 from specdist.reporting.markup import banner, box, details, paragraph, table, tiles
@@ -185,6 +186,8 @@ def _reproducibility(runs: Sequence[ReportedRun]) -> str:
     classes = {run.info.get("reproducibility") for run in runs}
     if "tokens" in classes:
         told.append("“tokens”: the same seed gives the same tokens, whatever the batch, shards or restarts.")
+        if any(run.info.get(UP_TO_ROUNDING) for run in runs):
+            told.append("On a GPU that is up to rounding, which depends on the tokens of a pass.")
     if "distribution" in classes:
         told.append(
             "“distribution”: the same seed gives the same distribution; tokens may depend on the batch."

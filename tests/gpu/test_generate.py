@@ -5,6 +5,7 @@ What such a device cannot show is said in ``tests/gpu/first_day.py``.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ def test_gpu_ranks_write_the_files_of_one_process_on_a_cpu(
     ended = fork_gpu_ranks(num_ranks, **(options | changes), tp_size=2, output=tmp_path / "gpu")
     assert ended.totals["num_rows"] == options["limit"]
     assert ended.totals["exact"], "the loaded target was not compared with its files"
+    manifests = [json.loads((tmp_path / run / "manifest.json").read_text()) for run in ("cpu", "gpu")]
+    assert [one["info"]["up_to_rounding"] for one in manifests] == [False, True]
     assert shard_bytes(tmp_path / "gpu") == shard_bytes(tmp_path / "cpu")
     for name in ("draft_acceptance_rate", "mean_acceptance_length"):
         assert ended.totals[name] == expected.totals[name]

@@ -1,0 +1,40 @@
+"""What a rank says where its node does not let it work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from specdist.job.topology import Topology, join_world, local_device, why_no_gpu
+from specdist.utils.errors import UserError
+
+
+def test_without_a_gpu_the_message_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    with pytest.raises(UserError, match="no GPU here: install its CUDA build, or use --device cpu"):
+        local_device("cuda")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    driver = tmp_path / "version"
+    assert "has no NVIDIA driver" in why_no_gpu(driver)
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\nGCC version: 12\n")
+    words = why_no_gpu(driver)
+    assert "built for CUDA 13.0" in words and "550.54.15" in words and "GCC" not in words
+
+
+def test_where_gloo_finds_no_interface_its_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("[gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to resolve hostname")
+
+    monkeypatch.setattr(dist, "init_process_group", fails)
+    topology = Topology(rank=0, world_size=2, tp_size=1, uses_draft=True, device=torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="GLOO_SOCKET_IFNAME=eth0"):
+        join_world(topology, (tmp_path / "meeting").as_uri())
