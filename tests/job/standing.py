@@ -69,7 +69,7 @@ def one_is_slow(arguments: Sequence[str]) -> int:
 
 def one_cannot_read(arguments: Sequence[str]) -> int:
     """The main job; the storage of its second rank stops answering after a few tensors of the target."""
-    cut, num_cut = loading._cut, itertools.count()
+    cut, num_cut = loading.cut_tensor, itertools.count()
 
     def cut_or_hang(*read: Any) -> Any:
         if next(num_cut) == 3:
@@ -77,7 +77,7 @@ def one_cannot_read(arguments: Sequence[str]) -> int:
         return cut(*read)
 
     if os.environ["RANK"] == "1":
-        loading._cut = cut_or_hang
+        loading.cut_tensor = cut_or_hang
     return generate(arguments)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ import pytest
 from specdist.cli.generate import main as generate
 from specdist.data import PartLog, RowResult
 from specdist.data.columns import OUTPUT_COLUMNS
-from specdist.job import measuring
-from specdist.policies.costs import CostModel, Curve
 from tests.job.gate import Gate
+from tests.job.given_costs import generate_with_long_passes, generate_with_short_passes
 from tests.job.killing import fork_and_kill
 from tests.job.launching import (
     Ended,
@@ -148,22 +147,6 @@ def test_killed_ranks_end_with_the_same_files(slow: tuple[dict[str, Any], Path],
     output = tmp_path / "run"
     kill_ranks_and_relaunch(output, **options)
     assert shard_bytes(output) == shard_bytes(undisturbed)
-
-
-def measure(pass_ns: int) -> None:
-    """The costs of a machine on which a target pass takes so long, and a draft step a millisecond."""
-    costs = CostModel(Curve([1], [pass_ns]), Curve([1], [1_000_000]))
-    measuring.combined_costs = lambda *_: costs
-
-
-def generate_with_long_passes(arguments: Sequence[str]) -> int:
-    measure(8_000_000)
-    return generate(arguments)
-
-
-def generate_with_short_passes(arguments: Sequence[str]) -> int:
-    measure(3_000_000)
-    return generate(arguments)
 
 
 @pytest.mark.ranks

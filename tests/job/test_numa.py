@@ -125,5 +125,6 @@ def test_every_rank_on_a_gpu_is_bound_unless_it_is_not_to_be(
     found: list[int] = []
     monkeypatch.setattr(entry, "topology_from_environment", lambda config: topology)
     monkeypatch.setattr(entry, "bind_near_gpu", found.append)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     assert entry.run_rank(config, config, lambda *_: 0) == 0
     assert found == bound_ranks

@@ -153,8 +153,8 @@ def test_loading_and_measuring_are_counted_in_steps(
     for rank in (0, 1):
         assert steps[rank]["loading the target"] > num_tensors(pair.target)
     assert steps[2]["loading the draft"] > num_tensors(pair.draft)
-    # Passes of 1, 2, 4, ... tokens, ten times each.
-    assert all(found["measuring pass times"] > 10 for found in steps)
+    for found in steps:
+        assert sum(number for phase, number in found.items() if phase.startswith("measuring ")) > 10, found
 
 
 @pytest.mark.parametrize("timeout_s", [1.0, 600.0, 1e9, math.inf])
