@@ -51,7 +51,7 @@ def test_sharding_without_deepspeed_is_refused_at_the_start(
     monkeypatch.setenv("WORLD_SIZE", "2")
     config = parse(**options | {"tp_size": 2, "draft": None, "output": tmp_path})
     assert topology_from_environment(config).tp_size == 2
-    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "deepspeed" else name)
     with pytest.raises(UserError, match="--tp_size 2 needs the package deepspeed, which is not installed"):
         topology_from_environment(config)
 

@@ -74,4 +74,18 @@ LAUNCH_FAULTS = (
         new="",
         tests=("tests/job/test_half_precision.py::test_with_the_old_fault_the_job_does_not_begin",),
     ),
+    Mutant(
+        name="absent-deepspeed-not-noticed-at-the-start",
+        file="job/topology.py",
+        old='check_installed("deepspeed", ',
+        new='check_installed("torch", ',
+        tests=("tests/job/test_few_packages.py::test_sharding_without_deepspeed_is_refused_at_the_start",),
+    ),
+    Mutant(
+        name="true-taken-for-a-number",
+        file="utils/json_values.py",
+        old="if type(value) not in types:",
+        new="if not isinstance(value, types):",
+        tests=("tests/utils/test_json_values.py",),
+    ),
 )
