@@ -96,7 +96,7 @@ class ReportedRun:
     @property
     def ranks(self) -> str:
         """Their number, and which of them holds the draft."""
-        holder = {"own": " (one for the draft)", "shared": " (the draft on the target's rank 0)"}
+        holder = {"own": " (one for the draft)", "shared": " (the first has the draft, too)"}
         return f"{self.num_devices:g}{holder.get(self.info.get('draft_placement') or '', '')}"
 
     @property
