@@ -12,9 +12,11 @@ T flat tokens, H heads, G key/value heads, D head width.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -191,11 +193,19 @@ def dry_run(model: PreTrainedModel) -> LayerShapes:
             model.set_experts_implementation("batched_mm")  # the others look at values
         # With a mask transformers does not look for several texts in the positions, which have no values.
         with torch.inference_mode(), _unchanged(model), recording(model, shapes), attending(shapes, {}):
+            _use_plain_ropes(model)
             model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=False)
     finally:
         if experts is not None:
             model.set_experts_implementation(experts)
     return shapes
+
+
+def _use_plain_ropes(model: nn.Module) -> None:
+    """Leave out what chooses the frequencies of some ropes by the largest position, which has no value."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            module.forward = partial(inspect.unwrap(type(module).forward), module)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from tests.models.family_runs import ERROR, EXACT, STORED, difference, run_all
 from tests.models.family_table import outcome_words
 
 # A mixture stored by expert, joined projections, norms over all heads, one key/value head, images.
-ALWAYS = ("mixtral", "phi3", "olmo2", "gpt_bigcode", "mistral3")
+ALWAYS = ("mixtral", "phi3 (longrope)", "olmo2", "gpt_bigcode", "mistral3")
 NUM_IN_TURN = 8
 
 
