@@ -167,8 +167,9 @@ class CheckedGraphs:
             assert failure.__cause__ is not None
             raise failure.__cause__ from None
         except Exception as failure:
-            if is_out_of_memory(failure):
-                raise
+            shortage = shortage_of_memory(failure)
+            if shortage is not None:
+                raise shortage from None
             reason = f"it cannot be recorded: {type(failure).__name__}: {failure}"
         if not capturer.agree(replay is not None):
             self._give_up(key, reason)
@@ -191,11 +192,12 @@ class CheckedGraphs:
         logger.warning("passes run without graphs from now on: of %s: %s", key, reason)
 
 
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the device's memory ran out, also where ending the capture then raised an error of its own."""
+def shortage_of_memory(error: BaseException | None) -> torch.OutOfMemoryError | None:
+    """The error of the device's memory that is behind this one: ending the capture may raise one of its own,
+    which would not tell that a smaller batch might succeed."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__cause__ or error.__context__
-    return error is not None
+    return error
 
 
 def difference_of_logits(found: Tensor, expected: Tensor) -> tuple[float, float]:

@@ -55,6 +55,15 @@ class RaisingCapturer(FakeCapturer):
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
+class CapturerWithoutMemory(FakeCapturer):
+    def capture(self, function: Function) -> Function:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        except RuntimeError:
+            # As where the capture is ended.
+            raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+
+
 class FailingWarmUp(FakeCapturer):
     def capture(self, function: Function) -> Function:
         function()
@@ -111,6 +120,14 @@ def test_one_wrong_replay_ends_all_replays(capturer: FakeCapturer, caplog: pytes
     assert capturer.num_captures == 1
     (message,) = caplog.messages
     assert "without graphs from now on" in message
+
+
+def test_memory_that_runs_out_while_recording_is_told_as_such() -> None:
+    """Whoever runs the pass can then make the batch smaller; graphs are not given up."""
+    graphs = CheckedGraphs(CapturerWithoutMemory())
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs.run("key", Counted())
+    assert graphs._capturer is not None
 
 
 def test_a_rank_that_gives_up_runs_as_often_as_the_others() -> None:
