@@ -25,7 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 
 from specdist.models.adapters import ADAPTERS, is_paged_by_registry, use_attention
 from specdist.models.attention import ATTENTION_NAME, AttentionKind, AttentionRules, attending
-from specdist.models.rope import rope_border
+from specdist.models.rope import rope_border, ropes_of
 from specdist.utils.errors import UserError
 
 DRY_RUN_NAME = "specdist_dry_run"
@@ -203,9 +203,8 @@ def dry_run(model: PreTrainedModel) -> LayerShapes:
 
 def _use_plain_ropes(model: nn.Module) -> None:
     """Leave out what chooses the frequencies of some ropes by the largest position, which has no value."""
-    for module in model.modules():
-        if type(module).__name__.endswith("RotaryEmbedding"):
-            module.forward = partial(inspect.unwrap(type(module).forward), module)
+    for module in ropes_of(model):
+        module.forward = partial(inspect.unwrap(type(module).forward), module)
 
 
 @contextlib.contextmanager

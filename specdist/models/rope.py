@@ -10,7 +10,7 @@ T flat tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -52,13 +52,18 @@ def recomputed_from(config: Any) -> int | None:
     return rope_border(config) if config.get_text_config().model_type in RECOMPUTING else None
 
 
+def ropes_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The model's rotary embeddings, by the name that transformers gives their classes."""
+    return (module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding"))
+
+
 def use_frequencies_by_row(model: PreTrainedModel) -> int | None:
     """Let the model's ropes take each token's own frequencies in passes over pages; its border, if it has
     one."""
     border = rope_border(model.config)
     if border is not None:
-        for module in model.modules():
-            if type(module).__name__.endswith("RotaryEmbedding") and "forward" not in vars(module):
+        for module in ropes_of(model):
+            if "forward" not in vars(module):
                 module.forward = RowRotary(module, border)
     return border
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from tests.gpu.generating import pretend
 RANKS, MOMENT = "BREAKING_RANKS", "BREAKING_MOMENT"
 # The exit code of a rank that would start over: here it cannot replace its own program.
 STARTS_OVER = 77
+Replay = Callable[[], torch.Tensor]
 
 
 def start(given: Sequence[str]) -> int:
@@ -63,36 +64,33 @@ def out_of_memory_in_a_capture(given: Sequence[str]) -> int:
     return start(given)
 
 
-def no_capture(given: Sequence[str]) -> int:
-    """A library refuses to be captured, on these ranks alone."""
+def with_captures(change: Callable[[Replay], Replay], given: Sequence[str]) -> int:
+    """The chosen capture of these ranks is what ``change`` makes of it."""
     pretend()
     capture = CudaGraphs.capture
     captures = [0]
 
-    def refused(graphs: CudaGraphs, function: Any) -> Any:
+    def changed(graphs: CudaGraphs, function: Replay) -> Replay:
         replay = capture(graphs, function)
         captures[0] += 1
-        if breaks() and captures[0] == int(os.environ[MOMENT]):
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return replay
+        return change(replay) if breaks() and captures[0] == int(os.environ[MOMENT]) else replay
 
-    CudaGraphs.capture = refused  # type: ignore[method-assign]
+    CudaGraphs.capture = changed  # type: ignore[method-assign]
     return start(given)
+
+
+def no_capture(given: Sequence[str]) -> int:
+    """A library refuses to be captured, on these ranks alone."""
+
+    def refuse(replay: Replay) -> Replay:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    return with_captures(refuse, given)
 
 
 def wrong_replay(given: Sequence[str]) -> int:
     """A replay of these ranks alone gives other numbers."""
-    pretend()
-    capture = CudaGraphs.capture
-    captures = [0]
-
-    def wrong(graphs: CudaGraphs, function: Any) -> Any:
-        replay = capture(graphs, function)
-        captures[0] += 1
-        return (lambda: replay() + 1) if breaks() and captures[0] == int(os.environ[MOMENT]) else replay
-
-    CudaGraphs.capture = wrong  # type: ignore[method-assign]
-    return start(given)
+    return with_captures(lambda replay: lambda: replay() + 1, given)
 
 
 def out_of_memory_before_a_capture(given: Sequence[str]) -> int:
