@@ -28,7 +28,7 @@ DIGEST_BYTES = 16  # two different contexts share a digest with odds of 1 in 2**
 class PageUpdates:
     """Changed entries of the page table, ``table[slots[i], indices[i]] = pages[i]``; int32, equal lengths.
 
-    A negative index is no entry: ``-1 - index`` is the length of the slot's text, as its rope has it.
+    A negative index is not an entry: ``-1 - index`` is the length of the slot's text, as its rope has it.
     """
 
     slots: np.ndarray

@@ -329,7 +329,7 @@ class AheadDrafter:
             slots_S, asked[0] if asked else self._ask_branches(slots_S, num_ahead_S)
         )
         num_ready_S = state.num_candidates[slots_S]
-        # a_1 is no candidate, whether it was forced or not.
+        # a_1 is not a candidate, whether it was forced or not.
         num_free_S = state.num_free(slots_S, num_ready_S + num_ahead_S)
         num_free_S = num_free_S - state.num_free(slots_S, num_ready_S + np.minimum(num_ahead_S, 1))
         num_more_S = np.where(num_ahead_S > 0, np.maximum(self.shape.num_ahead - 1 - num_free_S, 0), 0)

@@ -208,7 +208,7 @@ class _Results:
         )
         if row["finish_reason"] == "stop" and places and places[-1].token.is_special:
             places.pop()
-        # A stop string is no part of the completion.
+        # A stop string is not part of the completion.
         end = len(row["completion"])
         for index, place in enumerate(places):
             if place.offset + place.num_characters > end:

@@ -109,7 +109,7 @@ def test_stop_strings_end_a_completion_as_in_all_of_its_text(make: Kind) -> None
     tokenizer = make()
     detokenizer, sayings = detokenizer_of(tokenizer), Sayings(tokenizer, 1)
     num_stops = num_special = 0
-    # Where a space is no part of a special token before it, only its word tells of it.
+    # Where a space does not belong to the special token before it, only its word tells of it.
     is_special = {tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
     for number in range(120):
         is_sound, sayings.share_of_characters = number % 2 == 0, 0.3 if number % 3 else 0.9

@@ -7,7 +7,7 @@ draft beside the target, on one rank and with the target on two (``--tp_size 2``
 Rows are shorter and longer than windows and borders of rotary embeddings, and share their passes. What is
 right is what transformers' ``generate`` gives for each row alone with the family's own attention.
 
-Processes go through the whole list. One that dies or stands still is started again behind the family that it
+Processes go through the whole list. One that dies or stands still is started again after the family that it
 was busy with.
 """
 

@@ -169,7 +169,7 @@ class Case:
 
 
 def from_line(line: str) -> Case:
-    """Raises TypeError for a name that is no field."""
+    """Raises TypeError for a name that is not a field."""
     values = json.loads(line)
     rows = tuple(Row(**_tuples(row)) for row in values.pop("rows", [{}]))
     return Case(rows=rows, **_tuples(values))
