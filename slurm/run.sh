@@ -21,7 +21,7 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=32
 # All memory of the node: a rank with CUDA takes about 4 GB of the host's, and a cluster's default for each CPU may
-# be less.
+# be less. Where jobs share a node, give a number (--mem=64G).
 #SBATCH --mem=0
 #SBATCH --time=24:00:00
 # Two minutes before the time limit the replicas are asked to stop and the job is requeued. The same happens
@@ -74,12 +74,20 @@ done
 # 2: a wrong option, which a restart does not cure. 75, or 143 if there was nothing to save: asked to stop.
 is_failure() {
     case $code in 0 | 2 | 75 | 130 | 143) return 1 ;; esac
-    [[ -z $is_cancelled && $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]]
+    [[ -z $is_cancelled && $(patiently squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]]
+}
+# A busy controller does not answer every time.
+patiently() {
+    for pause_s in 2 5 10 30; do
+        "$@" && return
+        sleep "$pause_s"
+    done
+    "$@"
 }
 if [[ -n $requeue ]] && ((code != 0)); then
-    scontrol requeue "$SLURM_JOB_ID"
+    patiently scontrol requeue "$SLURM_JOB_ID"
 elif is_failure && ((${SLURM_RESTART_COUNT:-0} < MAX_RESTARTS)); then
     echo "a replica has failed (exit code $code): requeuing the job" >&2
-    scontrol requeue "$SLURM_JOB_ID"
+    patiently scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
