@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.catalogue import MUTANTS
-from tests.mutants.mutant import REPOSITORY
+from tests.mutants.mutant import REPOSITORY, Mutant
 
 NUM_DANGEROUS = 11
 TIMEOUT_S = 280
@@ -25,14 +25,14 @@ import sys
 from tests.mutants import __main__ as command
 from tests.mutants.mutant import Mutant
 
-def of(name, old, new):
-    return Mutant(name=name, file="cache/pages.py", old=old, new=new, tests=("tests/cache/test_pages.py",))
+def of(name, where, old, new):
+    return Mutant(name, where, old, new, ("tests/cache/test_pages.py",))
 
 command.MUTANTS = (
-    of("harmless", "No tensors.", "No tensors!"),
-    of("endless", "return -(-length // self.page_size)", "while True: pass"),
-    of("noticed", "return -(-length // self.page_size)", "return length // self.page_size"),
-    of("delayed", "return -(-length // self.page_size)",
+    of("harmless", "pages", "No tensors.", "No tensors!"),
+    of("endless", "PageTable.num_pages_for", "return -(-length // self.page_size)", "while True: pass"),
+    of("noticed", "PageTable.num_pages_for", "-(-length // self.page_size)", "length // self.page_size"),
+    of("delayed", "PageTable.num_pages_for", "return -(-length // self.page_size)",
        f"import pathlib, time; mark = pathlib.Path({sys.argv[1]!r}); "
        "mark.exists() or (mark.touch(), time.sleep(1000)); return length // self.page_size"),
 )
@@ -69,7 +69,8 @@ def test_every_mutant_can_be_planted() -> None:
     wrong = []
     for mutant in MUTANTS:
         try:
-            is_other_code = _meaning(mutant.path, mutant.planted(read(mutant.path))) != syntax(mutant.path)
+            path, planted = mutant.planted()
+            is_other_code = _meaning(path, planted) != syntax(path)
         except (OSError, ValueError, SyntaxError) as error:
             wrong.append(f"{mutant.name}: {error}")
             continue
@@ -81,6 +82,34 @@ def test_every_mutant_can_be_planted() -> None:
             if not exists or (function and f"def {function.partition('[')[0]}(" not in read(name)):
                 wrong.append(f"{mutant.name}: there is no test {test}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_mutant_is_found_by_what_holds_its_text_wherever_that_is(tmp_path: Path) -> None:
+    """In the function of its name that holds the text once; two such functions need a module's name."""
+    text = "LIMIT = 1\n\n\nclass A:\n    @property\n    def size(self) -> int:\n        return LIMIT\n"
+    for name in ("rooms/one.py", "rooms/deep/two.py", "rooms/deep/code.c"):
+        path = tmp_path / "specdist" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text if path.suffix == ".py" else "int LIMIT = 1;\n")
+
+    def place(where: str, old: str) -> str:
+        path, planted = Mutant("of a test", where, old, "2", ()).planted(tmp_path)
+        assert planted == (tmp_path / path).read_text().replace(old, "2")
+        return path.name
+
+    assert place("two.LIMIT", "1") == "two.py"
+    assert place("one.A.size", "property") == place("one.A", "property") == place("one", "1") == "one.py"
+    assert place("code.c", "1") == "code.c"
+    (tmp_path / "specdist/rooms/one.py").write_text("")
+    assert place("A.size", "return LIMIT") == place("LIMIT", "1") == "two.py"
+    for where, old in (("size", "return"), ("A.size", "1"), ("two", "LIMIT"), ("rooms", "1")):
+        with pytest.raises(ValueError, match=f"in 0 places called {where}, not in one: write it anew"):
+            place(where, old)
+    (tmp_path / "specdist/rooms/three.py").write_text(text)
+    with pytest.raises(
+        ValueError, match=r"in 2 places called LIMIT .*deep/two\.py, specdist/rooms/three\.py"
+    ):
+        place("LIMIT", "1")
 
 
 def test_survivors_and_endless_mutants_are_noticed_and_reported(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     if options.list:
         for mutant in mutants:
-            print(f"{mutant.name}  ({mutant.path})\n    {'  '.join(mutant.tests)}")
+            print(f"{mutant.name}  ({mutant.find().path}, {mutant.where})\n    {'  '.join(mutant.tests)}")
         return 0
     import_libraries()
     sound_s = 0.0 if options.skip_sound else _time_of_sound_code(mutants)

@@ -1,43 +1,128 @@
-"""What a planted fault is."""
+"""What a mutant is, and where in the package its text stands."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parent.parent.parent
+SUFFIXES = (".py", ".c", ".h", ".css", ".html")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Mutant:
     """One fault.
 
     Attributes:
         name: for reports and ``--only``.
-        file: the path of the file below ``specdist/``.
-        old, new: text that is in the file exactly once, and its replacement.
+        where: the function that holds the text: ``verify_blocks``, ``GoodputPolicy.choose``; a class or a
+            constant of a module where no function holds it (a nested function belongs to the outer one).
+            Only where the same text stands in two functions of one name is the module's last name set
+            before it, ``goodput.GoodputPolicy.choose``; what stands in no definition is held by the
+            module, ``goodput``, and text that is not Python by its file, ``cpu_pass.c``. The file's
+            place is looked up, so that it may move.
+        old, new: text that is in there exactly once, and its replacement.
         tests: what pytest is to run, in this order, until one fails: those that ought to notice the fault,
             the cheapest first.
         is_dangerous: it would silently bias or lose output; planted in every run of the test suite.
     """
 
     name: str
-    file: str
+    where: str
     old: str
     new: str
     tests: tuple[str, ...]
     is_dangerous: bool = False
 
-    @property
-    def path(self) -> Path:
-        """Relative to the root of a copy."""
-        return Path("specdist") / self.file
-
-    def planted(self, source: str) -> str:
-        """The file's text with the fault. Raises ValueError unless the text to replace is there exactly once."""
-        count = source.count(self.old)
-        if count != 1:
+    def find(self, root: Path = REPOSITORY) -> Place:
+        """Where the text stands below ``root``. Raises ValueError unless that is one place."""
+        places = [
+            Place(path.relative_to(root), begin + text[begin:end].index(self.old))
+            for path, text in _sources(root)
+            if self.old in text
+            for begin, end in _spans(path, text, self.where)
+            if text.count(self.old, begin, end) == 1
+        ]
+        if len(places) != 1:
+            found = f" ({', '.join(str(place.path) for place in places)})" if places else ""
             raise ValueError(
-                f"mutant {self.name}: its text stands {count} times in {self.path}, not once: write it anew"
+                f"mutant {self.name}: its text stands once in {len(places)} places called {self.where}{found}, "
+                "not in one: write it anew"
             )
-        return source.replace(self.old, self.new)
+        return places[0]
+
+    def planted(self, root: Path = REPOSITORY) -> tuple[Path, str]:
+        """A file's path below ``root``, and its text with the fault. Raises as :meth:`find`."""
+        place = self.find(root)
+        text = (root / place.path).read_text()
+        return place.path, text[: place.offset] + self.new + text[place.offset + len(self.old) :]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file below the root, and the number of characters before the text."""
+
+    path: Path
+    offset: int
+
+
+def _sources(root: Path) -> list[tuple[Path, str]]:
+    """Every text of the package."""
+    paths = sorted(path for path in (root / "specdist").rglob("*") if path.suffix in SUFFIXES)
+    return [(path, _text(path, path.stat().st_mtime_ns)) for path in paths]
+
+
+@cache
+def _text(path: Path, time_ns: int) -> str:
+    """As it was at that time."""
+    return path.read_text()
+
+
+def _spans(path: Path, text: str, where: str) -> Iterator[tuple[int, int]]:
+    """The first character of every definition called ``where``, and the one after its last."""
+    module = path.parent.name if path.name == "__init__.py" else path.stem
+    if where == (module if path.suffix == ".py" else path.name):
+        yield 0, len(text)
+    if path.suffix == ".py":
+        names = (where, where.removeprefix(f"{module}."))
+        yield from (span for name, span in definitions(text) if name in names)
+
+
+@cache
+def definitions(text: str) -> list[tuple[str, tuple[int, int]]]:
+    """The qualified name of every function, class, method and constant, and the characters that it takes,
+    in whole lines with its decorators."""
+    begins = [0]
+    for line in text.splitlines(keepends=True):
+        begins.append(begins[-1] + len(line))
+    found: list[tuple[str, tuple[int, int]]] = []
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            decorators = getattr(node, "decorator_list", [])
+            first = min([node.lineno, *(each.lineno for each in decorators)])
+            span = begins[first - 1], begins[node.end_lineno or first]
+            found.extend((prefix + name, span) for name in _names(node))
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.If | ast.Try | ast.With):
+                for part in ("body", "orelse", "finalbody"):
+                    visit(getattr(node, part, []), prefix)
+                for handler in getattr(node, "handlers", []):
+                    visit(handler.body, prefix)
+
+    visit(ast.parse(text).body, "")
+    return found
+
+
+def _names(node: ast.stmt) -> list[str]:
+    """What a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = getattr(node, "targets", [getattr(node, "target", None)])
+    return [
+        each.id for target in targets if target for each in ast.walk(target) if isinstance(each, ast.Name)
+    ]

@@ -70,8 +70,8 @@ def copy_repository(root: Path, mutant: Mutant | None) -> None:
         else:
             shutil.copy(source, root / item)
     if mutant is not None:
-        file = root / mutant.path
-        file.write_text(mutant.planted(file.read_text()))
+        path, text = mutant.planted()
+        (root / path).write_text(text)
 
 
 class Run:
