@@ -189,6 +189,7 @@ def emulation() -> str:
 def emulated() -> str:
     """What a user would quote of the defaults, as emulated."""
     from specdist.emulation.results import EmulationResult
+    from specdist.planning.hardware import PUBLISHED
 
     result = EmulationResult.read(REPOSITORY / "jobs/benchmarks/emulation-70b-h100-auto.json")
     default = [one for one in result.outcomes if one.mode == "auto"]
@@ -202,7 +203,8 @@ def emulated() -> str:
     shares = [f"{one.exposed_host_share:.0%}" for one in default]
     given = result.settings
     text = (
-        "Nothing has been measured on a GPU yet. Emulated at the pace that `jobs/plan.py` predicts, a 70B "
+        f"{'Nothing has been measured on a GPU yet. ' * (result.figures == PUBLISHED)}Emulated at the pace "
+        f"that `jobs/plan.py` predicts ({result.figures}), a 70B "
         f"target on {given['tp_size']} H100s and a 1B draft on one more (acceptance {given['acceptance']:g}, "
         f"prompts of {given['prompt_tokens']:,} tokens) generate {rates} tokens/s per GPU with the defaults "
         f"for {sizes} sequences. That is {ratios} times what the target alone gives on each of its "

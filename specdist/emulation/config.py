@@ -38,6 +38,11 @@ class EmulationConfig:
         "that jobs/plan.py predicts. The defaults take about five minutes on two cores; fewer --rounds, "
         "--modes or --batch_sizes take less"
     )
+    calibration: str | None = option(
+        None,
+        help="calibration.json of a first day on such a GPU (python -m tests.gpu.first_day): what was "
+        "measured there, instead of published and assumed figures",
+    )
     output: str | None = option(None, help="JSON file for the result")
     picture: str | None = option(
         None, help="PNG file for a picture of two rounds of every mode, at the first batch size and policy"

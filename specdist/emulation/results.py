@@ -12,6 +12,7 @@ from typing import Any
 from specdist.emulation.accounting import HostPath, HostTime, host_path
 from specdist.emulation.config import TARGET_ONLY
 from specdist.emulation.session import Run
+from specdist.planning.hardware import PUBLISHED
 from specdist.planning.simulate import Mode
 from specdist.utils.table import Table, decimals
 
@@ -127,12 +128,13 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class EmulationResult:
-    """``settings`` are all options."""
+    """``settings`` are all options; ``figures``: where those of the GPU come from."""
 
     command: str
     date: str
     settings: dict[str, Any]
     outcomes: Sequence[Outcome]
+    figures: str = PUBLISHED
 
     def speedup_per_device(self, outcome: Outcome) -> float:
         """Tokens per second and GPU, over those of the target alone at this batch size."""
@@ -179,6 +181,7 @@ class EmulationResult:
         """The job's last line."""
         return {
             "gpu": self.settings["emulate"],
+            "figures": self.figures,
             "target": self.settings["target"],
             "draft": self.settings["draft"],
             "results": [
@@ -232,6 +235,7 @@ class EmulationResult:
             "any host time; x per GPU: over the target alone; exposed: host time for which a GPU that the "
             "round needs stands still; hidden: host time while it works."
         ]
+        remarks.append(f"Figures of the GPU: {self.figures}.")
         slowdown = self.settings.get("slowdown", 1)
         if slowdown > 1:
             remarks.append(

@@ -83,7 +83,7 @@ class Emulation:
         self._config = config
         target, dtype = open_model("--target", config.target, config.dtype)
         draft, _ = open_model("--draft", config.draft, config.dtype)
-        gpu = find_gpu(config.emulate, dtype)
+        gpu = find_gpu(config.emulate, dtype, config.calibration)
         context_tokens = config.prompt_tokens + config.output_tokens / 2
         self.target = Placement(
             model=target, gpu=gpu, tp_size=config.tp_size, context_tokens=context_tokens, counts=TARGET_PASS
@@ -314,6 +314,7 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
         command=command,
         date=now_utc(),
         settings=dataclasses.asdict(config),
+        figures=emulation.target.gpu.figures,
         outcomes=[Outcome.median(repeats) for repeats in measured],
     )
     if config.output is not None:

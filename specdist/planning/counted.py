@@ -1,5 +1,5 @@
-"""What a GPU is given for a pass, counted by ``python -m tests.gpu.counts``, and what each of it is taken to
-cost. The counts are in ``counted.json``, which that command writes; the times are assumptions.
+"""What a GPU is given for a pass, counted by ``python -m tests.gpu.counts``, which writes ``counted.json``.
+What each of it costs is a figure of the GPU.
 """
 
 from __future__ import annotations
@@ -9,22 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from specdist.planning.hardware import Gpu
+
 Side = Literal["target", "draft"]
 
-US = 1e-6
-# A kernel of a replayed graph beside reading, writing and computing: its start and end, and the gap to the
-# next. Assumed. "Getting Started with CUDA Graphs" (Gray 2019, developer.nvidia.com/blog/cuda-graphs) reports
-# 3.4 microseconds from one short kernel to the next in a graph, most of them the kernel's own.
-KERNEL_S = 2 * US
-# A kernel or a copy that is launched by itself: the host's work in Python and in torch, which a device waits
-# for that has nothing else to do. Assumed.
-EAGER_KERNEL_S = 5 * US
-# Launching a graph of any size. Assumed.
-GRAPH_S = 20 * US
-# The host waits for the device, and the device for what the host launches next. Assumed.
-SYNCHRONISATION_S = 15 * US
 # The host's work for a pass: choosing the bucket, packing the inputs. Assumed.
-PACKING_S = 100 * US
+PACKING_S = 100e-6
 # How much faster than memory kernels read what the kernels before them have just written, which is still in
 # the device's cache. Assumed.
 CACHED_FACTOR = 2.0
@@ -55,19 +45,18 @@ class PassCounts:
         """Kernels of the pass in graphs."""
         return num_layers * self.kernels_per_layer + self.kernels_outside_of_layers
 
-    def on_gpu_s(self, num_layers: int) -> float:
-        """Seconds of a pass beside what its kernels read, write and compute."""
+    def seconds(self, num_layers: int, gpu: Gpu) -> float:
+        """Of a pass beside what its kernels read, write and compute. On a CPU nothing is recorded, and
+        nothing is waited for."""
+        if gpu.is_host:
+            return (self.kernels(num_layers) + self.eager_kernels) * gpu.eager_kernel_s
         return (
-            self.kernels(num_layers) * KERNEL_S
-            + self.replays * GRAPH_S
-            + (self.eager_kernels + self.copies) * EAGER_KERNEL_S
-            + self.synchronisations * SYNCHRONISATION_S
+            self.kernels(num_layers) * gpu.kernel_s
+            + self.replays * gpu.graph_s
+            + (self.eager_kernels + self.copies) * gpu.eager_kernel_s
+            + self.synchronisations * gpu.wait_s
             + (PACKING_S if self.replays else 0.0)
         )
-
-    def on_host_s(self, num_layers: int) -> float:
-        """The same on a CPU, where nothing is recorded and nothing is waited for."""
-        return (self.kernels(num_layers) + self.eager_kernels) * EAGER_KERNEL_S
 
 
 def _read(side: Side) -> PassCounts:

@@ -1,13 +1,20 @@
 """GPUs for the planner: size and bandwidth of the memory, and arithmetic rates.
 
-Peaks are those of the vendor's data sheets. The share of them that kernels reach is assumed, not measured.
-``--gpu here`` replaces a row of this table by measurements.
+Peaks are those of the vendor's data sheets. The share of them that kernels reach is assumed, and so is what
+launches and waits take. ``--calibration`` replaces the figures of a row by what was measured on such a GPU,
+and ``--gpu here`` the row by this machine's device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 
+from specdist.planning.calibration import Calibration, MeasuredSampling, MeasuredSum
+from specdist.policies.costs import Curve
+from specdist.stats.regression import NS_PER_S
 from specdist.utils.errors import UserError
 
 GB = 10**9
@@ -26,7 +33,19 @@ PCIE_LATENCY_S = 30 * US
 LINK_EFFICIENCY = 0.7
 # A message from a process on one node to one on another and what wakes its receiver. Assumed.
 NETWORK_LATENCY_S = 50 * US
+# A kernel of a replayed graph beside reading, writing and computing: its start and end, and the gap to the
+# next. Assumed. "Getting Started with CUDA Graphs" (Gray 2019, developer.nvidia.com/blog/cuda-graphs) reports
+# 3.4 microseconds from one short kernel to the next in a graph, most of them the kernel's own.
+KERNEL_S = 2 * US
+# A kernel or a copy that is launched by itself: the host's work in Python and in torch, which a device waits
+# for that has nothing else to do. Assumed.
+EAGER_KERNEL_S = 5 * US
+# Launching a graph of any size. Assumed.
+GRAPH_S = 20 * US
+# The host waits for the device, and the device for what the host launches next. Assumed.
+SYNCHRONISATION_S = 15 * US
 HERE = "here"
+PUBLISHED = "published peaks and assumed shares of them, not measured"
 WEIGHT_PRODUCTS = ("int8 weights", "int4 weights")
 INT8, INT8_AND_FLOAT8 = ("int8",), ("int8", "float8")
 # Without tensor cores for float8 (before compute capability 8.9), or for any 8-bit numbers.
@@ -47,6 +66,11 @@ class Gpu:
         reserved_bytes: taken by the driver and the CUDA context before anything is loaded.
         is_host: a CPU, for which the job reserves memory in another way.
         narrow_products: products of 8-bit numbers that run at twice the rate of 16-bit ones.
+        kernel_s, eager_kernel_s, graph_s, wait_s: of a kernel in a graph beside its work, of one launched by
+            itself, of launching a graph, and of a wait of the host for the device.
+        sums, sampling: as measured; without any, by bytes.
+        device: pattern of the driver's name for it.
+        figures: where all these come from.
     """
 
     name: str
@@ -62,6 +86,14 @@ class Gpu:
     reserved_bytes: int = GIB
     is_host: bool = False
     narrow_products: tuple[str, ...] = ()
+    kernel_s: float = KERNEL_S
+    eager_kernel_s: float = EAGER_KERNEL_S
+    graph_s: float = GRAPH_S
+    wait_s: float = SYNCHRONISATION_S
+    sums: tuple[MeasuredSum, ...] = ()
+    sampling: tuple[MeasuredSampling, ...] = ()
+    device: str = ""
+    figures: str = PUBLISHED
 
     @property
     def sustained_bytes_per_s(self) -> float:
@@ -90,16 +122,57 @@ class Gpu:
         return num_bytes / (LINK_EFFICIENCY * self.link_bytes_per_s)
 
     def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
-        """Seconds to sum ``num_bytes`` over ranks of a node: a ring sends 2 (n - 1) / n of them per link."""
+        """Seconds to sum ``num_bytes`` over ranks of a node, as measured over so many; else a ring sends
+        2 (n - 1) / n of them per link."""
         if num_ranks == 1:
             return 0.0
+        if num_ranks in self._sum_curves:
+            return float(self._sum_curves[num_ranks](num_bytes)) / NS_PER_S
         sent_bytes = 2 * (num_ranks - 1) / num_ranks * num_bytes
         return self.link_latency_s + sent_bytes / (LINK_EFFICIENCY * self.link_bytes_per_s)
+
+    @cached_property
+    def _sum_curves(self) -> dict[int, Curve]:
+        """By number of ranks."""
+        found: dict[int, dict[int, float]] = {}
+        for one in self.sums:
+            found.setdefault(one.num_ranks, {})[one.num_bytes] = one.seconds
+        return {num_ranks: _curve(seconds) for num_ranks, seconds in found.items()}
+
+    def is_named(self, device: str) -> bool:
+        """Whether a driver's name is that of such a GPU."""
+        return re.search(self.device, device) is not None
+
+    def calibrated(self, found: Calibration, source: str) -> Gpu:
+        """With what was measured; its links stay as they are where a single GPU was."""
+        assert found.half_flops_per_s is not None
+        return replace(
+            self,
+            memory_bytes=found.memory_bytes,
+            bandwidth_bytes_per_s=found.read_bytes_per_s,
+            half_flops_per_s=found.half_flops_per_s,
+            float_flops_per_s=found.flops_per_s["float32"],
+            bandwidth_efficiency=1.0,
+            arithmetic_efficiency=1.0,
+            kernel_s=found.graph_node_s,
+            eager_kernel_s=found.launch_s,
+            graph_s=found.graph_s,
+            wait_s=found.wait_s,
+            sums=found.all_reduce,
+            sampling=found.sampling,
+            figures=f"measured on one {found.gpu_name} on {found.date[:10]}, {source}"
+            + ("" if found.all_reduce else "; sums over GPUs published"),
+        )
+
+
+def _curve(seconds: dict[int, float]) -> Curve:
+    sizes = sorted(seconds)
+    return Curve(sizes, [round(seconds[size] * NS_PER_S) for size in sizes])
 
 
 def _gpu(
     name: str, memory_gb: float, bandwidth_gb: float, half_tera: float, float_tera: float, link_gb: float,
-    *, is_nvlink: bool, has_bfloat16: bool = True,
+    device: str, *, is_nvlink: bool, has_bfloat16: bool = True,
 ) -> Gpu:  # fmt: skip
     return Gpu(
         name=name,
@@ -110,6 +183,7 @@ def _gpu(
         link_bytes_per_s=link_gb * GB,
         link_latency_s=NVLINK_LATENCY_S if is_nvlink else PCIE_LATENCY_S,
         has_bfloat16=has_bfloat16,
+        device=device,
         narrow_products=() if name in WITHOUT_NARROW else INT8 if name in WITHOUT_FLOAT8 else INT8_AND_FLOAT8,
     )
 
@@ -118,28 +192,29 @@ def _gpu(
 # those "with sparsity". Memory in GiB is about what the driver reports, which is less than the sheet's.
 # Links: half of NVLink's total, which counts both directions (900 GB/s for H100 and H200 SXM, 600 for A100,
 # 300 for V100), else one direction of PCIe (64 GB/s for generation 5 × 16, 32 for generation 4).
-# columns: memory GiB, bandwidth GB/s, 16-bit TFLOP/s, float32 TFLOP/s, link GB/s
+# columns: memory GiB, bandwidth GB/s, 16-bit TFLOP/s, float32 TFLOP/s, link GB/s, the driver's name
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("b200", 179, 8000, 2250, 75, 900, is_nvlink=True),
-        _gpu("h200", 140, 4800, 989, 67, 450, is_nvlink=True),
-        _gpu("h100-sxm", 79.6, 3350, 989, 67, 450, is_nvlink=True),
-        _gpu("h100-pcie", 79.6, 2000, 756, 51, 64, is_nvlink=False),
-        _gpu("a100-80", 79.3, 2039, 312, 19.5, 300, is_nvlink=True),
-        _gpu("a100-40", 39.4, 1555, 312, 19.5, 300, is_nvlink=True),
-        _gpu("l40s", 44.5, 864, 362, 91.6, 32, is_nvlink=False),
-        _gpu("l4", 22.5, 300, 121, 30.3, 32, is_nvlink=False),
-        _gpu("a10", 22.5, 600, 125, 31.2, 32, is_nvlink=False),
-        _gpu("v100-32", 31.7, 900, 125, 15.7, 150, is_nvlink=True, has_bfloat16=False),
-        _gpu("rtx-4090", 23.6, 1008, 165, 82.6, 32, is_nvlink=False),
-        _gpu("rtx-3090", 23.6, 936, 71, 35.6, 32, is_nvlink=False),
+        _gpu("b200", 179, 8000, 2250, 75, 900, r"\bG?B200\b", is_nvlink=True),
+        _gpu("h200", 140, 4800, 989, 67, 450, r"\bG?H200\b", is_nvlink=True),
+        _gpu("h100-sxm", 79.6, 3350, 989, 67, 450, r"H100 80GB HBM3", is_nvlink=True),
+        _gpu("h100-pcie", 79.6, 2000, 756, 51, 64, r"H100 PCIe", is_nvlink=False),
+        _gpu("a100-80", 79.3, 2039, 312, 19.5, 300, r"A100.*80GB", is_nvlink=True),
+        _gpu("a100-40", 39.4, 1555, 312, 19.5, 300, r"A100.*40GB", is_nvlink=True),
+        _gpu("l40s", 44.5, 864, 362, 91.6, 32, r"\bL40S\b", is_nvlink=False),
+        _gpu("l4", 22.5, 300, 121, 30.3, 32, r"\bL4\b", is_nvlink=False),
+        _gpu("a10", 22.5, 600, 125, 31.2, 32, r"\bA10G?\b", is_nvlink=False),
+        _gpu("v100-32", 31.7, 900, 125, 15.7, 150, r"V100.*32GB", is_nvlink=True, has_bfloat16=False),
+        _gpu("rtx-4090", 23.6, 1008, 165, 82.6, 32, r"RTX 4090\b", is_nvlink=False),
+        _gpu("rtx-3090", 23.6, 936, 71, 35.6, 32, r"RTX 3090\b", is_nvlink=False),
     )
 }
 
 
-def find_gpu(name: str, dtype: str) -> Gpu:
-    """A row of the table. Raises :class:`UserError` for another name, or an unsupported ``dtype``."""
+def find_gpu(name: str, dtype: str, calibration: str | None = None) -> Gpu:
+    """A row of the table, with what the file ``calibration`` says of such a GPU. Raises :class:`UserError`
+    for another name, an unsupported ``dtype``, and a file of another GPU."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         raise UserError(
@@ -148,4 +223,13 @@ def find_gpu(name: str, dtype: str) -> Gpu:
         )
     if dtype == "bfloat16" and not gpu.has_bfloat16:
         raise UserError(f"--dtype bfloat16 is not supported by --gpu {name}: use --dtype float16")
-    return gpu
+    if calibration is None:
+        return gpu
+    found = Calibration.read(Path(calibration))
+    if not gpu.is_named(found.gpu_name):
+        fitting = [one.name for one in GPUS.values() if one.is_named(found.gpu_name)]
+        raise UserError(
+            f"--calibration {calibration} was measured on {found.gpu_name}, which is not a {gpu.name}: "
+            + (f"give {fitting[0]} instead" if fitting else "give the file of such a GPU, or leave it out")
+        )
+    return gpu.calibrated(found, calibration)

@@ -84,7 +84,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     gpu = (
         measure_here(local_device(config.device), getattr(torch, dtype))
         if config.gpu == HERE
-        else find_gpu(config.gpu, dtype)
+        else find_gpu(config.gpu, dtype, config.calibration)
     )
     assert config.gpus_per_node is not None and config.nodes is not None
     site = Site(
@@ -179,11 +179,11 @@ def _describe(target: ModelSize, draft: ModelSize | None, dtype: str, gpu: Gpu, 
         f"{model.name} ({model.num_parameters / 1e9:.2f}B)" for model in (target, draft) if model is not None
     )
     rate = gpu.sustained_flops_per_s(target.bytes_per_number) / TERA
-    source = "measured" if gpu.name == HERE else "assumed for kernels"
     return (
         f"{models} in {dtype} on {site.num_nodes} x {site.gpus_per_node} {gpu.name}: "
         f"{gpu.memory_bytes / GIB:.1f} GiB, {gpu.sustained_bytes_per_s / GB:,.0f} GB/s and "
-        f"{rate:,.2f} TFLOP/s ({source})"
+        f"{rate:,.2f} TFLOP/s\n"
+        f"Figures of the GPU: {gpu.figures}"
     )
 
 

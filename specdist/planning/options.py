@@ -34,6 +34,11 @@ class PlanConfig(QuantizationOptions, TrustOptions):
 
     # Hardware
     gpu: str = option(HERE, help=f"{HERE} = measure this machine's device, or one of {', '.join(GPUS)}")
+    calibration: str | None = option(
+        None,
+        help="calibration.json of a first day on such a GPU (python -m tests.gpu.first_day): what was "
+        "measured there, instead of published and assumed figures",
+    )
     gpus_per_node: int | None = option(
         None, help=f"GPUs of a node (default: --num_gpus, at most {GPUS_PER_NODE}); a target is on one node"
     )
@@ -111,6 +116,7 @@ class PlanConfig(QuantizationOptions, TrustOptions):
         _require(
             "caught", self.caught, 0 <= self.caught < 1, "must be in [0, 1): branches never catch every miss"
         )
+        self._check_calibration()
         if self.memory and self.validate:
             raise UserError("--memory and --validate exclude each other: leave one out")
         if self.output_config is not None and (self.memory or self.validate):
@@ -149,6 +155,22 @@ class PlanConfig(QuantizationOptions, TrustOptions):
             raise UserError(
                 f"--num_gpus {total} is not a number of whole nodes: {self.nodes} of --gpus_per_node "
                 f"{self.gpus_per_node} have {self.nodes * self.gpus_per_node}; leave one of them out"
+            )
+
+    def _check_calibration(self) -> None:
+        if self.calibration is None:
+            return
+        given = f"--calibration {self.calibration}"
+        if self.validate or self.gpu == HERE:
+            instead = "--validate" if self.validate else f"--gpu {HERE}"
+            raise UserError(
+                f"{given} has no effect with {instead}, which measures this machine: leave it out, or name "
+                f"the file's GPU with --gpu ({', '.join(GPUS)})"
+            )
+        if self.compare_gpus:
+            raise UserError(
+                f"{given} is of one GPU, and --compare_gpus compares the published figures of all: leave one "
+                "out"
             )
 
     def _check_rate(self, name: str, value: float | str | None) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from specdist.models.quantized_weights import SCALE_BYTES
 from specdist.models.sizes import ALL_REDUCES_PER_LAYER, ModelSize
-from specdist.planning.counted import CACHED_FACTOR, KERNEL_S, TARGET_PASS, PassCounts
+from specdist.planning.counted import CACHED_FACTOR, TARGET_PASS, PassCounts
 from specdist.planning.hardware import Gpu
 from specdist.planning.simulate import ReplicaCosts
 from specdist.policies.costs import CostModel, Curve
@@ -74,9 +74,8 @@ class Placement:
             * tensor_bytes
             / (CACHED_FACTOR * gpu.sustained_bytes_per_s)
         )
-        launches = self.counts.on_host_s if gpu.is_host else self.counts.on_gpu_s
-        rounding_s = num_layers * ROUNDING_KERNELS.get(model.product, 0) * KERNEL_S
-        return between_s + launches(num_layers) + rounding_s
+        rounding_s = num_layers * ROUNDING_KERNELS.get(model.product, 0) * gpu.kernel_s
+        return between_s + self.counts.seconds(num_layers, gpu) + rounding_s
 
 
 def roofline_costs(

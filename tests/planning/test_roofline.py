@@ -11,16 +11,20 @@ from specdist.models.quantized import requested_format
 from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.counted import (
     DRAFT_PASS,
-    EAGER_KERNEL_S,
-    GRAPH_S,
-    KERNEL_S,
     NO_COUNTS,
     PACKING_S,
-    SYNCHRONISATION_S,
     TARGET_PASS,
     PassCounts,
 )
-from specdist.planning.hardware import GPUS, LINK_EFFICIENCY, find_gpu
+from specdist.planning.hardware import (
+    EAGER_KERNEL_S,
+    GPUS,
+    GRAPH_S,
+    KERNEL_S,
+    LINK_EFFICIENCY,
+    SYNCHRONISATION_S,
+    find_gpu,
+)
 from specdist.planning.roofline import Placement, roofline_costs
 from specdist.planning.simulate import Mode, Settings, predict
 from specdist.utils.errors import UserError
