@@ -92,12 +92,10 @@ def generated() -> dict[str, str]:
     from tests.constraints import tables as constraint_tables
     from tests.distillation import tables as distillation_tables
     from tests.drafters import tables as drafters_tables
-    from tests.emulation import learning_tables
     from tests.emulation import policies as emulated_policies
     from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
     from tests.job import clouds, real_groups
-    from tests.learning import tables as learned_tables
     from tests.models import family_table, quantized_formats
     from tests.planning import before_after, sweep, validated
     from tests.policies import wall_clock
@@ -145,8 +143,6 @@ def generated() -> dict[str, str]:
         "memory-drafts": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
         "drafts-compared": distillation_tables.drafts(),
-        "learning-emulated": learning_tables.markdown(),
-        "learning-wall-clock": learned_tables.markdown(),
         "memory-costs": drafters_tables.costs(),
     }
 

@@ -25,7 +25,7 @@ LAYERS = [
     {"config", "theory"},
     {"data", "sampling", "cache", "drafters"},
     {"models", "constraints"},
-    {"heads", "synthetic", "learning"},
+    {"heads", "synthetic"},
     {"engine"},
     {"replay"},
     {"job"},

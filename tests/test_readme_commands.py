@@ -68,10 +68,6 @@ ELSEWHERE = {
         ["tests/slurm/test_run.py::test_an_array_through_everything_that_a_cluster_does",
          "tests/slurm/test_run.py::test_replicas_on_several_nodes_and_several_on_one"],
     ),
-    "--adapt_draft": (
-        "needs a rank for the draft",
-        ["tests/job/test_adaptation.py::test_a_killed_run_goes_on_with_what_was_learned_and_writes_the_same_rows"],
-    ),
     "gpu8-groups.yaml": (
         "starts many ranks",
         ["tests/job/test_target_groups.py::"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
 
+from specdist.config.removed import Removed
 from specdist.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ GROUP_TITLE = "_argument_group_name"
 URL_OPTIONS = "_url_options"
 # In that of a job that generates, too: the options of jobs/generate.py, which it may not have.
 OPTIONS_OF_RUNS = "_options_of_runs"
-# By name: options that earlier versions had, and what to do instead.
+# By name: options that earlier versions had, each a :class:`specdist.config.removed.Removed`.
 REMOVED_OPTIONS = "_removed_options"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
@@ -170,7 +171,7 @@ class OptionParser(HfArgumentParser, CommandParser):
         fields = dataclasses.fields(config_class)
         self._names = [item.name for item in fields]
         self._of_runs = frozenset(getattr(config_class, OPTIONS_OF_RUNS, ()))
-        self._removed: Mapping[str, str] = getattr(config_class, REMOVED_OPTIONS, {})
+        self._removed: Mapping[str, Removed] = getattr(config_class, REMOVED_OPTIONS, {})
         self._lists = {item.name for item in fields if "action" in item.metadata}
         self.places: dict[str, str] = {}
 
@@ -178,7 +179,7 @@ class OptionParser(HfArgumentParser, CommandParser):
         if name in self._of_runs:
             return " of this job, but of jobs/generate.py alone: leave it out"
         if name in self._removed:
-            return f" any more: {self._removed[name]}"
+            return f" any more: {self._removed[name].remedy}"
         return super().nearest(name)
 
     def add_argument_group(self, *args: Any, **kwargs: Any) -> Any:
@@ -195,7 +196,7 @@ class OptionParser(HfArgumentParser, CommandParser):
         with _reading(path) as read:
             for name, (line, node) in read.options().items():
                 place = f"--config {path}, line {line}"
-                if name in self._removed and not read.value(node):
+                if name in self._removed and read.value(node) in (None, self._removed[name].unused):
                     continue  # the file of an earlier run, which did not use it
                 if name == "config":
                     raise UserError(f"{place}: a file cannot name another one; move its options here")

@@ -18,6 +18,7 @@ from specdist.config.groups import (
     RankOptions,
 )
 from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
+from specdist.config.removed import OF_GENERATE, Removed
 from specdist.config.sizes import bytes_of
 from specdist.config.speculation import MEMORY, SpeculationOptions
 from specdist.config.storage import StorageOptions
@@ -76,6 +77,7 @@ class GenerateConfig(
 
     _argument_group_name = "Run"
     _url_options: ClassVar[tuple[str, ...]] = ("prompts", "output")
+    _removed_options: ClassVar[dict[str, Removed]] = OF_GENERATE
 
     output: str = option(
         help="folder of the run, or a URL such as s3://bucket/run: shards/, stats/, manifest.json, ..."
@@ -140,7 +142,6 @@ class GenerateConfig(
         self.check_constraints(self.stop)
         self.check_prompts()
         self._resolve_policy()
-        self.check_adaptation()
         self.check_logprobs(is_exact=self.is_exact)
         if self.max_num_batched_tokens < self.block_tokens:
             longest = "max_draft_tokens" if self.policy != "fixed" else "num_draft_tokens"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from specdist.config.adaptation import AdaptationOptions
 from specdist.config.arguments import option
 from specdist.policies.registry import AUTO, TARGET_ONLY, PolicyName
 from specdist.utils.errors import UserError
@@ -21,14 +20,10 @@ SMALLEST_MEMORY = 1024
 
 
 @dataclass(kw_only=True)
-class SpeculationOptions(AdaptationOptions):
+class SpeculationOptions:
     """What the draft does, and how it is verified."""
 
     _argument_group_name = "Speculation"
-    _removed_options: ClassVar[dict[str, str]] = {
-        "memory": f"a draft model's candidates are not mixed with memory's; leave it out, or use --draft "
-        f"{MEMORY} without a draft model"
-    }
 
     policy: PolicyName = option(
         AUTO,

@@ -37,9 +37,6 @@ PROBE = "specdist-probe"
 # The folder of claims and heartbeats, if it is not in the run's own (``--claims``); and in it, by the run's
 # tag, which data was chosen for each shard.
 CLAIMS, CLAIMS_FOLDER, DECISIONS = "claims", "claims", "chosen"
-# The draft that has learned on the way (``--adapt_draft``), and its files.
-ADAPTED = "draft_adapted"
-ADAPTED_FILES = f"{ADAPTED}/*"
 # Up to so many lie in one folder, without a number.
 MAX_SHARDS_PER_FOLDER = 1000
 # In the manifest's ``info``, if claims lie in numbered folders, too (in older runs they do not): of so many

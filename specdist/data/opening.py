@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specdist.data.claims import claim_files
 from specdist.data.files import TEMPORARY_SUFFIX, fsync_folder, write_atomically
-from specdist.data.layout import ADAPTED_FILES, CLAIMS_FOLDER, PROBE, SHARD_FOLDERS
+from specdist.data.layout import CLAIMS_FOLDER, PROBE, SHARD_FOLDERS
 from specdist.data.manifest import Manifest
 from specdist.data.membership import is_membership_file
 from specdist.data.run_folder import CARD_MARK, RunFolder
@@ -135,7 +135,7 @@ def delete_run_files(folder: RunFolder) -> None:
     paths += [folder.figures_path(group) for group in folder.figured_groups()]
     paths += [path for group in groups for path, _ in _files_of(folder, group)]
     claims = (path for path, _ in claim_files(folder.claims_path))
-    for path in [*paths, *folder.path.glob(ADAPTED_FILES), *claims]:
+    for path in [*paths, *claims]:
         path.unlink(missing_ok=True)
     if folder.card_path.is_file() and CARD_MARK.encode() in folder.card_path.read_bytes():
         folder.card_path.unlink()

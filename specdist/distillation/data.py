@@ -18,8 +18,8 @@ from torch import Tensor
 from specdist.config.generate import GenerateConfig
 from specdist.data import Prompts, RowError, RunFolder
 from specdist.data.reading import open_shard
+from specdist.distillation.acceptance import Places
 from specdist.job.tokens import PromptEncoder
-from specdist.learning.acceptance import Places
 from specdist.sampling.keys import stream_key
 from specdist.utils.errors import UserError
 

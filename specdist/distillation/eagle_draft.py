@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
+from specdist.distillation.acceptance import acceptances
 from specdist.distillation.config import DistillConfig
 from specdist.distillation.data import Batch, Example
+from specdist.distillation.losses import distribution_loss, token_loss
 from specdist.distillation.model_draft import load_teacher
 from specdist.job.model_plan import ModelPlan
-from specdist.learning.acceptance import acceptances
-from specdist.learning.losses import distribution_loss, token_loss
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.eagle import NUM_STATES, LlamaForCausalLMEagle3, state_layers
 from specdist.models.eagle_loading import load_eagle

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from specdist.distillation.acceptance import acceptances, needs_target
 from specdist.distillation.config import DistillConfig
 from specdist.distillation.data import Batch
+from specdist.distillation.losses import distribution_loss, token_loss, top_loss
 from specdist.job.model_plan import ModelPlan
-from specdist.learning.acceptance import acceptances, needs_target
-from specdist.learning.losses import distribution_loss, token_loss, top_loss
 from specdist.models.checkpoint import SMALL_FILE_SUFFIXES, Checkpoint
 from specdist.models.damage import reading
 from specdist.models.quantized import quantization_of

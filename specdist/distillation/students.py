@@ -36,7 +36,7 @@ class Student(Protocol):
 
     def acceptances(self, batch: Batch) -> Sequence[np.ndarray]:
         """Of every completion the probability that the engine accepts the draft's token, at each of its
-        places: see :mod:`specdist.learning.acceptance`."""
+        places: see :mod:`specdist.distillation.acceptance`."""
 
     def save(self, folder: Path) -> None:
         """Write the folder that ``--draft`` takes."""

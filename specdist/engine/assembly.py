@@ -11,7 +11,6 @@ from torch.distributed import ProcessGroup
 
 from specdist.cache.pages import PageTable
 from specdist.drafters.block_lengths import MemorySettings
-from specdist.engine.adapting import AdaptingDraftWorker, Learner
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import DraftWorker
@@ -56,7 +55,6 @@ class Assembly:
             round does, the most that it may do.
         memory: of candidates from memory, without a draft model, if there are to be any.
         trusts_draft: lossy, see :class:`specdist.engine.engine.Engine`.
-        adapts: the draft learns from finished rows, whose texts it is told.
         masker: makes what says which tokens are allowed, for each side one of its own.
     """
 
@@ -73,7 +71,6 @@ class Assembly:
     trusts_draft: bool = False
     masker: Callable[[], TokenMasker] | None = None
     memory: MemorySettings | None = None
-    adapts: bool = False
 
     def allocate(self, runner: ModelRunner) -> None:
         """Allocate the target's cache, once."""
@@ -159,17 +156,14 @@ class Assembly:
         *,
         ahead: DraftAhead | None = None,
         num_groups: int = 1,
-        learner: Learner | None = None,
         may_rest: bool = False,
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
-        ``num_groups``: target groups that share it, each with the assembly's slots. ``learner``: learns
-        while the draft waits. ``may_rest``: it need not be asked in rounds that are faster without it."""
+        ``num_groups``: target groups that share it, each with the assembly's slots. ``may_rest``: it
+        need not be asked in rounds that are faster without it."""
         new_worker: Callable[..., DraftWorker] = DraftWorker
         if isinstance(runner, EagleRunner):
             new_worker = EagleDraftWorker
-        elif learner is not None:
-            new_worker = partial(AdaptingDraftWorker, learner=learner)
         elif may_rest and self._can_rest(policy):
             new_worker = partial(RestingDraftWorker, num_pages=self.num_pages, page_size=self.page_size)
         return new_worker(
@@ -267,7 +261,7 @@ class Assembly:
             clock=clock,
             processing=self.settings.processing,
             book=LogprobBook(self.settings) if self.settings.wants_logprobs else None,
-            tells_texts=self.memory is not None or self.adapts,
+            tells_texts=self.memory is not None,
             on_resize=on_resize,
             on_lone_row=on_lone_row,
         )

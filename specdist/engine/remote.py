@@ -14,7 +14,6 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from specdist.engine.adapting import AdaptingDraftWorker
 from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.faults import DraftOutOfMemory, is_out_of_memory
 from specdist.engine.links import Wait, wait_of
@@ -95,8 +94,7 @@ def serve_drafts(
     memory runs out before the reply, the reply is the error; if it runs out after the reply, or over news,
     the reply to the next request is. ``wait``: for requests; by default as the drafts' device wants it.
     """
-    first = next(iter(drafts.values()))
-    wait = wait or (first.wait if isinstance(first, AdaptingDraftWorker) else wait_of(first.device))
+    wait = wait or wait_of(next(iter(drafts.values())).device)
     with frozen_garbage():
         _serve_drafts(drafts, wire_from(rank0, wait), wire_to(rank0), vocab_size=vocab_size, clock=clock)
 

@@ -13,14 +13,12 @@ import numpy as np
 
 from specdist.engine.packing import BoolArray, FloatArray, Packed
 from specdist.policies import NUM_FEATURES
-from specdist.stats.learning import Learned
 from specdist.stats.shard import AheadOutcome
 
 
 @dataclass
-class RoleTimes(Learned):
-    """Nanoseconds that the draft's side has spent since its last reply, its peak memory, and what it has
-    learned meanwhile."""
+class RoleTimes:
+    """Nanoseconds that the draft's side has spent since its last reply, and its peak memory."""
 
     prefill: int = 0
     draft: int = 0

@@ -132,7 +132,6 @@ class StatsRecorder:
         first.num_state_bytes += reply.traffic.num_state_bytes
         first.num_target_messages += target_traffic.num_messages
         first.num_target_message_bytes += target_traffic.num_bytes
-        first.add_learned(reply.times)
         first.num_preemptions += len(plan.suspended_slots)
         self._now = _Progress(
             self._now.decoding_ns + target.verify + reply.times.draft,

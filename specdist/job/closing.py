@@ -15,7 +15,6 @@ from specdist.data import Manifest, RunFolder
 from specdist.job.preflight import RunPlan
 from specdist.job.signals import find_launcher
 from specdist.models.loading_check import LoadingCheck
-from specdist.stats.learning import learned
 from specdist.stats.shard import Stats
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
@@ -108,7 +107,6 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
         f"errors      {errors}",
         f"speed       {speed}",
         f"acceptance  {acceptance}; {exactness(folder.manifest)}",
-        *([f"learning    {words}"] if (words := learned(total)) else []),
     ]
 
 

@@ -62,8 +62,6 @@ def run_fingerprint(
         # The same numbers, rounded elsewhere.
         **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
         **({"memory_rows": True} if config.memory_rows else {}),
-        # Under rejection the tokens of a seed depend on it.
-        **({"adapt_draft": True} if config.adapt_draft and not config.is_coupled else {}),
         # Rows that were generated without a trace cannot get one later.
         **({"trace": True} if config.is_traced else {}),
     }

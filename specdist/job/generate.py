@@ -17,7 +17,6 @@ from specdist.data.storage import local_folder
 from specdist.engine.stats_recorder import ReplicaStart, StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.job.activity import Activity
-from specdist.job.adaptation import check_adaptation, note_segments
 from specdist.job.added_tokens import added_token_warnings
 from specdist.job.assignments import Assignment, assign_from_rank0, follow_assignments
 from specdist.job.batch_input import batch_options
@@ -49,7 +48,7 @@ from specdist.job.status import error_kinds
 from specdist.job.supervisor import supervise
 from specdist.job.target_group import TargetGroup, plan_in_turn
 from specdist.job.tokens import load_tokenizer
-from specdist.job.topology import Topology, broadcast_from_rank0, gathered
+from specdist.job.topology import Topology, broadcast_from_rank0
 from specdist.job.workload import Workload
 from specdist.models.generation import OPTIONS, unused_settings
 from specdist.stats.regression import NS_PER_S
@@ -124,7 +123,6 @@ def generate_on_ranks(
     models = rank0_first(topology, lambda: plan_models(asked, may_read_states=True))
     config = rank0_first(topology, lambda: with_model_defaults(asked, models.target, given))
     config = settled(config, models.draft)
-    rank0_first(topology, lambda: check_adaptation(config, models, topology))
     plan = partial(plan_run, config, models, topology)
     run = on_rank0(topology, plan if topology.part is None else partial(plan_in_turn, config, topology, plan))
     if run is not None and share is not None:
@@ -183,13 +181,11 @@ def _generate_planned(
         num_halvings=num_halvings,
         activity=activity,
     )
-    _note_adaptation(config, run, replica, topology)
     activity.begin("generating", has_progress=True)
     if run is None:
         is_complete = follow_assignments(topology, replica, stop)
     else:
         is_complete = generate_rows(config, models, run, replica, topology, stop)
-    _note_adaptation(config, run, replica, topology)
     return 0 if is_complete else EXIT_STOPPED
 
 
@@ -205,18 +201,6 @@ def promised_work(config: GenerateConfig, models: ModelPlan, run: RunPlan, *, ha
         num_prompts=run.prompts.num_rows,
         num_completions=num_completions,
     )
-
-
-def _note_adaptation(
-    config: GenerateConfig, run: RunPlan | None, replica: Replica, topology: Topology
-) -> None:
-    """What the draft's rank has kept, into the manifest."""
-    if not config.adapt_draft:
-        return
-    found = gathered(topology, [] if replica.keeper is None else replica.keeper.close())
-    if run is not None:
-        with run.membership.setup():
-            note_segments(run.folder, found[topology.draft_rank])
 
 
 def generate_rows(

@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
 from specdist.job.activity import Activity
-from specdist.job.adaptation import Keeper, keeper_of
 from specdist.job.logs import quiet_libraries
 from specdist.job.model_plan import ModelPlan
 from specdist.job.runners import load_draft_runner, target_runner
@@ -31,7 +30,6 @@ class LoadedModels:
     Attributes:
         target, draft: None on a rank that does not hold them.
         group: the ranks that share the target, if there are several.
-        keeper: keeps what the draft learns in the run, see ``--adapt_draft``.
         check: on rank 0 the result of the comparison.
         num_weight_bytes: read by all ranks together.
     """
@@ -53,7 +51,6 @@ class LoadedModels:
         self.target: ModelRunner | None = None
         self.draft: ModelRunner | None = None
         self.group: dist.ProcessGroup | None = None
-        self.keeper: Keeper | None = None
         self.check: LoadingCheck | None = None
         with quiet_libraries(activity.step):
             self._together(self._load)
@@ -99,7 +96,6 @@ class LoadedModels:
                 self.draft = load_draft_runner(
                     self._config, self._models, files, topology.device, self._reading, self._activity.step
                 )
-            self.keeper = keeper_of(self._config, self._models, self.draft, self._settings)
 
     def _compare(self) -> None:
         """Compare the target with its files. The draft needs no check: the target verifies its tokens."""

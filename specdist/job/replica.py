@@ -86,7 +86,7 @@ class Replica:
         loaded = LoadedModels(config, models, topology, self.settings, self._activity)
         self._target, self._draft, self._group = loaded.target, loaded.draft, loaded.group
         self._loading_check = loaded.check
-        self.keeper, self.num_weight_bytes = loaded.keeper, loaded.num_weight_bytes
+        self.num_weight_bytes = loaded.num_weight_bytes
         self._activity.begin("sizing the cache")
         self.ahead = DraftAhead()
         self._chooser: RoundChooser | None = None
@@ -229,7 +229,6 @@ class Replica:
             trusts_draft=not self._config.is_exact,
             memory=memory_settings(self._config, self._topology, vars(self).get("costs"), self._models),
             masker=self._models.constraints.new_masker(self._models.vocab_size),
-            adapts=self._config.adapt_draft,
         )
 
     def draft_engine(self, requests: Requests, stop_rules: StopRules) -> Engine:
@@ -333,5 +332,4 @@ class Replica:
         return with_states(self.assembly().asked_when_it_pays(draft), self._target)
 
     def _draft_worker(self, clock: Timeline | None = None) -> DraftWorker:
-        learner = self.keeper.learner if self.keeper else None
-        return self.assembly().draft_worker(self.draft_runner, self._policy, clock, learner=learner)
+        return self.assembly().draft_worker(self.draft_runner, self._policy, clock)

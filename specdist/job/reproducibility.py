@@ -21,8 +21,6 @@ def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     depends_on_batch = config.policy == "goodput" and not config.drafts_ahead
     # Which rows have finished depends on who ran beside them.
     depends_on_batch |= config.memory_rows and config.uses_draft
-    # When a draft that learns takes over depends on the time that it has had.
-    depends_on_batch |= config.adapt_draft
     depends_on_batch |= config.chooses_rounds and topology.has_draft_rank
     return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
 

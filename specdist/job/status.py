@@ -20,7 +20,6 @@ from specdist.data.claims import Claims
 from specdist.data.heartbeat import Beat, Watch, beat_path
 from specdist.data.reading import read_columns
 from specdist.job.totals import Total, subtotalled, total_of
-from specdist.stats.learning import learned
 from specdist.utils.errors import UserError
 
 # For replicas that have left no heartbeat.
@@ -60,8 +59,7 @@ class RunStatus:
     """Shards are done, running, failed (their replica has ended, none has taken them over) or waiting.
 
     ``num_rows`` counts completions, of ``num_expected_rows``. ``tokens_per_s`` and ``left_s`` are estimated
-    from the replicas at work; None if there are none, or none has finished a row. ``learned``: of the draft
-    on the way, in the shards that are done.
+    from the replicas at work; None if there are none, or none has finished a row.
     """
 
     num_shards: int
@@ -77,7 +75,6 @@ class RunStatus:
     left_s: float | None
     errors: dict[str, int]
     groups: list[Group]
-    learned: str | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -99,8 +96,6 @@ class RunStatus:
             lines.append(f"speed     {rate} tokens/s by {replicas}")
             end = "unknown" if self.left_s is None else f"about {time.ctime(time.time() + self.left_s)}"
             lines.append(f"end       {end}")
-        if self.learned:
-            lines.append(f"learning  {self.learned}")
         lines += self._draft_lines()
         for label, shards in (("running", self.running), ("failed", self.failed)):
             lines += [
@@ -191,7 +186,6 @@ class StatusReader:
             left_s=(num_expected - num_rows) / rows_per_s if rows_per_s else None,
             errors=dict((self._errors + errors).most_common()),
             groups=self._groups(beats),
-            learned=learned(self._total.stats),
         )
 
     def _see_done(self, num_shards: int) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -48,7 +48,6 @@ class CompiledPass:
         self._dtype = model.dtype
         self._vocab_size = model.get_output_embeddings().out_features
         self._kept: list[Tensor] = []  # what addresses point at
-        self._fills: list[Callable[[], object]] = []  # what puts the model's weights there
         self._shapes: tuple[int, int, int] | None = None
         decoder = model.get_decoder()
         layers: Any = part(decoder, "layers")
@@ -174,13 +173,9 @@ class CompiledPass:
         panel = self._library.panel_width()
         packed = _huge(-(-num_outputs // panel) * panel * num_inputs, self._dtype)
         is_half = self._dtype == torch.bfloat16
-
-        def fill() -> None:
-            weights = [layer.weight.detach() for layer in linears]
-            weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
-            self._library.pack_weight(weight.data_ptr(), num_outputs, num_inputs, is_half, packed.data_ptr())
-
-        self._filled(fill)
+        weights = [layer.weight.detach() for layer in linears]
+        weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
+        self._library.pack_weight(weight.data_ptr(), num_outputs, num_inputs, is_half, packed.data_ptr())
         self._kept.append(packed)
         bias = self._numbers(*biases) if biases else None
         return cpu_library.Product(packed.data_ptr(), bias, num_inputs, num_outputs)
@@ -193,17 +188,8 @@ class CompiledPass:
     def _numbers(self, *parts: Tensor) -> int:
         """The address of a float32 copy of these, one after the other."""
         copied = torch.empty(sum(len(each) for each in parts))
-        self._filled(lambda: copied.copy_(torch.cat([each.detach().float() for each in parts])))
+        copied.copy_(torch.cat([each.detach().float() for each in parts]))
         return self._address(copied)
-
-    def _filled(self, fill: Callable[[], object]) -> None:
-        self._fills.append(fill)
-        fill()
-
-    def refresh(self) -> None:
-        """The model's weights have changed in place: put them into what was made of them."""
-        for fill in self._fills:
-            fill()
 
     def _address(self, values: Tensor) -> int:
         self._kept.append(values.detach().contiguous())

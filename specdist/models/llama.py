@@ -69,12 +69,6 @@ class Product:
             with torch.no_grad():
                 self._onednn_weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, None)
 
-    def refresh(self) -> None:
-        """The layers' weights have changed in place: those of the copy, too."""
-        if self._onednn_weight is not self._weight:
-            with torch.no_grad():
-                self._onednn_weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, None)
-
     def __call__(self, x_TE: Tensor, num_tokens: int) -> Tensor:
         if num_tokens >= self._min_onednn_tokens:
             output: Tensor = torch.ops.mkldnn._linear_pointwise(
@@ -185,13 +179,6 @@ class LlamaPass:
         half = self._layers[0].width // 2
         self._signs_D = torch.ones(2 * half, dtype=model.dtype, device=model.device)
         self._signs_D[:half] = -1.0
-
-    def refresh(self) -> None:
-        """The model's weights have changed in place."""
-        of_layers = (each for layer in self._layers for each in vars(layer).values())
-        for product in (self._head_product, *of_layers):
-            if isinstance(product, Product):
-                product.refresh()
 
     def __call__(
         self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention

@@ -14,7 +14,6 @@ from specdist.reporting.formats import NOTHING, count, duration, number, percent
 from specdist.reporting.markup import banner, box, details, paragraph, table, tiles
 from specdist.reporting.panel import Panel, label_of, table_by_run
 from specdist.reporting.runs import ReportedRun, tokens_per_pass
-from specdist.stats.learning import learned
 from specdist.stats.regression import NS_PER_S
 
 # The options that a reader asks for first, by subject; the page lists all others below them.
@@ -117,7 +116,6 @@ def side_by_side(runs: Sequence[ReportedRun]) -> Panel:
         ("ranks of a replica", lambda run: run.ranks),
         ("tokens per target pass and sequence", lambda run: number(tokens_per_pass(run.total))),
         ("draft tokens accepted", lambda run: percent(run.summary["draft_acceptance_rate"])),
-        ("learning on the way", lambda run: learned(run.total) or NOTHING),
         ("target passes per token", lambda run: number(run.total.verification_rate, 3)),
         ("draft tokens discarded per token", lambda run: number(run.total.discard_rate, 3)),
         ("rows", lambda run: count(run.total.num_rows)),

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import Any, TypeVar
 
-from specdist.stats.learning import Learned
 from specdist.stats.regression import NS_PER_S, CostSums
 from specdist.utils.json_values import from_fields
 
@@ -96,7 +95,7 @@ class AheadOutcome:
 
 
 @dataclass
-class Stats(Learned):
+class Stats:
     """Statistics of a shard, or the sum of several.
 
     ``num_drafts`` counts target passes of a sequence with at least one candidate; lists are indexed by draft
@@ -288,9 +287,7 @@ class Stats(Learned):
         _merge(self, other)
 
     def to_json(self) -> dict[str, Any]:
-        """What was learned comes last."""
-        values = dataclasses.asdict(self)
-        return values | {item.name: values.pop(item.name) for item in dataclasses.fields(Learned)}
+        return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Stats:
@@ -315,11 +312,6 @@ class Stats(Learned):
             "messages_per_round": _ratio(self.num_messages, self.num_rounds),
             "message_bytes_per_round": _ratio(self.num_message_bytes, self.num_rounds),
             "state_bytes_per_round": _ratio(self.num_state_bytes, self.num_rounds),
-            "adapt_s": self.adapt_ns / NS_PER_S,
-            "num_adapt_steps": self.num_adapt_steps,
-            "num_adapt_switches": self.num_adapt_switches,
-            "adapt_agreement_of_draft": _ratio(self.num_adapt_by_draft, self.num_adapt_judged),
-            "adapt_agreement_of_copy": _ratio(self.num_adapt_by_copy, self.num_adapt_judged),
             "target_message_bytes_per_pass": _ratio(self.num_target_message_bytes, self.num_target_passes),
             "miss_catch_rate": _ratio(sum(self.num_branch_hits_per_rank), self.num_misses),
             "ready_rate": _ratio(self.num_drafts, self.num_row_steps),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdist import SpeculativeLLM
-from specdist.config.generate import parse_generate_config
 from specdist.utils.errors import UserError
 from tests.config.options import config
 
@@ -49,22 +46,6 @@ def test_memory_drafts_without_a_model() -> None:
 def test_other_texts_are_for_memory(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         config(**({"draft": "small"} | options))
-
-
-def test_memory_beside_a_draft_model_is_refused_by_name(tmp_path: Path) -> None:
-    """On the command line, in a run's YAML, and from Python; a file of an earlier run that did not use it is
-    read as before."""
-    needed = ["--target=large", "--draft=small", "--prompts=p", "--output=o"]
-    message = "is not an option any more: .* use --draft memory without a draft model"
-    with pytest.raises(UserError, match="--memory " + message):
-        parse_generate_config([*needed, "--memory"])
-    (tmp_path / "run.yaml").write_text("seed: 3\nmemory: true\n")
-    with pytest.raises(UserError, match=r"line 2: memory " + message):
-        parse_generate_config(["--config", str(tmp_path / "run.yaml"), *needed])
-    with pytest.raises(UserError, match="memory " + message):
-        SpeculativeLLM("large", "small", memory=True)
-    (tmp_path / "run.yaml").write_text("seed: 3\nmemory: false\n")
-    assert parse_generate_config(["--config", str(tmp_path / "run.yaml"), *needed]).seed == 3
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from specdist.distillation.acceptance import Places, Prospect, acceptances, prospect
 from specdist.distillation.training import History
-from specdist.learning.acceptance import Places, Prospect, acceptances, prospect
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.formulas import wall_time_factor
 

@@ -32,8 +32,8 @@ from specdist.config.arguments import parse_arguments
 from specdist.config.generate import GenerateConfig
 from specdist.data import RunFolder
 from specdist.data.reading import open_shard
+from specdist.distillation.acceptance import acceptances
 from specdist.distillation.data import COLUMNS, Example, batches
-from specdist.learning.acceptance import acceptances
 from specdist.sampling.distributions import SamplingSettings
 
 NUM_ROWS, EVERY = 2000, 2

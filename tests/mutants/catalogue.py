@@ -1,6 +1,5 @@
 """All faults that are planted."""
 
-from tests.mutants.adapt_faults import ADAPT_FAULTS
 from tests.mutants.adapter_faults import ADAPTER_FAULTS
 from tests.mutants.attention_faults import ATTENTION_FAULTS
 from tests.mutants.claim_faults import CLAIM_FAULTS
@@ -35,7 +34,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *SAMPLING_FAULTS,
     *ENGINE_FAULTS,
     *POLICY_FAULTS,
-    *ADAPT_FAULTS,
     *ADAPTER_FAULTS,
     *ATTENTION_FAULTS,
     *CONSTRAINT_FAULTS,

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-ACCEPTANCE, LOSSES = "tests/distillation/test_acceptance.py", "tests/learning/test_losses.py"
+ACCEPTANCE, LOSSES = "tests/distillation/test_acceptance.py", "tests/distillation/test_losses.py"
 JOB, SEGMENTS = "tests/distillation/test_distill.py", "tests/data/test_segments.py"
 RESUMED = f"{JOB}::test_an_interrupted_training_ends_with_the_same_weights"
 PROMPTS = f"{JOB}::test_prompts_of_all_rows_but_those_held_out_are_learned_from"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.learning.losses import LOSSES, distribution_loss, token_loss, top_loss
+from specdist.distillation.losses import LOSSES, distribution_loss, token_loss, top_loss
 
 M, V = 7, 11
 

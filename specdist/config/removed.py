@@ -1,0 +1,35 @@
+"""Options that earlier versions had, and what to do instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Removed:
+    """``remedy``: what to do instead. ``unused``: the value that the file of an earlier run has where it made
+    no use of the option, besides null; such a file is read as before."""
+
+    remedy: str
+    unused: Any = False
+
+
+_LEARNING = (
+    "no draft learns during a run; leave it out, distil the draft from this run's rows with jobs/distill.py, "
+    "and go on with --draft NEW_DRAFT"
+)
+# Of jobs/generate.py, and the Python interface.
+OF_GENERATE = {
+    "memory": Removed(
+        "a draft model's candidates are not mixed with memory's; leave it out, or use --draft memory without "
+        "a draft model"
+    ),
+    "adapt_draft": Removed(_LEARNING),
+    "adapt_rate": Removed(_LEARNING),
+    "adapt_batch": Removed(_LEARNING, unused=512),
+    "adapt_buffer": Removed(_LEARNING, unused=2**20),
+    "adapt_interval": Removed(_LEARNING, unused=16),
+    "adapt_margin": Removed(_LEARNING, unused=0.002),
+    "adapt_memory": Removed(_LEARNING),
+}

@@ -1,1 +1,0 @@
-"""What a draft learns from, and how it is judged: by `jobs/distill.py`, and while a run goes on"""

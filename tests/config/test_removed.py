@@ -1,0 +1,48 @@
+"""Options that earlier versions had are refused by name, with what to do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specdist import SpeculativeLLM
+from specdist.config.generate import parse_generate_config
+from specdist.config.removed import OF_GENERATE
+from specdist.utils.errors import UserError
+
+NEEDED = ["--target=large", "--draft=small", "--prompts=p", "--output=o"]
+# By name: a value that made use of it, those in the file of a run that did not, and of the remedy.
+REMOVED = {
+    "memory": ("true", ("false",), "use --draft memory without a draft model"),
+    "adapt_draft": ("true", ("false",), "jobs/distill.py, and go on with --draft"),
+    "adapt_rate": ("0.001", ("null",), "jobs/distill.py"),
+    "adapt_batch": ("64", ("512",), "jobs/distill.py"),
+    "adapt_buffer": ("4096", ("1048576",), "jobs/distill.py"),
+    "adapt_interval": ("4", ("16",), "jobs/distill.py"),
+    "adapt_margin": ("0.1", ("0.002",), "jobs/distill.py"),
+    "adapt_memory": ("16GiB", ("null",), "jobs/distill.py"),
+}
+
+
+def test_all_of_them_are_tested() -> None:
+    assert OF_GENERATE.keys() == REMOVED.keys()
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_it_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    """On the command line, in a YAML file, and from Python; the file of an earlier run that did not use it is
+    read as before."""
+    used, unused, remedy = REMOVED[name]
+    message = f"{name} is not an option any more: .*{remedy}"
+    with pytest.raises(UserError, match=f"^--{message}"):
+        parse_generate_config([*NEEDED, f"--{name}={used}"])
+    file = tmp_path / "run.yaml"
+    file.write_text(f"seed: 3\n{name}: {used}\n")
+    with pytest.raises(UserError, match=f"run.yaml, line 2: {message}"):
+        parse_generate_config(["--config", str(file), *NEEDED])
+    with pytest.raises(UserError, match=f"^{message}"):
+        SpeculativeLLM("large", "small", **{name: used})
+    for value in unused:
+        file.write_text(f"seed: 3\n{name}: {value}\n")
+        assert parse_generate_config(["--config", str(file), *NEEDED]).seed == 3
