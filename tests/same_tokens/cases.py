@@ -1,0 +1,95 @@
+"""The jobs whose tokens are compared. All are of the kind whose tokens a seed fixes.
+
+Work ahead takes what time there is, so that its batches differ from run to run: in bfloat16 only the layers
+compiled for a CPU round every row alike in all of them, and with tensor parallelism it is those of
+transformers that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+BASE = (
+    "--prompts {models}/prompts.arrow --device cpu --limit 12 --rows_per_shard 4 --max_new_tokens 24 "
+    "--cache_memory 64MiB"
+)
+DRAFTS = "--target {models}/target --draft {models}/draft"
+EAGLE = "--target {models}/eagle_target --draft {models}/eagle"
+COPIES = "--target {models}/copying/target --draft memory --prompts {models}/copying/prompts.arrow --limit 4"
+FIXED = "--policy fixed --num_draft_tokens 4"
+TURNS = f"{FIXED} --overlap none"
+AHEAD = f"{FIXED} --overlap ahead"
+DRAWN = "--temperature 1 --top_p 0.95 --seed 3"
+GUMBEL = f"{DRAWN} --acceptance gumbel"
+PENALTIES = (
+    "--repetition_penalty 1.3 --presence_penalty 0.2 --frequency_penalty 0.1 --min_p 0.02 --min_new_tokens 6 "
+    "--logit_bias 50=3.0 --bad_words the river --stop qu"
+)
+REGEX = "--regex ([a-z]+,){{2}}[0-9]{{3}}[.]"
+HALF = "--dtype bfloat16"
+
+# (words as they are here, the same in another commit): what has been renamed since, or will be.
+RENAMED = (("--draft memory", "--draft ngram"),)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job.
+
+    Attributes:
+        name: a word.
+        options: its command line, but for ``BASE`` and the output.
+        num_ranks: 1 is one process without ``torch.distributed``.
+        is_timed: measured times choose what is drafted: tokens are compared, but not what rows count.
+    """
+
+    name: str
+    options: str
+    num_ranks: int = 1
+    is_timed: bool = False
+
+    def spellings(self, models: str) -> Iterator[list[str]]:
+        """Its arguments, first as they are written here, then with every other name."""
+        words = f"{BASE} {self.options}".format(models=models)
+        yield words.split()
+        for here, there in RENAMED:
+            if here in words:
+                yield words.replace(here, there).split()
+
+
+CASES = (
+    Case("greedy", f"{DRAFTS} --temperature 0", is_timed=True),
+    Case("greedy-half", f"{DRAFTS} {TURNS} {HALF} --temperature 0"),
+    Case("alone", f"--target {{models}}/target --draft none {DRAWN}"),
+    Case("gumbel", f"{DRAFTS} {GUMBEL}", is_timed=True),
+    Case("gumbel-half", f"{DRAFTS} {TURNS} {HALF} {GUMBEL}"),
+    Case("rejection", f"{DRAFTS} {TURNS} {DRAWN} --logprobs 2 --prompt_logprobs 1"),
+    Case("rejection-half", f"{DRAFTS} {TURNS} {HALF} {DRAWN}"),
+    Case("svip", f"{DRAFTS} {DRAWN} --policy svip"),
+    Case("gammatune", f"{DRAFTS} {DRAWN} --policy gammatune_plus"),
+    Case("specdecpp", f"{DRAFTS} {DRAWN} --policy specdecpp --head {{models}}/heads/acceptance"),
+    Case("preempted", f"{DRAFTS} {TURNS} {DRAWN} --max_new_tokens 90 --cache_memory 256KiB"),
+    Case("penalties", f"{DRAFTS} {TURNS} {DRAWN} {PENALTIES}"),
+    Case("samples", f"{DRAFTS} {TURNS} {DRAWN} --num_samples 3 --max_num_seqs 5"),
+    Case("constraint", f"{DRAFTS} {TURNS} {DRAWN} {REGEX}"),
+    Case("quantised", f"{DRAFTS} {TURNS} {DRAWN} --draft_quantization int4 --draft_window 32"),
+    Case("ngram", f"{COPIES} {DRAWN}"),
+    Case("ngram-gumbel", f"--target {{models}}/target --draft memory {GUMBEL}", is_timed=True),
+    Case("eagle", f"{EAGLE} {TURNS} {DRAWN}"),
+    Case("own", f"{DRAFTS} {TURNS} {DRAWN}", 2),
+    Case("own-gumbel", f"{DRAFTS} {GUMBEL} {PENALTIES}", 2, is_timed=True),
+    Case("own-ahead", f"{DRAFTS} {AHEAD} {DRAWN} --num_branches 0", 2),
+    Case("own-branches", f"{DRAFTS} {AHEAD} {DRAWN} --num_branches 3 --num_samples 2", 2),
+    Case("own-branches-half", f"{DRAFTS} {AHEAD} {HALF} {DRAWN} --num_branches 3", 2),
+    Case("own-eagle", f"{EAGLE} {TURNS} {GUMBEL}", 2),
+    Case("own-constraint", f"{DRAFTS} {AHEAD} {DRAWN} {REGEX}", 2),
+    Case("shared-tp2", f"{DRAFTS} {TURNS} {DRAWN} --tp_size 2 --draft_placement shared", 2),
+    Case("ngram-tp2", f"{COPIES} {DRAWN} --tp_size 2", 2),
+    Case("own-tp2", f"{DRAFTS} {TURNS} {DRAWN} {PENALTIES} --tp_size 2", 3),
+    Case("own-tp2-half", f"{DRAFTS} {TURNS} {HALF} {DRAWN} --tp_size 2", 3),
+    Case("own-tp2-greedy", f"{DRAFTS} --temperature 0 --tp_size 2", 3, is_timed=True),
+    Case("own-tp2-eagle", f"{EAGLE} {TURNS} {DRAWN} --tp_size 2", 3),
+)
+# One of several shards, which a kill leaves unfinished.
+RESUMED = next(case for case in CASES if case.name == "own")
