@@ -142,7 +142,6 @@ def generated() -> dict[str, str]:
         **papers(),
         "memory-drafts": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
-        "drafts-compared": distillation_tables.drafts(),
         "memory-costs": drafters_tables.costs(),
     }
 

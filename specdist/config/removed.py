@@ -33,3 +33,15 @@ OF_GENERATE = {
     "adapt_margin": Removed(_LEARNING, unused=0.002),
     "adapt_memory": Removed(_LEARNING),
 }
+
+_EAGLE = (
+    "EAGLE-3 drafts are not trained here; leave it out to train a draft model, or train one with "
+    "https://github.com/vllm-project/speculators or https://github.com/sgl-project/SpecForge, whose drafts "
+    "--draft takes"
+)
+# Of jobs/distill.py, besides.
+OF_DISTILL = {
+    "kind": Removed(_EAGLE, unused="model"),
+    "draft_vocab_size": Removed(_EAGLE),
+    "unrolled_steps": Removed(_EAGLE, unused=5),
+}

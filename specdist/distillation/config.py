@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import SELF
+from specdist.config.removed import OF_DISTILL, OF_GENERATE, Removed
 from specdist.config.speculation import MEMORY
 from specdist.utils.errors import UserError
 
@@ -33,21 +34,9 @@ class DistillConfig(GenerateConfig):
     """Every option of ``jobs/distill.py``. Raises :class:`UserError` for a value out of its range."""
 
     _argument_group_name = "Distillation"
+    _removed_options: ClassVar[dict[str, Removed]] = OF_GENERATE | OF_DISTILL
 
     new_draft: str = option(help="folder for the new draft, for --draft of the run")
-    kind: Literal["model", "eagle3"] = option(
-        "model",
-        help="model = a causal language model, as any other draft; eagle3 = an EAGLE-3 draft, which reads "
-        "the target's hidden states: a new one, or --draft if that is one",
-    )
-    draft_vocab_size: int | None = option(
-        None,
-        help="with --kind eagle3: tokens that a new draft knows, the most frequent of the training rows "
-        "(default: all, at most 32,000)",
-    )
-    unrolled_steps: int = option(
-        5, help="with --kind eagle3: steps that the draft is trained to go on from its own states"
-    )
     first: float | None = option(
         None,
         help="generate this share of the run's rows first, in whole shards, and train on them (default: "
@@ -76,7 +65,7 @@ class DistillConfig(GenerateConfig):
         None,
         help="with the target as the teacher, learn too what it says at every place of so many rows' "
         "prompts, spread over the run, for which nothing needs to be generated; 0 = completions alone "
-        f"(default: {USUAL_PROMPTS:,}, and 0 with another teacher or --kind eagle3)",
+        f"(default: {USUAL_PROMPTS:,}, and 0 with another teacher)",
     )
     own_tokens: int | None = option(
         None,
@@ -115,12 +104,10 @@ class DistillConfig(GenerateConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_start()
-        self._check_kind()
-        for name in ("epochs", "patience", "batch_size", "tokens_per_pass", "max_sequences",
-                     "unrolled_steps"):  # fmt: skip
+        for name in ("epochs", "patience", "batch_size", "tokens_per_pass", "max_sequences"):
             value = getattr(self, name)
             self._require(name, value is None or value >= 1, "must be at least 1")
-        for name in ("learning_rate", "cost_ratio", "layers", "draft_vocab_size"):
+        for name in ("learning_rate", "cost_ratio", "layers"):
             value = getattr(self, name)
             self._require(name, value is None or value > 0, "must be positive")
         self._require("validation_share", 0 < self.validation_share < 1, "must be between 0 and 1")
@@ -128,21 +115,21 @@ class DistillConfig(GenerateConfig):
         self._require("prompt_rows", (self.prompt_rows or 0) >= 0, "must be 0 or more")
         if self.prompt_rows and not self._can_learn_prompts:
             raise UserError(
-                f"--prompt_rows {self.prompt_rows} needs --kind model and --teacher target, which knows what "
-                "comes after every token of a prompt: add them, or leave it out"
+                f"--prompt_rows {self.prompt_rows} needs --teacher target, which knows what comes after "
+                "every token of a prompt: add it, or leave this out"
             )
         self._require("own_tokens", (self.own_tokens or 0) >= 0, "must be 0 or more")
         if self.own_tokens and not self.num_prompt_rows:
             raise UserError(
                 f"--own_tokens {self.own_tokens} go on with the prompts of --prompt_rows, of which there are "
-                "none: give both --kind model and --teacher target, and no --prompt_rows 0, or leave it out"
+                "none: give --teacher target, and no --prompt_rows 0, or leave it out"
             )
         self._require("own_temperature", (self.own_temperature or 0) >= 0, "must be 0 or more")
         if self.own_temperature is not None and not self.num_own_tokens:
             raise UserError(
                 f"--own_temperature {self.own_temperature} is of the texts of --own_tokens, of which there "
-                "are none: give both --kind model and --teacher target, and neither --prompt_rows 0 nor "
-                "--own_tokens 0, or leave it out"
+                "are none: give --teacher target, and neither --prompt_rows 0 nor --own_tokens 0, or leave "
+                "it out"
             )
         if self.teacher == "tokens" and self.loss is not None:
             raise UserError(
@@ -166,7 +153,7 @@ class DistillConfig(GenerateConfig):
             raise UserError(
                 "--num_targets and --num_drafts are of the run alone: leave them out for jobs/distill.py"
             )
-        if self.layers is not None or self.kind == "eagle3":
+        if self.layers is not None:
             return
         if self.draft is None or self.draft == MEMORY or self.draft.startswith(SELF):
             raise UserError(
@@ -174,29 +161,8 @@ class DistillConfig(GenerateConfig):
                 "use --layers N to start from the target's first layers"
             )
 
-    def _check_kind(self) -> None:
-        if self.kind != "eagle3":
-            if self.draft_vocab_size is not None:
-                raise UserError(
-                    f"--draft_vocab_size {self.draft_vocab_size} is for --kind eagle3: leave it out, or add "
-                    "--kind eagle3"
-                )
-            return
-        if self.layers is not None:
-            raise UserError(
-                f"--layers {self.layers} is for --kind model: an EAGLE-3 draft has one layer of its own; "
-                "leave it out"
-            )
-        if self.teacher == "recorded":
-            raise UserError(
-                "--teacher recorded with --kind eagle3, which needs the target itself for its states: use "
-                "--teacher target, or leave it out"
-            )
-
     @property
     def resolved_teacher(self) -> Teacher:
-        if self.teacher == "auto" and self.kind == "eagle3":
-            return "target"
         if self.teacher == "auto":
             return "recorded" if self.logprobs else "target"
         return self.teacher
@@ -207,7 +173,7 @@ class DistillConfig(GenerateConfig):
 
     @property
     def _can_learn_prompts(self) -> bool:
-        return self.kind == "model" and self.resolved_teacher == "target"
+        return self.resolved_teacher == "target"
 
     @property
     def num_prompt_rows(self) -> int:
@@ -245,9 +211,8 @@ class DistillConfig(GenerateConfig):
 
     def training_options(self) -> dict[str, Any]:
         """The options that decide the weights, besides the data and the models."""
-        names = ["kind", "draft_vocab_size", "unrolled_steps", "layers", "learning_rate", "epochs",
-                 "patience", "batch_size", "tokens_per_pass", "max_sequences", "prompt_rows",
-                 "validation_share", "precision", "seed"]  # fmt: skip
+        names = ["layers", "learning_rate", "epochs", "patience", "batch_size", "tokens_per_pass",
+                 "max_sequences", "prompt_rows", "validation_share", "precision", "seed"]  # fmt: skip
         found = {name: getattr(self, name) for name in names}
         return found | {
             "own_tokens": self.num_own_tokens,

@@ -77,10 +77,6 @@ class Batch:
     top_ids_MK: Tensor | None
     top_logs_MK: Tensor | None
 
-    def at_places(self, values_BLX: Tensor) -> Tensor:
-        """[M, X] of values [B, L, X]."""
-        return values_BLX[self.rows_M, self.columns_M]
-
 
 def num_completion_tokens(examples: Sequence[Example]) -> int:
     return sum(len(example.completion_ids) for example in examples)

@@ -27,11 +27,9 @@ from specdist.distillation.data import (
     read_prompts,
     split_examples,
 )
-from specdist.distillation.eagle_draft import EagleStudent, new_state_layers
-from specdist.distillation.model_draft import ModelStudent
 from specdist.distillation.own_texts import Writer
 from specdist.distillation.picture import draw_training
-from specdist.distillation.students import Student
+from specdist.distillation.student import Student
 from specdist.distillation.training import CHECKPOINT_NAME, History, Task, train
 from specdist.job.activity import Activity
 from specdist.job.entry import on_rank0, rank0_first, run_rank
@@ -50,6 +48,8 @@ from specdist.utils.json_values import parse_object
 
 RECORD_NAME, PICTURE_NAME = "distillation.json", "distillation.png"
 NS_PER_S = 10**9
+# Options that a training could have, as they were by default: one that began then goes on.
+OF_EARLIER_VERSIONS = {"kind": "model", "draft_vocab_size": None, "unrolled_steps": 5}
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +131,7 @@ def distil(
     given: Collection[str],
 ) -> dict[str, Any] | None:
     """Train and write the draft; its record. None if it was stopped."""
-    reads_states = config.kind == "eagle3"
-    models = rank0_first(topology, lambda: plan_models(config.run_config(), may_read_states=reads_states))
+    models = rank0_first(topology, lambda: plan_models(config.run_config()))
     run_config = rank0_first(topology, lambda: with_model_defaults(config.run_config(), models.target, given))
     start = rank0_first(topology, lambda: _open_start(config, models))
     activity.begin("reading the finished rows")
@@ -145,14 +144,13 @@ def distil(
         top_p=run_config.top_p,
         is_coupled=run_config.acceptance == "gumbel",
     )
-    student = open_student(config, models, start, examples, settings, topology)
+    student = Student(config, models, start, settings, topology.device)
     folder = Path(config.new_draft)
     folder.mkdir(parents=True, exist_ok=True)
     ratio = broadcast_from_rank0(topology, on_rank0(topology, partial(_cost_ratio, config, models, student)))
     writer = _writer(config, student, topology) if examples.prompts else None
-    key = json.dumps(
-        [config.training_options(), start.fingerprint(), models.target.fingerprint(), examples.digest()]
-    )
+    options = OF_EARLIER_VERSIONS | config.training_options()
+    key = json.dumps([options, start.fingerprint(), models.target.fingerprint(), examples.digest()])
     task = Task(
         config=config,
         examples=examples,
@@ -168,28 +166,13 @@ def distil(
         if topology.is_rank0:
             logger.info("stopped: start the same command again to go on after the last evaluation")
         return None
-    return _finish(config, start, task, student, history) if topology.is_rank0 else {}
-
-
-def open_student(
-    config: DistillConfig,
-    models: ModelPlan,
-    start: Checkpoint,
-    examples: Examples,
-    settings: SamplingSettings,
-    topology: Topology,
-) -> Student:
-    """The draft to train, by ``--kind``. Raises :class:`UserError`."""
-    if config.kind == "eagle3":
-        return EagleStudent(config, models, examples.training, settings, topology.device)
-    return ModelStudent(config, models, start, settings, topology.device)
+    return _finish(config, task, student, history) if topology.is_rank0 else {}
 
 
 def _writer(config: DistillConfig, student: Student, topology: Topology) -> Writer | None:
     """The student, which goes on with every prompt that is learned from; None without texts of its own."""
     if not config.num_own_tokens:
         return None
-    assert isinstance(student, ModelStudent)
     return Writer(
         model=student.module,
         vocab_size=student.vocab_size,
@@ -203,26 +186,25 @@ def _writer(config: DistillConfig, student: Student, topology: Topology) -> Writ
 
 def _open_start(config: DistillConfig, models: ModelPlan) -> Checkpoint:
     """What the draft begins as."""
-    if config.kind == "eagle3":
-        if models.draft is not None and models.draft.is_eagle:
-            return models.draft
-        new_state_layers(models.target)
-        return models.target
     if config.layers is not None:
         return models.target
     assert config.draft is not None
-    return models.draft or open_checkpoint(
+    found = models.draft or open_checkpoint(
         "--draft",
         config.draft,
         trust_remote_code=config.trust_remote_code,
         allow_pickle=config.allow_pickle,
     )
+    if found.is_eagle:  # not of a run that uses it, which has refused it
+        raise UserError(
+            f"--draft {config.draft} is an EAGLE-3 draft, which is not trained here: name the folder of a "
+            "draft model, or use --layers N to start from the target's first layers"
+        )
+    return found
 
 
-def _start_name(config: DistillConfig, start: Checkpoint) -> str | None:
-    """For people; None for an EAGLE-3 draft that begins as nothing."""
-    if config.kind == "eagle3" and not start.is_eagle:
-        return None
+def _start_name(config: DistillConfig) -> str | None:
+    """For people."""
     return f"the first {config.layers} layers of the target" if config.layers else config.draft
 
 
@@ -307,18 +289,15 @@ def _num_parameters(checkpoint: Checkpoint) -> int:
     return int(size.num_parameters)
 
 
-def _finish(
-    config: DistillConfig, start: Checkpoint, task: Task, student: Student, history: History
-) -> dict[str, Any]:
+def _finish(config: DistillConfig, task: Task, student: Student, history: History) -> dict[str, Any]:
     """Write the folder for ``--draft``; the record last."""
     folder = Path(config.new_draft)
     student.save(folder)
     draw_training(history, config.resolved_loss, folder / PICTURE_NAME)
     before, after = history.prospects[0], history.prospects[history.best]
     record = {
-        "kind": config.kind,
         "target": config.target,
-        "start": _start_name(config, start),
+        "start": _start_name(config),
         "run": config.output,
         "options": config.training_options(),
         "num_training_sequences": len(task.examples.training),

@@ -27,7 +27,7 @@ from specdist.distillation.acceptance import Prospect, prospect
 from specdist.distillation.config import DistillConfig
 from specdist.distillation.data import Example, Examples, batches, num_completion_tokens
 from specdist.distillation.own_texts import Writer, with_own_texts
-from specdist.distillation.students import Student
+from specdist.distillation.student import Student
 from specdist.job.topology import Topology, broadcast_from_rank0, gathered
 from specdist.utils.errors import UserError
 

@@ -22,8 +22,8 @@ def check_eagle_run(
     what = f"--draft {draft.name}"
     if not may_read_states:
         raise UserError(
-            f"{what} is an EAGLE-3 draft, which jobs/generate.py alone can use: this job needs a draft that "
-            "runs without the target's states"
+            f"{what} is an EAGLE-3 draft, which jobs/generate.py alone can use: name a draft that runs "
+            "without the target's states"
         )
     why = f"{what} is an EAGLE-3 draft, which reads the states of its one target in turns with it"
     given = {

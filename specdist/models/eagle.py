@@ -191,14 +191,9 @@ class LlamaForCausalLMEagle3(PreTrainedModel):  # type: ignore[misc, unused-igno
         outputs_NE = self.midlayer.outputs(states_TE, attended)
         return outputs_NE, self.logits(outputs_NE)
 
-    def own_logits(self, outputs: Tensor) -> Tensor:
-        """[.., v]: over the draft's vocabulary, from output states."""
-        logits: Tensor = self.lm_head(self.norm(outputs))
-        return logits
-
     def logits(self, outputs_NE: Tensor) -> Tensor:
-        """float32 [N, V]: over the target's."""
-        own_Nv = self.own_logits(outputs_NE).float()
+        """float32 [N, V]: over the target's vocabulary, from output states."""
+        own_Nv: Tensor = self.lm_head(self.norm(outputs_NE)).float()
         whole_NV = own_Nv.new_full((len(own_Nv), self.config.vocab_size), UNKNOWN_LOGIT)
         return whole_NV.index_copy_(1, self.known_ids, own_Nv)
 

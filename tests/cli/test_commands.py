@@ -27,7 +27,7 @@ MISTAKES = {
     "plan": ["--target", "7b", "--nodes", "0"],
     "tune": [*RUN, "--draft", "small", "--max_draft_tokens", "none"],
     "benchmark": ["--synthetic", "huge"],
-    "distill": [*RUN, "--draft", "small", "--new_draft", "new", "--kind", "sorcery"],
+    "distill": [*RUN, "--draft", "small", "--new_draft", "new", "--teacher", "sorcery"],
     "collect": [*RUN, "--draft", "small", "--kind", "sorcery"],
     "train-head": ["--kind", "acceptance"],
     "train-demo": ["--output", "run", "--target_steps", "0"],

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from specdist import SpeculativeLLM
+from specdist.config.arguments import parse_arguments
 from specdist.config.generate import parse_generate_config
-from specdist.config.removed import OF_GENERATE
+from specdist.config.removed import OF_DISTILL, OF_GENERATE
+from specdist.distillation.config import DistillConfig
 from specdist.utils.errors import UserError
 
 NEEDED = ["--target=large", "--draft=small", "--prompts=p", "--output=o"]
@@ -23,10 +25,15 @@ REMOVED = {
     "adapt_margin": ("0.1", ("0.002",), "jobs/distill.py"),
     "adapt_memory": ("16GiB", ("null",), "jobs/distill.py"),
 }
+OF_DISTILLING = {
+    "kind": ("eagle3", "model", "speculators or .*SpecForge"),
+    "draft_vocab_size": ("100", "null", "speculators or .*SpecForge"),
+    "unrolled_steps": ("2", "5", "speculators or .*SpecForge"),
+}
 
 
 def test_all_of_them_are_tested() -> None:
-    assert OF_GENERATE.keys() == REMOVED.keys()
+    assert OF_GENERATE.keys() == REMOVED.keys() and OF_DISTILL.keys() == OF_DISTILLING.keys()
 
 
 @pytest.mark.parametrize("name", REMOVED)
@@ -46,3 +53,13 @@ def test_it_is_refused_by_name(name: str, tmp_path: Path) -> None:
     for value in unused:
         file.write_text(f"seed: 3\n{name}: {value}\n")
         assert parse_generate_config(["--config", str(file), *NEEDED]).seed == 3
+
+
+@pytest.mark.parametrize("name", OF_DISTILLING)
+def test_one_of_distilling_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    used, unused, remedy = OF_DISTILLING[name]
+    needed, file = [*NEEDED, "--new_draft=n"], tmp_path / "run.yaml"
+    with pytest.raises(UserError, match=f"^--{name} is not an option any more: .*{remedy}"):
+        parse_arguments(DistillConfig, [*needed, f"--{name}={used}"])
+    file.write_text(f"seed: 3\n{name}: {unused}\n")
+    assert parse_arguments(DistillConfig, ["--config", str(file), *needed]).seed == 3

@@ -1,4 +1,4 @@
-"""What ``tests.distillation.trials`` and ``.measured`` wrote, for ``python -m tests.readme``."""
+"""What ``tests.distillation.trials`` wrote, for ``python -m tests.readme``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from specdist.utils.markdown import table
 from tests.ranks import REPOSITORY
 
 TRIALS = REPOSITORY / "jobs/benchmarks/distill-trials-cpu.json"
-EAGLE = REPOSITORY / "jobs/benchmarks/eagle-small-pair-cpu.json"
 # Rows of the result, and those that options may be chosen by.
 JUDGED = ("others", "validation")
 HEADING = ["rows generated", "temperature, samples", "sequences", "tokens", "prompts",
@@ -56,21 +55,3 @@ def _accepted(found: dict, before: dict | None = None) -> list[str]:
         gain = before and f" ({each['acceptance'] - before[temperature]['acceptance']:+.3f})"
         cells.append(f"{each['acceptance']:.3f}{gain or ''}")
     return cells
-
-
-def drafts() -> str:
-    """Tokens per target pass of each draft, and how often a token in each place of a block is accepted, with
-    all before it."""
-    found = json.loads(EAGLE.read_text())
-    lines = [
-        [
-            run["prompts"],
-            f"{run['temperature']:g}",
-            f"`{run['draft']}`",
-            f"{run['tokens_per_pass']:.2f}",
-            " ".join(f"{share:.2f}" for share in run["acceptance_per_pos"]),
-        ]
-        for run in found["runs"]
-    ]
-    heading = ["prompts", "temperature", "draft", "tokens per target pass", "accepted by place"]
-    return f"{table(heading, lines)}\n\n`{found['command']}`"

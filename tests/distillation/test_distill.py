@@ -21,7 +21,8 @@ from specdist.data import open_prompts
 from specdist.distillation import training
 from specdist.distillation.data import Example, Examples, read_prompts
 from specdist.job.tokens import PromptEncoder
-from tests.job.launching import read_output, run_here
+from tests.engine.eagle import eagle_model
+from tests.job.launching import read_output, refused, run_here
 from tests.job.pair import Pair, noisy_copy
 
 FAST = {"epochs": 6, "batch_size": 8, "learning_rate": 1e-3, "cost_ratio": 0.1}
@@ -231,7 +232,7 @@ def test_one_command_generates_distils_and_goes_on_with_the_tokens_of_one_draft(
         ({"teacher": "recorded"}, "--teacher recorded needs a run with"),
         ({"epochs": 0}, "--epochs 0 must be at least 1"),
         ({"prompt_rows": -1}, "--prompt_rows -1 must be 0 or more"),
-        ({"prompt_rows": 5, "teacher": "tokens"}, "--prompt_rows 5 needs --kind model and --teacher target"),
+        ({"prompt_rows": 5, "teacher": "tokens"}, "--prompt_rows 5 needs --teacher target"),
         ({"own_tokens": -1}, "--own_tokens -1 must be 0 or more"),
         (
             {"own_tokens": 9, "prompt_rows": 0, "teacher": "target"},
@@ -252,6 +253,17 @@ def test_mistakes_are_told(
     ended = run_here(main, **run)
     assert ended.code == 2 and message in ended.stderr
     assert not (tmp_path / "draft").exists()
+
+
+@pytest.mark.parametrize("policy", ["fixed", "none"])
+def test_an_eagle_draft_is_not_trained(
+    policy: str, options: dict[str, Any], finished: Path, tmp_path: Path, pair: Pair
+) -> None:
+    """Whether or not the run uses it."""
+    target = AutoModelForCausalLM.from_pretrained(pair.target)
+    eagle_model(target, range(9)).save_pretrained(tmp_path / "eagle")
+    run = FAST | options | {"output": finished, "draft": tmp_path / "eagle", "policy": policy}
+    refused(run_here(main, **run, new_draft=tmp_path / "draft"), "is an EAGLE-3 draft", "name ")
 
 
 def test_a_folder_of_something_else_is_left_alone(

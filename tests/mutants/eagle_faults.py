@@ -5,7 +5,6 @@ from tests.mutants.mutant import Mutant
 EAGLE = "tests/engine/test_eagle.py"
 FORMULAS = f"{EAGLE}::test_every_block_is_what_the_published_formulas_say"
 WHOLE = f"{FORMULAS}[llama]"
-TRAINING = "tests/distillation/test_eagle_draft.py::test_a_step_of_training_is_a_step_of_a_block"
 DISTRIBUTION = f"{EAGLE}::test_tokens_follow_the_target_s_distribution"
 
 EAGLE_FAULTS = (
@@ -41,12 +40,4 @@ EAGLE_FAULTS = (
         "draft_probabilities_C=state.probabilities[places_C],",
         "draft_probabilities_C=state.probabilities[places_C] / 2,",
         (f"{DISTRIBUTION}[plain]",)),
-    Mutant("every-step-of-training-reads-the-first-step-s-keys", "_attend",
-        "(places[None] <= places[:, None] - last) &",
-        "(places[None] <= places[:, None]) &",
-        (TRAINING,)),
-    Mutant("states-of-training-are-not-moved-on", "unrolled",
-        "        states_BLE = states_BLE.roll(1, dims=1)\n",
-        "        states_BLE = states_BLE.roll(1 if not of_steps else 0, dims=1)\n",
-        (TRAINING,)),
 )

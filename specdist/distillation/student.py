@@ -1,4 +1,4 @@
-"""A causal language model as a draft in training, and what it learns from.
+"""A draft in training, and what it learns from: a causal language model on one device.
 
 B sequences, M positions before tokens of completions, C their columns, V vocabulary.
 """
@@ -33,8 +33,8 @@ from specdist.utils.errors import UserError
 TOKENIZER_FILES = re.compile(r"(token|vocab|merges|special|added|chat_template|spiece).*")
 
 
-class ModelStudent:
-    """A :class:`specdist.distillation.students.Student`."""
+class Student:
+    """A draft in training on one device, with all that its teacher needs."""
 
     def __init__(
         self,
@@ -62,10 +62,12 @@ class ModelStudent:
 
     @property
     def module(self) -> PreTrainedModel:
+        """What is trained."""
         return self._model
 
     @property
     def hidden_size(self) -> int:
+        """Width of the draft, which decides the learning rate."""
         return int(self._model.config.get_text_config().hidden_size)
 
     @property
@@ -73,6 +75,7 @@ class ModelStudent:
         return sum(weight.numel() for weight in self._model.parameters())
 
     def loss(self, batch: Batch) -> Tensor:
+        """A sum over the completions' tokens, with gradients."""
         logits_MV = self._logits(batch)
         if self._teacher_kind == "tokens":
             return token_loss(logits_MV, batch.places.token_ids_M)
@@ -85,12 +88,15 @@ class ModelStudent:
 
     @torch.no_grad()
     def acceptances(self, batch: Batch) -> Sequence[np.ndarray]:
+        """Of every completion the probability that the engine accepts the draft's token, at each of its
+        places: see :mod:`specdist.distillation.acceptance`."""
         target_MV = self._target_logits(batch) if needs_target(self._settings) else None
         found_M = acceptances(self._logits(batch), batch.places, self._settings, target_MV)
         return np.split(found_M.cpu().numpy(), np.cumsum(batch.lengths)[:-1])
 
     def save(self, folder: Path) -> None:
-        """With the tokenizer of what it began with, and weights in that model's own precision."""
+        """Write the folder that ``--draft`` takes: with the tokenizer of what it began with, and weights in
+        that model's own precision."""
         model = copy.deepcopy(self._model).to(device="cpu", dtype=self._dtype)
         model.config.dtype = self._dtype
         model.save_pretrained(folder)
