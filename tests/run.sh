@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that has to pass: lint, format, types, tests.
+# Everything that has to pass: lint, format, types, tests; and how large the package is.
 #
 #   bash tests/run.sh [pytest arguments ...]     such as -k demo, or -m 'not slow'
 set -euo pipefail
@@ -9,6 +9,7 @@ source jobs/install.sh
 "$SPECDIST_PYTHON" -m ruff check
 "$SPECDIST_PYTHON" -m ruff format --check
 "$SPECDIST_PYTHON" -m mypy
+"$SPECDIST_PYTHON" -m tests.lines
 # Four files at a time on two cores: tests wait for processes and disks about as long as they compute. A file stays
 # together, for what it builds once; in which order files begin says tests/conftest.py.
 OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"

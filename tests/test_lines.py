@@ -1,0 +1,61 @@
+"""How lines, words, rooms and rounds are counted."""
+
+from __future__ import annotations
+
+from tests.lines import BUDGET, JOB, SYNCHRONOUS, Tree, report, tree_here
+
+TEXTS = {
+    "specdist/__init__.py": "",
+    "specdist/llm.py": "from specdist.job.generate import run\n",
+    "specdist/job/__init__.py": "",
+    "specdist/job/generate.py": (
+        "from specdist.engine import engine\n\n\ndef run() -> None:\n    import specdist.data.files\n"
+    ),
+    "specdist/engine/__init__.py": "",
+    "specdist/engine/engine.py": "import torch\n\n\nclass Engine:\n    def _round(self) -> None: ...\n\n",
+    "specdist/engine/parts.py": "class Scheduler: ...\n\n\nclass Sequence: ...\n",
+    "specdist/data/files.py": "from specdist.data import rows\n",
+    "specdist/data/rows.py": "",
+    "tests/test_a.py": "one\ntwo\n",
+    "README.md": "three by hand\n<!-- a:begin -->\ntwo made\n<!-- a:end -->\n",
+}
+
+
+def test_everything_is_counted() -> None:
+    tree = Tree(TEXTS)
+    sizes = tree.sizes()
+    assert (sizes.package_lines, sizes.test_lines) == (1 + 5 + 6 + 4 + 1, 2)
+    assert (sizes.words, sizes.words_by_hand) == (11, 3)
+    # All but the front door and the parts, also what is imported later.
+    assert tree.closure(JOB) == {
+        "specdist", "specdist.job", JOB, "specdist.engine", "specdist.engine.engine",
+        "specdist.data.files", "specdist.data.rows",
+    }  # fmt: skip
+    assert sizes.import_lines == 5 + 6 + 1
+    assert (sizes.rooms, sizes.arrows) == (3, 3)
+    assert tree.arrows() == {("llm", "job"), ("job", "engine"), ("job", "data")}
+
+
+def test_a_round_is_what_defines_its_names_and_names_that_are_gone_are_told() -> None:
+    files, unknown = Tree(TEXTS).defining(SYNCHRONOUS)
+    assert files == {"specdist/engine/engine.py", "specdist/engine/parts.py"}, (
+        "a file with two of them is one"
+    )
+    assert len(unknown) == len(SYNCHRONOUS.split()) - 3 and "DraftWorker" in unknown
+    _, unknown = Tree(TEXTS | {"specdist/data/rows.py": "Scheduler = 1\n"}).defining(SYNCHRONOUS)
+    assert "Scheduler" in unknown, "two files define it"
+    assert "DraftWorker" in report(Tree(TEXTS), None).split("too few: ")[1]
+
+
+def test_budgets_and_changes_are_shown() -> None:
+    """Of this tree, against one without a room and with another."""
+    here = tree_here()
+    texts = {path: text for path, text in here.texts.items() if not path.startswith("specdist/utils/")}
+    before = Tree(texts | {"specdist/attic/old.py": "1\n2\n"})
+    lines = report(here, before).splitlines()
+    [package] = [line.split() for line in lines if line.startswith("package lines")]
+    assert int(package[2].replace(",", "")) == here.lines("specdist/") > 30_000
+    assert package[3] == f"{BUDGET.package_lines:,}"
+    rooms = {line.split()[0]: line.split()[1:] for line in lines if line}
+    assert rooms["attic"] == ["0", "0", "-2"] and len(rooms["engine"]) == 2
+    assert rooms["utils"][2] == f"+{here.lines('specdist/utils/'):,}"
