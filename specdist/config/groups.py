@@ -107,7 +107,7 @@ class QuantizationOptions:
 
 
 @dataclass(kw_only=True)
-class SamplingOptions:
+class DrawingOptions:
     """How the next token is drawn, alike for target and draft."""
 
     _argument_group_name = "Sampling"
@@ -117,6 +117,14 @@ class SamplingOptions:
     top_p: float = option(
         1.0, help="keep the smallest set of likeliest tokens with this total probability; 1 = all"
     )
+
+
+@dataclass(kw_only=True)
+class SamplingOptions(DrawingOptions):
+    """The same, and how much of it."""
+
+    _argument_group_name = "Sampling"
+
     max_new_tokens: int = option(256, help="maximum length of a completion, in tokens")
     seed: int = option(0, help="the same seed gives the same completions")
 

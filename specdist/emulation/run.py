@@ -85,10 +85,13 @@ class Emulation:
         draft, _ = open_model("--draft", config.draft, config.dtype)
         gpu = find_gpu(config.emulate, dtype, config.calibration)
         context_tokens = config.prompt_tokens + config.output_tokens / 2
-        self.target = Placement(
-            model=target, gpu=gpu, tp_size=config.tp_size, context_tokens=context_tokens, counts=TARGET_PASS
-        )
-        self.draft = Placement(model=draft, gpu=gpu, context_tokens=context_tokens, counts=DRAFT_PASS)
+        shared: dict[str, Any] = {
+            "gpu": gpu,
+            "context_tokens": context_tokens,
+            "sampling": SamplingSettings(temperature=config.temperature),
+        }
+        self.target = Placement(model=target, tp_size=config.tp_size, counts=TARGET_PASS, **shared)
+        self.draft = Placement(model=draft, counts=DRAFT_PASS, drafts=True, **shared)
         self.pair = PairSettings(
             vocab_size=config.vocab_size,
             acceptance=config.acceptance,

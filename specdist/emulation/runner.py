@@ -42,13 +42,17 @@ class Pace:
         self._slowdown = slowdown
         self._known_ns = functools.cache(self._pass_ns)
 
-    def pass_ns(self, num_tokens: int, num_rows: int, context_tokens: float) -> int:
-        """Nanoseconds of a pass of ``num_tokens`` of ``num_rows`` sequences."""
-        return self._known_ns(num_tokens, num_rows, round(context_tokens / CONTEXT_STEP) * CONTEXT_STEP)
+    def pass_ns(
+        self, num_tokens: int, num_rows: int, context_tokens: float, num_logits: int | None = None
+    ) -> int:
+        """Nanoseconds of a pass of ``num_tokens`` of ``num_rows`` sequences, with sampling from the logits of
+        so many of them, by default of all."""
+        context_tokens = round(context_tokens / CONTEXT_STEP) * CONTEXT_STEP
+        return self._known_ns(num_tokens, num_rows, context_tokens, num_logits)
 
-    def _pass_ns(self, num_tokens: int, num_rows: int, context_tokens: int) -> int:
+    def _pass_ns(self, num_tokens: int, num_rows: int, context_tokens: int, num_logits: int | None) -> int:
         placement = dataclasses.replace(self._placement, context_tokens=context_tokens)
-        return round(self._slowdown * placement.pass_s(num_tokens, num_rows) * NS_PER_S)
+        return round(self._slowdown * placement.pass_s(num_tokens, num_rows, num_logits) * NS_PER_S)
 
 
 class EmulatedRunner:
@@ -125,7 +129,7 @@ class EmulatedRunner:
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Logits [N, V], which are there once the pass is over."""
         segments, asked_ns = Segments.of(batch), time.monotonic_ns()
-        self._queue.queue(self.pass_ns(segments, len(batch)), asked_ns)
+        self._queue.queue(self.pass_ns(segments, len(batch), len(logits_index)), asked_ns)
         if not self.is_full:
             self._note_prompts(batch, segments)
         with self._queue.standing_in():
@@ -136,12 +140,12 @@ class EmulatedRunner:
         """As it is now."""
         return self._models[self._num_left < 0]
 
-    def pass_ns(self, segments: Segments, num_tokens: int) -> int:
-        """Nanoseconds of a pass."""
+    def pass_ns(self, segments: Segments, num_tokens: int, num_logits: int) -> int:
+        """Nanoseconds of a pass, with sampling."""
         if not self.is_full:
             return 0
         num_keys = float(segments.num_keys_S.mean())
-        return self.pace.pass_ns(num_tokens, len(segments.starts_S), num_keys)
+        return self.pace.pass_ns(num_tokens, len(segments.starts_S), num_keys, num_logits)
 
     def _note_prompts(self, batch: FlatBatch, segments: Segments) -> None:
         slots_S = batch.slots_T[segments.starts_S][segments.num_keys_S >= self._prompt_tokens]
@@ -169,8 +173,8 @@ class EmulatedRuns:
         del features_3A
         segments, num_steps, num_rows = Segments.of(batch), int(num_steps_A.max()), len(num_steps_A)
         asked_ns = time.monotonic_ns()
-        step_ns = self._runner.pass_ns(segments, num_rows)
-        duration_ns = self._runner.pass_ns(segments, len(batch)) + (num_steps - 1) * step_ns
+        step_ns = self._runner.pass_ns(segments, num_rows, num_rows)
+        duration_ns = self._runner.pass_ns(segments, len(batch), num_rows) + (num_steps - 1) * step_ns
         self._queue.queue(duration_ns, asked_ns)
         with self._queue.standing_in():
             model = self._runner.model

@@ -14,6 +14,7 @@ from specdist.planning.filling import Shape, Site, shapes
 from specdist.planning.hardware import NETWORK_LATENCY_S
 from specdist.planning.memory import Fit, fit
 from specdist.planning.roofline import Placement, roofline_costs
+from specdist.planning.sampling import DEFAULTS
 from specdist.planning.simulate import (
     MODES,
     OWN_GPU,
@@ -24,6 +25,7 @@ from specdist.planning.simulate import (
     Settings,
     predict,
 )
+from specdist.sampling.distributions import SamplingSettings
 
 MAX_DRAFT_TOKENS = 16
 # A smaller speed-up is within the error of the model, so the simpler plan is chosen.
@@ -34,7 +36,7 @@ S_PER_HOUR = 3600
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """Lengths are those of every row, in tokens; ``caught`` is the share of misses that branches catch;
-    ``draft_window``: what the draft sees of a sequence, if not all."""
+    ``draft_window``: what the draft sees of a sequence, if not all; ``sampling``: how tokens are drawn."""
 
     prompt_tokens: int
     output_tokens: int
@@ -42,6 +44,7 @@ class Work:
     acceptance: float
     caught: float
     draft_window: int | None = None
+    sampling: SamplingSettings = DEFAULTS
 
     @property
     def row_tokens(self) -> int:
@@ -180,6 +183,7 @@ class Planner:
             num_branches=self._settings(mode, 1, num_draft_tokens).num_branches,
             targets_per_draft=targets_per_draft,
             draft_window=self._work.draft_window,
+            settings=self._work.sampling,
         )
 
     def _plans(self, mode: Mode) -> Iterator[Plan]:
@@ -237,6 +241,8 @@ class Planner:
                 tp_size=ranks,
                 context_tokens=context,
                 counts=counts,
+                sampling=self._work.sampling,
+                drafts=counts is DRAFT_PASS,
             )
             for model, ranks, counts, context in (
                 (self._target, tp_size, TARGET_PASS, self._work.mean_context_tokens),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import yaml
 
+from specdist.config.groups import DrawingOptions
 from specdist.planning.advise import Plan, Work
 from specdist.planning.hardware import HERE
 from specdist.planning.memory import Fit
@@ -52,6 +54,11 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
         "tp_size": plan.tp_size,
         "max_num_seqs": settings.num_rows,
         "max_num_batched_tokens": max(PREFILL_CHUNK_TOKENS, 2 * settings.num_rows * block),
+        **{
+            item.name: getattr(config, item.name)
+            for item in fields(DrawingOptions)
+            if getattr(config, item.name) != item.default
+        },
         "max_new_tokens": work.output_tokens,
     }
     if config.gpu == HERE and config.device != "auto":

@@ -8,11 +8,13 @@ and ``--gpu here`` the row by this machine's device.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import get_args
 
-from specdist.planning.calibration import Calibration, MeasuredSampling, MeasuredSum
+from specdist.planning.calibration import Calibration, Filters, MeasuredSampling, MeasuredSum
 from specdist.policies.costs import Curve
 from specdist.stats.regression import NS_PER_S
 from specdist.utils.errors import UserError
@@ -68,6 +70,7 @@ class Gpu:
         narrow_products: products of 8-bit numbers that run at twice the rate of 16-bit ones.
         kernel_s, eager_kernel_s, graph_s, wait_s: of a kernel in a graph beside its work, of one launched by
             itself, of launching a graph, and of a wait of the host for the device.
+        num_multiprocessors: that work side by side.
         sums, sampling: as measured; without any, by bytes.
         device: pattern of the driver's name for it.
         figures: where all these come from.
@@ -90,6 +93,7 @@ class Gpu:
     eager_kernel_s: float = EAGER_KERNEL_S
     graph_s: float = GRAPH_S
     wait_s: float = SYNCHRONISATION_S
+    num_multiprocessors: int = 1
     sums: tuple[MeasuredSum, ...] = ()
     sampling: tuple[MeasuredSampling, ...] = ()
     device: str = ""
@@ -139,6 +143,14 @@ class Gpu:
             found.setdefault(one.num_ranks, {})[one.num_bytes] = one.seconds
         return {num_ranks: _curve(seconds) for num_ranks, seconds in found.items()}
 
+    @cached_property
+    def sampling_curves(self) -> dict[Filters, SamplingCurves]:
+        """By filters, of those that were measured."""
+        names = {one.filters for one in self.sampling}
+        return {
+            name: SamplingCurves.of([one for one in self.sampling if one.filters == name]) for name in names
+        }
+
     def is_named(self, device: str) -> bool:
         """Whether a driver's name is that of such a GPU."""
         return re.search(self.device, device) is not None
@@ -160,9 +172,43 @@ class Gpu:
             wait_s=found.wait_s,
             sums=found.all_reduce,
             sampling=found.sampling,
-            figures=f"measured on one {found.gpu_name} on {found.date[:10]}, {source}"
-            + ("" if found.all_reduce else "; sums over GPUs published"),
+            figures=f"measured on one {found.gpu_name} on {found.date[:10]}, {source}{_unmeasured(found)}",
         )
+
+
+def _unmeasured(found: Calibration) -> str:
+    """What stays as it was, for a message."""
+    names = [] if found.all_reduce else ["sums over GPUs"]
+    filters = [name for name in get_args(Filters) if name not in {one.filters for one in found.sampling}]
+    names += [f"sampling with filters {', '.join(filters)}"] if filters else []
+    return f"; not measured: {' and '.join(names)}" if names else ""
+
+
+@dataclass(frozen=True)
+class SamplingCurves:
+    """Measured seconds by the number of rows, of ``vocab_size`` ids; in proportion of others."""
+
+    vocab_size: int
+    process: Curve
+    draw: Curve
+
+    @staticmethod
+    def of(found: Sequence[MeasuredSampling]) -> SamplingCurves:
+        size = found[0].vocab_size
+        scaled = [(one, size / one.vocab_size) for one in found]
+        return SamplingCurves(
+            size,
+            _curve({one.num_rows: scale * one.process_s for one, scale in scaled}),
+            _curve({one.num_rows: scale * one.draw_s for one, scale in scaled}),
+        )
+
+    def process_s(self, num_rows: float, vocab_size: int) -> float:
+        """From logits to distributions."""
+        return float(self.process(num_rows)) / NS_PER_S * vocab_size / self.vocab_size
+
+    def draw_s(self, num_rows: float, vocab_size: int) -> float:
+        """To draw from each."""
+        return float(self.draw(num_rows)) / NS_PER_S * vocab_size / self.vocab_size
 
 
 def _curve(seconds: dict[int, float]) -> Curve:
@@ -172,7 +218,7 @@ def _curve(seconds: dict[int, float]) -> Curve:
 
 def _gpu(
     name: str, memory_gb: float, bandwidth_gb: float, half_tera: float, float_tera: float, link_gb: float,
-    device: str, *, is_nvlink: bool, has_bfloat16: bool = True,
+    num_multiprocessors: int, device: str, *, is_nvlink: bool, has_bfloat16: bool = True,
 ) -> Gpu:  # fmt: skip
     return Gpu(
         name=name,
@@ -183,6 +229,7 @@ def _gpu(
         link_bytes_per_s=link_gb * GB,
         link_latency_s=NVLINK_LATENCY_S if is_nvlink else PCIE_LATENCY_S,
         has_bfloat16=has_bfloat16,
+        num_multiprocessors=num_multiprocessors,
         device=device,
         narrow_products=() if name in WITHOUT_NARROW else INT8 if name in WITHOUT_FLOAT8 else INT8_AND_FLOAT8,
     )
@@ -192,22 +239,23 @@ def _gpu(
 # those "with sparsity". Memory in GiB is about what the driver reports, which is less than the sheet's.
 # Links: half of NVLink's total, which counts both directions (900 GB/s for H100 and H200 SXM, 600 for A100,
 # 300 for V100), else one direction of PCIe (64 GB/s for generation 5 × 16, 32 for generation 4).
-# columns: memory GiB, bandwidth GB/s, 16-bit TFLOP/s, float32 TFLOP/s, link GB/s, the driver's name
+# columns: memory GiB, bandwidth GB/s, 16-bit TFLOP/s, float32 TFLOP/s, link GB/s,
+# multiprocessors, the driver's name
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("b200", 179, 8000, 2250, 75, 900, r"\bG?B200\b", is_nvlink=True),
-        _gpu("h200", 140, 4800, 989, 67, 450, r"\bG?H200\b", is_nvlink=True),
-        _gpu("h100-sxm", 79.6, 3350, 989, 67, 450, r"H100 80GB HBM3", is_nvlink=True),
-        _gpu("h100-pcie", 79.6, 2000, 756, 51, 64, r"H100 PCIe", is_nvlink=False),
-        _gpu("a100-80", 79.3, 2039, 312, 19.5, 300, r"A100.*80GB", is_nvlink=True),
-        _gpu("a100-40", 39.4, 1555, 312, 19.5, 300, r"A100.*40GB", is_nvlink=True),
-        _gpu("l40s", 44.5, 864, 362, 91.6, 32, r"\bL40S\b", is_nvlink=False),
-        _gpu("l4", 22.5, 300, 121, 30.3, 32, r"\bL4\b", is_nvlink=False),
-        _gpu("a10", 22.5, 600, 125, 31.2, 32, r"\bA10G?\b", is_nvlink=False),
-        _gpu("v100-32", 31.7, 900, 125, 15.7, 150, r"V100.*32GB", is_nvlink=True, has_bfloat16=False),
-        _gpu("rtx-4090", 23.6, 1008, 165, 82.6, 32, r"RTX 4090\b", is_nvlink=False),
-        _gpu("rtx-3090", 23.6, 936, 71, 35.6, 32, r"RTX 3090\b", is_nvlink=False),
+        _gpu("b200", 179, 8000, 2250, 75, 900, 148, r"\bG?B200\b", is_nvlink=True),
+        _gpu("h200", 140, 4800, 989, 67, 450, 132, r"\bG?H200\b", is_nvlink=True),
+        _gpu("h100-sxm", 79.6, 3350, 989, 67, 450, 132, r"H100 80GB HBM3", is_nvlink=True),
+        _gpu("h100-pcie", 79.6, 2000, 756, 51, 64, 114, r"H100 PCIe", is_nvlink=False),
+        _gpu("a100-80", 79.3, 2039, 312, 19.5, 300, 108, r"A100.*80GB", is_nvlink=True),
+        _gpu("a100-40", 39.4, 1555, 312, 19.5, 300, 108, r"A100.*40GB", is_nvlink=True),
+        _gpu("l40s", 44.5, 864, 362, 91.6, 32, 142, r"\bL40S\b", is_nvlink=False),
+        _gpu("l4", 22.5, 300, 121, 30.3, 32, 58, r"\bL4\b", is_nvlink=False),
+        _gpu("a10", 22.5, 600, 125, 31.2, 32, 72, r"\bA10G?\b", is_nvlink=False),
+        _gpu("v100-32", 31.7, 900, 125, 15.7, 150, 80, r"V100.*32GB", is_nvlink=True, has_bfloat16=False),
+        _gpu("rtx-4090", 23.6, 1008, 165, 82.6, 32, 128, r"RTX 4090\b", is_nvlink=False),
+        _gpu("rtx-3090", 23.6, 936, 71, 35.6, 32, 82, r"RTX 3090\b", is_nvlink=False),
     )
 }
 

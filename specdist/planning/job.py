@@ -13,7 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
-from specdist.config.groups import SELF
+from specdist.config.groups import SELF, DrawingOptions, values_of
 from specdist.data.files import write_atomically
 from specdist.job.topology import local_device
 from specdist.models.checkpoint import Checkpoint, check_family
@@ -37,6 +37,7 @@ from specdist.planning.options import PlanConfig
 from specdist.planning.report import memory_table, plan_table, reason, validation_table
 from specdist.planning.validate import validate
 from specdist.planning.worth import worth_per_gpu, worth_table
+from specdist.sampling.distributions import SamplingSettings
 from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
@@ -79,6 +80,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         acceptance=acceptance or 0.0,
         caught=config.caught,
         draft_window=config.draft_window,
+        sampling=SamplingSettings(**values_of(config, DrawingOptions)),
     )
     _check_lengths(work, target, draft)
     gpu = (

@@ -24,10 +24,9 @@ from specdist.models.memory import RESERVED_FRACTION, DeviceMemory
 from specdist.models.reserve import Sampling
 from specdist.models.sizes import ModelSize
 from specdist.planning.hardware import Gpu
+from specdist.planning.sampling import DEFAULTS
 from specdist.planning.simulate import PREFILL_CHUNK_TOKENS, Mode
-
-# The job's defaults: temperature 1, without top-p.
-SAMPLING = Sampling()
+from specdist.sampling.distributions import SamplingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +105,14 @@ def fit(
     num_branches: int = 0,
     targets_per_draft: int = 1,
     draft_window: int | None = None,
+    settings: SamplingSettings = DEFAULTS,
 ) -> Fit:
     """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job plans it; the draft
-    holds those of all its targets, or ``draft_window`` tokens of each."""
+    holds those of all its targets, or ``draft_window`` tokens of each. ``settings``: how tokens are drawn."""
     drafts = draft is not None and mode != "target only"
+    sampling = Sampling(has_top_p=settings.top_p < 1)
+    if settings.is_greedy:
+        sampling = Sampling(next_distributions="greedy")
     window = None if draft_window is None else DraftWindow.of_tokens(draft_window, PAGE_SIZE)
     work = _Work(
         row_tokens=row_tokens,
@@ -118,10 +121,10 @@ def fit(
     )
     of_target = int(tp_size > 1)
     if draft is None or mode == "target only":
-        return Fit(target=_share(gpu, work, of_target, target=target, tp_size=tp_size), draft=None)
+        return Fit(target=_share(gpu, work, sampling, of_target, target=target, tp_size=tp_size), draft=None)
     if mode == "colocated":
         beside = dataclasses.replace(work, draft_window=window)
-        both = _share(gpu, beside, of_target, target=target, tp_size=tp_size, draft=draft)
+        both = _share(gpu, beside, sampling, of_target, target=target, tp_size=tp_size, draft=draft)
         return Fit(target=both, draft=None)
     drafting = _Work(
         row_tokens=row_tokens,
@@ -133,14 +136,15 @@ def fit(
         num_state_numbers=draft.num_read_numbers,
     )
     return Fit(
-        target=_share(gpu, work, of_target + 1, target=target, tp_size=tp_size),
-        draft=_share(gpu, drafting, 1, draft=draft),
+        target=_share(gpu, work, sampling, of_target + 1, target=target, tp_size=tp_size),
+        draft=_share(gpu, drafting, sampling, 1, draft=draft),
     )
 
 
 def _share(
     gpu: Gpu,
     work: _Work,
+    sampling: Sampling,
     num_communicators: int,
     *,
     target: ModelSize | None = None,
@@ -152,10 +156,10 @@ def _share(
     def held(limits: BatchLimits) -> list[HeldModel]:
         models = []
         if target is not None:
-            passes = target_limits(limits, SAMPLING)
+            passes = target_limits(limits, sampling)
             models.append(HeldModel(size=target, tp_size=tp_size, limits=passes))
         if draft is not None:
-            passes = draft_limits(limits, SAMPLING)
+            passes = draft_limits(limits, sampling)
             has_window = work.draft_window is not None
             models.append(HeldModel(size=draft, tp_size=1, limits=passes, has_window=has_window))
         return models
@@ -171,7 +175,7 @@ def _share(
         if gpu.is_host:
             return int(RESERVED_FRACTION * gpu.memory_bytes)
         limits = work.limits(num_rows)
-        room = room_on_gpu(held(limits), limits, SAMPLING, memory, num_communicators=num_communicators)
+        room = room_on_gpu(held(limits), limits, sampling, memory, num_communicators=num_communicators)
         assert room.needs is not None
         return room.needs.total
 
@@ -180,7 +184,7 @@ def _share(
         if gpu.is_host:
             left = memory.free_bytes - reserved_bytes(num_rows)
             return shared_out(limits, left, **page_bytes)[0] >= limits.num_seq_pages
-        room = room_on_gpu(held(limits), limits, SAMPLING, memory, num_communicators=num_communicators)
+        room = room_on_gpu(held(limits), limits, sampling, memory, num_communicators=num_communicators)
         return room.num_pages >= limits.num_seq_pages
 
     def cache_bytes(num_rows: int) -> int:

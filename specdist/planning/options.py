@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from specdist.config.arguments import option
-from specdist.config.groups import SELF, QuantizationOptions, TrustOptions
+from specdist.config.groups import SELF, DrawingOptions, QuantizationOptions, TrustOptions
+from specdist.config.processing import RULES
 from specdist.config.speculation import require_model
 from specdist.planning.hardware import GPUS, HERE
 from specdist.synthetic.shapes import SHAPES
@@ -18,7 +19,7 @@ CALIBRATION_LENGTHS = (1, 4)
 
 
 @dataclass(kw_only=True)
-class PlanConfig(QuantizationOptions, TrustOptions):
+class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
     """Every option of ``jobs/plan.py``. Raises :class:`UserError` for values that do not go together."""
 
     _argument_group_name = "Planning"
@@ -91,6 +92,14 @@ class PlanConfig(QuantizationOptions, TrustOptions):
         for name in ("gpus_per_node", "nodes", "num_gpus"):
             value = getattr(self, name)
             _require(name, value, value is None or value >= 1, "must be at least 1")
+        for item in fields(DrawingOptions):
+            value, (holds, rule) = getattr(self, item.name), RULES[item.name]
+            _require(item.name, value, holds(value), rule)
+            if self.validate and value != item.default:
+                raise UserError(
+                    f"--{item.name} {value} has no effect with --validate, whose runs are greedy: leave it "
+                    "out"
+                )
         window = self.draft_window
         _require("draft_window", window, window is None or window >= 1, "must be at least 1")
         if window is not None and (self.draft is None or self.validate):

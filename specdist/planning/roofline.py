@@ -2,8 +2,8 @@
 
 Matrices and attention run one after the other, each for the longer of reading and arithmetic; then come the
 all-reduces, two per layer, and what the roofline does not know: the small kernels between them, launches and
-synchronisations, as many as are counted in the engine (counted.py). The context length enters through reading
-the cache.
+synchronisations, as many as are counted in the engine (counted.py), and sampling (sampling.py). The context
+length enters through reading the cache.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from specdist.models.quantized_weights import SCALE_BYTES
 from specdist.models.sizes import ALL_REDUCES_PER_LAYER, ModelSize
 from specdist.planning.counted import CACHED_FACTOR, TARGET_PASS, PassCounts
 from specdist.planning.hardware import Gpu
+from specdist.planning.sampling import SamplingTimes
 from specdist.planning.simulate import ReplicaCosts
 from specdist.policies.costs import CostModel, Curve
+from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.regression import NS_PER_S
 
 # Assumed for the host between two target passes: scheduling, committing, stop conditions.
@@ -34,7 +36,8 @@ STEP = 1.25
 class Placement:
     """A model on ``tp_size`` equal GPUs; all sequences have ``context_tokens`` in the cache.
 
-    ``counts`` are those of the model's side of a round.
+    ``counts`` are those of the model's side of a round, a draft's or a target's. ``sampling``: how tokens are
+    drawn, by a draft or a target; None counts nothing for it.
     """
 
     model: ModelSize
@@ -42,9 +45,12 @@ class Placement:
     tp_size: int = 1
     context_tokens: float
     counts: PassCounts = TARGET_PASS
+    sampling: SamplingSettings | None = None
+    drafts: bool = False
 
-    def pass_s(self, num_tokens: float, num_rows: float) -> float:
-        """Seconds of a pass of ``num_tokens`` spread over ``num_rows`` sequences."""
+    def pass_s(self, num_tokens: float, num_rows: float, num_logits: float | None = None) -> float:
+        """Seconds of a pass of ``num_tokens`` spread over ``num_rows`` sequences. ``num_logits``: tokens
+        whose logits are wanted; None: of all."""
         model, gpu, tp_size = self.model, self.gpu, self.tp_size
         flops_per_s = gpu.sustained_flops_per_s(model.bytes_per_number)
         narrow_flops = 2 * model.num_quantized / tp_size
@@ -62,7 +68,17 @@ class Placement:
             # The largest input of a token over all ranks, before each of these sums.
             scales_s = gpu.all_reduce_s(num_tokens * SCALE_BYTES, tp_size)
             sums_s += ALL_REDUCES_PER_LAYER * len(model.layers) * scales_s
-        return matrices_s + attention_s + sums_s + self.overhead_s(num_tokens)
+        sampling_s = self.sampling_s(num_tokens if num_logits is None else num_logits, num_rows)
+        return matrices_s + attention_s + sums_s + self.overhead_s(num_tokens) + sampling_s
+
+    def sampling_s(self, num_logits: float, num_rows: float) -> float:
+        """Seconds from the logits of so many tokens to what is drawn from them."""
+        if self.sampling is None or not num_logits:
+            return 0.0
+        times = SamplingTimes(gpu=self.gpu, model=self.model, settings=self.sampling)
+        if self.drafts:
+            return times.draft_s(num_logits)
+        return times.target_s(num_logits, min(num_rows, num_logits), self.tp_size)
 
     def overhead_s(self, num_tokens: float) -> float:
         """Seconds of small kernels, launches and synchronisations."""
@@ -88,17 +104,25 @@ def roofline_costs(
         most_draft_rows: of a draft step, with branches.
     """
     target_curve = _curve(lambda tokens: target.pass_s(tokens, min(tokens, num_rows)), most_tokens)
+    target_prefill = _curve(lambda tokens: target.pass_s(tokens, min(tokens, num_rows), 0), most_tokens)
     if draft is None:
         nothing = Curve([1], [0])
-        return ReplicaCosts(CostModel(target_curve, nothing), nothing, round_s=ROUND_S, proposal_s=0.0)
+        return ReplicaCosts(
+            CostModel(target_curve, nothing),
+            nothing,
+            round_s=ROUND_S,
+            proposal_s=0.0,
+            target_prefill=target_prefill,
+        )
     state_bytes = draft.model.num_read_numbers * target.model.bytes_per_number
     return ReplicaCosts(
         passes=CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_draft_rows)),
-        draft_prefill=_curve(lambda tokens: draft.pass_s(tokens, 1), most_tokens),
+        draft_prefill=_curve(lambda tokens: draft.pass_s(tokens, 1, 0), most_tokens),
         round_s=ROUND_S,
         proposal_s=PROPOSAL_S,
         state_bytes=state_bytes,
         state_s=target.gpu.send_s(state_bytes),
+        target_prefill=target_prefill,
     )
 
 

@@ -36,6 +36,7 @@ class ReplicaCosts:
         proposal_s: of a proposal of any length: messages to the draft's rank and back, bookkeeping.
         state_bytes: of the target's states of one token, which an EAGLE-3 draft reads; ``state_s``: seconds
             that these are on their way to a rank of its own.
+        target_prefill: of the target by tokens without any that is sampled from; None: as ``passes``.
     """
 
     passes: CostModel
@@ -44,6 +45,7 @@ class ReplicaCosts:
     proposal_s: float
     state_bytes: int = 0
     state_s: float = 0.0
+    target_prefill: Curve | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +212,7 @@ def _prefill(
         return 0.0, 0.0
     tokens = num_prompts * prompt_tokens
     chunk = min(prompt_tokens * max(1.0, num_prompts), PREFILL_CHUNK_TOKENS)
-    target = costs.passes.target
+    target = costs.target_prefill or costs.passes.target
     added_s = _seconds(target, plan.num_target_tokens + chunk) - _seconds(target, plan.num_target_tokens)
     if settings.mode == "target only":
         return tokens / chunk * added_s, 0.0

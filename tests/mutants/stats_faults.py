@@ -7,6 +7,7 @@ STATS = "tests/stats/test_shard.py"
 TRACING = "tests/engine/test_tracing.py::test_tracing_changes_nothing_and_agrees_with_the_statistics[none-greedy-fixed]"
 
 ROOFLINE = "tests/planning/test_roofline.py"
+SAMPLING, CALIBRATION = "tests/planning/test_sampling.py", "tests/planning/test_calibration.py"
 COUNTS = "tests/gpu/test_counts.py::test_the_last_line_has_what_is_counted_and_it_is_no_worse"
 
 STATS_FAULTS = (
@@ -19,6 +20,30 @@ STATS_FAULTS = (
         "            num_layers\n            * self.counts.tensors_per_layer\n",
         "            self.counts.tensors_per_layer\n",
         (ROOFLINE,)),
+    Mutant("planner-samples-from-prompts", "roofline_costs",
+        "target.pass_s(tokens, min(tokens, num_rows), 0)",
+        "target.pass_s(tokens, min(tokens, num_rows))",
+        (SAMPLING,)),
+    Mutant("planner-searches-one-digit", "SamplingTimes.process_s",
+        "num_searches * NUM_DIGITS * digit_cycles",
+        "num_searches * digit_cycles",
+        (SAMPLING,)),
+    Mutant("planner-samples-all-rows-at-once", "SamplingTimes._programs_s",
+        "row_s * math.ceil(num_rows / self.gpu.num_multiprocessors)",
+        "row_s",
+        (SAMPLING,)),
+    Mutant("planner-sums-as-measured-over-other-ranks", "Gpu.all_reduce_s",
+        "self._sum_curves[num_ranks](num_bytes)",
+        "self._sum_curves[max(self._sum_curves)](num_bytes)",
+        (CALIBRATION,)),
+    Mutant("planner-waits-as-published", "Gpu.calibrated",
+        "            wait_s=found.wait_s,\n",
+        "",
+        (CALIBRATION,)),
+    Mutant("planner-reads-a-pretended-gpus-times", "Calibration.read",
+        "if found.is_pretended:",
+        "if False:",
+        (CALIBRATION,)),
     Mutant("attention-copies-cache", "TritonKernel.attend",
         "            key_pages,\n            value_pages,\n            segments.block_table_SP,\n",
         "            key_pages.clone(),\n            value_pages,\n            segments.block_table_SP,\n",

@@ -93,10 +93,16 @@ def test_a_gpu_has_what_was_measured_on_it(tmp_path: Path) -> None:
     assert (gpu.sustained_bytes_per_s, gpu.memory_bytes) == (2.5e12, 85 * 10**9)
     assert (gpu.sustained_flops_per_s(2), gpu.sustained_flops_per_s(4)) == (5e14, 4e13)
     assert (gpu.eager_kernel_s, gpu.graph_s, gpu.kernel_s, gpu.wait_s) == (7e-6, 11e-6, 1.5e-6, 20e-6)
-    assert gpu.figures == f"measured on one NVIDIA H100 80GB HBM3 on 2027-01-02, {path}"
+    assert gpu.figures == (
+        f"measured on one NVIDIA H100 80GB HBM3 on 2027-01-02, {path}; "
+        "not measured: sampling with filters none, top_k, top_k and top_p"
+    )
     assert gpu.link_bytes_per_s == GPUS["h100-sxm"].link_bytes_per_s
     alone = written(tmp_path, dataclasses.replace(MEASURED, all_reduce=()))
-    assert find_gpu("h100-sxm", "bfloat16", alone).figures.endswith("; sums over GPUs published")
+    figures = find_gpu("h100-sxm", "bfloat16", alone).figures
+    assert figures.endswith(
+        "; not measured: sums over GPUs and sampling with filters none, top_k, top_k and top_p"
+    )
 
 
 def test_sums_lie_on_lines_between_those_measured(tmp_path: Path) -> None:
@@ -108,6 +114,9 @@ def test_sums_lie_on_lines_between_those_measured(tmp_path: Path) -> None:
     assert gpu.all_reduce_s(MIB, 1) == 0
     # Over as many as were not measured, the published rates.
     assert gpu.all_reduce_s(MIB, 8) == GPUS["h100-sxm"].all_reduce_s(MIB, 8) > 0
+    more = [MeasuredSum(num_ranks=8, num_bytes=size, seconds=size * 1e-9) for size in (1000, 9000)]
+    both = dataclasses.replace(gpu, sums=(*more, *gpu.sums))
+    assert both.all_reduce_s(3000, 8) == pytest.approx(3e-6) and both.all_reduce_s(100, 4) == 10e-6
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
@@ -132,8 +141,8 @@ def test_plan_and_emulation_use_it_and_say_so(tmp_path: Path) -> None:
     text, published = planned()
     assert f"Figures of the GPU: {PUBLISHED}" in text and published["gpu"]["figures"] == PUBLISHED
     text, document = planned("--calibration", path)
-    assert f"Figures of the GPU: measured on one NVIDIA H100 80GB HBM3 on 2027-01-02, {path}\n" in text
-    assert document["gpu"]["figures"].endswith(path)
+    assert f"Figures of the GPU: measured on one NVIDIA H100 80GB HBM3 on 2027-01-02, {path};" in text
+    assert path in document["gpu"]["figures"]
     assert json.loads(json.dumps(document)) is not None
     (plain,), (found,) = (
         [plan["tokens_per_s"] for plan in each["plans"] if plan["mode"] == "target only"]
@@ -145,7 +154,7 @@ def test_plan_and_emulation_use_it_and_say_so(tmp_path: Path) -> None:
         Emulation(parse_arguments(EmulationConfig, [*options, *more])).target
         for more in ([], ["--calibration", path])
     )
-    assert found.gpu.figures.endswith(path)
+    assert path in found.gpu.figures
     assert found.pass_s(8, 8) - PACKING_S == pytest.approx(2 * (plain.pass_s(8, 8) - PACKING_S), rel=0.001)
 
 

@@ -89,6 +89,8 @@ def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
         ([*PAIR, "--trace", "run", "--acceptance", "0.5"], "--acceptance and --trace exclude each other"),
         ([*PAIR, "--trace", "no/such"], "--trace no/such is not a trace"),
         ([*PAIR, "--trace", "run", "--validate"], "--trace run has no effect with --validate"),
+        ([*PAIR, "--acceptance", "0.5", "--top_p", "0"], r"--top_p 0.0 must be in \(0, 1\]; 1 keeps every"),
+        ([*PAIR, "--validate", "--top_p", "0.9"], "--top_p 0.9 has no effect with --validate"),
         (["--target", "7b", "--nodes", "0"], "--nodes 0 must be at least 1"),
         (["--target", "7b", "--num_gpus", "12"], "--num_gpus 12 is not a number of whole nodes: 2 of .* 8"),
         (["--target", "7b", "--draft_window", "64"], "--draft_window 64 has no effect without --draft"),
@@ -147,6 +149,19 @@ def test_a_window_lets_more_rows_in_beside_a_draft(tmp_path: Path) -> None:
     planned(*PAIR, *site, *window, "--acceptance", "0.8", "--output_config", str(path))
     config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
     assert config.draft_window == 512
+
+
+def test_how_tokens_are_drawn_is_paid_for_and_run(tmp_path: Path) -> None:
+    """With top-p also in memory: whole logits of all tokens are on rank 0."""
+    site = ["--gpus_per_node", "4", "--acceptance", "0.8", "--max_num_seqs", "32", "--num_prompts", "64"]
+    path, found = tmp_path / "plan.yaml", []
+    for chosen in ([], ["--temperature", "0.7", "--top_p", "0.9"]):
+        _, document = planned(*PAIR, *site, *chosen, "--output_config", str(path))
+        fits = {(each["mode"], each["tp_size"]): each["target"]["most_rows"] for each in document["memory"]}
+        found.append((document["recommended"]["tokens_per_s"], fits["colocated", 4]))
+        config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
+        assert (config.temperature, config.top_p) == ((0.7, 0.9) if chosen else (1.0, 1.0))
+    assert 0.9 * found[0][0] < found[1][0] < found[0][0] and found[1][1] < found[0][1]
 
 
 def test_a_target_that_drafts_for_itself_is_planned() -> None:
