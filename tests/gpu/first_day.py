@@ -1,10 +1,11 @@
 """The first commands on a real GPU node; those whose failure tells most come first.
 
     python -m tests.gpu.first_day                    run them all, into runs/first-day
-    python -m tests.gpu.first_day --list             only show them
+    python -m tests.gpu.first_day --list             only show them; --list 8: those of a node with 8 GPUs
     python -m tests.gpu.first_day --minutes 9        those that are not done yet, while there is time
     python -m tests.gpu.first_day --only kernels main --output /scratch/first-day
-    python -m tests.gpu.first_day --pretend          the steps that a CPU can do, to try this program itself
+    python -m tests.gpu.first_day --pretend          the steps that a CPU can do, to try this program itself;
+                                                     measurements are of a pretended device, and mean nothing
 
 What the pretended device of the tests cannot show, and these commands are for:
 
@@ -17,8 +18,8 @@ What the pretended device of the tests cannot show, and these commands are for:
 - Time: of kernels, copies, sums over NVLink or PCIe, of the host that launches, of loading from storage.
 - Several nodes' worth of devices, drivers and libraries: that they are there, and fit one another.
 
-Results are kept in ``results.json``, by name. A step that reads what another leaves brings that one along,
-unless it has passed and its folder is there.
+Results are kept in ``results.json``, by name, and what was measured in ``calibration.json``, for the planner.
+A step that reads what another leaves brings that one along, unless it has passed and its folder is there.
 
 The last line on stdout is a JSON document; the exit code is 0 only if every step passed.
 """
@@ -40,7 +41,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.gpu.first_steps import Step, plan
+from tests.gpu.first_jobs import Step
+from tests.gpu.first_steps import plan
 
 REPOSITORY = Path(__file__).parents[2]
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
@@ -75,14 +77,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pair", type=Path, help="target/, draft/ and prompts.arrow (default: trained here)")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="these steps alone")
     parser.add_argument("--minutes", type=float, help="take steps that are not done yet, for so long")
-    parser.add_argument("--list", action="store_true", help="show the plan, run nothing")
+    parser.add_argument(
+        "--large", nargs=2, metavar=("TARGET", "DRAFT"), help="checkpoints for a last job on four GPUs"
+    )
+    parser.add_argument(
+        "--list",
+        nargs="?",
+        type=int,
+        const=-1,
+        metavar="GPUS",
+        help="show the plan of a node with so many GPUs (default: this one), run nothing",
+    )
     parser.add_argument("--pretend", action="store_true", help="on a CPU, the steps that need no GPU")
     options = parser.parse_args(arguments)
     # The commands run in the repository, wherever this was started.
     options.output, options.pair = options.output.absolute(), options.pair and options.pair.absolute()
-    num_gpus = count_gpus()
+    num_gpus = count_gpus() if options.list in (None, -1) else options.list
     device = "cpu" if options.pretend else "cuda"
-    every = plan(options.output, options.pair, device=device, num_gpus=num_gpus)
+    large = tuple(options.large) if options.large else None
+    every = plan(options.output, options.pair, device=device, num_gpus=num_gpus, large=large)
     unknown = sorted(set(options.only or ()) - {step.name for step in every})
     if unknown:
         parser.error(f"--only {' '.join(unknown)}: the steps are {' '.join(step.name for step in every)}")
@@ -97,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"{number:2}. {step.name}: {step.title}\n    tells: {step.tells}")
         gpus = "1 GPU" if step.num_gpus == 1 else f"{step.num_gpus} GPUs"
         say(f"    {gpus}, at most {step.limit_s} s\n    {shlex.join(step.command)}")
-    if options.list:
+    if options.list is not None:
         say(json.dumps({"steps": [step.name for step in steps], "num_gpus": num_gpus}))
         return 0
     if not num_gpus and not options.pretend:
@@ -174,7 +187,7 @@ def count_gpus() -> int:
 def run(step: Step, output: Path, num_gpus: int, *, pretends: bool) -> Result:
     """Run a step to its end or its limit; it never raises an error, so that the next step follows."""
     log = output / "logs" / f"{step.name}.log"
-    reason = ""
+    reason = step.skips
     if pretends and not step.runs_on_cpu:
         reason = "a CPU cannot do it"
     elif not pretends and step.num_gpus > num_gpus:

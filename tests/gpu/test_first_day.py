@@ -13,10 +13,24 @@ import torch
 
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.config.arguments import parse_arguments
-from tests.gpu import first_day
-from tests.gpu.first_checks import compare, compare_rounded, share_of_same
-from tests.gpu.first_steps import Step, plan
+from specdist.config.generate import GenerateConfig
+from specdist.planning.calibration import Calibration
+from tests.forked import started_world
+from tests.gpu import check_first_day, first_calibration, first_day
+from tests.gpu.first_checks import (
+    compare,
+    compare_draws,
+    compare_rounded,
+    completions_of,
+    gaps_of,
+    share_of_same,
+)
+from tests.gpu.first_jobs import Step
+from tests.gpu.first_steps import plan
+from tests.gpu.processes import needs_pretended_device, on_device
+from tests.gpu.referee import refereed
 from tests.job.pair import Pair, write_arrow
+from tests.job.ranks import free_port
 from tests.ranks import REPOSITORY
 
 TIMEOUT_S = 250
@@ -43,38 +57,49 @@ def test_the_plan_is_shown_with_the_list_of_what_only_a_gpu_can_show(tmp_path: P
 def test_the_steps_that_a_cpu_can_do_pass_and_their_results_are_saved(pair: Pair, tmp_path: Path) -> None:
     output = tmp_path / "day"
     given = ["--pretend", "--pair", str(pair.folder), "--output", str(output)]
-    ended = day(
-        *given, "--only", "cpu", "cpu-bfloat16", "bfloat16", "main", "long-pair", "long-alone", "long"
-    )
+    names = ["cpu", "cpu-gumbel", "gumbel", "main", "long-pair", "long-alone"]
+    ended = day(*given, "--only", *names)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert document(ended) == {
-        "output": str(output), "num_gpus": 0, "passed": 6, "failed": 0, "skipped": 1, "failures": [],
+        "output": str(output), "num_gpus": 0, "passed": 5, "failed": 0, "skipped": 1, "failures": [],
         "left": [],
     }  # fmt: skip
     kept = json.loads((output / "results.json").read_text())["results"]
-    assert [result["outcome"] for result in kept] == ["passed"] * 3 + ["skipped"] + ["passed"] * 3
+    assert [result["name"] for result in kept] == names
+    assert [result["outcome"] for result in kept] == ["passed"] * 3 + ["skipped"] + ["passed"] * 2
+    assert all(len(gaps) == len(row) > 0 for gaps, row in zip(*gaps_and_rows(output / "cpu"), strict=True))
     assert (
         "NCCL" in ended.stdout and "watchdog" in ended.stdout.splitlines()[-3] + ended.stdout.splitlines()[-2]
     )
-    for name in ("long-alone", "long"):
-        assert "16 of 16 completions" in (output / "logs" / f"{name}.log").read_text()
+    assert "16 of 16 completions" in (output / "logs/long-alone.log").read_text()
+    assert "100% of the tokens" in (output / "logs/gumbel.log").read_text()
     # A run that differs is a failure.
-    (output / "long" / "shards" / "shard-00000.arrow").unlink()
-    comparison = [
-        sys.executable,
-        "-m",
-        "tests.gpu.first_checks",
-        "equal",
-        str(output / "long-alone"),
-        str(output / "long"),
-    ]
+    (output / "long-alone/shards/shard-00000.arrow").unlink()
+    runs = [str(output / name) for name in ("long-pair/known", "long-alone")]
+    comparison = [sys.executable, "-m", "tests.gpu.first_checks", "equal", *runs]
     assert subprocess.run([*comparison, "--", "true"], cwd=REPOSITORY, capture_output=True).returncode
 
 
-def completed(folder: Path, rows: list[list[int]]) -> Path:
+def gaps_and_rows(run: Path) -> tuple[list[list[float]], list[list[int]]]:
+    return gaps_of(run), completions_of(run)
+
+
+def completed(folder: Path, rows: list[list[int]], **columns: Any) -> Path:
     (folder / "shards").mkdir(parents=True)
-    write_arrow(folder / "shards/shard-00000.arrow", {"completion_ids": rows})
+    write_arrow(folder / "shards/shard-00000.arrow", {"completion_ids": rows, **columns})
     return folder
+
+
+def test_a_greedy_row_may_leave_another_only_where_two_tokens_are_equally_likely(tmp_path: Path) -> None:
+    wanted = completed(
+        tmp_path / "wanted", [[5, 6, 7]], top_logprobs=[[[-0.1, -3], [-0.7, -0.7002], [-0.1, -3]]]
+    )
+    assert compare(completed(tmp_path / "tie", [[5, 9, 9]]), wanted) == 0
+    assert compare(completed(tmp_path / "wrong", [[5, 6, 9]]), wanted) == 1
+    assert compare(completed(tmp_path / "short", [[5, 6]]), wanted) == 1
+    assert compare(completed(tmp_path / "long", [[5, 6, 7, 8]]), wanted) == 1
+    unknown = completed(tmp_path / "unknown", [[5, 6, 7]])
+    assert compare(tmp_path / "tie", unknown) == 1 and compare(wanted, unknown) == 0
 
 
 def test_rounding_may_change_rows_as_often_as_on_a_cpu_and_a_wrong_kernel_more_often(tmp_path: Path) -> None:
@@ -90,12 +115,14 @@ def test_rounding_may_change_rows_as_often_as_on_a_cpu_and_a_wrong_kernel_more_o
     assert compare_rounded(leaves("right", 3, 32, 29, 8), wanted, cpu) == 0
     assert compare_rounded(leaves("wrong", 2, 0, 32, 1), wanted, cpu) == 1
     assert compare(cpu, wanted) == 1 and compare(wanted, wanted) == 0
+    assert compare_draws(leaves("a moved draw", 20, 32, 32, 32), wanted) == 0
+    assert compare_draws(leaves("other draws", 20, 32, 31, 30), wanted) == 1
 
 
 @pytest.mark.parametrize(("num_gpus", "placement"), [(1, "colocated"), (2, "separate"), (8, "separate")])
-def test_a_round_is_timed_with_the_gpus_that_there_are(tmp_path: Path, num_gpus: int, placement: str) -> None:
+def test_a_profile_takes_the_gpus_that_there_are(tmp_path: Path, num_gpus: int, placement: str) -> None:
     steps = {step.name: step for step in plan(tmp_path, None, device="cuda", num_gpus=num_gpus)}
-    words = steps["round"].command[2:]
+    words = steps["profile"].command[2:]
     config = parse_arguments(BenchmarkConfig, words)
     assert config.placements == [placement] and config.batch_sizes == [8]
 
@@ -143,7 +170,98 @@ def test_no_step_takes_longer_than_a_command_may_and_each_follows_what_it_reads(
             before = {other.name for other in steps[:number]}
             assert set(step.needs) <= before
             paths = [Path(word) for word in step.command if word.startswith(f"{tmp_path}/")]
-            assert {path.relative_to(tmp_path).parts[0] for path in paths} & before == set(step.needs)
+            read = {path.relative_to(tmp_path).parts[0] for path in paths} & before
+            # It looks in the folder of the day, and does without all others.
+            assert read == set(step.needs) - ({"costs"} if step.name == "calibration" else set())
+
+
+def test_every_job_is_one_that_the_options_permit(tmp_path: Path) -> None:
+    steps = plan(tmp_path, None, device="cuda", num_gpus=8, large=("target", "draft"))
+    jobs = {step.name: step.command for step in steps if "--prompts" in step.command}
+    configs = {
+        name: parse_arguments(GenerateConfig, words[words.index("--prompts") :])
+        for name, words in jobs.items()
+    }
+    assert {"cpu", "sampled", "sharded-nccl", "main", "kill", "memory", "ahead", "large"} < configs.keys()
+    for name, config in configs.items():
+        assert config.output == str(tmp_path / name)
+        # What a CPU has done is compared with the same on the device.
+        if f"cpu-{name}" in configs:
+            assert vars(configs[f"cpu-{name}"]) | {"device": "cuda", "output": config.output} == vars(config)
+    assert (configs["sampled"].temperature, configs["sampled"].top_p, configs["one"].temperature) == (
+        0.8,
+        0.9,
+        0,
+    )
+
+
+def test_the_order_is_that_of_what_is_learned(tmp_path: Path) -> None:
+    names = [step.name for step in plan(tmp_path, None, device="cuda", num_gpus=8)]
+
+    def in_order(*wanted: str) -> bool:
+        return sorted(wanted, key=names.index) == list(wanted)
+
+    assert in_order("versions", "shapes", "costs", "graphs", "all-reduce", "calibration", "round", "pair")
+    assert in_order("one", "sharded-nccl", "main", "long", "kill", "memory", "kernels", "large", "leftovers")
+    steps = {step.name: step for step in plan(tmp_path, None, device="cuda", num_gpus=8, large=("t", "d"))}
+    assert "8" in steps["all-reduce"].command and {"t", "d"} < set(steps["large"].command)
+    left_out = next(step for step in plan(tmp_path, None, device="cuda", num_gpus=8) if step.name == "large")
+    assert first_day.run(left_out, tmp_path, 8, pretends=False).reason.startswith(
+        "it needs --large TARGET DRAFT"
+    )
+
+
+@needs_pretended_device
+def test_a_wrong_kernel_makes_its_step_fail(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
+    on_device(check_first_day.check_wrong_kernels_are_seen, str(tmp_path))
+
+
+@needs_pretended_device
+def test_figures_of_a_pretended_device_are_no_calibration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
+    on_device(check_first_day.check_measuring_steps, str(tmp_path))
+    assert first_calibration.calibrate(tmp_path) == 0
+    assert "was pretended" in capsys.readouterr().out and not (tmp_path / "calibration.json").exists()
+    # As a GPU would have written them.
+    files = [tmp_path / "costs/costs.json", tmp_path / "graphs/graphs.json"]
+    costs, graphs = (json.loads(path.read_text()) | {"is_pretended": False} for path in files)
+    costs["costs"]["wait_s"] = 1e-5
+    sums = [
+        {"num_ranks": 2, "num_bytes": size, "way": "NCCL", "seconds": 1e-5, "nccl_s": 1e-5} for size in (1, 2)
+    ]
+    (tmp_path / "all-reduce").mkdir()
+    (tmp_path / "all-reduce/sums.json").write_text(json.dumps({"is_pretended": False, "sums": sums}))
+    for path, content in zip(files, (costs, graphs | {"graph_node_bytes": 9000.5}), strict=True):
+        path.write_text(json.dumps(content))
+    assert first_calibration.calibrate(tmp_path) == 0
+    found = Calibration.read(tmp_path / "calibration.json")
+    assert (found.wait_s, found.graph_node_bytes, len(found.all_reduce)) == (1e-5, 9000.5, 2)
+    assert {one.filters for one in found.sampling} == {"none", "top_k", "top_p", "top_k and top_p"}
+    # What cannot be is not kept, and memory that did not change was not measured.
+    files[1].write_text(json.dumps(graphs | {"graph_node_bytes": -3.0}))
+    assert first_calibration.calibrate(tmp_path) == 0
+    assert Calibration.read(tmp_path / "calibration.json").graph_node_bytes is None
+    costs["costs"]["launch_s"] = 0.0
+    files[0].write_text(json.dumps(costs))
+    assert first_calibration.calibrate(tmp_path) == 1
+    assert not (tmp_path / "calibration.json").exists()
+
+
+@needs_pretended_device
+def test_sums_are_measured_on_every_rank(tmp_path: Path) -> None:
+    with refereed() as referee:
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **referee.environment}
+        with started_world(
+            2, check_first_day.sums_on_a_rank, str(tmp_path), environment=environment
+        ) as world:
+            code = world.end(TIMEOUT_S)
+            words = "".join(world.words("stdout") + world.words("stderr"))
+    assert code == 0, words
+    assert "peers' memory of 2: " in words
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)] == [["NCCL", "NCCL"]] * 2
 
 
 class Day:

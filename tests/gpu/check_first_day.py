@@ -1,0 +1,119 @@
+"""The checks of test_first_day.py that need a pretended device, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from tests.gpu import first_costs, first_graphs, first_round, generating
+from tests.gpu.first_device import Bench
+from tests.gpu.first_kernels import compare_all
+from tests.gpu.first_sums import measure_sums
+from tests.gpu.project_kernels import ON_HOST
+
+SUM_SIZES = (64, 4096)
+RIGHT = dict(ON_HOST)
+# As the step calls them.
+NAMES = {
+    "paged_attention": {"attention"},
+    # The fault is one of top-p alone.
+    "processed_probabilities": {"distribution, top_p", "distribution, top_k and top_p"},
+}
+
+
+def check_wrong_kernels_are_seen(folder: str) -> None:
+    """Right ones pass; of each kernel a fault that is no more than a slip does not."""
+    bench = Bench(pretends=True)
+    assert wrong_kernels(bench, folder) == set()
+    with patch.dict(ON_HOST, FAULTS):
+        found = wrong_kernels(bench, folder)
+    assert found == {name for kernel in FAULTS for name in NAMES.get(kernel, {kernel})}
+
+
+def wrong_kernels(bench: Bench, folder: str) -> set[str]:
+    """The kernels that the step says are wrong."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = compare_all(bench, Path(folder))
+    wrong = {line for line in said.getvalue().splitlines() if line.startswith("WRONG: ")}
+    assert code == (1 if wrong else 0)
+    found = json.loads(Path(folder, "kernels.json").read_text())["kernels"]
+    return {
+        one["kernel"] for one in found if any(f"{one['kernel']}, {one['size']}" in line for line in wrong)
+    }
+
+
+def without_the_newest_key(
+    queries: Any, keys: Any, values: Any, table: Any, used: Any, *more: Any, **options: Any
+) -> Any:
+    return RIGHT["paged_attention"](queries, keys, values, table, used - 1, *more, **options)
+
+
+def without_top_p(logits: Any, **options: Any) -> Any:
+    return RIGHT["processed_probabilities"](logits, **(options | {"top_p": 1.0}))
+
+
+def twice_the_inputs(rows: Any, residual: Any, *more: Any, **form: Any) -> Any:
+    return RIGHT["residual_norm"](rows, residual + rows, *more, **form)
+
+
+def not_a_number(*args: Any, **options: Any) -> Any:
+    gates = RIGHT["gated_activation"](*args, **options)
+    gates[0, 0] = torch.nan
+    return gates
+
+
+def without_the_last_token(keys: Any, values: Any, index: Any, *tokens: Any) -> None:
+    RIGHT["write_tokens"](keys, values, index[:-1], *(each[:-1] for each in tokens))
+
+
+def raising(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("an illegal memory access was encountered")
+
+
+FAULTS: dict[str, Callable[..., Any]] = {
+    "paged_attention": without_the_newest_key,
+    "processed_probabilities": without_top_p,
+    "draw": lambda *args, **options: RIGHT["draw"](*args, **options) + 1,
+    "race": raising,
+    "rms_norm": lambda *args, **form: RIGHT["rms_norm"](*args, **(form | {"weight_offset": 1.0})),
+    "residual_norm": twice_the_inputs,
+    "rotary": lambda queries, keys, cos, sin: RIGHT["rotary"](queries, keys, cos, -sin),
+    "gated_activation": not_a_number,
+    "write_tokens": without_the_last_token,
+}
+
+
+def check_measuring_steps(folder: str) -> None:
+    """They end well, and their files say that they mean nothing."""
+    bench = Bench(pretends=True)
+    for name, run in (
+        ("costs", first_costs.measure_all),
+        ("graphs", first_graphs.record_all),
+        ("round", first_round.time_rounds),
+    ):
+        assert run(bench, Path(folder, name)) == 0
+        (path,) = Path(folder, name).iterdir()
+        assert json.loads(path.read_text())["is_pretended"] is True
+
+
+def sums_on_a_rank(folder: str) -> int:
+    """Of a world of pretended GPUs."""
+    generating.pretend()
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    bench = Bench(pretends=True, index=rank)
+    found = measure_sums(bench, dist.get_world_size(), SUM_SIZES)
+    assert [one.num_bytes for one in found] == list(SUM_SIZES)
+    Path(folder, f"{rank}.json").write_text(json.dumps([one.way for one in found]))
+    return 0

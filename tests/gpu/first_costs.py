@@ -1,0 +1,184 @@
+"""What a device needs for what passes are made of: products, launches, nodes of graphs, waits, sampling.
+
+    python -m tests.gpu.first_costs FOLDER [--pretend]
+
+Products are those of a layer, in a graph that goes through copies of its matrices, more than a cache holds:
+with few tokens they show the rate at which weights are read, with many that of arithmetic.
+
+T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from tests.gpu.first_device import Bench, Shape, say, step, table
+from tests.gpu.first_kernels import (
+    FILTERS,
+    LOGITS_STD,
+    NUM_ROWS,
+    TEMPERATURE,
+    TINY_NUM_ROWS,
+    TINY_VOCAB_SIZE,
+    VOCAB_SIZE,
+)
+
+# More than the cache of any device.
+CYCLED_BYTES, TINY_CYCLED_BYTES = 2**29, 2**16
+NUM_TOKENS, TINY_NUM_TOKENS = (1, 8, 32, 160, 512, 2048), (1, 8)
+# Of the figures that a planner takes: one token reads, many multiply.
+READING_TOKENS, MULTIPLYING_TOKENS, TINY_MULTIPLYING_TOKENS = 1, 512, 8
+NUM_LAUNCHES, TINY_NUM_LAUNCHES = 1000, 20
+FEW_NODES = 0.1
+MODEL = "8B"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Products:
+    """All products of a layer of a model, one after the other."""
+
+    model: str
+    dtype: str
+    num_tokens: int
+    seconds: float
+    gb_per_s: float
+    tflop_per_s: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    return step(str(__doc__).partition("\n")[0], measure_all, arguments)
+
+
+def measure_all(bench: Bench, folder: Path) -> int:
+    launches = launch_costs(bench)
+    for name, seconds in launches.items():
+        say(f"{name}: {1e6 * seconds:.2f} us")
+    many = TINY_MULTIPLYING_TOKENS if bench.pretends else MULTIPLYING_TOKENS
+    products = [
+        layer_products(bench, shape, num_tokens, torch.bfloat16)
+        for shape in bench.shapes.values()
+        for num_tokens in (TINY_NUM_TOKENS if bench.pretends else NUM_TOKENS)
+    ]
+    products.append(layer_products(bench, bench.shapes[MODEL], many, torch.float32))
+    say("\n" + table(products))
+    sampling = sampling_costs(bench)
+    say("\n" + "\n".join(_sampling_line(one) for one in sampling))
+
+    def of(num_tokens: int, dtype: str) -> Products:
+        wanted = (MODEL, dtype, num_tokens)
+        return next(each for each in products if (each.model, each.dtype, each.num_tokens) == wanted)
+
+    found = {
+        **launches,
+        "read_bytes_per_s": 1e9 * of(READING_TOKENS, "bfloat16").gb_per_s,
+        "flops_per_s": {dtype: 1e12 * of(many, dtype).tflop_per_s for dtype in ("bfloat16", "float32")},
+        "sampling": sampling,
+    }
+    # A cost that comes out as a difference of two times may be lost in them.
+    lost = [name for name, seconds in launches.items() if not seconds > 0]
+    if lost and not bench.pretends:
+        say(f"not to be measured here, since other times vary more: {', '.join(lost)}")
+    content = {"device": bench.identity(), "costs": found, "products": [asdict(each) for each in products]}
+    bench.write(folder / "costs.json", content)
+    return 1 if lost and not bench.pretends else 0
+
+
+def launch_costs(bench: Bench) -> dict[str, float]:
+    """Seconds of a kernel that does next to nothing: launched by itself, and one more of a graph; of a graph
+    with one kernel; and of the host's waiting for a kernel, beside its launch."""
+    number = torch.zeros(1, device=bench.device)
+    many = TINY_NUM_LAUNCHES if bench.pretends else NUM_LAUNCHES
+    few = max(1, int(FEW_NODES * many))
+
+    def nodes(count: int) -> Callable[[], None]:
+        def add() -> None:
+            for _ in range(count):
+                number.add_(1)
+
+        return bench.recorded(add)
+
+    def launch_and_wait() -> None:
+        number.add_(1)
+        torch.cuda.synchronize()
+
+    launch_s = bench.host_s(lambda: number.add_(1), many)
+    difference_s = bench.device_s(nodes(many)) - bench.device_s(nodes(few))
+    return {
+        "launch_s": launch_s,
+        "graph_node_s": difference_s / (many - few),
+        "graph_s": bench.host_s(nodes(1), many),
+        "wait_s": bench.host_s(launch_and_wait, many) - launch_s,
+    }
+
+
+def layer_products(bench: Bench, shape: Shape, num_tokens: int, dtype: torch.dtype) -> Products:
+    """The products of several layers in one graph."""
+    layer_bytes = dtype.itemsize * sum(rows * columns for rows, columns in shape.matrices)
+    cycled_bytes = TINY_CYCLED_BYTES if bench.pretends else CYCLED_BYTES
+    layers = [
+        [bench.random(*size, dtype=dtype, seed=seed) for size in shape.matrices]
+        for seed in range(-(-cycled_bytes // layer_bytes))
+    ]
+    tokens = {width: bench.random(num_tokens, width, dtype=dtype) for _, width in shape.matrices}
+
+    def multiply() -> None:
+        for matrices in layers:
+            for matrix in matrices:
+                linear(tokens[matrix.shape[1]], matrix)
+
+    seconds = bench.device_s(bench.recorded(multiply)) / len(layers)
+    return Products(
+        model=shape.name,
+        dtype=str(dtype).removeprefix("torch."),
+        num_tokens=num_tokens,
+        seconds=seconds,
+        gb_per_s=layer_bytes / seconds / 1e9,
+        tflop_per_s=2 * num_tokens * layer_bytes / dtype.itemsize / seconds / 1e12,
+    )
+
+
+def sampling_costs(bench: Bench) -> list[dict[str, Any]]:
+    """Seconds of distributions from bfloat16 logits, and of draws from them."""
+    from specdist.kernels import sampling
+
+    vocab_size = TINY_VOCAB_SIZE if bench.pretends else VOCAB_SIZE
+
+    def cost(logits: Tensor, uniforms: Tensor, filters: str) -> dict[str, Any]:
+        top_k, top_p = FILTERS[filters]
+
+        def process() -> Tensor:
+            return sampling.processed_probabilities(logits, temperature=TEMPERATURE, top_k=top_k, top_p=top_p)
+
+        probabilities = process()
+        return {
+            "filters": filters,
+            "num_rows": len(logits),
+            "vocab_size": vocab_size,
+            "process_s": bench.device_s(process),
+            "draw_s": bench.device_s(lambda: sampling.draw(probabilities, uniforms, not_finite=-1)),
+        }
+
+    found = []
+    for num_rows in TINY_NUM_ROWS if bench.pretends else NUM_ROWS:
+        logits = LOGITS_STD * bench.random(num_rows, vocab_size)
+        uniforms = torch.full((num_rows,), 0.5, dtype=torch.float64, device=bench.device)
+        found += [cost(logits, uniforms, filters) for filters in FILTERS]
+    return found
+
+
+def _sampling_line(cost: dict[str, Any]) -> str:
+    times = f"{1e6 * cost['process_s']:.1f} us, a draw {1e6 * cost['draw_s']:.1f} us"
+    return f"sampling, {cost['num_rows']} x {cost['vocab_size']}, filters {cost['filters']}: {times}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,312 @@
+"""The steps of the first day that run the job, each with a comparison of what it wrote."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+PYTHON = sys.executable
+CHECKS = [PYTHON, "-m", "tests.gpu.first_checks"]
+# Prompts of the long steps have 1.25 to 1.4 times as many tokens; on a CPU they are only to be tried.
+COPY_DISTANCE = {"cuda": 4600, "cpu": 300}
+# Where a command may take ten minutes, what it has begun is lost.
+MOST_S = 540
+ROWS = ["--limit", "16", "--max_new_tokens", "32", "--rows_per_shard", "8", "--overwrite"]
+GREEDY, SAMPLED = ["--temperature", "0"], ["--temperature", "0.8", "--top_p", "0.9"]
+DRAFTING = ["--policy", "fixed", "--num_draft_tokens", "4"]
+EXACT, ROUNDED = ["--dtype", "float32"], ["--dtype", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A command, what its failure would tell, and what it needs.
+
+    Attributes:
+        needs: steps whose folders it reads.
+        skips: why it is not run at all.
+    """
+
+    name: str
+    title: str
+    tells: str
+    command: list[str]
+    num_gpus: int = 1
+    limit_s: float = 300
+    runs_on_cpu: bool = False
+    needs: tuple[str, ...] = ()
+    skips: str = ""
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Commands of jobs into the folder of a day, over ``models``, on ``device``."""
+
+    output: Path
+    models: Path
+    device: str
+
+    @property
+    def draft(self) -> list[str]:
+        return ["--draft", f"{self.models}/draft", *DRAFTING]
+
+    @property
+    def copying(self) -> Path:
+        return self.output / "long-pair"
+
+    def job(
+        self,
+        name: str,
+        *options: str,
+        ranks: int = 1,
+        on: str | None = None,
+        script: str = "jobs/generate.py",
+        of: Path | None = None,
+    ) -> list[str]:
+        """Greedy unless the options say otherwise."""
+        of = of or self.models
+        inputs = ["--prompts", f"{of}/prompts.arrow", "--target", f"{of}/target"]
+        outputs = ["--device", on or self.device, "--output", f"{self.output}/{name}"]
+        return [*launcher(ranks), script, *inputs, *ROWS, *GREEDY, *options, *outputs]
+
+    def equal(self, name: str, *command: str, wanted: str = "cpu") -> list[str]:
+        """The job, then the comparison: its completions must be those of another run."""
+        return [*CHECKS, "equal", f"{self.output}/{name}", f"{self.output}/{wanted}", "--", *command]
+
+    def alike(self, name: str, *command: str, wanted: str) -> list[str]:
+        """The same of completions that are drawn."""
+        return [*CHECKS, "alike", f"{self.output}/{name}", f"{self.output}/{wanted}", "--", *command]
+
+    def near(self, name: str, *command: str) -> list[str]:
+        """The job, then the comparison with float32; the CPU's run in bfloat16 says how near is near."""
+        runs = (f"{self.output}/{run}" for run in (name, "cpu", "cpu-bfloat16"))
+        return [*CHECKS, "near", *runs, "--", *command]
+
+
+def launcher(ranks: int) -> list[str]:
+    if ranks == 1:
+        return [PYTHON]
+    one_node = ["--multi_gpu", "--num_machines", "1", "--num_processes", str(ranks)]
+    return [
+        *(PYTHON, "-m", "specdist.job.launch", *one_node),
+        *("--main_process_port", "0", "--mixed_precision", "no"),
+    ]
+
+
+def one_gpu_steps(jobs: Jobs, *, has_pair: bool) -> list[Step]:
+    """One process against the same on the CPU: greedy, in bfloat16, and sampled by either rule."""
+    pair = Step(
+        name="pair",
+        title="a small pair of models, trained on the spot on the CPU",
+        tells="nothing of the GPUs: the later steps run these models",
+        command=["true"] if has_pair else [PYTHON, "jobs/train_demo.py", "--output", str(jobs.models)],
+        num_gpus=0,
+        limit_s=MOST_S,
+        runs_on_cpu=has_pair,
+    )
+    gumbel = [*SAMPLED, "--acceptance", "gumbel"]
+    return [
+        pair,
+        on_cpu(jobs, "cpu", "16 rows in one process on the CPU, float32", *EXACT, "--logprobs", "2"),
+        Step(
+            name="one",
+            needs=("pair", "cpu"),
+            title="the same on one GPU, float32",
+            tells="the whole job without any communication: kernels, recorded passes, sampling, records",
+            command=jobs.equal("one", *jobs.job("one", *jobs.draft, *EXACT)),
+            limit_s=MOST_S,
+            runs_on_cpu=True,
+        ),
+        on_cpu(jobs, "cpu-bfloat16", "the same on the CPU in bfloat16", *ROUNDED),
+        Step(
+            name="bfloat16",
+            needs=("pair", "cpu", "cpu-bfloat16"),
+            title="the same on one GPU in bfloat16, with FlashAttention",
+            tells="accuracy where people run: as near to float32 as a CPU in bfloat16, or a kernel is wrong",
+            command=jobs.near("bfloat16", *jobs.job("bfloat16", *jobs.draft, *ROUNDED)),
+            limit_s=MOST_S,
+            runs_on_cpu=True,
+        ),
+        on_cpu(jobs, "cpu-sampled", "rows sampled with top-p on the CPU, float32", *EXACT, *SAMPLED),
+        drawn(jobs, "sampled", "kernels of top-p and of draws, acceptance and residuals", *EXACT, *SAMPLED),
+        on_cpu(jobs, "cpu-gumbel", "the same with the rule gumbel", *EXACT, *gumbel),
+        drawn(jobs, "gumbel", "the kernel of draws that target and draft share", *EXACT, *gumbel),
+    ]
+
+
+def on_cpu(jobs: Jobs, name: str, title: str, *options: str) -> Step:
+    return Step(
+        name=name,
+        needs=("pair",),
+        title=title,
+        tells="nothing of the GPUs: what later steps are compared with",
+        command=jobs.job(name, *jobs.draft, *options, on="cpu"),
+        num_gpus=0,
+        limit_s=MOST_S,
+        runs_on_cpu=True,
+    )
+
+
+def drawn(jobs: Jobs, name: str, tells: str, *options: str) -> Step:
+    """On the GPU, by the random numbers of the step before."""
+    return Step(
+        name=name,
+        needs=("pair", f"cpu-{name}"),
+        title="the same on one GPU",
+        tells=tells,
+        command=jobs.alike(name, *jobs.job(name, *jobs.draft, *options), wanted=f"cpu-{name}"),
+        limit_s=MOST_S,
+        runs_on_cpu=True,
+    )
+
+
+def sharded_steps(jobs: Jobs) -> list[Step]:
+    """Several ranks; the first shows at once whether a run with NCCL in its graphs ends."""
+    main = ["--tp_size", "2", *jobs.draft, *EXACT]
+    rounded = ["--tp_size", "2", *jobs.draft, *ROUNDED]
+    alone = ["--tp_size", "2", *EXACT]
+    without = jobs.job("sharded-nccl", *alone, ranks=2, script="tests/gpu/without_peers.py")
+    return [
+        Step(
+            name="sharded-nccl",
+            needs=("pair", "cpu"),
+            title="the target on two GPUs without a draft, all sums by NCCL",
+            tells="whether a run ends whose recorded passes hold NCCL's calls, and sums in recorded passes",
+            command=jobs.equal("sharded-nccl", *without),
+            num_gpus=2,
+            limit_s=MOST_S,
+        ),
+        Step(
+            name="sharded",
+            needs=("pair", "cpu"),
+            title="the same, short sums through the peers' memory",
+            tells="loading in slices and sums over ranks, in recorded passes, too: the log says by what",
+            command=jobs.equal("sharded", *jobs.job("sharded", *alone, ranks=2)),
+            num_gpus=2,
+            limit_s=MOST_S,
+        ),
+        Step(
+            name="draft",
+            needs=("pair", "cpu"),
+            title="the target on one GPU, the draft on another",
+            tells="the messages between target and draft beside NCCL, and the rank of a draft alone",
+            command=jobs.equal("draft", *jobs.job("draft", *jobs.draft, *EXACT, ranks=2)),
+            num_gpus=2,
+            limit_s=MOST_S,
+        ),
+        Step(
+            name="main",
+            needs=("pair", "cpu"),
+            title="the target on two GPUs and the draft on a third: the main job",
+            tells="the draft's rank joins DeepSpeed's broadcast while the target is loaded, or all hang",
+            command=jobs.equal("main", *jobs.job("main", *main, ranks=3)),
+            num_gpus=3,
+            limit_s=MOST_S,
+        ),
+        Step(
+            name="bfloat16-2",
+            needs=("pair", "cpu", "cpu-bfloat16"),
+            title="the main job in bfloat16",
+            tells="a sharded model's buffers and sums in the precision that people run",
+            command=jobs.near("bfloat16-2", *jobs.job("bfloat16-2", *rounded, ranks=3)),
+            num_gpus=3,
+            limit_s=MOST_S,
+        ),
+    ]
+
+
+def long_steps(jobs: Jobs, *, num_gpus: int) -> list[Step]:
+    """Prompts of thousands of tokens, over as many GPUs as there are, at most three."""
+    ranks = min(max(num_gpus, 1), 3) if jobs.device == "cuda" else 1
+    options = [*ROUNDED, *(["--tp_size", "2"] if ranks > 1 else [])]
+    options += ["--draft", f"{jobs.copying}/draft", *DRAFTING] if ranks != 2 else []
+    alone = jobs.job("long-alone", *ROUNDED, of=jobs.copying)
+    long = jobs.job("long", *options, ranks=ranks, of=jobs.copying)
+    return [
+        Step(
+            name="long-pair",
+            title="a pair that copies from far back, prompts of thousands of tokens, and what follows them",
+            tells="nothing of the GPUs: the two next steps run these models",
+            command=[
+                *(PYTHON, "-m", "tests.job.copying", str(jobs.copying)),
+                *("--distance", str(COPY_DISTANCE[jobs.device]), "--num_prompts", "16"),
+            ],
+            num_gpus=0,
+            runs_on_cpu=True,
+        ),
+        Step(
+            name="long-alone",
+            needs=("long-pair",),
+            title="the long prompts in bfloat16 on one GPU, the target alone",
+            tells="positions, rotary frequencies and attention kernels far into a text: every token is known",
+            command=jobs.equal("long-alone", *alone, wanted="long-pair/known"),
+            limit_s=MOST_S,
+            runs_on_cpu=True,
+        ),
+        Step(
+            name="long",
+            needs=("long-pair", "long-alone"),
+            title="the same as the main job; on two GPUs the sharded target alone, on one target and draft",
+            tells="whether a sharded target and a draft are as exact there as on short prompts in float32",
+            command=jobs.equal("long", *long, wanted="long-alone"),
+            num_gpus=ranks,
+            limit_s=MOST_S,
+            runs_on_cpu=True,
+        ),
+    ]
+
+
+def failing_steps(jobs: Jobs) -> list[Step]:
+    """Ranks that die or have no memory, and the draft's work beside the target's."""
+    main = ["--tp_size", "2", *jobs.draft, *EXACT]
+    ahead = [*main, "--overlap", "ahead", "--num_branches", "2"]
+    killed = jobs.job("kill", *main, ranks=3)
+    short = jobs.job("memory", *main, ranks=3, script="tests/gpu/short_of_memory.py")
+    return [
+        Step(
+            name="kill",
+            needs=("pair", "cpu"),
+            title="a rank of the main job is killed with SIGKILL; then the same command again",
+            tells="whether the others, which wait in NCCL, end in time, and what they leave on the devices",
+            command=[*CHECKS, "kill", f"{jobs.output}/kill", f"{jobs.output}/cpu", "--", *killed],
+            num_gpus=3,
+            limit_s=MOST_S,
+        ),
+        Step(
+            name="memory",
+            needs=("pair", "cpu"),
+            title="a device of the main job has no memory in the middle of a pass; all ranks start over",
+            tells="whether memory comes back when a rank replaces its program, and NCCL meets again",
+            command=jobs.equal("memory", *short),
+            num_gpus=3,
+            limit_s=MOST_S,
+        ),
+        Step(
+            name="ahead",
+            needs=("pair", "cpu"),
+            title="the draft drafts ahead, with two branches per row",
+            tells="the draft's work beside the target's: streams that race would change a token",
+            command=jobs.equal("ahead", *jobs.job("ahead", *ahead, ranks=3)),
+            num_gpus=3,
+            limit_s=MOST_S,
+        ),
+    ]
+
+
+def large_step(jobs: Jobs, models: tuple[str, str] | None) -> Step:
+    """The flagship, whose checkpoints have to be on the node."""
+    target, draft = models or ("TARGET", "DRAFT")
+    sizes = ["--tp_size", "4", "--max_num_seqs", "32", "--max_seq_len", "8192", "--limit", "64"]
+    inputs = ["--prompts", f"{jobs.models}/prompts.arrow", "--target", target, "--draft", draft]
+    options = [*ROUNDED, "--device", jobs.device, "--temperature", "0.7", "--top_p", "0.9", "--overwrite"]
+    options += ["--max_new_tokens", "256", "--output", f"{jobs.output}/large"]
+    return Step(
+        name="large",
+        needs=("pair",),
+        title="a large target on four GPUs with the draft on the first, as in jobs/configs/llama-70b.yaml",
+        tells="loading, memory and times of what people run; its statistics are in the run's folder",
+        command=[*launcher(4), "jobs/generate.py", *inputs, *sizes, *options],
+        num_gpus=4,
+        limit_s=MOST_S,
+        skips="" if models else "it needs --large TARGET DRAFT, checkpoints that are on this node",
+    )

@@ -1,0 +1,372 @@
+"""The project's kernels at the shapes that people run, in bfloat16, beside plain operations, and their times.
+
+    python -m tests.gpu.first_kernels FOLDER [--pretend]
+
+Sizes are those of a rank of Llama: 1B and 8B whole, 70B over four ranks. Every kernel is given the same
+numbers as a plain implementation, which shares no code with it; the step fails if one of them differs by more
+than rounding. ``seconds`` are the device's, with a cold cache; bytes those that have to be read and written.
+
+T tokens, N distributions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.models.attention import AttentionRules
+from specdist.models.flat import FlatBatch
+from specdist.models.kernel import TritonKernel
+from specdist.models.probe import plain_attention
+from specdist.models.quantized_linear import Product, QuantizedLinear, products_of
+from specdist.models.quantized_weights import LayerFormat, quantize
+from specdist.models.segments import ragged_segments
+from specdist.sampling.filters import plain_probabilities
+from specdist.utils.errors import short_text
+from tests.gpu import project_kernels as plain
+from tests.gpu.first_device import Bench, Shape, say, step, table
+
+PAGE_SIZE = 16
+RULES = AttentionRules(None, None, None)
+# (sequences, queries of each, keys of each).
+ATTENTION = {
+    "decode": (32, 1, 2048),
+    "decode, long": (4, 1, 16384),
+    "verify": (32, 5, 2048),
+    "prompt": (1, 2048, 2048),
+    "chunk": (1, 512, 8192),
+}
+TINY_ATTENTION = {
+    "decode": (3, 1, 20),
+    "decode, long": (1, 1, 600),
+    "verify": (3, 5, 40),
+    "prompt": (1, 40, 40),
+}
+NUM_TOKENS, TINY_NUM_TOKENS = (1, 160, 2048), (1, 7)
+NUM_ROWS, TINY_NUM_ROWS = (1, 32, 160), (1, 3)
+VOCAB_SIZE, TINY_VOCAB_SIZE = 128256, 1500
+TEMPERATURE = 0.8
+# As wide as those of trained models, whose best tokens have most of the mass.
+LOGITS_STD = 4.0
+FILTERS: dict[str, tuple[int, float]] = {
+    "none": (0, 1.0), "top_k": (50, 1.0), "top_p": (0, 0.9), "top_k and top_p": (50, 0.9)
+}  # fmt: skip
+# Roundings of bfloat16: of an average of values of order 1; of |difference| / (1 + |number|); of the norm.
+ATTENTION_LIMIT, LAYER_LIMIT, QUANTISED_LIMIT = 2.5e-2, 1.6e-2, 2e-2
+# Total variation; a sum that is rounded otherwise may put a threshold next to where it was.
+MASS_LIMIT, ROWS_PER_OTHER_THRESHOLD = 1e-4, 32
+EPSILON = 1e-5
+QUANTISED = {
+    "float8": LayerFormat(numbers="float8", rows=1, columns=None, activations="token"),
+    "int8": LayerFormat(numbers="int8", rows=1, columns=None, activations="token"),
+    "int8 weights": LayerFormat(numbers="int8", rows=1, columns=None),
+    "int4 weights": LayerFormat(numbers="int4", rows=1, columns=64),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A kernel with its numbers; ``limit``: of what ``difference`` finds between it and plain operations."""
+
+    kernel: str
+    size: str
+    run: Callable[[], Any]
+    plain: Callable[[], Any]
+    difference: Callable[[Any, Any], float]
+    limit: float
+    num_bytes: int = 0
+    num_flop: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """``difference`` is infinite where a number is not finite or the kernel raised an error, which is the
+    ``reason``; None where a job would do without the kernel."""
+
+    model: str
+    kernel: str
+    size: str
+    difference: float | None
+    limit: float
+    seconds: float | None
+    gb_per_s: float | None
+    tflop_per_s: float | None
+    reason: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        return self.difference is None or self.difference <= self.limit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    return step(str(__doc__).partition("\n")[0], compare_all, arguments)
+
+
+def compare_all(bench: Bench, folder: Path) -> int:
+    outcomes = [
+        outcome
+        for shape in bench.shapes.values()
+        for outcome in compared(bench, shape.name, cases_of(bench, shape))
+    ]
+    outcomes += compared(bench, "all", sampling_cases(bench))
+    outcomes += compared(bench, "8B", quantised_cases(bench, bench.shapes["8B"]), refuses=True)
+    say(table(outcomes))
+    bench.write(folder / "kernels.json", {"kernels": [asdict(outcome) for outcome in outcomes]})
+    wrong = [outcome for outcome in outcomes if not outcome.is_right]
+    for outcome in wrong:
+        about = f"{outcome.model}, {outcome.kernel}, {outcome.size}"
+        say(f"WRONG: {about}: {outcome.reason or outcome.difference}")
+    num_used = sum(outcome.difference is not None for outcome in outcomes)
+    say(f"{num_used - len(wrong)} of {num_used} kernels are right")
+    return 1 if wrong else 0
+
+
+def compared(bench: Bench, model: str, cases: Iterator[Case], *, refuses: bool = False) -> Iterator[Outcome]:
+    """``refuses``: a kernel that raises an error is not used by a job, which is no fault."""
+    for case in cases:
+        difference, reason, seconds = None, "", None
+        try:
+            difference = case.difference(case.run(), case.plain())
+            seconds = bench.device_s(case.run)
+        except Exception as error:  # compilers, libraries and drivers raise errors of many kinds
+            reason = short_text(error)
+            difference = None if refuses else float("inf")
+        yield Outcome(
+            model=model,
+            kernel=case.kernel,
+            size=case.size,
+            # What is not a number is not near.
+            difference=float("inf") if difference is not None and math.isnan(difference) else difference,
+            limit=case.limit,
+            seconds=seconds,
+            gb_per_s=case.num_bytes / seconds / 1e9 if seconds and case.num_bytes else None,
+            tflop_per_s=case.num_flop / seconds / 1e12 if seconds and case.num_flop else None,
+            reason=reason,
+        )
+
+
+def cases_of(bench: Bench, shape: Shape) -> Iterator[Case]:
+    """Attention, and the small steps of a layer."""
+    for name, lengths in (TINY_ATTENTION if bench.pretends else ATTENTION).items():
+        yield attention_case(bench, shape, name, *lengths)
+    for num_tokens in TINY_NUM_TOKENS if bench.pretends else NUM_TOKENS:
+        yield from layer_cases(bench, shape, num_tokens)
+
+
+def layer_cases(bench: Bench, shape: Shape, num_tokens: int) -> Iterator[Case]:
+    from specdist.kernels import layers
+
+    def case(name: str, num_bytes: int, *numbers: Any, **form: Any) -> Case:
+        kernel, twin = getattr(layers, name), getattr(plain, name)
+        return Case(
+            kernel=name,
+            size=f"{num_tokens} tokens",
+            run=lambda: kernel(*numbers, **form),
+            plain=lambda: twin(*numbers, **form),
+            difference=largest_difference,
+            limit=LAYER_LIMIT,
+            num_bytes=num_bytes,
+        )
+
+    form = {"epsilon": EPSILON, "weight_offset": 0.0, "rounds_first": True}
+    rows, residual = (bench.random(num_tokens, shape.hidden_size, seed=seed) for seed in (0, 1))
+    weight = bench.random(shape.hidden_size, seed=2)
+    yield case("rms_norm", 2 * rows.nbytes, rows, weight, **form)
+    yield case("residual_norm", 4 * rows.nbytes, rows, residual, None, weight, **form)
+    gates, ups = (bench.random(num_tokens, shape.inner_size, seed=seed) for seed in (3, 4))
+    yield case("gated_activation", 3 * gates.nbytes, gates, ups, is_tanh=False)
+    queries = bench.random(num_tokens, shape.num_heads, shape.width, seed=5)
+    keys, values = (bench.random(num_tokens, shape.num_kv_heads, shape.width, seed=seed) for seed in (6, 7))
+    angles = bench.random(num_tokens, shape.width, seed=8)
+    yield case("rotary", 2 * (queries.nbytes + keys.nbytes), queries, keys, angles.cos(), angles.sin())
+    yield writing_case(bench, shape, keys, values)
+
+
+def attention_case(
+    bench: Bench, shape: Shape, name: str, num_rows: int, num_queries: int, num_keys: int
+) -> Case:
+    """On scattered pages."""
+    width = -(-num_keys // PAGE_SIZE)
+    table_SP = np.random.default_rng(0).permutation(num_rows * width).reshape(num_rows, width)
+    rows = np.repeat(np.arange(num_rows), num_queries)
+    positions = np.tile(np.arange(num_keys - num_queries, num_keys), num_rows)
+    batch = FlatBatch(np.zeros(len(rows), np.int64), rows, positions)
+    segments, _ = ragged_segments(batch, table_SP, PAGE_SIZE, bench.device)
+    queries = bench.random(len(rows), shape.num_heads, shape.width)
+    of_pages = num_rows * width, PAGE_SIZE, shape.num_kv_heads, shape.width
+    key_pages, value_pages = (bench.random(*of_pages, seed=seed) for seed in (1, 2))
+    num_pairs = num_rows * num_queries * (num_keys - (num_queries - 1) / 2)
+    return Case(
+        kernel="attention",
+        size=f"{name}: {num_rows} x {num_queries} after {num_keys - num_queries}",
+        run=lambda: TritonKernel().attend(queries, key_pages, value_pages, segments, RULES),
+        plain=lambda: plain_attention(queries, key_pages, value_pages, segments, RULES),
+        difference=lambda found, expected: float((found.float() - expected).abs().max()),
+        limit=ATTENTION_LIMIT,
+        num_bytes=2 * queries.nbytes + 2 * key_pages.nbytes,
+        num_flop=int(4 * shape.num_heads * shape.width * num_pairs),
+    )
+
+
+def writing_case(bench: Bench, shape: Shape, keys: Tensor, values: Tensor) -> Case:
+    """Keys and values, each to a place of its own in the cache."""
+    from specdist.kernels import layers
+
+    num_places = 2 * len(keys)
+    index = torch.from_numpy(np.random.default_rng(0).permutation(num_places)[: len(keys)]).to(bench.device)
+    found, expected = (
+        [torch.zeros(num_places, shape.num_kv_heads, shape.width, dtype=keys.dtype, device=bench.device)
+         for _ in range(2)]
+        for _ in range(2)
+    )  # fmt: skip
+
+    def write(writer: Callable[..., object], pages: list[Tensor]) -> list[Tensor]:
+        writer(*pages, index, keys, values)
+        return pages
+
+    return Case(
+        kernel="write_tokens",
+        size=f"{len(keys)} tokens",
+        run=lambda: write(layers.write_tokens, found),
+        plain=lambda: write(plain.plain_write, expected),
+        difference=share_of_others,
+        limit=0.0,
+        num_bytes=2 * (keys.nbytes + values.nbytes),
+    )
+
+
+def sampling_cases(bench: Bench) -> Iterator[Case]:
+    """Distributions from logits, and draws from them."""
+    vocab_size = TINY_VOCAB_SIZE if bench.pretends else VOCAB_SIZE
+    for num_rows in TINY_NUM_ROWS if bench.pretends else NUM_ROWS:
+        logits = LOGITS_STD * bench.random(num_rows, vocab_size)
+        for name, (top_k, top_p) in FILTERS.items():
+            yield filter_case(logits, name, temperature=TEMPERATURE, top_k=top_k, top_p=top_p)
+        yield from draw_cases(plain_probabilities(logits, temperature=TEMPERATURE, top_k=0, top_p=1.0))
+
+
+def filter_case(logits: Tensor, name: str, **options: Any) -> Case:
+    from specdist.kernels import sampling
+
+    return Case(
+        kernel=f"distribution, {name}",
+        size=size_of(logits),
+        run=lambda: sampling.processed_probabilities(logits, **options),
+        # In float64, so that no sum of its own moves a threshold.
+        plain=lambda: plain_probabilities(logits.double(), **options),
+        difference=variation,
+        limit=MASS_LIMIT,
+        num_bytes=3 * logits.nbytes,  # and float32 probabilities
+    )
+
+
+def draw_cases(probabilities: Tensor) -> Iterator[Case]:
+    from specdist.kernels import sampling
+
+    rng, num_rows = np.random.default_rng(0), len(probabilities)
+    uniforms = torch.from_numpy(rng.random(num_rows)).to(probabilities.device)
+    words = torch.from_numpy(rng.integers(-(2**63), 2**63, size=num_rows)).to(probabilities.device)
+    pairs: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
+        "draw": (
+            lambda: sampling.draw(probabilities, uniforms, not_finite=-1),
+            lambda: plain_draw(probabilities, uniforms),
+        ),
+        "race": (
+            lambda: sampling.race(probabilities, words, not_finite=-1),
+            lambda: plain.race(probabilities, words, not_finite=-1),
+        ),
+    }
+    for kernel, (run, twin) in pairs.items():
+        yield Case(
+            kernel=kernel,
+            size=size_of(probabilities),
+            run=run,
+            plain=twin,
+            difference=share_of_others,
+            limit=0.0,
+            num_bytes=probabilities.nbytes,
+        )
+
+
+def size_of(numbers_NV: Tensor) -> str:
+    return " x ".join(map(str, numbers_NV.shape))
+
+
+def plain_draw(probabilities_NV: Tensor, uniforms_N: Tensor) -> Tensor:
+    """The first id whose cumulative mass exceeds u × total."""
+    masses_NV = probabilities_NV.double().cumsum(1)
+    return (masses_NV <= uniforms_N[:, None] * masses_NV[:, -1:]).sum(1)
+
+
+def quantised_cases(bench: Bench, shape: Shape) -> Iterator[Case]:
+    """Torch's products of narrow numbers, as quantised layers use them, beside dequantised ones."""
+    num_outputs, num_inputs = shape.hidden_size, shape.inner_size
+    weight = bench.random(num_outputs, num_inputs)
+    for name, form in QUANTISED.items():
+        layer = QuantizedLinear(form, num_outputs, num_inputs).to_empty(device=bench.device)
+        layer.fill(quantize(form, weight), {})
+        for kernel, make in products_of(layer, torch.bfloat16).items():
+            product = functools.cache(make)
+            for num_tokens in TINY_NUM_TOKENS if bench.pretends else NUM_TOKENS:
+                tokens = bench.random(num_tokens, num_inputs, seed=1)
+                yield quantised_case(f"{name}: {kernel}", layer, product, tokens)
+
+
+def quantised_case(
+    kernel: str, layer: QuantizedLinear, product: Callable[[], Product], tokens: Tensor
+) -> Case:
+    scales = layer.input_scales(tokens)
+    return Case(
+        kernel=kernel,
+        size=f"{len(tokens)} tokens",
+        run=lambda: product()(tokens, scales),
+        plain=lambda: layer.dequantized_product(tokens, scales),
+        difference=relative_norm,
+        limit=QUANTISED_LIMIT,
+        num_bytes=layer.weight.numbers.nbytes,
+        num_flop=2 * len(tokens) * layer.out_features * layer.in_features,
+    )
+
+
+def largest_difference(found: Any, expected: Any) -> float:
+    """Of |difference| / (1 + |number|), over all results."""
+    return max(
+        float(((one.float() - other.float()).abs() / (1 + other.float().abs())).max())
+        for one, other in pairs_of(found, expected)
+    )
+
+
+def share_of_others(found: Any, expected: Any) -> float:
+    """Of numbers that are not the same."""
+    return max(float((one != other).float().mean()) for one, other in pairs_of(found, expected))
+
+
+def pairs_of(found: Any, expected: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of one tensor or several."""
+    return zip(*([each] if isinstance(each, Tensor) else each for each in (found, expected)), strict=True)
+
+
+def relative_norm(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def variation(found_NV: Tensor, expected_NV: Tensor) -> float:
+    """Total variation of the distributions, but for one in so many whose threshold may be another."""
+    distances_N = (found_NV - expected_NV).abs().sum(1) / 2
+    if not bool(distances_N.isfinite().all()):
+        return float("inf")
+    return float(distances_N.sort(descending=True).values[len(distances_N) // ROWS_PER_OTHER_THRESHOLD])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""The main job without the peers' memory: all sums over ranks are NCCL's, in recorded passes, too.
+
+So every graph of the target holds calls of a communicator, whose end waits for them. Started by a launcher,
+as jobs/generate.py is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from specdist.cli.generate import main
+from specdist.models import loading
+
+
+def use_peer_memory(*_: Any, **__: Any) -> bool:
+    return False
+
+
+if __name__ == "__main__":
+    loading.use_peer_memory = use_peer_memory
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
