@@ -16,17 +16,16 @@ from specdist.sampling.distributions import SamplingSettings
 
 # The job's own.
 DEFAULTS = SamplingSettings()
-# Ids of a row that a program reads at a time, and its warps for each of a multiprocessor's four schedulers.
-BLOCK = 2048
-WARPS_PER_SCHEDULER = 4
-# Instructions of the loops over a row's blocks, compiled for sm_90: the largest logit, the sum and the
-# probabilities; with filters the listing of likely ids instead of the sum; the masses of a draw.
-PLAIN_SWEEPS, FILTERED_SWEEPS, DRAW_SWEEPS = (30, 67, 117), (30, 159, 150), (80,)
-# Of a search for a threshold: of a digit, beside its loop over the listed ids, and of such a block. 16-bit
-# logits have four digits of four bits.
-DIGIT_INSTRUCTIONS, LISTED_INSTRUCTIONS, NUM_DIGITS = 382, 287, 4
-# Blocks that the likely ids of a row take. Assumed.
-LISTED_BLOCKS = 2
+# A program has four warps for each of a multiprocessor's four schedulers, and two fit on one.
+WARPS_PER_SCHEDULER, PROGRAMS_PER_MULTIPROCESSOR = 4, 2
+# Ids of a row that a loop reads at a time, and the instructions of its loops for these, compiled for sm_90:
+# the largest logit, the sum and the probabilities; with filters the listing of likely ids for the sum.
+PROCESS_BLOCK, PLAIN_LOOPS, FILTERED_LOOPS = 4096, (64, 103, 131), (64, 151, 147)
+DRAW_BLOCK, DRAW_INSTRUCTIONS = 2048, 80
+# A search for a threshold: of a digit of four bits, and of 512 listed ids. How many of these there are is
+# assumed: a few ids of a thousand are likely.
+DIGIT_INSTRUCTIONS, LISTED_INSTRUCTIONS, NUM_LISTED = 300, 68, 4
+NUM_DIGITS = {2: 4, 4: 8}
 # From a load to the first instruction that needs it, and the clock of a busy GPU. Assumed.
 LOAD_CYCLES = 600
 CYCLES_PER_S = 1.7e9
@@ -74,18 +73,29 @@ class SamplingTimes:
         if measured is not None:
             return measured.process_s(num_rows, self.model.vocab_size)
         num_searches = int(self._has_top_k) + int(self.settings.top_p < 1)
-        sweeps = FILTERED_SWEEPS if num_searches else PLAIN_SWEEPS
-        listed_cycles = LISTED_BLOCKS * _loop_cycles((LISTED_INSTRUCTIONS,))
-        digit_cycles = listed_cycles + WARPS_PER_SCHEDULER * DIGIT_INSTRUCTIONS
-        row_bytes = len(sweeps) * self.model.bytes_per_number + FLOAT_BYTES
-        return self._programs_s(num_rows, sweeps, row_bytes, num_searches * NUM_DIGITS * digit_cycles)
+        loops = FILTERED_LOOPS if num_searches else PLAIN_LOOPS
+        num_blocks = -(-self.model.vocab_size // PROCESS_BLOCK)
+        num_digits = num_searches * NUM_DIGITS[self.model.bytes_per_number]
+        return self._programs_s(
+            num_rows,
+            bytes_per_id=len(loops) * self.model.bytes_per_number + FLOAT_BYTES,
+            num_loads=num_blocks * len(loops) + num_digits * NUM_LISTED,
+            num_instructions=num_blocks * sum(loops)
+            + num_digits * (DIGIT_INSTRUCTIONS + NUM_LISTED * LISTED_INSTRUCTIONS),
+        )
 
     def draw_s(self, num_rows: float) -> float:
         """Seconds to draw from as many distributions."""
         measured = self.gpu.sampling_curves.get(self._filters)
         if measured is not None:
             return measured.draw_s(num_rows, self.model.vocab_size)
-        return self._programs_s(num_rows, DRAW_SWEEPS, len(DRAW_SWEEPS) * FLOAT_BYTES, 0.0)
+        num_blocks = -(-self.model.vocab_size // DRAW_BLOCK)
+        return self._programs_s(
+            num_rows,
+            bytes_per_id=FLOAT_BYTES,
+            num_loads=num_blocks,
+            num_instructions=num_blocks * DRAW_INSTRUCTIONS,
+        )
 
     @property
     def _has_top_k(self) -> bool:
@@ -99,14 +109,18 @@ class SamplingTimes:
         return "top_p" if has_top_p else "none"
 
     def _programs_s(
-        self, num_rows: float, sweeps: tuple[int, ...], bytes_per_id: float, more_cycles: float
+        self, num_rows: float, *, bytes_per_id: float, num_loads: int, num_instructions: int
     ) -> float:
+        """Of a program per row. Two on a multiprocessor wait for their loads together, and issue their
+        instructions one after the other."""
         moving_s = self._moving_s(num_rows * bytes_per_id)
         if self.gpu.is_host:
             return moving_s
-        num_blocks = -(-self.model.vocab_size // BLOCK)
-        row_s = (num_blocks * _loop_cycles(sweeps) + more_cycles) / CYCLES_PER_S
-        return max(moving_s, row_s * math.ceil(num_rows / self.gpu.num_multiprocessors))
+        num_places = PROGRAMS_PER_MULTIPROCESSOR * self.gpu.num_multiprocessors
+        cycles = LOAD_CYCLES * num_loads * math.ceil(num_rows / num_places)
+        each = WARPS_PER_SCHEDULER * num_instructions
+        cycles += each * math.ceil(num_rows / self.gpu.num_multiprocessors)
+        return max(moving_s, cycles / CYCLES_PER_S)
 
     def _gathering_s(self, num_rows: float, tp_size: int) -> float:
         """Of whole logits on one rank, where the parts are joined."""
@@ -118,8 +132,3 @@ class SamplingTimes:
     def _moving_s(self, bytes_per_id: float) -> float:
         """Of so many bytes for every id of the vocabulary, read or written by all of the GPU."""
         return bytes_per_id * self.model.vocab_size / self.gpu.sustained_bytes_per_s
-
-
-def _loop_cycles(sweeps: tuple[int, ...]) -> float:
-    """Of a block in each loop: it waits for its load, then its warps' instructions are issued."""
-    return sum(LOAD_CYCLES + WARPS_PER_SCHEDULER * instructions for instructions in sweeps)
