@@ -20,6 +20,7 @@ from specdist.benchmark.choices import INITIAL_LENGTHS, policy_choices
 from specdist.data.files import write_json
 from specdist.data.heartbeat import now_utc
 from specdist.emulation.config import EmulationConfig
+from specdist.planning.hardware import PUBLISHED
 from specdist.policies.choice import PolicyChoice
 from specdist.utils.table import Table
 from tests.emulation.virtual import tokens_per_s
@@ -210,7 +211,7 @@ def table(result: dict[str, Any]) -> str:
         for one in result["spreads"]
     ]
     parts += [Table.of(spreads, num_names=2).markdown()] if spreads else []
-    parts += [f"{result['date']}: `{result['command']}`"]
+    parts += [f"Figures of the GPU: {PUBLISHED}.", f"{result['date']}: `{result['command']}`"]
     return "\n\n".join(parts)
 
 
