@@ -69,8 +69,8 @@ class ModelOptions:
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
     model_impl: ModelImpl = option(
         "auto",
-        help="whose code runs a model's layers; specdist = that of families like Llama in fewer operations; "
-        "auto = specdist on a CPU, if at the start it gives the logits of transformers",
+        help="whose code runs a model's layers; specdist = compiled code for families like Llama, on a CPU; "
+        "auto = that on a CPU, if at the start it gives the logits of transformers",
     )
 
 

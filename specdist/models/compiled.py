@@ -3,8 +3,8 @@
 A token's logits are the same bits whatever else is in the pass. In bfloat16 only weights, inputs of products,
 keys and values are rounded, sums and residuals stay float32.
 
-What a model of another structure computes is not known here: :mod:`specdist.models.llama_check` compares the
-logits with those of transformers before a pass is used.
+What a model of another structure computes is not known here: :mod:`specdist.models.compiled_check` compares
+the logits with those of transformers before a pass is used.
 
 T flat tokens, N tokens whose logits are wanted, E hidden size, D head width, V vocabulary.
 """
@@ -26,15 +26,20 @@ from specdist.cache.key_value import KeyValueCache
 from specdist.kernels import cpu_library
 from specdist.models.attention import AttentionRules
 from specdist.models.flat import FlatBatch
-from specdist.models.llama import MAX_COPIED_BYTES, UnknownStructureError, check_parts, part
 
 # Frequencies that depend neither on the length of a text nor on anything else of a pass.
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 DTYPES = (torch.float32, torch.bfloat16)
 # The code reads so many numbers of a head at once, and pairs of a product's inputs.
 HEAD_MULTIPLE, INPUT_MULTIPLE = 8, 2
+# Not every host has room for the weights of larger models twice.
+MAX_COPIED_BYTES = 2**31
 # Where large pages of memory begin.
 HUGE_PAGE = 2**21
+
+
+class UnknownStructureError(Exception):
+    """The model has parts that are not known here."""
 
 
 class CompiledPass:
@@ -208,6 +213,20 @@ def _huge(num_numbers: int, dtype: torch.dtype) -> Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     begin = -whole.data_ptr() % HUGE_PAGE
     return whole[begin : begin + num_bytes].view(dtype)
+
+
+def part(module: nn.Module, name: str) -> nn.Module:
+    part = getattr(module, name, None)
+    if not isinstance(part, nn.Module):
+        raise UnknownStructureError(f"{type(module).__name__} has no {name}")
+    return part
+
+
+def check_parts(module: nn.Module, known: set[str]) -> None:
+    """Raises for parts that would be left out."""
+    unknown = {name for name, _ in module.named_children()} - known
+    if unknown:
+        raise UnknownStructureError(f"{type(module).__name__} has {', '.join(sorted(unknown))}")
 
 
 def part_weight(module: nn.Module) -> Tensor:

@@ -58,7 +58,7 @@ def run_loaded(
             found = {name: torch.cat(parts) for name, parts in plain.recorded.items()}
         found["logits"] = logits
         fast = ModelRunner(model, device, acceleration, model_impl=model_impl)
-        if fast.own_pass is not None:
+        if fast.compiled is not None:
             found["fast logits"] = _run(fast, sample)
     order = _in_rows(sample)
     return {

@@ -25,14 +25,13 @@ from specdist.config.groups import ModelImpl
 from specdist.models.acceleration import Acceleration as Acceleration
 from specdist.models.attention import AttentionRules, LayerAttention, PagedAttention, attending
 from specdist.models.compiled import CompiledPass
+from specdist.models.compiled_check import choose_pass
 from specdist.models.dry_run import LayerShapes, positions_of, recording, refuse_foreign
 from specdist.models.flat import FlatBatch, as_seen, model_positions, plan_attention
 from specdist.models.fusing import FusedLayers
 from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
 from specdist.models.kernel import KernelAttention, PagedKernel, SdpaKernel
 from specdist.models.linear import OneDnnLinears
-from specdist.models.llama import LlamaPass
-from specdist.models.llama_check import choose_pass
 from specdist.models.probe import choose_kernel
 from specdist.models.rope import use_frequencies_by_row
 from specdist.models.segments import ragged_segments
@@ -68,8 +67,8 @@ class ModelRunner:
         """
         Args:
             acceleration: by default the best choice on the device.
-            model_impl: whose layers run. ``auto`` is ``specdist`` on a CPU if it gives transformers' logits,
-                else ``transformers``. Raises :class:`UserError` for ``specdist`` if it does not.
+            model_impl: whose layers run: ``specdist``, compiled code on a CPU, raises :class:`UserError` if
+                it does not give transformers' logits; then ``auto`` is ``transformers``.
             on_pass: called after every pass, including those that record a graph.
             head: reads the last hidden states of every pass; it takes the model's precision.
         """
@@ -83,18 +82,15 @@ class ModelRunner:
         self._fused = FusedLayers(model, device, self.dtype) if self._acceleration.is_fused else None
         self.rope_border = use_frequencies_by_row(model)
         self._shapes = LayerShapes(positions_of(model))
-        self.own_pass: LlamaPass | CompiledPass | None = None
+        self.compiled: CompiledPass | None = None
         # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         with recording(model, self._shapes):
             self._run(zero, zero, zero, self._shapes)
         refuse_foreign(model, self._shapes, model.name_or_path)
-        # Where small steps are fused in transformers' layers, these need no replacement.
-        is_best = device.type == "cpu" and self._fused is None
-        if model_impl == "specdist" or (model_impl == "auto" and is_best):
-            may_compile, is_wanted = self._acceleration.is_compiled, model_impl == "specdist"
-            self.own_pass = choose_pass(model, self._shapes, self._run, may_compile, is_wanted)
-        self._compiled = self.own_pass if isinstance(self.own_pass, CompiledPass) else None
+        may_compile, is_wanted = self._acceleration.is_compiled, model_impl == "specdist"
+        if is_wanted or (may_compile and model_impl == "auto"):
+            self.compiled = choose_pass(model, self._shapes, self._run, may_compile, is_wanted)
         self._cache: KeyValueCache | None = None
         self._table: BranchPageTable | None = None
         self._kernel: PagedKernel | None = None
@@ -154,8 +150,8 @@ class ModelRunner:
             dtype=self.dtype,
             device=self.device,
         )
-        if self._compiled is not None:
-            self._compiled.bind(self._cache)
+        if self.compiled is not None:
+            self.compiled.bind(self._cache)
         self._table = page_table(
             window,
             num_slots=num_slots,
@@ -293,7 +289,7 @@ class ModelRunner:
         the final norm. Always a ragged pass: a recorded one runs no hook.
         """
         asked_N, (batch, pages_SP) = np.asarray(logits_index, np.int64), self._as_seen(batch)
-        if self._compiled is not None:
+        if self.compiled is not None:
             return self._forward_compiled(batch, pages_SP, asked_N)
         with LastHiddenStates(self.model) as caught:
             logits_NV = self._forward_ragged(batch, pages_SP, asked_N)
@@ -306,7 +302,7 @@ class ModelRunner:
         self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, features_3N: Tensor | None = None
     ) -> Tensor:
         assert self._cache is not None, NOT_ALLOCATED
-        if self._compiled is not None:
+        if self.compiled is not None:
             logits_NV, hidden_NE = self._forward_compiled(batch, pages_SP, asked_N)
             return self._with_estimates(logits_NV, hidden_NE, features_3N)
         attention: LayerAttention
@@ -332,8 +328,8 @@ class ModelRunner:
         self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray
     ) -> tuple[Tensor, Tensor]:
         """Logits [N, V] and last hidden states [N, E]."""
-        assert self._compiled is not None
-        outputs = self._compiled(batch, asked_N, pages_SP)
+        assert self.compiled is not None
+        outputs = self.compiled(batch, asked_N, pages_SP)
         if self._on_pass is not None:
             self._on_pass()
         return outputs
@@ -370,8 +366,6 @@ class ModelRunner:
         self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
     ) -> Tensor:
         with attending(attention, self._shapes.rules):
-            if isinstance(self.own_pass, LlamaPass):
-                return self.own_pass(token_ids_T, positions_T, logits_index_N, attention)
             output = self.model(
                 input_ids=token_ids_T[None],
                 position_ids=positions_T[None],

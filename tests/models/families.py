@@ -51,10 +51,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-# Those that specdist.models.llama can run.
-LLAMA_LIKE = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2")
-
-
 def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """A random float32 model with transformers' own attention; the same seed gives the same weights."""
     torch.manual_seed(seed)

@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM
 from specdist.benchmark.results import versions
 from specdist.data.files import write_json
 from specdist.models.checkpoint import open_checkpoint
+from specdist.models.compiled_check import DenseAttention
 from specdist.models.fitting import check_weights
-from specdist.models.llama_check import DenseAttention
 from specdist.models.loading import load_whole
 from specdist.models.loading_check import relative_difference
 from specdist.models.quantized_linear import QuantizedLinear

@@ -4,19 +4,28 @@ import copy
 import itertools
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from specdist.kernels import cpu_library
 from specdist.models.adapters import use_paged_attention
+from specdist.models.attention import AttentionRules
+from specdist.models.compiled import CompiledPass, UnknownStructureError
 from specdist.models.flat import FlatBatch
-from specdist.models.runner import ModelRunner
+from specdist.models.runner import Acceleration, ModelRunner
+from specdist.sampling.distributions import SamplingSettings
+from specdist.utils.errors import UserError
+from tests.engine.harness import Harness, requests_for
+from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.chunks import MIXED, STEPS, GrowingRows
-from tests.models.families import VOCAB_SIZE, tiny_model
+from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model
 
 CPU = torch.device("cpu")
 TILES = "amx_bf16"
@@ -66,7 +75,7 @@ def test_ragged_chunks_match_plain_forwards(family: str) -> None:
             if name.endswith("bias") or "norm" in name:
                 parameter.uniform_(0.5, 1.5)
     runner = runner_of(plain)
-    assert runner._compiled is not None
+    assert runner.compiled is not None
     for found, wanted in GrowingRows(plain, MIXED, page_size=PAGE_SIZE).run(runner):
         torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -154,8 +163,99 @@ def test_without_a_compiler_torch_runs_the_layers(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     cpu_library.library.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        runner = runner_of(tiny_model("llama"))
-    assert runner._compiled is None and runner.own_pass is not None
-    assert not caplog.messages
+    plain = tiny_model("llama")
+    with caplog.at_level(logging.INFO):
+        runner = runner_of(plain)
+    assert runner.compiled is None
+    assert [message.split(":")[0] for message in caplog.messages] == ["layers of llama by transformers"]
+    for found, wanted in GrowingRows(plain, MIXED, page_size=PAGE_SIZE).run(runner):
+        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
     cpu_library.library.cache_clear()
+
+
+@needs_compiler
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_families_keep_transformers_layers(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, is_known = paged(tiny_model(family)), family in COMPILED
+    with caplog.at_level(logging.INFO):
+        assert (ModelRunner(model, CPU).compiled is not None) == is_known
+    whose = "specdist, compiled" if is_known else "transformers"
+    assert [message.split(":")[0] for message in caplog.messages] == [f"layers of {family} by {whose}"]
+    assert ModelRunner(model, CPU, model_impl="transformers").compiled is None
+    if not is_known:
+        with pytest.raises(UserError, match=rf"--model_impl specdist: .*\({family}\).*use --model_impl auto"):
+            ModelRunner(model, CPU, model_impl="specdist")
+
+
+def test_where_nothing_is_compiled_it_is_not_promised() -> None:
+    """As on a GPU."""
+    model = paged(tiny_model("llama"))
+    with pytest.raises(UserError, match=r"--model_impl specdist: .*runs on a CPU alone\): use --model_impl"):
+        ModelRunner(model, CPU, Acceleration(), model_impl="specdist")
+
+
+class HalvedLinear(nn.Linear):
+    """A layer that is linear, and not plainly so."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 0.5 * super().forward(input)
+
+
+class HalvedAttention(LlamaAttention):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output, weights = super().forward(*args, **kwargs)
+        return 0.5 * output, weights
+
+
+def halve_residual(model: PreTrainedModel) -> None:
+    """The same parts with another factor, as in Granite: only the numbers can tell."""
+    model.model.layers[1].self_attn.__class__ = HalvedAttention
+
+
+def replace_linear(model: PreTrainedModel) -> None:
+    model.model.layers[2].mlp.up_proj.__class__ = HalvedLinear
+
+
+def add_part(model: PreTrainedModel) -> None:
+    model.model.layers[0].self_attn.register_module("gate", nn.Linear(1, 1))
+
+
+def bias_one(model: PreTrainedModel) -> None:
+    attention = model.model.layers[0].self_attn
+    attention.k_proj.bias = nn.Parameter(torch.ones(attention.k_proj.out_features))
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", [halve_residual, replace_linear, add_part, bias_one])
+def test_a_model_that_computes_something_else_keeps_its_layers(
+    change: Callable[[PreTrainedModel], None],
+) -> None:
+    plain = tiny_model("llama")
+    change(plain)
+    runner = runner_of(plain)
+    assert runner.compiled is None
+    for found, wanted in GrowingRows(plain, MIXED, page_size=PAGE_SIZE).run(runner):
+        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", [replace_linear, add_part, bias_one])
+def test_structures_that_are_not_known(change: Callable[[PreTrainedModel], None]) -> None:
+    """They are refused before anything is run."""
+    model = paged(tiny_model("llama"))
+    rules = AttentionRules(scale=None, window=None, softcap=None)
+    CompiledPass(model, dict.fromkeys(range(3), rules))
+    change(model)
+    with pytest.raises(UnknownStructureError):
+        CompiledPass(model, dict.fromkeys(range(3), rules))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_draft_that_is_the_target_is_accepted(family: str, temperature: float) -> None:
+    """Compiled, and in transformers' layers."""
+    model = tiny_model(family)
+    harness = Harness(model, model, settings=SamplingSettings(temperature=temperature), num_draft_tokens=4)
+    harness.generate(requests_for(prompts_of_lengths(5, 23, 11)))
+    stats = harness.stats_recorder.close_shard(0)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdist.config.groups import ModelImpl
 from specdist.models.adapters import use_paged_attention
 from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
 from specdist.models.runner import Acceleration, ModelRunner
 from tests.models.chunks import MIXED, GrowingRows
-from tests.models.families import FAMILIES, LLAMA_LIKE, tiny_model
+from tests.models.families import FAMILIES, tiny_model
 from tests.models.peft_adapters import write_adapter
 from tests.ranks import run_ranks
 
@@ -21,16 +20,13 @@ PAGE_SIZE = 4
 TOLERANCE = 5e-5
 
 
-@pytest.mark.parametrize(
-    ("family", "model_impl"),
-    [*((family, "transformers") for family in FAMILIES), *((family, "specdist") for family in LLAMA_LIKE)],
-)
-def test_ragged_chunks_match_plain_forwards(family: str, model_impl: ModelImpl) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ragged_chunks_match_plain_forwards(family: str) -> None:
     plain = tiny_model(family)
     paged = copy.deepcopy(plain)
     use_paged_attention(paged)
     # Compiled passes: test_compiled.py.
-    runner = ModelRunner(paged, torch.device("cpu"), Acceleration(), model_impl=model_impl)
+    runner = ModelRunner(paged, torch.device("cpu"), Acceleration(), model_impl="transformers")
     for found, wanted in GrowingRows(plain, MIXED, page_size=PAGE_SIZE).run(runner):
         torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
 

@@ -99,4 +99,8 @@ DISTILL_FAULTS = (
         "min(self.num_rows, num_shards * self.rows_per_shard)",
         "math.ceil(share * self.num_rows)",
         ("tests/data/test_manifest.py::test_the_first_rows_are_whole_shards",)),
+    Mutant("eagle-draft-that-the-run-does-not-use-is-trained", "_open_start",
+        "if found.is_eagle:",
+        "if not found.option:",
+        ("tests/distillation/test_distill.py::test_an_eagle_draft_is_not_trained",)),
 )  # fmt: skip

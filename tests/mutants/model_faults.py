@@ -3,9 +3,9 @@
 from specdist.kernels import cpu_library
 from tests.mutants.mutant import Mutant
 
-OTHER_LAYERS = "tests/models/test_llama.py::test_a_model_that_computes_something_else_keeps_its_layers"
+OTHER_LAYERS = "tests/models/test_compiled.py::test_a_model_that_computes_something_else_keeps_its_layers"
 COMPILED = "tests/models/test_compiled.py::"
-STRUCTURES = "tests/models/test_llama.py::test_structures_that_are_not_known"
+STRUCTURES = "tests/models/test_compiled.py::test_structures_that_are_not_known"
 QUANTIZED = "tests/models/test_quantized_weights.py::"
 SHARDED_QUANTIZED = "tests/models/test_quantized.py::test_a_quantised_model_is_the_same_on_two_ranks"
 PEER_MEMORY = (
@@ -30,18 +30,14 @@ TILE_FAULTS = (
 
 MODEL_FAULTS = (
     *(TILE_FAULTS if cpu_library.has_instruction("amx_bf16") else ()),
-    Mutant("layers-of-any-model-taken-for-known-ones", "_verdict",
-        "    if not difference <= TOLERANCES.get(dtype, 0.0):\n",
+    Mutant("layers-of-any-model-taken-for-known-ones", "_checked_pass",
+        "    if not difference <= TOLERANCES.get(model.dtype, 0.0):\n",
         "    if False:\n",
         (OTHER_LAYERS + "[halve_residual]",)),
-    Mutant("adapted-linear-layers-taken-for-plain-ones", "Product.__init__",
+    Mutant("adapted-linear-layers-taken-for-plain-ones", "CompiledPass._product",
         "any(type(layer) is not nn.Linear for layer in layers)",
         "any(not isinstance(layer, nn.Linear) for layer in layers)",
         (STRUCTURES + "[replace_linear]",)),
-    Mutant("weights-packed-into-a-second-copy", "_packed",
-        "            each.data = part\n",
-        "            part.data = each\n",
-        ("tests/models/test_llama.py::test_weights_are_packed_once_and_shared",)),
     Mutant("compiled-sums-that-depend-on-the-batch", "cpu_pass.c",
         "first = softmaxes[0].first / KEYS * KEYS,",
         "first = softmaxes[0].first,",
