@@ -1,4 +1,7 @@
-"""Collective operations between the ranks of a target group, with counts of messages and bytes. S ranks."""
+"""Collective operations between the ranks of a target group, with counts of messages and bytes.
+
+S ranks, T tokens, H hidden size.
+"""
 
 from __future__ import annotations
 
@@ -48,3 +51,25 @@ class Collectives:
     def _count(self, tensor: Tensor, num_copies: int) -> None:
         self.num_calls += 1
         self.num_bytes += tensor.nbytes * num_copies
+
+
+def connect_target(group: dist.ProcessGroup, largest_TH: Tensor) -> None:
+    """Make every collective of a target group once, so that NCCL takes the memory of each.
+
+    It connects the ranks anew for each algorithm, at the first use, and chooses the algorithm by the length:
+    so sums of every length, up to that of the largest pass.
+    """
+    collectives, num_tokens = Collectives(group), len(largest_TH)
+    while num_tokens:
+        dist.all_reduce(largest_TH[:num_tokens], group=group)
+        num_tokens //= 2
+    for collective in (collectives.gather, collectives.gather_everywhere, collectives.from_rank0):
+        collective(largest_TH[0])
+
+
+def connect_draft(draft_rank: int, row_V: Tensor) -> None:
+    """Send a distribution to the draft's rank, as in a round; both ranks call it."""
+    if dist.get_rank() == RANK_ZERO:
+        dist.send(row_V, draft_rank)
+    else:
+        dist.recv(row_V, RANK_ZERO)

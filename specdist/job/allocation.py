@@ -25,7 +25,15 @@ from specdist.models.checkpoint import Checkpoint
 from specdist.models.eagle import NUM_STATES
 from specdist.models.memory import DeviceMemory, available_memory_bytes, device_memory
 from specdist.models.quantized import quantization_of
-from specdist.models.reserve import PassLimits, Reserve, Sampling, gib, page_overhead, reserve
+from specdist.models.reserve import (
+    GRAPH_NODE_BYTES,
+    PassLimits,
+    Reserve,
+    Sampling,
+    gib,
+    page_overhead,
+    reserve,
+)
 from specdist.models.runner import ModelRunner
 from specdist.models.sizes import ModelSize, model_size
 from specdist.models.static_runs import LONGEST_RUN
@@ -111,6 +119,15 @@ class CacheRoom:
     memory: DeviceMemory | None = None
     needs: Reserve | None = None
 
+    @property
+    def graph_bytes(self) -> int:
+        """Of a GPU's memory, what recorded passes may take beside tensors: what is reserved for that, or more
+        where the cache leaves it."""
+        if self.memory is None or self.needs is None:
+            return 0
+        left = self.memory.free_bytes - self.cache_bytes - (self.needs.total - self.needs.graph_nodes)
+        return max(left, self.needs.graph_nodes)
+
     def __str__(self) -> str:
         """The use of the memory, in GiB."""
         used = f"cache {gib(self.cache_bytes)} ({self.num_pages} pages, {self.num_pages * PAGE_SIZE} tokens)"
@@ -187,6 +204,7 @@ def room_on_gpu(
     memory: DeviceMemory,
     *,
     num_communicators: int = 0,
+    graph_node_bytes: float = GRAPH_NODE_BYTES,
     given_bytes: int | None = None,
     name: str = "memory",
 ) -> CacheRoom:
@@ -194,7 +212,8 @@ def room_on_gpu(
 
     Args:
         models: the model on the GPU, or two that take turns.
-        num_communicators: NCCL communicators of this rank.
+        num_communicators: NCCL communicators of this rank that are not connected yet.
+        graph_node_bytes: of a recorded kernel.
         given_bytes: size of the cache; None takes the memory that is left.
     """
     reserves = (
@@ -205,6 +224,7 @@ def room_on_gpu(
             device_bytes=memory.total_bytes,
             tp_size=held.tp_size,
             num_communicators=num_communicators,
+            graph_node_bytes=graph_node_bytes,
         )
         for held in models
     )
@@ -251,8 +271,12 @@ def room_for_cache(
     *,
     target: ModelRunner | None,
     draft: ModelRunner | None,
+    is_connected: bool = True,
 ) -> CacheRoom:
-    """The pages that fit into this rank's memory beside the models that it has loaded; also logged."""
+    """The pages that fit into this rank's memory beside the models that it has loaded; also logged.
+
+    ``is_connected``: NCCL has taken its buffers. If not they are estimated, and nothing is logged.
+    """
     given, name = config.cache_bytes(), f"memory of {topology.device}"
     if topology.device.type == "cuda":
         sampling, held = sampling_of(config), []
@@ -276,13 +300,13 @@ def room_for_cache(
             limits,
             sampling,
             device_memory(topology.device),
-            num_communicators=_num_communicators(topology),
+            num_communicators=0 if is_connected else _num_communicators(topology),
             given_bytes=given,
             name=name,
         )
         assert room.memory is not None and room.needs is not None
         missing = room.cache_bytes + room.needs.total - room.memory.free_bytes
-        if missing > 0 and given is not None:
+        if missing > 0 and given is not None and is_connected:
             logger.warning(
                 "--cache_memory %s leaves %s GiB less than passes may need: lower it if memory runs out",
                 config.cache_memory,
@@ -302,7 +326,8 @@ def room_for_cache(
             window_page_bytes=of_draft if has_window else 0,
         )
         room = CacheRoom(name=name, num_pages=num_pages, cache_bytes=cache_bytes, budget_bytes=budget)
-    logger.info("%s", room)
+    if is_connected:
+        logger.info("%s", room)
     return room
 
 

@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+import torch
+
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import Assembly
-from specdist.engine.collectives import RANK_ZERO
+from specdist.engine.collectives import RANK_ZERO, connect_draft, connect_target
 from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_ahead import DraftAhead
@@ -23,7 +25,7 @@ from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
-from specdist.job.allocation import BatchLimits, refusal, room_for_cache
+from specdist.job.allocation import BatchLimits, CacheRoom, refusal, room_for_cache
 from specdist.job.costs import ASSUMED_ACCEPTANCE, plan_ahead
 from specdist.job.kept_costs import KeptCosts, costs_key
 from specdist.job.loaded_models import LoadedModels
@@ -36,6 +38,7 @@ from specdist.job.runners import with_states
 from specdist.job.topology import Topology, broadcast_from_rank0, gathered
 from specdist.job.workload import UNKNOWN_WORK, Workload
 from specdist.models.loading_check import LoadingCheck
+from specdist.models.memory import GraphMemory
 from specdist.models.runner import ModelRunner
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
@@ -49,6 +52,8 @@ class Replica:
 
     # Target groups that the draft of this rank serves.
     _num_groups = 1
+    # See :attr:`CacheRoom.graph_bytes`.
+    _graph_bytes = 0
 
     def __init__(
         self,
@@ -255,13 +260,45 @@ class Replica:
             max_branch_tokens=max_branch_tokens,
             works_ahead=self._works_ahead,
         )
+        if self._topology.device.type == "cuda" and self._topology.world_size > 1:
+            # What cannot fit is refused before a rank runs out of memory in a collective.
+            self._least_room(limits, is_connected=False)
+            self._connect(limits)
+        return self._least_room(limits).num_pages
+
+    def _least_room(self, limits: BatchLimits, *, is_connected: bool = True) -> CacheRoom:
+        """Of the rank with the least. Raises :class:`UserError` on all if it does not hold one sequence."""
         room = room_for_cache(
-            self._config, self._models, self._topology, limits, target=self._target, draft=self._draft
+            self._config,
+            self._models,
+            self._topology,
+            limits,
+            target=self._target,
+            draft=self._draft,
+            is_connected=is_connected,
         )
+        self._graph_bytes = room.graph_bytes
         room = min(gathered(self._topology, room), key=lambda found: found.num_pages)
         if room.num_pages < limits.pages_per_seq:
             raise UserError(refusal(self._config, limits, room))
-        return room.num_pages
+        return room
+
+    def _connect(self, limits: BatchLimits) -> None:
+        """Let NCCL take the memory of all that its ranks will send, so that it is measured with the rest."""
+        topology = self._topology
+        self._activity.begin("connecting the GPUs")
+        if self._target is not None and self._group is not None:
+            num_tokens = limits.scheduling.max_num_batched_tokens
+            hidden_size = self._models.target.config.get_text_config().hidden_size
+            connect_target(
+                self._group,
+                torch.zeros(num_tokens, hidden_size, dtype=self._target.dtype, device=topology.device),
+            )
+        is_linked = topology.has_draft_rank and topology.part is None
+        if is_linked and topology.rank in (RANK_ZERO, topology.draft_rank):
+            row_V = torch.zeros(self._models.vocab_size, device=topology.device)
+            connect_draft(topology.draft_rank, row_V)
+        self._activity.begin("sizing the cache")
 
     def _allocate(self) -> None:
         if self._target is not None:
@@ -270,6 +307,11 @@ class Replica:
             self.assembly().allocate_draft(
                 self._draft, *self._room_for_branches(), num_groups=self._num_groups
             )
+        if self._topology.device.type == "cuda":
+            memory = GraphMemory(self._topology.device, self._graph_bytes)
+            for runner in (self._target, self._draft):
+                if runner is not None:
+                    runner.limit_graphs(memory)
 
     def _room_for_branches(self) -> tuple[int, int]:
         """Number of branches in this rank's cache, and the most tokens of each. For a draft that works ahead

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from specdist.models.memory import GraphMemory
+
 # The first runs may allocate workspaces or choose algorithms, which must not be recorded.
 NUM_WARMUPS = 2
 # Every graph takes memory besides the shared pool; further shapes run without a graph.
@@ -45,10 +47,20 @@ class Capturer(Protocol):
         """Whether it is right on all ranks that share the model. All of them call it at the same time."""
         ...
 
+    def has_room(self) -> bool:
+        """Before a capture: whether this rank's memory holds its graph."""
+        ...
+
 
 class CudaGraphs:
     """CUDA graphs of one runner. They run one at a time and keep nothing between runs, so they share
-    memory."""
+    memory.
+
+    Attributes:
+        memory: that they may take beside tensors, shared with other runners of the device; None is all.
+    """
+
+    memory: GraphMemory | None = None
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         """``group``: the ranks that share the model; None for a whole model."""
@@ -68,6 +80,9 @@ class CudaGraphs:
         vote = torch.tensor(is_right)
         dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._group)
         return bool(vote)
+
+    def has_room(self) -> bool:
+        return self.memory is None or self.memory.has_room()
 
     def _capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         current = torch.cuda.current_stream()
@@ -114,6 +129,7 @@ class CheckedGraphs:
     with the same shapes. Ranks that share a model do so together, since a collective must be either captured
     or not on all of its ranks (NCCL, "Using NCCL with CUDA Graphs"). So a key's first run takes as many runs
     of the function, and of its collectives, on every rank, and no rank replays before all have recorded.
+    Where one of them has no memory for more graphs, none records more.
 
     Memory that runs out is an error like in any other pass.
     """
@@ -142,13 +158,17 @@ class CheckedGraphs:
             return replay()
         if key in self._seen or self.is_full:
             return function()
+        capturer = self._capturer
+        if capturer is not None and not capturer.agree(capturer.has_room()):
+            self._max_graphs = 0
+            return function()
         self._seen.add(key)
         expected = function().clone()
-        if self._capturer is None:
+        if capturer is None:
             for _ in range(NUM_WARMUPS + 1):
                 function()
         else:
-            self._record(self._capturer, key, function, expected, difference or difference_of_logits)
+            self._record(capturer, key, function, expected, difference or difference_of_logits)
         return expected
 
     def _record(

@@ -15,7 +15,7 @@ from specdist.models.graphs import MAX_GRAPHS
 from specdist.models.kernel import MAX_SPLIT_BYTES
 from specdist.models.sizes import ModelSize
 from specdist.models.static import MAX_TOKENS, bucket_of_tokens
-from specdist.models.static_runs import MAX_RUN_GRAPHS
+from specdist.models.static_runs import MAX_RUN_GRAPHS, RECORDED_LENGTHS
 
 MIB = 2**20
 GIB = 2**30
@@ -32,8 +32,11 @@ RESIDUAL_BYTES = 32
 WORKSPACE_BYTES = 192 * MIB
 # A few dozen channels of a communicator with some MiB each, which NCCL allocates at their first use.
 COMMUNICATOR_BYTES = 512 * MIB
-# A recorded kernel's node with its arguments; number of kernels in a Llama layer, and outside of layers.
-GRAPH_NODE_BYTES = 1024
+# What CUDA takes for each kernel of a recorded pass, beside the tensors: "around 10KB" (NVIDIA/cccl, pull
+# request 3768); 64 KB have been seen with CUDA 11.2. The job itself measures while it records, see
+# :class:`specdist.models.memory.GraphMemory`.
+GRAPH_NODE_BYTES = 10 * 1024
+# Number of kernels in a Llama layer, and outside of layers.
 KERNELS_PER_LAYER, OTHER_KERNELS = 16, 25
 # Of a recorded draw: most of them are the noise of gumbel, and features.
 DRAW_KERNELS = 90
@@ -100,9 +103,10 @@ class Reserve:
         logits: logits, and the distributions computed from them.
         kept_scores: the distributions of drafted tokens until they are verified, and the target's
             distributions for next tokens.
-        graphs: memory of the largest recorded pass, and of each CUDA graph itself.
+        graphs: memory of the largest recorded pass, and buffers for results.
+        graph_nodes: what CUDA keeps of every recorded kernel, outside of torch's allocator.
         libraries: workspaces of cuBLAS and others.
-        nccl: buffers of communicators, which are not allocated yet.
+        nccl: buffers of communicators that are not connected yet.
         margin: lost by fragmentation.
     """
 
@@ -111,6 +115,7 @@ class Reserve:
     logits: int = 0
     kept_scores: int = 0
     graphs: int = 0
+    graph_nodes: int = 0
     libraries: int = 0
     nccl: int = 0
     margin: int = 0
@@ -127,6 +132,7 @@ class Reserve:
             logits=max(self.logits, other.logits),
             kept_scores=self.kept_scores + other.kept_scores,
             graphs=self.graphs + other.graphs,
+            graph_nodes=self.graph_nodes + other.graph_nodes,
             libraries=max(self.libraries, other.libraries),
             nccl=max(self.nccl, other.nccl),
             margin=max(self.margin, other.margin),
@@ -134,7 +140,12 @@ class Reserve:
 
     def __str__(self) -> str:
         """The terms as text, without those that are zero."""
-        names = {"kept_scores": "kept scores", "graphs": "CUDA graphs", "nccl": "NCCL"}
+        names = {
+            "kept_scores": "kept scores",
+            "graphs": "CUDA graphs",
+            "graph_nodes": "their kernels",
+            "nccl": "NCCL",
+        }
         terms = ((names.get(name, name), value) for name, value in dataclasses.asdict(self).items())
         return ", ".join(f"{name} {gib(value)}" for name, value in terms if value)
 
@@ -152,9 +163,10 @@ def reserve(
     device_bytes: int,
     tp_size: int = 1,
     num_communicators: int = 0,
+    graph_node_bytes: float = GRAPH_NODE_BYTES,
 ) -> Reserve:
     """The reserve of one model on one GPU of ``device_bytes``. ``num_communicators``: of NCCL, on this
-    rank."""
+    rank, which are not connected yet; ``graph_node_bytes``: of a recorded kernel."""
     # As they leave the layers, side by side, and those of committed tokens.
     states = STATE_COPIES * limits.num_tokens * limits.num_state_numbers * model.bytes_per_number
     return Reserve(
@@ -163,6 +175,7 @@ def reserve(
         logits=logit_bytes(model, limits, sampling, tp_size),
         kept_scores=limits.num_kept * model.vocab_size * FLOAT_BYTES,
         graphs=_graph_bytes(model, limits, sampling, tp_size),
+        graph_nodes=int(num_graph_nodes(model, limits) * graph_node_bytes),
         libraries=WORKSPACE_BYTES,
         nccl=num_communicators * COMMUNICATOR_BYTES,
         margin=int(FRAGMENTED_FRACTION * device_bytes),
@@ -225,14 +238,18 @@ def mask_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
 def _graph_bytes(model: ModelSize, limits: PassLimits, sampling: Sampling, tp_size: int) -> int:
     """Recorded passes and runs share a pool, as large as the largest of them needs, and buffers for results
     outside of it: a run's scores, if they are kept, in one for all and in those that were too small for
-    others. Every graph has its nodes."""
+    others."""
     num_tokens = min(MAX_TOKENS, bucket_of_tokens(limits.num_tokens))
     num_logits = min(num_tokens, bucket_of_tokens(max(1, limits.num_logits)))
     logits = 2 * num_logits * -(-model.vocab_size // tp_size) * model.bytes_per_number
-    of_pass = KERNELS_PER_LAYER * len(model.layers) + OTHER_KERNELS
-    of_runs = MAX_RUN_GRAPHS * limits.num_run_steps * (of_pass + DRAW_KERNELS)
-    nodes = (MAX_GRAPHS * of_pass + of_runs) * GRAPH_NODE_BYTES
     score_bytes = FLOAT_BYTES * (2 if sampling.next_distributions == "gumbel" else 1)
     num_scores = 2 * limits.num_run_steps * num_logits if limits.num_kept else 0
     run_scores = num_scores * model.vocab_size * score_bytes
-    return activation_bytes(model, num_tokens, tp_size) + logits + run_scores + MAX_SPLIT_BYTES + nodes
+    return activation_bytes(model, num_tokens, tp_size) + logits + run_scores + MAX_SPLIT_BYTES
+
+
+def num_graph_nodes(model: ModelSize, limits: PassLimits) -> int:
+    """Kernels of as many recorded passes and runs as there may be, and of runs as many of each length."""
+    of_pass = KERNELS_PER_LAYER * len(model.layers) + OTHER_KERNELS
+    steps_per_run = sum(RECORDED_LENGTHS) / len(RECORDED_LENGTHS) if limits.num_run_steps else 0
+    return int(MAX_GRAPHS * of_pass + MAX_RUN_GRAPHS * steps_per_run * (of_pass + DRAW_KERNELS))

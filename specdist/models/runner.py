@@ -29,9 +29,11 @@ from specdist.models.compiled_check import choose_pass
 from specdist.models.dry_run import LayerShapes, positions_of, recording, refuse_foreign
 from specdist.models.flat import FlatBatch, as_seen, model_positions, plan_attention
 from specdist.models.fusing import FusedLayers
+from specdist.models.graphs import CudaGraphs
 from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
 from specdist.models.kernel import KernelAttention, PagedKernel, SdpaKernel
 from specdist.models.linear import OneDnnLinears
+from specdist.models.memory import GraphMemory
 from specdist.models.probe import choose_kernel
 from specdist.models.rope import use_frequencies_by_row
 from specdist.models.segments import ragged_segments
@@ -185,6 +187,11 @@ class ModelRunner:
                 self._on_pass,
                 self.rope_border,
             )
+
+    def limit_graphs(self, memory: GraphMemory) -> None:
+        """Record no more graphs than this memory holds."""
+        if isinstance(capturer := self._acceleration.capturer, CudaGraphs):
+            capturer.memory = memory
 
     @property
     def pages(self) -> BranchPageTable:

@@ -12,6 +12,7 @@ from torch import Tensor
 from specdist.models.graphs import CheckedGraphs, CudaGraphs
 from tests.gpu.check_rules import GPU, counts_of, recorded_event, refusal_of
 from tests.gpu.device import DEVICE
+from tests.gpu.memory import DeviceMemory
 from tests.gpu.recording import INVALIDATED, NOT_PERMITTED
 from tests.gpu.streams import CAPTURED_EVENT, ISOLATION
 
@@ -186,7 +187,27 @@ def check_events_and_memory() -> None:
     end.synchronize()
     assert end.query()
     DEVICE.query_delay = 0
-    DEVICE.free_bytes, DEVICE.total_bytes, DEVICE.cached_bytes, DEVICE.peak_bytes = 50, 80, 20, 7
-    assert torch.cuda.mem_get_info() == (30, 80)
+
+
+def check_memory() -> None:
+    """What the allocator had stays taken until it is released, a capture's is in its pool, a peak is kept."""
+    memory = DEVICE.memory = DeviceMemory()
+    memory.total, memory.others, memory.kernel = 5000, 1000, 100
+    first = torch.empty(200, device=GPU)
+    second = first[1:], torch.empty(100, device=GPU)
+    del first
+    assert torch.cuda.mem_get_info() == (2800, 5000), "a view holds all of it"
+    del second
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == (0, 1200)
     torch.cuda.empty_cache()
-    assert torch.cuda.mem_get_info(GPU) == (50, 80) and torch.cuda.max_memory_allocated() == 7
+    assert torch.cuda.mem_get_info(GPU) == (4000, 5000) and torch.cuda.max_memory_allocated() == 1200
+    x = torch.zeros(10, device=GPU)
+    graph = capture(lambda: x.add_(torch.ones(100, device=GPU).sum()))
+    torch.cuda.empty_cache()
+    assert memory.outside == {"graphs": 300}
+    assert torch.cuda.memory_reserved() == 40 + 404 and memory.free == 4000 - 444 - 300
+    graph.replay()
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1000, device=GPU)
+    assert memory.peak_taken == 1200 and memory.held == 40
+    assert torch.empty(700, device=GPU).is_cuda

@@ -55,7 +55,7 @@ def assign_data(parameter: Any, value: torch.Tensor) -> None:
     torch.Tensor.data.__set__(parameter, value)  # type: ignore[attr-defined]
     if isinstance(value, CudaTensor):
         parameter.__class__ = CudaTensor
-        parameter.host = value.host
+        parameter.host, parameter.memory = value.host, value.memory
 
 
 def random_state(device: Any = None) -> torch.Tensor:

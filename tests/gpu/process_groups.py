@@ -5,7 +5,8 @@ Before anything is sent the members of a group must have said that they want the
 (:mod:`tests.gpu.meetings`). What NCCL refuses is refused: other dtypes, tensors with gaps, another rank's
 device, a first call, which connects the ranks, while a graph is captured, a collective that some ranks have
 captured and others have not. A capture does not record gloo's collectives, so they are refused there, too.
-The end of a world would wait for every graph that has captured one of its collectives.
+Each algorithm takes memory of the device at its first use. The end of a world would wait for every graph that
+has captured one of its collectives.
 
 What the project does not use raises NotImplementedError, so that nothing passes unchecked.
 """
@@ -53,6 +54,9 @@ OWN_TENSOR = {
 LISTS = {"gather": "gather_list", "scatter": "scatter_list", "all_gather": "tensor_list"}
 ROOTS = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src", "send": "dst", "recv": "src"}
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
+# Sums up to this length have an algorithm of their own; what goes from one rank to another, too.
+SHORT_BYTES = 16 * 1024
+TO_PEERS = ("gather", "scatter", "send", "recv")
 
 
 class _Rank:
@@ -155,10 +159,23 @@ def _routed(real: Callable[..., Any]) -> Callable[..., Any]:
         meet()
         if backend == NCCL:
             _rank.connected.add(group.group_name)
+            _connect(name, group, tensors)
             DEVICE.launch()
         return real(*host_args, **host_options)
 
     return collective
+
+
+def _connect(name: str, group: Any, tensors: list[torch.Tensor]) -> None:
+    """Take the memory of the algorithm, once."""
+    if name in TO_PEERS:
+        algorithm = "messages"
+    else:
+        is_short = name == "all_reduce" and tensors[0].nbytes <= SHORT_BYTES
+        algorithm = "trees" if is_short else "rings"
+    connection = f"{algorithm} of {group.group_name}"
+    if connection not in DEVICE.memory.outside:
+        DEVICE.memory.take(connection, DEVICE.memory.connection)
 
 
 def _unused(name: str) -> Callable[..., Any]:

@@ -36,10 +36,11 @@ def install_runtime() -> None:
         "get_device_properties": properties,
         "is_bf16_supported": lambda including_emulation=True: True,
         "synchronize": lambda device=None: DEVICE.synchronise("torch.cuda.synchronize"),
-        "empty_cache": empty_cache,
+        "empty_cache": lambda: DEVICE.memory.empty_cache(),
         "mem_get_info": memory,
-        "memory_allocated": lambda device=None: DEVICE.peak_bytes,
-        "max_memory_allocated": lambda device=None: DEVICE.peak_bytes,
+        "memory_allocated": lambda device=None: DEVICE.memory.held,
+        "memory_reserved": lambda device=None: DEVICE.memory.allocated,
+        "max_memory_allocated": lambda device=None: DEVICE.memory.peak,
         "reset_peak_memory_stats": lambda device=None: None,
     }
     for name, replacement in replacements.items():
@@ -67,16 +68,12 @@ def exchange_device(index: int) -> int:
 
 def memory(device: Any = None) -> tuple[int, int]:
     """Free and total, in bytes."""
-    return DEVICE.free_bytes - DEVICE.cached_bytes, DEVICE.total_bytes
-
-
-def empty_cache() -> None:
-    DEVICE.cached_bytes = 0
+    return DEVICE.memory.free, DEVICE.memory.total
 
 
 def properties(device: Any = None) -> Any:
     return types.SimpleNamespace(
-        name=NAME, major=CAPABILITY[0], minor=CAPABILITY[1], total_memory=DEVICE.total_bytes,
+        name=NAME, major=CAPABILITY[0], minor=CAPABILITY[1], total_memory=DEVICE.memory.total,
         multi_processor_count=108,
     )  # fmt: skip
 

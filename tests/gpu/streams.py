@@ -134,8 +134,9 @@ class CUDAGraph:
             raise RuntimeError("This CUDAGraph instance already owns a captured graph.")
         if _Current.stream.cuda_stream == 0:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
-        self._stream = _Current.stream
+        self._stream, self._pool = _Current.stream, pool
         self._recording = DEVICE.recording = Recording()
+        DEVICE.memory.begin_capture()
         DEVICE.faults.begin_capture()
 
     def capture_end(self) -> None:
@@ -143,6 +144,7 @@ class CUDAGraph:
         if recording is None or self._is_ready:
             raise capture_error("invalid argument", "no capture is under way")
         recording.end()
+        DEVICE.memory.end_capture(self._pool, recording.num_kernels)
         if _Current.stream is not self._stream:
             raise RuntimeError("Capture must end on the same stream it began on.")
         if recording.spoilt is not None:

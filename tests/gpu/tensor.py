@@ -14,6 +14,7 @@ from tests.gpu.books import Books, Counts, project_line
 from tests.gpu.faults import Faults
 from tests.gpu.flash_attention import flash_attention
 from tests.gpu.in_flight import InFlight
+from tests.gpu.memory import DeviceMemory
 from tests.gpu.operators import COPYING, Operator, argument, operator_of, waits, why_devices_differ
 from tests.gpu.project_kernels import ON_HOST
 from tests.gpu.recording import Recording, storage_key
@@ -30,6 +31,13 @@ UNPINNED_IN_CAPTURE = (
 
 class Memory:
     """Memory of the device that tensors share."""
+
+    def __init__(self, num_bytes: int) -> None:
+        DEVICE.memory.hold(num_bytes)
+        self._num_bytes = num_bytes
+
+    def __del__(self) -> None:
+        DEVICE.memory.release(vars(self).get("_num_bytes", 0))
 
 
 _memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
@@ -96,7 +104,7 @@ def _memory_of(host: Tensor) -> Memory:
     key = storage_key(host)
     memory = _memories.get(key)
     if memory is None:
-        memory = _memories[key] = Memory()
+        memory = _memories[key] = Memory(host.untyped_storage().nbytes())
     return memory
 
 
@@ -106,10 +114,8 @@ class PretendedDevice(TorchDispatchMode):
     Attributes:
         books: what was done since :meth:`reset`; :meth:`counts` reads them.
         index: of the device that is current in this process.
-        free_bytes, total_bytes: what ``torch.cuda.mem_get_info`` says, once ``cached_bytes`` are released.
-        cached_bytes: what the allocator keeps until ``torch.cuda.empty_cache`` is called.
+        memory: of the device, as far as this process takes it.
         query_delay: how often an event answers that it is not done, before it is.
-        peak_bytes: what ``torch.cuda.max_memory_allocated`` says.
         in_flight: copies that the host has not waited for.
         num_drains: how often the host has waited for all work.
         recording: the capture that is under way on the current stream.
@@ -120,9 +126,7 @@ class PretendedDevice(TorchDispatchMode):
         self.books = Books()
         self.faults = Faults()
         self.index = 0
-        self.total_bytes = 80 * 2**30
-        self.free_bytes = 70 * 2**30
-        self.cached_bytes = self.peak_bytes = 0
+        self.memory = DeviceMemory()
         self.query_delay = self.num_drains = 0
         self.recording: Recording | None = None
         # Where the newest copy that the host does not wait for went; None on the host.

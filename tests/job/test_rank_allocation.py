@@ -64,6 +64,7 @@ def rank_room(
     rank: int = 0,
     world_size: int = 5,
     draft: ModelSize | None = None,
+    is_connected: bool = False,
 ) -> CacheRoom:
     monkeypatch.setattr(allocation, "_size", lambda checkpoint, runner: draft if checkpoint else size)
     topology = Topology(
@@ -71,25 +72,53 @@ def rank_room(
     )
     models: Any = SimpleNamespace(target=None, draft=draft and SimpleNamespace(is_eagle=False))
     held: Any = None if draft is None else Runner()
-    return room_for_cache(config, models, topology, rows(), target=Runner(), draft=held)  # type: ignore[arg-type]
+    return room_for_cache(
+        config,
+        models,
+        topology,
+        rows(),
+        target=Runner(),
+        draft=held,
+        is_connected=is_connected,  # type: ignore[arg-type]
+    )
 
 
 def test_a_rank_releases_memory_of_loading_before_it_asks_how_much_is_free(
     large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    room = rank_room(large, config_of(), monkeypatch)
+    room = rank_room(large, config_of(), monkeypatch, is_connected=True)
     assert calls == ["empty_cache", "mem_get_info"]
     assert room.memory == DeviceMemory(total_bytes=80 * GIB, free_bytes=30 * GIB)
     line = next(record.getMessage() for record in caplog.records if "in all" in record.getMessage())
     assert "\n" not in line and line == str(room)
-    for said in ("memory of cuda:0", "80.00 in all = 50.00 taken", "reserved (activations", "NCCL 1.00",
+    for said in ("memory of cuda:0", "80.00 in all = 50.00 taken", "reserved (activations", "their kernels",
                  f"{room.num_pages} pages, {room.num_pages * PAGE_SIZE} tokens"):  # fmt: skip
         assert said in line, line
+    # What NCCL has taken by now is not taken once more; before, it is estimated, and nothing is logged.
+    assert "NCCL" not in line
+    num_lines = len(caplog.records)
     # Other ranks have no channel to the draft and plan no draft memory.
-    other = rank_room(large, config_of(), monkeypatch, rank=1)
-    assert room.needs is not None and other.needs is not None
-    assert other.needs.nccl < room.needs.nccl and other.needs.logits < room.needs.logits
+    first, other = (rank_room(large, config_of(), monkeypatch, rank=rank) for rank in (0, 1))
+    assert len(caplog.records) == num_lines
+    assert first.needs is not None and other.needs is not None
+    assert 0 < other.needs.nccl < first.needs.nccl and other.needs.logits < first.needs.logits
+
+
+def test_graphs_may_take_what_the_cache_leaves(
+    large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache of a given size may leave less than is reserved: graphs then have that all the same."""
+    spare, tight = (
+        rank_room(large, config_of(cache_memory=given), monkeypatch, is_connected=True)
+        for given in ("4GiB", "29GiB")
+    )
+    for room in (spare, tight):
+        assert room.memory is not None and room.needs is not None
+        planned = room.cache_bytes + room.needs.total - room.needs.graph_nodes + room.graph_bytes
+        assert planned >= room.memory.free_bytes
+    assert spare.needs is not None and tight.needs is not None
+    assert spare.graph_bytes > 10 * GIB and tight.graph_bytes >= tight.needs.graph_nodes > GIB
 
 
 def test_a_draft_on_rank_0_takes_memory_there_and_needs_no_channel(
@@ -113,10 +142,10 @@ def test_a_cache_larger_than_the_rows_need_gives_a_warning(
     large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="specdist")
-    rank_room(large, config_of(cache_memory="15GiB"), monkeypatch)
+    rank_room(large, config_of(cache_memory="15GiB"), monkeypatch, is_connected=True)
     assert not caplog.records
-    rank_room(large, config_of(cache_memory="29GiB"), monkeypatch)
+    rank_room(large, config_of(cache_memory="29GiB"), monkeypatch, is_connected=True)
     assert not caplog.records, "the rows need 20 GiB, whatever was asked for"
     monkeypatch.setattr(SchedulerSettings, "num_slots", property(lambda limits: 48))
-    rank_room(large, config_of(cache_memory="29GiB"), monkeypatch)
+    rank_room(large, config_of(cache_memory="29GiB"), monkeypatch, is_connected=True)
     assert "--cache_memory 29GiB leaves" in caplog.text and "lower it" in caplog.text

@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from specdist.models.adapters import use_paged_attention
 from specdist.models.graphs import NUM_WARMUPS, Capturer, CheckedGraphs, WarmUpError
+from specdist.models.memory import GraphMemory
 from specdist.models.runner import Acceleration, ModelRunner
 from tests.models.chunks import STEPS, GrowingRows
 from tests.models.families import FAMILIES, tiny_model
@@ -32,6 +34,9 @@ class FakeCapturer:
 
     def agree(self, is_right: bool) -> bool:
         return is_right
+
+    def has_room(self) -> bool:
+        return True
 
     def capture(self, function: Function) -> Function:
         self.num_captures += 1
@@ -147,6 +152,39 @@ def test_the_number_of_graphs_is_limited() -> None:
     for key in "abcabc":
         graphs.run(key, function)
     assert capturer.num_captures == 2
+
+
+def test_no_more_is_recorded_than_memory_holds(caplog: pytest.LogCaptureFixture) -> None:
+    """What was recorded is replayed; the largest graph so far has to fit once more, whoever records it."""
+    taken = iter([100, 100, 160, 170, 280])
+
+    def mem_get_info(device: object) -> tuple[int, int]:
+        return 1000 - next(taken) - 7, 1000
+
+    capturer, function = FakeCapturer(), Counted()
+    with (
+        patch("torch.cuda.mem_get_info", mem_get_info),
+        patch("torch.cuda.memory_reserved", lambda device: 7),
+        caplog.at_level(logging.WARNING),
+    ):
+        memory = GraphMemory(torch.device("cuda"), 250)
+        capturer.has_room = memory.has_room  # type: ignore[method-assign]
+        passes, runs = CheckedGraphs(capturer), CheckedGraphs(capturer)
+        for key in "abab":
+            passes.run(key, function)
+        assert not caplog.messages
+        runs.run("c", function)
+        passes.run("d", function)
+        runs.run("d", function)
+        num_runs = function.num_runs
+        for key in "ef":
+            passes.run(key, function)
+            runs.run(key, function)
+    assert function.num_runs == num_runs + 4 and capturer.num_captures == 3
+    (message,) = caplog.messages
+    assert "3 have taken" in message, message
+    for graphs, keys in ((passes, "ab"), (runs, "c")):
+        assert graphs.is_full and set(graphs._replays) == set(keys)
 
 
 def static_runner(plain: PreTrainedModel, capturer: Capturer) -> ModelRunner:

@@ -150,11 +150,11 @@ def test_what_several_ranks_share_is_less_on_each_and_rows_at_rank_0_are_whole()
 
 
 def test_two_models_that_take_turns_share_what_passes_need() -> None:
-    one = Reserve(activations=5, logits=1, kept_scores=2, graphs=3, libraries=4, margin=6)
-    two = Reserve(activations=3, logits=7, kept_scores=20, graphs=30, libraries=4, margin=6)
-    both = Reserve(activations=5, logits=7, kept_scores=22, graphs=33, libraries=4, margin=6)
+    one = Reserve(activations=5, logits=1, kept_scores=2, graphs=3, graph_nodes=1, libraries=4, margin=6)
+    two = Reserve(activations=3, logits=7, kept_scores=20, graphs=30, graph_nodes=2, libraries=4, margin=6)
+    both = Reserve(activations=5, logits=7, kept_scores=22, graphs=33, graph_nodes=3, libraries=4, margin=6)
     assert one.beside(two) == two.beside(one) == both
-    assert both.total == 77
+    assert both.total == 80
 
 
 def test_the_terms_of_a_pass_grow_with_what_they_are_of() -> None:
@@ -168,7 +168,7 @@ def test_the_terms_of_a_pass_grow_with_what_they_are_of() -> None:
         ({"num_drawn": 1000}, "logits"),
         ({"num_kept": 5}, "kept_scores"),
         ({"num_tokens": 512}, "graphs"),
-        ({"num_run_steps": 8}, "graphs"),
+        ({"num_run_steps": 8}, "graph_nodes"),
         ({"has_kernel": False, "max_seq_len": 2**18}, "attention"),
     ):
         other = reserve(size, dataclasses.replace(limits, **change), Sampling(), device_bytes=GIB)  # type: ignore[arg-type]

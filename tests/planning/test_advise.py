@@ -117,7 +117,7 @@ def test_a_draft_on_rank_0_takes_its_memory_there() -> None:
     assert both.target.weight_bytes == alone.target.weight_bytes + SMALL.weight_bytes(1)
     per_row = both.target.cache_bytes_per_row - alone.target.cache_bytes_per_row
     assert per_row == 63 * PAGE_SIZE * SMALL.cache_bytes_per_token(1)
-    assert own.most_rows > both.most_rows > 0.7 * alone.most_rows
+    assert own.most_rows > both.most_rows > 0.65 * alone.most_rows
 
 
 @pytest.mark.parametrize(

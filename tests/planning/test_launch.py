@@ -24,7 +24,7 @@ from tests.readme import parsed
 
 PAIR = [("--target", "70b"), ("--draft", "1b")]
 CRAMPED = (
-    "--target 70b --draft 1b --gpu h200 --prompt_tokens 1000 --output_tokens 500 --max_num_seqs 8 "
+    "--target 70b --draft 1b --gpu h200 --prompt_tokens 500 --output_tokens 250 --max_num_seqs 4 "
     "--acceptance 0.8"
 )
 
