@@ -13,11 +13,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _get_process_group_store
 
 from specdist.models.quantized_linear import QuantizedLinear
 from specdist.utils.errors import short_text
@@ -28,6 +30,9 @@ MAX_BYTES_TIMES_RANKS = 2 * 2**20
 ALIGNMENT = 16
 # A sum in another order, in units of the largest term.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+# Ranks that connect their memory come at the same time: longer, one of them has failed.
+MEETING_TIMEOUT = timedelta(seconds=30)
+NOT_MET = "another rank has not come to connect its memory"
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +137,7 @@ def _checked(
         found.append(new_memory(num_numbers, dtype, device, group))
 
     # No rank goes on to a step in which it would wait for a peer that has failed before.
-    steps = [allocate, lambda: found[0].connect()]
+    steps = [allocate, lambda: _connect(found[0], group)]
     # The smallest message, one that is not a power of two, and the longest.
     sizes = [ALIGNMENT, num_numbers // 3 // ALIGNMENT * ALIGNMENT, num_numbers]
     # Each twice, since the memory is used again.
@@ -143,11 +148,27 @@ def _checked(
         reason = ""
         try:
             step()
+        except dist.DistStoreError:
+            reason = NOT_MET
         except Exception as failure:  # libraries and drivers raise errors of many kinds
             reason = short_text(failure)
         if reason := _first_reason(reason, group):
             return None, reason
     return found[0], ""
+
+
+def _connect(memory: PeerMemory, group: dist.ProcessGroup) -> None:
+    """The ranks meet in the group's store. If one of them fails there alone, the others do not wait for long.
+
+    Raises ``DistStoreError`` after :data:`MEETING_TIMEOUT`.
+    """
+    store = _get_process_group_store(group)
+    timeout = store.timeout  # type: ignore[attr-defined]
+    store.set_timeout(MEETING_TIMEOUT)
+    try:
+        memory.connect()
+    finally:
+        store.set_timeout(timeout)
 
 
 def _try(
@@ -182,7 +203,8 @@ def _try(
 
 
 def _first_reason(reason: str, group: dist.ProcessGroup) -> str:
-    """That of the first rank that has one; empty if none has."""
+    """That of the first rank that has one, of its own if any has; empty if none has."""
     reasons: list[str] = [""] * dist.get_world_size(group)
     dist.all_gather_object(reasons, reason, group=group)
-    return next((f"rank {rank}: {found}" for rank, found in enumerate(reasons) if found), "")
+    found = [(reason == NOT_MET, rank) for rank, reason in enumerate(reasons) if reason]
+    return f"rank {min(found)[1]}: {reasons[min(found)[1]]}" if found else ""
