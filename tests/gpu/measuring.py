@@ -21,8 +21,8 @@ TAKEN = "memory that was taken: "
 def measuring(given: Sequence[str]) -> int:
     pretend()
     memory = DEVICE.memory
-    memory.total, memory.others = 4400 * MIB, 512 * MIB
-    memory.connection, memory.kernel = 600 * MIB, 4 * MIB
+    memory.total, memory.others = 3800 * MIB, 512 * MIB
+    memory.connection, memory.kernel = 150 * MIB, 4 * MIB
     size, leave = specdist.job.replica.room_for_cache, Watchdog.leave
     found: dict[str, Any] = {}
 

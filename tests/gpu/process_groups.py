@@ -54,8 +54,7 @@ OWN_TENSOR = {
 LISTS = {"gather": "gather_list", "scatter": "scatter_list", "all_gather": "tensor_list"}
 ROOTS = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src", "send": "dst", "recv": "src"}
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
-# Sums up to this length have an algorithm of their own; what goes from one rank to another, too.
-SHORT_BYTES = 16 * 1024
+# They have an algorithm of their own; that of sums depends on their length, here by the octave.
 TO_PEERS = ("gather", "scatter", "send", "recv")
 
 
@@ -171,8 +170,8 @@ def _connect(name: str, group: Any, tensors: list[torch.Tensor]) -> None:
     if name in TO_PEERS:
         algorithm = "messages"
     else:
-        is_short = name == "all_reduce" and tensors[0].nbytes <= SHORT_BYTES
-        algorithm = "trees" if is_short else "rings"
+        octave = (tensors[0].nbytes - 1).bit_length()
+        algorithm = f"sums of 2^{octave}" if name == "all_reduce" else "rings"
     connection = f"{algorithm} of {group.group_name}"
     if connection not in DEVICE.memory.outside:
         DEVICE.memory.take(connection, DEVICE.memory.connection)
