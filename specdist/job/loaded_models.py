@@ -75,8 +75,8 @@ class LoadedModels:
             self._activity.begin("joining DeepSpeed")
             init_deepspeed(topology)
             # NCCL_GRAPH_MIXING_SUPPORT=0 would spare recorded sums some microseconds, but then no call may
-            # follow a graph that still runs, "regardless of stream ordering" (NCCL's manual). Logits are gathered
-            # by such a call: the recorded pass that computes them is still under way.
+            # follow a graph that still runs, "regardless of stream ordering" (NCCL's manual). Logits are
+            # gathered by such a call: the recorded pass that computes them is still under way.
             self.group = dist.new_group(list(range(topology.tp_size)), timeout=topology.collective_timeout)
         if topology.holds_target:
             self._activity.begin("loading the target")
