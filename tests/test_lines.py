@@ -9,13 +9,13 @@ TEXTS = {
     "specdist/llm.py": "from specdist.job.generate import run\n",
     "specdist/job/__init__.py": "",
     "specdist/job/generate.py": (
-        "from specdist.engine import engine\n\n\ndef run() -> None:\n    import specdist.data.files\n"
+        "from specdist.engine import engine\n\n\ndef run() -> None:\n    import specdist.data.one\n"
     ),
     "specdist/engine/__init__.py": "",
     "specdist/engine/engine.py": "import torch\n\n\nclass Engine:\n    def _round(self) -> None: ...\n\n",
     "specdist/engine/parts.py": "class Scheduler: ...\n\n\nclass Sequence: ...\n",
-    "specdist/data/files.py": "from specdist.data import rows\n",
-    "specdist/data/rows.py": "",
+    "specdist/data/one.py": "from specdist.data import two\n",
+    "specdist/data/two.py": "",
     "tests/test_a.py": "one\ntwo\n",
     "README.md": "three by hand\n<!-- a:begin -->\ntwo made\n<!-- a:end -->\n",
 }
@@ -29,7 +29,7 @@ def test_everything_is_counted() -> None:
     # All but the front door and the parts, also what is imported later.
     assert tree.closure(JOB) == {
         "specdist", "specdist.job", JOB, "specdist.engine", "specdist.engine.engine",
-        "specdist.data.files", "specdist.data.rows",
+        "specdist.data.one", "specdist.data.two",
     }  # fmt: skip
     assert sizes.import_lines == 5 + 6 + 1
     assert (sizes.rooms, sizes.arrows) == (3, 3)
@@ -42,7 +42,7 @@ def test_a_round_is_what_defines_its_names_and_names_that_are_gone_are_told() ->
         "a file with two of them is one"
     )
     assert len(unknown) == len(SYNCHRONOUS.split()) - 3 and "DraftWorker" in unknown
-    _, unknown = Tree(TEXTS | {"specdist/data/rows.py": "Scheduler = 1\n"}).defining(SYNCHRONOUS)
+    _, unknown = Tree(TEXTS | {"specdist/data/two.py": "Scheduler = 1\n"}).defining(SYNCHRONOUS)
     assert "Scheduler" in unknown, "two files define it"
     assert "DraftWorker" in report(Tree(TEXTS), None).split("too few: ")[1]
 
