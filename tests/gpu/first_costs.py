@@ -104,7 +104,7 @@ def launch_costs(bench: Bench) -> dict[str, float]:
             for _ in range(count):
                 number.add_(1)
 
-        return bench.recorded(add)
+        return add
 
     def launch_and_wait() -> None:
         number.add_(1)
@@ -115,7 +115,7 @@ def launch_costs(bench: Bench) -> dict[str, float]:
     return {
         "launch_s": launch_s,
         "graph_node_s": difference_s / (many - few),
-        "graph_s": bench.host_s(nodes(1), many),
+        "graph_s": bench.host_s(bench.recorded(nodes(1)), many),
         "wait_s": bench.host_s(launch_and_wait, many) - launch_s,
     }
 
@@ -135,7 +135,7 @@ def layer_products(bench: Bench, shape: Shape, num_tokens: int, dtype: torch.dty
             for matrix in matrices:
                 linear(tokens[matrix.shape[1]], matrix)
 
-    seconds = bench.device_s(bench.recorded(multiply)) / len(layers)
+    seconds = bench.device_s(multiply) / len(layers)
     return Products(
         model=shape.name,
         dtype=str(dtype).removeprefix("torch."),
