@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("runs/first-day"), help="folder of logs and results"
     )
-    parser.add_argument("--pair", type=Path, help="target/, draft/ and prompts.arrow (default: trained here)")
+    parser.add_argument("--pair", type=Path, help="target/, draft/ and prompts.arrow (default: random ones)")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="these steps alone")
     parser.add_argument("--minutes", type=float, help="take steps that are not done yet, for so long")
     parser.add_argument(

@@ -12,7 +12,7 @@ CHECKS = [PYTHON, "-m", "tests.gpu.first_checks"]
 COPY_DISTANCE = {"cuda": 4600, "cpu": 300}
 # Where a command may take ten minutes, what it has begun is lost.
 MOST_S = 540
-ROWS = ["--limit", "16", "--max_new_tokens", "32", "--rows_per_shard", "8", "--overwrite"]
+ROWS = ["--limit", "24", "--max_new_tokens", "32", "--rows_per_shard", "8", "--overwrite"]
 GREEDY, SAMPLED = ["--temperature", "0"], ["--temperature", "0.8", "--top_p", "0.9"]
 DRAFTING = ["--policy", "fixed", "--num_draft_tokens", "4"]
 EXACT, ROUNDED = ["--dtype", "float32"], ["--dtype", "bfloat16"]
@@ -97,17 +97,16 @@ def one_gpu_steps(jobs: Jobs, *, has_pair: bool) -> list[Step]:
     """One process against the same on the CPU: greedy, in bfloat16, and sampled by either rule."""
     pair = Step(
         name="pair",
-        title="a small pair of models, trained on the spot on the CPU",
+        title="a tiny pair of random models",
         tells="nothing of the GPUs: the later steps run these models",
-        command=["true"] if has_pair else [PYTHON, "jobs/train_demo.py", "--output", str(jobs.models)],
+        command=["true"] if has_pair else [PYTHON, "-m", "tests.job.pair", str(jobs.models)],
         num_gpus=0,
-        limit_s=MOST_S,
-        runs_on_cpu=has_pair,
+        runs_on_cpu=True,
     )
     gumbel = [*SAMPLED, "--acceptance", "gumbel"]
     return [
         pair,
-        on_cpu(jobs, "cpu", "16 rows in one process on the CPU, float32", *EXACT, "--logprobs", "2"),
+        on_cpu(jobs, "cpu", "24 rows in one process on the CPU, float32", *EXACT, "--logprobs", "2"),
         Step(
             name="one",
             needs=("pair", "cpu"),

@@ -1,9 +1,13 @@
-"""A tiny random target and draft with a tokenizer, and prompts for them, as files."""
+"""A tiny random target and draft with a tokenizer, and prompts for them, as files.
+
+python -m tests.job.pair FOLDER
+"""
 
 from __future__ import annotations
 
 import copy
 import random
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,3 +136,7 @@ def write_arrow(path: Path, columns: dict[str, Any]) -> Path:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
     return path
+
+
+if __name__ == "__main__":
+    build_pair(Path(sys.argv[1]))
