@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdist.drafters import plain_ngrams
 from specdist.drafters.ngram_state import (
     ALL,
     CLASS_STARTS,
@@ -93,14 +92,14 @@ class NgramIndex:
         max_length: int,
         learns_together: bool = False,
         texts: TextSettings = NO_TEXTS,
-        is_compiled: bool | None = None,
     ) -> None:
         """``max_length``: most tokens of a sequence. ``learns_together``: a sequence's chances begin
-        with what all have learned (:meth:`learn`).
-        ``texts``: to look through besides a sequence's own. ``is_compiled``: default: where it can be."""
+        with what all have learned (:meth:`learn`). ``texts``: to look through besides a sequence's own.
+
+        Raises what :func:`specdist.kernels.cpu_library.ngrams_library` raises without a C compiler."""
         self._state = NgramState(num_slots, max_length, adds_sequences=texts.adds_sequences)
         self._learns_together = learns_together
-        self._library = None if is_compiled is False else _library(is_needed=bool(is_compiled))
+        self._library = cpu_library.ngrams_library()
         state = self._state
         self._arguments = cpu_library.Ngrams(
             state.tokens.shape[1], NUM_HEAD_BITS, len(CLASS_STARTS), MAX_MATCH, MAX_PLACES,
@@ -148,13 +147,10 @@ class NgramIndex:
             unstored_R = self._state.num_unstored[slots_R]
             first_R = np.maximum(counts_R, self._state.num_prompt_tokens[slots_R])
             self._state.num_unstored[slots_R] = np.where(unstored_R == ALL, first_R, unstored_R)
-        if self._library is None:
-            plain_ngrams.append_tokens(self._state, slots_R, counts_R, tokens_C)
-        else:
-            arrays = (slots_R, counts_R, tokens_C)
-            self._library.append_tokens(
-                ctypes.addressof(self._arguments), len(slots_R), *(array.ctypes.data for array in arrays)
-            )
+        arrays = (slots_R, counts_R, tokens_C)
+        self._library.append_tokens(
+            ctypes.addressof(self._arguments), len(slots_R), *(array.ctypes.data for array in arrays)
+        )
 
     def learn(self, slots_R: np.ndarray) -> None:
         """From what these sequences have shown since the last time, for all, where they learn together."""
@@ -167,9 +163,6 @@ class NgramIndex:
         """At most ``limits_R`` tokens for each, as long as a token's chance is at least ``least_chance``, one
         for all or for each."""
         least_chances_R = np.full(len(slots_R), 0.0) + least_chance
-        if self._library is None:
-            found = plain_ngrams.propose_tokens(self._state, slots_R, limits_R, least_chances_R)
-            return Proposals(*found)
         most = int(limits_R.sum())
         token_ids, chances, lengths_R = np.empty(most, np.int64), np.empty(most), np.empty_like(slots_R)
         arrays = (slots_R, limits_R, least_chances_R, token_ids, chances, lengths_R)
@@ -177,12 +170,3 @@ class NgramIndex:
             ctypes.addressof(self._arguments), len(slots_R), *(array.ctypes.data for array in arrays)
         )
         return Proposals(token_ids[:num], chances[:num], lengths_R)
-
-
-def _library(*, is_needed: bool) -> ctypes.CDLL | None:
-    try:
-        return cpu_library.ngrams_library()
-    except cpu_library.NOT_COMPILED:
-        if is_needed:
-            raise
-        return None

@@ -1,4 +1,4 @@
-"""The arrays of :mod:`specdist.drafters.ngram_index`, which two implementations work on."""
+"""The arrays of :mod:`specdist.drafters.ngram_index`, which ``kernels/ngrams.c`` works on."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ class NgramState:
     """The arrays of the index, by slot. Memory that is never written is never used."""
 
     def __init__(self, num_slots: int, capacity: int, *, adds_sequences: bool) -> None:
-        self.max_match, self.max_places = MAX_MATCH, MAX_PLACES
-        self.num_classes = len(CLASS_STARTS)
         self.class_of = np.searchsorted(CLASS_STARTS, np.arange(MAX_MATCH + 1), side="right") - 1
         # Of the sequence's own text, then of the store.
         rates = np.array(2 * PRIOR_RATES)
-        self.prior_right, self.prior_tried = rates * PRIOR_TOKENS, PRIOR_TOKENS
+        self.prior_right = rates * PRIOR_TOKENS
         # Right and tried in each class, of all sequences.
         self.together = np.stack([rates, np.ones(len(rates))]) * TOGETHER_TOKENS
         self.tokens = np.empty((num_slots, capacity), np.int32)

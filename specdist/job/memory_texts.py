@@ -18,8 +18,9 @@ from specdist.data import Manifest
 from specdist.data.inputs import find_files
 from specdist.data.text import is_text
 from specdist.job.tokens import load_tokenizer
+from specdist.kernels import cpu_library
 from specdist.models.checkpoint import Checkpoint
-from specdist.utils.errors import UserError
+from specdist.utils.errors import UserError, first_line
 
 # The column of a run's completions first, then what data sets call a text.
 COLUMNS = ("completion", "text", "response", "output", "answer")
@@ -36,8 +37,11 @@ class MemoryTexts:
 
 
 def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> MemoryTexts | None:
-    """None without ``--draft_memory``. Raises :class:`UserError`."""
-    if not config.draft_memory or not config.uses_memory:
+    """None without ``--draft_memory``. Raises :class:`UserError`, also where memory has no compiled code."""
+    if not config.uses_memory:
+        return None
+    _check_library()
+    if not config.draft_memory:
         return None
     tokenizer = load_tokenizer(target)
     found: list[np.ndarray] = []
@@ -55,6 +59,18 @@ def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> 
     for ids in found:
         digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
     return MemoryTexts(found, digest.hexdigest())
+
+
+def _check_library() -> None:
+    """Raises :class:`UserError` where nothing can be looked up."""
+    try:
+        cpu_library.ngrams_library()
+    except cpu_library.NOT_COMPILED as error:
+        raise UserError(
+            f"--draft memory looks n-grams up in compiled code, which cannot be made ({first_line(error)}): "
+            "it takes a C compiler (gcc, clang, or what the variable CC names) and a folder that can be "
+            "written ($XDG_CACHE_HOME or ~/.cache); or leave --draft out"
+        ) from error
 
 
 @cache

@@ -1,5 +1,6 @@
-/* The earlier places of a sequence's last tokens: what specdist/drafters/plain_ngrams.py does, for all rows of
- * a round in one call. That file says what the results are; tests hold the two equal.
+/* The earlier places of a sequence's last tokens, for all rows of a round in one call: see
+ * specdist/drafters/ngram_index.py. tests/drafters/plain_ngrams.py has the same written out; tests hold the two
+ * equal.
  *
  * A slot's tokens lie in a row of their own. Positions that end in the same two tokens are chained, the latest
  * first: `heads` has the latest one by a hash of the two tokens, `earlier` the one before each. */

@@ -1,4 +1,4 @@
-"""The index of a sequence's own n-grams, compiled and in NumPy, against a search written out."""
+"""The index of a sequence's own n-grams, compiled and written out: against a search, and each other."""
 
 import numpy as np
 import pytest
@@ -6,12 +6,16 @@ import pytest
 from specdist.drafters.ngram_index import NgramIndex, Proposals
 from specdist.drafters.ngram_state import MAX_MATCH, MAX_PLACES
 from specdist.drafters.text_store import TextSettings
+from tests.drafters.plain_ngrams import PlainIndex
 
-both_kinds = pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "plain"])
+Kind = type[NgramIndex] | type[PlainIndex]
+Index = NgramIndex | PlainIndex
+
+both_kinds = pytest.mark.parametrize("kind", [NgramIndex, PlainIndex], ids=["compiled", "plain"])
 
 
-def index_of(prompt: list[int], output: list[int], *, is_compiled: bool, slot: int = 1) -> NgramIndex:
-    index = NgramIndex(num_slots=3, max_length=600, is_compiled=is_compiled)
+def index_of(prompt: list[int], output: list[int], *, kind: Kind, slot: int = 1) -> Index:
+    index = kind(num_slots=3, max_length=600)
     index.begin(np.array([slot]), np.array([len(prompt)]))
     append(index, slot, prompt)
     for token_id in output:
@@ -19,11 +23,11 @@ def index_of(prompt: list[int], output: list[int], *, is_compiled: bool, slot: i
     return index
 
 
-def append(index: NgramIndex, slot: int, token_ids: list[int]) -> None:
+def append(index: Index, slot: int, token_ids: list[int]) -> None:
     index.append(np.array([slot]), np.array([len(token_ids)]), np.array(token_ids, np.int64))
 
 
-def proposed(index: NgramIndex, *, limit: int = 6, least_chance: float = 0.0, slot: int = 1) -> list[int]:
+def proposed(index: Index, *, limit: int = 6, least_chance: float = 0.0, slot: int = 1) -> list[int]:
     found = index.propose(np.array([slot]), np.array([limit]), least_chance=least_chance)
     assert found.lengths_R.tolist() == [len(found.token_ids_C)] == [len(found.chances_C)]
     return found.token_ids_C.tolist()
@@ -50,13 +54,13 @@ def continuation(token_ids: list[int], limit: int) -> list[int]:
 
 
 @both_kinds
-def test_the_longest_latest_match_is_continued(is_compiled: bool) -> None:
+def test_the_longest_latest_match_is_continued(kind: Kind) -> None:
     """Short periods, many places with the same two tokens, and long repetitions."""
     rng = np.random.default_rng(3)
     for vocab_size, length in ((2, 300), (3, 120), (8, 200), (50, 400)):
         text = rng.integers(vocab_size, size=length).tolist()
         text = text + text[length // 3 : length // 2] + [1, 2] * 3
-        index = NgramIndex(num_slots=3, max_length=600, is_compiled=is_compiled)
+        index = kind(num_slots=3, max_length=600)
         index.begin(np.array([1]), np.array([5]))
         begin = 0
         while begin < len(text):
@@ -69,7 +73,7 @@ def test_the_longest_latest_match_is_continued(is_compiled: bool) -> None:
 def test_both_kinds_give_the_same_bits() -> None:
     """Tokens, chances and lengths of several rows, with slots that begin again."""
     rng = np.random.default_rng(5)
-    kinds = [NgramIndex(num_slots=4, max_length=600, is_compiled=each) for each in (True, False)]
+    kinds = [kind(num_slots=4, max_length=600) for kind in (NgramIndex, PlainIndex)]
     for round_ in range(60):
         if round_ % 20 == 0:
             for index in kinds:
@@ -88,8 +92,8 @@ def test_both_kinds_give_the_same_bits() -> None:
 
 
 @both_kinds
-def test_nothing_is_known_of_what_comes_later_or_stood_in_the_slot_before(is_compiled: bool) -> None:
-    index = index_of([1, 2, 3, 4, 1], [2], is_compiled=is_compiled)
+def test_nothing_is_known_of_what_comes_later_or_stood_in_the_slot_before(kind: Kind) -> None:
+    index = index_of([1, 2, 3, 4, 1], [2], kind=kind)
     assert proposed(index, limit=3) == [3, 4, 1]
     index.begin(np.array([1]), np.array([2]))
     assert proposed(index) == []
@@ -101,15 +105,15 @@ def test_nothing_is_known_of_what_comes_later_or_stood_in_the_slot_before(is_com
 
 
 @both_kinds
-def test_chances_are_learned_from_the_output_alone(is_compiled: bool) -> None:
+def test_chances_are_learned_from_the_output_alone(kind: Kind) -> None:
     """A period in the prompt promises nothing; one in the output, more and more. What was wrong, less."""
     period = [5, 6, 7, 8]
-    fresh = index_of(period * 6, [], is_compiled=is_compiled)
-    once = index_of(period * 2, [], is_compiled=is_compiled)
-    right = index_of(period * 6, period * 5, is_compiled=is_compiled)
-    wrong = index_of(period * 6, [9, 9, *period * 2, 9, 9, *period * 2], is_compiled=is_compiled)
+    fresh = index_of(period * 6, [], kind=kind)
+    once = index_of(period * 2, [], kind=kind)
+    right = index_of(period * 6, period * 5, kind=kind)
+    wrong = index_of(period * 6, [9, 9, *period * 2, 9, 9, *period * 2], kind=kind)
 
-    def chances(index: NgramIndex, limit: int = 40) -> np.ndarray:
+    def chances(index: Index, limit: int = 40) -> np.ndarray:
         return index.propose(np.array([1]), np.array([limit])).chances_C
 
     assert chances(once, 1) == 0.6  # four tokens before: the prior of their class
@@ -155,7 +159,7 @@ def test_a_store_of_other_texts_gives_the_same_bits_in_both_kinds(
     """With texts that are added between tokens, and a ring that is overwritten many times, or never."""
     rng = np.random.default_rng(6)
     texts = TextSettings(num_tokens=num_tokens, adds_sequences=adds_sequences)
-    kinds = [NgramIndex(num_slots=3, max_length=600, texts=texts, is_compiled=each) for each in (True, False)]
+    kinds = [kind(num_slots=3, max_length=600, texts=texts) for kind in (NgramIndex, PlainIndex)]
     passages = [rng.integers(5, size=40) for _ in range(3)]
     num_from_store = 0
     for round_ in range(80):
@@ -181,10 +185,8 @@ def test_a_store_of_other_texts_gives_the_same_bits_in_both_kinds(
 
 
 @both_kinds
-def test_other_texts_are_proposed_to_their_ends_and_forgotten_in_turn(is_compiled: bool) -> None:
-    index = NgramIndex(
-        num_slots=1, max_length=600, texts=TextSettings(num_tokens=100), is_compiled=is_compiled
-    )
+def test_other_texts_are_proposed_to_their_ends_and_forgotten_in_turn(kind: Kind) -> None:
+    index = kind(num_slots=1, max_length=600, texts=TextSettings(num_tokens=100))
     index.begin(np.zeros(1, np.int64), np.array([4]))
     index.add_text(np.arange(10, 20))
     append(index, 0, [12, 13, 14, 15])
@@ -210,9 +212,9 @@ RUNNING = TextSettings(num_tokens=2000, adds_sequences=True)
 
 
 @both_kinds
-def test_what_another_sequence_has_said_so_far_is_proposed_at_once(is_compiled: bool) -> None:
+def test_what_another_sequence_has_said_so_far_is_proposed_at_once(kind: Kind) -> None:
     """Over the ends of its blocks, and to its last token; but nothing of the sequence itself."""
-    index = NgramIndex(num_slots=3, max_length=600, texts=RUNNING, is_compiled=is_compiled)
+    index = kind(num_slots=3, max_length=600, texts=RUNNING)
     index.begin(np.arange(3), np.array([4, 4, 4]))
     said = np.arange(100, 300).tolist()
     append(index, 0, [1, 2, 3, 4])
@@ -230,8 +232,8 @@ def test_what_another_sequence_has_said_so_far_is_proposed_at_once(is_compiled: 
 
 
 @both_kinds
-def test_what_a_preempted_sequence_has_said_is_in_the_store_once(is_compiled: bool) -> None:
-    index = NgramIndex(num_slots=2, max_length=600, texts=RUNNING, is_compiled=is_compiled)
+def test_what_a_preempted_sequence_has_said_is_in_the_store_once(kind: Kind) -> None:
+    index = kind(num_slots=2, max_length=600, texts=RUNNING)
     said = np.arange(10, 40).tolist()
     index.begin(np.zeros(1, np.int64), np.array([2]))
     append(index, 0, [1, 2, *said])
@@ -251,9 +253,9 @@ def test_what_a_preempted_sequence_has_said_is_in_the_store_once(is_compiled: bo
 
 
 @both_kinds
-def test_the_source_that_goes_on_for_longer_proposes(is_compiled: bool) -> None:
+def test_the_source_that_goes_on_for_longer_proposes(kind: Kind) -> None:
     """Where another's text is as likely, but ends soon, a repetition of its own is worth more."""
-    index = NgramIndex(num_slots=2, max_length=600, texts=RUNNING, is_compiled=is_compiled)
+    index = kind(num_slots=2, max_length=600, texts=RUNNING)
     index.begin(np.arange(2), np.array([4, 40]))
     append(index, 0, [9, 8, 7, 6, 1, 2, 3, 4, 1, 2])
     append(index, 1, [1, 2, 3, 4] * 10)

@@ -17,12 +17,13 @@ import torch
 
 from specdist.drafters.block_lengths import MemorySettings
 from specdist.drafters.ngram_index import NgramIndex
-from specdist.drafters.text_store import NO_TOKEN, OVERLAP, TextSettings, TextStore
+from specdist.drafters.text_store import TextSettings, TextStore
 from specdist.engine.interfaces import Proposer
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.timeline import Timeline
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.one_hot_drafts import NONE_REJECTED, without_rejected
+from tests.drafters.plain_ngrams import NO_TOKEN, OVERLAP
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovModel, repetitive_model
 from tests.engine.sampled import (

@@ -1,5 +1,6 @@
 """``--draft memory``: the job without a draft model, whose candidates are from a row's own tokens."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 from specdist.collecting.config import CollectConfig
 from specdist.data import Manifest
 from specdist.job.memory_texts import finished_rows
+from specdist.kernels import cpu_library
 from specdist.utils.errors import UserError
-from tests.job.launching import Ended, read_output, run_here, shard_stats
+from tests.job.launching import Ended, read_output, refused, run_here, shard_stats
 from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import fork_ranks
 
@@ -75,6 +77,18 @@ def test_jobs_that_need_a_draft_model_say_so(pair: Pair, tmp_path: Path) -> None
             draft="memory",
             output=str(tmp_path),
         )
+
+
+def test_without_a_compiler_memory_is_refused(
+    repetitive: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any model is loaded."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    cpu_library.ngrams_library.cache_clear()
+    ended = run_here(**(repetitive | MEMORY), output=tmp_path / "run")
+    refused(ended, "--draft memory", "no C compiler was found", "takes a C compiler")
+    assert not (tmp_path / "run").exists()
+    cpu_library.ngrams_library.cache_clear()
 
 
 def test_what_an_earlier_run_has_said_is_remembered(repetitive: dict[str, Any], tmp_path: Path) -> None:
