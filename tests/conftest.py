@@ -27,7 +27,7 @@ MANY_TESTS = 30
 LONG = {
     "gpu/test_counts.py", "gpu/test_engine.py", "gpu/test_faults.py", "gpu/test_first_day.py",
     "gpu/test_generate.py", "gpu/test_waits.py", "job/test_buckets.py", "job/test_crash.py",
-    "job/test_faults.py", "job/test_gpt_pairs.py", "job/test_signals.py", "job/test_target_groups.py",
+    "job/test_faults.py", "job/test_gpt_pairs.py", "job/test_signals.py",
     "job/test_waiting.py", "models/test_parity.py", "models/test_precision.py", "slurm/test_run.py",
     "test_mutants.py",
 }  # fmt: skip

@@ -95,9 +95,9 @@ def generated() -> dict[str, str]:
     from tests.emulation import policies as emulated_policies
     from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
-    from tests.job import clouds, real_groups
+    from tests.job import clouds
     from tests.models import family_table, quantized_formats
-    from tests.planning import before_after, sweep, validated
+    from tests.planning import sweep, validated
     from tests.policies import wall_clock
     from tests.scale import rows as scale_rows
     from tests.scale import tables as scale_tables
@@ -119,9 +119,6 @@ def generated() -> dict[str, str]:
         "many-rows": scale_rows.markdown(),
         "rounds": sweep.markdown(),
         "plan-validated": validated.markdown(),
-        "plans-70b": before_after.markdown(),
-        "group-storm": group_storm(),
-        "groups-real": real_groups.markdown(),
         "storms": storms(),
         "draft-window": window_acceptance.markdown(),
         "elsewhere": elsewhere.markdown(),
@@ -226,22 +223,6 @@ def storms() -> str:
              "paused": paused, "splits at work": splits, "minutes": round(entry["seconds"] / 60)}
         )  # fmt: skip
     return Table.of(rows, num_names=1).markdown()
-
-
-def group_storm() -> str:
-    """What a storm over target groups has done."""
-    found = json.loads((REPOSITORY / "jobs/benchmarks/group-storm.json").read_text(encoding="utf-8"))
-    counts: dict[str, int] = {}
-    for strike in found["strikes"]:
-        counts[strike["signal"]] = counts.get(strike["signal"], 0) + strike["number"]
-    sent = " and ".join(f"{number} times {name}" for name, number in sorted(counts.items()))
-    runs = ", ".join(f"{number} {rule}" for rule, number in found["runs"].items())
-    text = (
-        f"`{found['command']}` sent {sent} to {found['targets']} target groups and their draft, at random "
-        f"moments of {sum(found['runs'].values())} runs ({runs}); every row was that of an undisturbed run, "
-        "and under rejection every byte."
-    )
-    return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
 
 
 def host_times() -> str:

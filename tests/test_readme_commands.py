@@ -68,11 +68,6 @@ ELSEWHERE = {
         ["tests/slurm/test_run.py::test_an_array_through_everything_that_a_cluster_does",
          "tests/slurm/test_run.py::test_replicas_on_several_nodes_and_several_on_one"],
     ),
-    "gpu8-groups.yaml": (
-        "starts many ranks",
-        ["tests/job/test_target_groups.py::"
-         "test_groups_that_share_a_draft_write_the_files_of_one_process"],
-    ),
     "--emulate": (
         "measures for minutes",
         ["tests/emulation/test_modes.py::test_the_last_line_is_json_with_every_case",

@@ -27,9 +27,8 @@ from specdist.config.groups import ModelImpl
 from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.links import Wait
-from specdist.engine.remote import RemoteDraft, serve_drafts
+from specdist.engine.remote import RemoteDraft, serve_draft
 from specdist.job.costs import draft_curve
-from specdist.job.replica import TARGET_GROUP
 from specdist.job.topology import Topology, join_world
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_whole
@@ -148,7 +147,7 @@ class DraftRank:
         """
         self._send("serve")
         try:
-            yield RemoteDraft(DRAFT_RANK, group=TARGET_GROUP, device=self._target_device, wait=wait)
+            yield RemoteDraft(DRAFT_RANK, device=self._target_device, wait=wait)
             self._receive()
         except RuntimeError:
             # A broken connection does not say why it broke; the end of the process may.
@@ -271,8 +270,8 @@ class _Server:
     def serve(self) -> None:
         """Serve one engine to its end."""
         with self._order.traced("draft"):
-            serve_drafts(
-                {TARGET_GROUP: self._draft},
+            serve_draft(
+                self._draft,
                 RANK_ZERO,
                 vocab_size=self._source.assembly.vocab_size,
                 clock=self._clock,

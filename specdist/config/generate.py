@@ -47,14 +47,6 @@ class ReplicaOptions(RankOptions):
     claim_timeout: float = option(
         60.0, help="seconds without a heartbeat after which other replicas take over a replica's shards"
     )
-    draft_timeout: float = option(
-        60.0,
-        help="seconds after which a target group goes on without a draft that it shares and that does not "
-        "answer; it keeps trying",
-    )
-    max_restarts: int = option(
-        3, help="how often a target group or a draft of a launch with several is started again if it fails"
-    )
     tensorboard: bool = option(False, help="write TensorBoard scalars to tensorboard/ in the output folder")
 
 
@@ -99,12 +91,6 @@ class GenerateConfig(
         help="own = the draft has a rank of its own: launch tp_size + 1; shared = it is on the target's rank "
         "0: launch tp_size; auto = whichever the number of ranks fits",
     )
-    num_targets: int = option(
-        1,
-        help="target groups of tp_size ranks each that share the drafts of this launch: launch "
-        "num_targets x tp_size + num_drafts",
-    )
-    num_drafts: int = option(1, help="drafts that the target groups share, each on a rank of its own")
     generation_config: Literal["model", "none"] = option(
         "none",
         help="model = where they are not given, take the options of sampling, penalties and lengths from the "
@@ -118,7 +104,7 @@ class GenerateConfig(
         # From Python one text may stand alone.
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         for name in ("rows_per_shard", "tp_size", "max_new_tokens", "num_samples", "max_num_seqs",
-                     "max_num_batched_tokens", "num_targets", "num_drafts"):  # fmt: skip
+                     "max_num_batched_tokens"):  # fmt: skip
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("limit", "max_seq_len", "draft_window"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "must be at least 1")
@@ -131,8 +117,6 @@ class GenerateConfig(
             "claim_timeout", 1 <= self.claim_timeout < math.inf, "must be a number of seconds, 1 or more"
         )
         self.check_stage_limit()
-        self._require("draft_timeout", self.draft_timeout > 0, "must be a number of seconds above 0")
-        self._require("max_restarts", self.max_restarts >= 0, "must not be negative; 0 starts nothing again")
         self._require("rank_timeout", self.rank_timeout >= 1, "must be a number of seconds, 1 or more")
         self.check_processing()
         self.check_row_options()
@@ -281,14 +265,7 @@ class GenerateConfig(
     @property
     def num_world_ranks(self) -> int:
         """Ranks to launch: the target's, and one for a draft that need not be on one of these."""
-        if self.shares_drafts:
-            return self.num_targets * self.tp_size + self.num_drafts
         return self.tp_size + int(self.uses_draft_model and self.draft_placement != "shared")
-
-    @property
-    def shares_drafts(self) -> bool:
-        """Whether a launch has several target groups or drafts."""
-        return self.num_targets > 1 or self.num_drafts > 1
 
     def cache_bytes(self) -> int | None:
         """``--cache_memory`` in bytes; None where the device decides."""
@@ -326,9 +303,6 @@ class GenerateConfig(
 
     def check_world(self, world_size: int) -> None:
         """Refuse a number of ranks other than the target's, and one more for a draft of its own."""
-        if self.shares_drafts:
-            self._check_parts(world_size)
-            return
         fitting = {self.tp_size, self.num_world_ranks}
         if self.uses_draft and self.draft_placement == "own":
             fitting = {self.num_world_ranks}
@@ -351,26 +325,6 @@ class GenerateConfig(
             raise UserError(
                 f"--overlap ahead needs a rank for the draft, but {launched} launched: launch with "
                 f"--num_processes {self.tp_size + 1}, or use --overlap none"
-            )
-
-    def _check_parts(self, world_size: int) -> None:
-        """Of a launch whose target groups share drafts."""
-        asked = f"--num_targets {self.num_targets} --num_drafts {self.num_drafts}"
-        if not self.uses_draft_model or self.draft_placement == "shared":
-            raise UserError(
-                f"{asked} needs drafts on ranks of their own, but there is none: name one with --draft and a "
-                "--policy, without --draft_placement shared; or launch a replica for each target"
-            )
-        if self.num_drafts > self.num_targets:
-            raise UserError(
-                f"{asked}: more drafts than target groups, and some would have nothing to do: lower "
-                "--num_drafts"
-            )
-        if world_size != self.num_world_ranks:
-            raise UserError(
-                f"{asked} --tp_size {self.tp_size} needs {self.num_world_ranks} ranks, but {world_size} "
-                f"{'was' if world_size == 1 else 'were'} launched: launch with --num_processes "
-                f"{self.num_world_ranks}"
             )
 
 

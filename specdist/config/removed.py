@@ -19,6 +19,12 @@ _LEARNING = (
     "no draft learns during a run; leave it out, distil the draft from this run's rows with jobs/distill.py, "
     "and go on with --draft NEW_DRAFT"
 )
+_SHARING = (
+    "a draft belongs to one target; leave it out, launch a replica for each target with the same --output "
+    "(REPLICAS of slurm/run.sh), and give each a draft on a rank of its own (--num_processes tp_size + 1) or "
+    "on its first rank (--draft_placement shared)"
+)
+_OF_SHARING = f"it was for drafts that several targets share: {_SHARING}"
 # Of jobs/generate.py, and the Python interface.
 OF_GENERATE = {
     "memory": Removed(
@@ -32,6 +38,10 @@ OF_GENERATE = {
     "adapt_interval": Removed(_LEARNING, unused=16),
     "adapt_margin": Removed(_LEARNING, unused=0.002),
     "adapt_memory": Removed(_LEARNING),
+    "num_targets": Removed(_SHARING, unused=1),
+    "num_drafts": Removed(_SHARING, unused=1),
+    "draft_timeout": Removed(_OF_SHARING, unused=60.0),
+    "max_restarts": Removed(_OF_SHARING, unused=3),
 }
 
 _EAGLE = (

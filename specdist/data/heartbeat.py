@@ -93,8 +93,7 @@ class Beat:
     """The content of a replica's file.
 
     ``silent_after_s``: how long it may stay unchanged; ``elapsed_s``: time since the models were loaded, in
-    which the rows and tokens were finished; ``draft``: number of the one that serves it, of those that target
-    groups share."""
+    which the rows and tokens were finished."""
 
     replica: str
     process: Process
@@ -104,16 +103,16 @@ class Beat:
     num_rows: int = 0
     num_tokens: int = 0
     count: int = 0
-    draft: int | None = None
 
     def to_bytes(self) -> bytes:
         return json.dumps(sealed(asdict(self))).encode().ljust(BEAT_BYTES - 1) + b"\n"
 
     @staticmethod
     def from_bytes(content: bytes) -> Beat | None:
-        """None for invalid content, such as a beat read while it was being written."""
+        """None for invalid content, such as a beat read while it was being written. Fields that are unknown
+        are those of another version."""
         try:
-            return from_fields(Beat, unsealed(parse_object(content)))
+            return from_fields(Beat, unsealed(parse_object(content)), drops_unknown=True)
         except ValueError:
             return None
 
@@ -148,10 +147,6 @@ class Heartbeat:
         """Count a finished row and its tokens; the next beat tells the others."""
         self._beat.num_rows += 1
         self._beat.num_tokens += num_tokens
-
-    def tell_draft(self, draft: int | None) -> None:
-        """Which one serves this target group from now on; the next beat tells the others."""
-        self._beat.draft = draft
 
     def beat(self) -> None:
         """Write the next number. Raises OSError."""

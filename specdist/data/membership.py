@@ -60,11 +60,10 @@ class Membership:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         name: str | None = None,
-        suffix: str = "",
         folder: Path | None = None,
     ) -> None:
-        """``silent_after_s``: seconds without a heartbeat after which a replica is gone; ``suffix``: of
-        a name that is made here; ``folder``: of claims and heartbeats, None for that in the output's."""
+        """``silent_after_s``: seconds without a heartbeat after which a replica is gone; ``folder``: of
+        claims and heartbeats, None for that in the output's."""
         self.output = output
         self._folder = folder or output / CLAIMS_FOLDER
         self._option = f"--output {output}" if folder is None else f"--claims {folder}"
@@ -73,7 +72,7 @@ class Membership:
         self._is_waiting = False
         self._tidier_path = self._folder / TIDIER
         self._was_named = name is not None
-        self.replica = name or placed(self._folder, replica_name()) + suffix
+        self.replica = name or placed(self._folder, replica_name())
         self.heartbeat = Heartbeat(self._folder, self.replica, silent_after_s=silent_after_s, clock=clock)
         self.watch = Watch(self._folder, silent_after_s=silent_after_s, clock=clock)
         self.claims = Claims(self._folder, self.replica, self.watch)

@@ -149,10 +149,6 @@ class DistillConfig(GenerateConfig):
             )
 
     def _check_start(self) -> None:
-        if self.shares_drafts:
-            raise UserError(
-                "--num_targets and --num_drafts are of the run alone: leave them out for jobs/distill.py"
-            )
         if self.layers is not None:
             return
         if self.draft is None or self.draft == MEMORY or self.draft.startswith(SELF):

@@ -103,12 +103,6 @@ class EmulationConfig:
         action="extend",
         choices=tuple(MODE_OPTIONS),
     )
-    num_targets: list[int] | None = option(
-        None,
-        help="numbers of targets that share the draft's GPU, each a process of its own, in the modes with "
-        "one (default: 1)",
-        action="extend",
-    )
     policies: list[str] | None = option(
         None,
         help="length policies: all, or names, optionally with options: svip:stop_root_entropy=0.5 "
@@ -133,13 +127,6 @@ class EmulationConfig:
         chosen = self.modes or [name for name in MODE_OPTIONS if name != AUTO]
         self.modes = [name for name in MODE_OPTIONS if name in chosen]
         self.policies = self.policies or list(DEFAULT_POLICIES)
-        self.num_targets = sorted(set(self.num_targets or [1]))
-        self._require("num_targets", self.num_targets[0] >= 1, "must be at least 1")
-        if self.num_targets[-1] > 1 and self.acceptance_then is not None:
-            raise UserError(
-                f"--acceptance_then {self.acceptance_then} is for a draft of one target: leave it or "
-                "--num_targets out"
-            )
         for name in (
             "tp_size",
             "prompt_tokens",

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 NS_PER_MS = 1e6
-# Before the end of a wait, a host that has slept is awake.
-AWAKE_NS = 200_000
 # What brings a tensor's contents to the host.
 READS = frozenset(
     {Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__,
@@ -39,11 +37,9 @@ class EmulatedDevice:
         spun_ns: the host's waits for the device and for messages, all of which it spends spinning.
         stand_in_ns: the CPU's work in the device's place so far.
         num_slow: passes for which that work took longer than the pass itself.
-        spins: the host waits awake; else, where it shares its core, it sleeps until shortly before the end.
     """
 
     free_at_ns: int = 0
-    spins: bool = True
     passes: list[tuple[int, int]] = field(default_factory=list)
     waits: list[tuple[int, int]] = field(default_factory=list)
     spun_ns: int = 0
@@ -91,10 +87,6 @@ class EmulatedDevice:
         begin = now = time.monotonic_ns()
         if now >= moment_ns:
             return
-        if not self.spins and moment_ns - now > AWAKE_NS:
-            time.sleep((moment_ns - now - AWAKE_NS) / 1e9)
-            self.spun_ns -= time.monotonic_ns() - now  # asleep, it takes no time of its thread
-            now = time.monotonic_ns()
         while now < moment_ns:
             select.select((), (), (), 0)
             now = time.monotonic_ns()

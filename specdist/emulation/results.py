@@ -27,7 +27,7 @@ class Outcome:
     """One batch size, mode and policy.
 
     Attributes:
-        tokens_per_s: of the steady rounds, with the host; of ``num_targets`` that share the draft's GPU.
+        tokens_per_s: of the steady rounds, with the host.
         ideal_tokens_per_s: the same tokens in the time that the rounds' passes need by the planner, without
             any host: see :mod:`specdist.emulation.accounting`.
         planned_tokens_per_s: what the planner's closed form predicts without any host; None for a policy
@@ -37,7 +37,6 @@ class Outcome:
         round_ms, tokens_per_round: means; the tokens are those of one sequence.
         path: what the host does while no device works.
         slow_share: passes for which this machine took longer than the emulated GPU.
-        cores_used: CPU seconds per second of the processes of all targets and their draft.
     """
 
     batch_size: int
@@ -57,8 +56,6 @@ class Outcome:
     draft_host: HostTime | None
     slow_share: float
     path: HostPath | None = None
-    num_targets: int = 1
-    cores_used: float | None = None
     exposed_in_repeats: Sequence[float] = ()
 
     @staticmethod
@@ -82,27 +79,6 @@ class Outcome:
             tokens_per_s=slowdown * self.tokens_per_s,
             ideal_tokens_per_s=slowdown * self.ideal_tokens_per_s,
             round_ms=self.round_ms / slowdown,
-        )
-
-    @staticmethod
-    def of_all(runs: Sequence[Run], **about: Any) -> Outcome:
-        """Of equal targets that share a draft; tokens are those of all, and the rest are means."""
-        parts = [Outcome.of(run, **about) for run in runs]
-
-        def mean(name: str) -> float:
-            return sum(getattr(part, name) for part in parts) / len(parts)
-
-        return dataclasses.replace(
-            parts[0],
-            tokens_per_s=len(parts) * mean("tokens_per_s"),
-            ideal_tokens_per_s=len(parts) * mean("ideal_tokens_per_s"),
-            # Of the draft's host nobody can say for which target it worked.
-            draft_host=None,
-            path=None,
-            exposed_host_share=mean("exposed_host_share"),
-            round_ms=mean("round_ms"),
-            tokens_per_round=mean("tokens_per_round"),
-            slow_share=mean("slow_share"),
         )
 
     @staticmethod
@@ -189,7 +165,6 @@ class EmulationResult:
                     "batch_size": one.batch_size,
                     "mode": one.mode,
                     "policy": one.policy,
-                    "num_targets": one.num_targets,
                     "tokens_per_s": round(one.tokens_per_s, 2),
                     "ideal_tokens_per_s": round(one.ideal_tokens_per_s, 2),
                     "exposed_host_share": round(one.exposed_host_share, 4),
@@ -205,7 +180,6 @@ class EmulationResult:
         return "\n\n".join([render(Table.of(list(self._rows()), num_names=3)), *self._remarks()])
 
     def _rows(self) -> Iterator[dict[str, str | int | None]]:
-        has_shared = any(one.num_targets > 1 for one in self.outcomes)
         for one in self.outcomes:
             draft = one.draft_host
             ahead = f", {one.num_branches} branches" * (one.num_branches > 0)
@@ -213,7 +187,6 @@ class EmulationResult:
                 "batch": one.batch_size,
                 "mode": f"{one.mode.removesuffix('branches') or 'ahead'}{ahead}".strip(),
                 "policy": one.policy,
-                **({"targets": one.num_targets} if has_shared else {}),
                 "tokens/s": f"{one.tokens_per_s:,.0f}",
                 "ideal": f"{one.ideal_tokens_per_s:,.0f}",
                 "planned": None if one.planned_tokens_per_s is None else f"{one.planned_tokens_per_s:,.0f}",
@@ -226,7 +199,6 @@ class EmulationResult:
                 "draft exposed ms": decimals(None if draft is None else draft.exposed_ms),
                 "draft hidden ms": decimals(None if draft is None else draft.hidden_ms),
                 "slow passes": f"{one.slow_share:.1%}",
-                **({"cores used": decimals(one.cores_used)} if has_shared else {}),
             }
 
     def _remarks(self) -> list[str]:
@@ -240,7 +212,7 @@ class EmulationResult:
         if slowdown > 1:
             remarks.append(
                 f"Passes took {slowdown} times as long, and rates are given as if they had not: the host's "
-                "share is as many times too small. cores used: CPU seconds per second of all processes."
+                "share is as many times too small."
             )
         repeats = self.settings.get("repeats", 1)
         if repeats > 1:

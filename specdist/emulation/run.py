@@ -16,7 +16,6 @@ from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.data.files import write_atomically, write_json
 from specdist.data.heartbeat import now_utc
 from specdist.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
-from specdist.emulation.groups import SharedCase, run_shared
 from specdist.emulation.markov import PairSettings, markov_pair
 from specdist.emulation.picture import picture
 from specdist.emulation.results import EmulationResult, Outcome
@@ -62,7 +61,6 @@ class Case:
     batch_size: int
     mode: Mode
     choice: PolicyChoice
-    num_targets: int = 1
 
     @property
     def has_own_gpu(self) -> bool:
@@ -71,7 +69,7 @@ class Case:
     @property
     def needs_host_times(self) -> bool:
         """Whether what is done depends on them. A fixed amount of work is planned by passes alone."""
-        has_costs = self.has_own_gpu and self.num_targets == 1 and needs_costs(self.choice.policy)
+        has_costs = self.has_own_gpu and needs_costs(self.choice.policy)
         return self.mode == AUTO or has_costs
 
 
@@ -120,9 +118,7 @@ class Emulation:
             yield Case(batch_size=batch_size, mode=TARGET_ONLY, choice=PolicyChoice())
             for mode in modes:
                 for choice in config.choices if mode != TARGET_ONLY else []:
-                    case = Case(batch_size=batch_size, mode=mode, choice=choice)
-                    for num_targets in (config.num_targets or []) if case.has_own_gpu else [1]:
-                        yield dataclasses.replace(case, num_targets=num_targets)
+                    yield Case(batch_size=batch_size, mode=mode, choice=choice)
 
     def costs(self, case: Case) -> ReplicaCosts:
         """The planner's, with nothing for the host."""
@@ -132,7 +128,7 @@ class Emulation:
             self.draft,
             num_rows=case.batch_size,
             most_tokens=most,
-            most_draft_rows=case.num_targets * case.batch_size * (1 + BRANCH_COUNTS[-1]),
+            most_draft_rows=case.batch_size * (1 + BRANCH_COUNTS[-1]),
         )
         return dataclasses.replace(costs, round_s=0.0, proposal_s=0.0)
 
@@ -146,7 +142,6 @@ class Emulation:
                 "num_rows": num_slots,
                 "max_draft_tokens": choice.max_draft_tokens,
                 "acceptance": config.acceptance,
-                "num_groups": case.num_targets,
             }
             count = config.num_branches if case.mode == "branches" else 0
             ahead = plan_ahead(costs, **sizes, num_branches=count)
@@ -210,8 +205,6 @@ class Emulation:
             rows_per_shard=config.rows_per_shard,
             seed=config.seed,
         )
-        if case.num_targets > 1:
-            return self._measure_shared(case, order, rows)
         with open_rows(rows) as opened:
             run = replica.run(
                 order,
@@ -233,34 +226,6 @@ class Emulation:
         )
         return outcome, run
 
-    def _measure_shared(self, case: Case, order: EmulatedOrder, rows: RowSettings) -> tuple[Outcome, Run]:
-        shared = run_shared(
-            SharedCase(
-                pair=self.pair,
-                target=self.target,
-                draft=self.draft,
-                order=order,
-                rows=rows,
-                num_targets=case.num_targets,
-                num_rounds=self._config.rounds,
-                slowdown=self._config.slowdown,
-            )
-        )
-        ahead = order.assembly.ahead
-        outcome = Outcome.of_all(
-            shared.runs,
-            batch_size=case.batch_size,
-            mode=case.mode,
-            policy=case.choice.label,
-            num_gpus=case.num_targets * self._config.tp_size + 1,
-            num_ahead_tokens=ahead.num_tokens,
-            num_branches=ahead.num_branches,
-            planned_tokens_per_s=self._planned(case, ahead),
-            num_targets=case.num_targets,
-            cores_used=shared.cores_used,
-        )
-        return outcome, shared.runs[0]
-
     def _planned(self, case: Case, ahead: DraftAhead) -> float | None:
         """The planner's tokens per second without any host; None for lengths that are not fixed."""
         config, choice = self._config, case.choice
@@ -273,10 +238,9 @@ class Emulation:
             num_draft_tokens=ahead.num_tokens - 1 if ahead.num_tokens else choice.max_draft_tokens,
             acceptance=config.acceptance,
             caught=caught_share(ahead.num_branches),
-            targets_per_draft=case.num_targets,
         )
         lengths = {"prompt_tokens": config.prompt_tokens, "output_tokens": config.output_tokens}
-        return case.num_targets * predict(self.costs(case), settings, **lengths).tokens_per_s
+        return predict(self.costs(case), settings, **lengths).tokens_per_s
 
 
 def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
@@ -291,26 +255,19 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_threads(1))
         rank = None
-        if any(case.has_own_gpu and (case.num_targets == 1 or case.mode == AUTO) for case in cases):
+        if any(case.has_own_gpu for case in cases):
             rank = stack.enter_context(DraftRank(emulation.side(), torch.device("cpu")))
         replica = emulation.replica(rank)
         for number, case in enumerate(cases * config.repeats):
             outcome, run = emulation.measure(replica, case)
             # Of the modes at the first batch size and with the first policy.
-            if case.mode not in drawn and case.num_targets == 1:
+            if case.mode not in drawn:
                 drawn[case.mode] = f"{case.mode}, {case.choice.label}, batch {case.batch_size}", run
             outcome = outcome.at_full_pace(config.slowdown)
             measured[number % len(cases)].append(outcome)
             logger.info(
-                "%d of %d: batch %d, %s, %s, %d targets: %.1f tokens/s, %.1f%% of the time host",
-                *(
-                    number + 1,
-                    len(cases) * config.repeats,
-                    case.batch_size,
-                    case.mode,
-                    case.choice.label,
-                    case.num_targets,
-                ),
+                "%d of %d: batch %d, %s, %s: %.1f tokens/s, %.1f%% of the time host",
+                *(number + 1, len(cases) * config.repeats, case.batch_size, case.mode, case.choice.label),
                 *(outcome.tokens_per_s, 100 * outcome.exposed_host_share),
             )
     result = EmulationResult(

@@ -30,11 +30,10 @@ from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.on_demand import InformedDraft
 from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.remote import serve_drafts
+from specdist.engine.remote import serve_draft
 from specdist.engine.reports import Traffic
 from specdist.engine.timeline import Kind, Timeline
 from specdist.job.pass_times import always
-from specdist.job.replica import TARGET_GROUP
 from specdist.job.request_times import FIRST_TOKENS, drafting_curves
 from specdist.models.runner import ModelRunner
 from specdist.planning.roofline import Placement
@@ -187,8 +186,8 @@ class DraftServer:
         observed = cast(DraftWorker, ObservedDraft(self._draft, self._recording))
         vocab_size = self._order.assembly.vocab_size
         with half_of_the_cores(1):
-            serve_drafts(
-                {TARGET_GROUP: observed},
+            serve_draft(
+                observed,
                 RANK_ZERO,
                 vocab_size=vocab_size,
                 clock=self._clock,
@@ -200,18 +199,14 @@ class DraftServer:
         return self._recording.log()
 
 
-def new_draft(
-    order: EmulatedOrder, runner: EmulatedRunner, clock: Timeline, *, num_groups: int = 1
-) -> DraftWorker:
-    """A draft without sequences, whose passes take no time until the batch of every target is full."""
+def new_draft(order: EmulatedOrder, runner: EmulatedRunner, clock: Timeline) -> DraftWorker:
+    """A draft without sequences, whose passes take no time until the target's batch is full."""
     model_runner = cast(ModelRunner, runner)
-    order.assembly.allocate_draft(
-        model_runner, order.num_branch_slots, order.max_branch_tokens, num_groups=num_groups
-    )
-    runner.fill(num_groups * order.num_full, order.prompt_tokens, order.num_rounds)
+    order.assembly.allocate_draft(model_runner, order.num_branch_slots, order.max_branch_tokens)
+    runner.fill(order.num_full, order.prompt_tokens, order.num_rounds)
     settings = order.assembly.settings
     policy = build_policy(order.choice, order.costs, is_coupled=not settings.is_random)
-    return order.assembly.draft_worker(model_runner, policy, clock, num_groups=num_groups)
+    return order.assembly.draft_worker(model_runner, policy, clock)
 
 
 def timeline(rest: Kind, device: EmulatedDevice) -> Timeline:
@@ -227,12 +222,8 @@ class ObservedDraft:
         self._recording = recording
         self.device = draft.device
         self.request_type = draft.request_type
-        self.recover, self.follow, self.begin_group = draft.recover, draft.follow, draft.begin_group
+        self.recover, self.follow = draft.recover, draft.follow
         self._is_done_at = time.monotonic_ns()
-
-    @property
-    def replies_first(self) -> bool:
-        return self._draft.replies_first
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
         begin = self._recording.mark()

@@ -77,17 +77,16 @@ class Assembly:
         self._allocate(runner, num_slots=self.scheduling.num_slots, num_pages=self.num_pages)
 
     def allocate_draft(
-        self, runner: ModelRunner, num_branch_slots: int = 0, max_branch_tokens: int = 0, num_groups: int = 1
+        self, runner: ModelRunner, num_branch_slots: int = 0, max_branch_tokens: int = 0
     ) -> None:
-        """Allocate a draft's cache, once: its pages and those of branches, for all ``num_groups`` target
-        groups that share it; each has so many slots, pages and branches."""
+        """Allocate a draft's cache, once: its pages and those of branches."""
         window = self.scheduling.draft_window
         num_pages = self.num_pages if window is None else self.scheduling.num_window_pages
         self._allocate(
             runner,
-            num_slots=num_groups * self.scheduling.num_slots,
-            num_pages=num_groups * num_pages,
-            num_branch_slots=num_groups * num_branch_slots,
+            num_slots=self.scheduling.num_slots,
+            num_pages=num_pages,
+            num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
             window=window,
         )
@@ -155,12 +154,10 @@ class Assembly:
         clock: Timeline | None = None,
         *,
         ahead: DraftAhead | None = None,
-        num_groups: int = 1,
         may_rest: bool = False,
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
-        ``num_groups``: target groups that share it, each with the assembly's slots. ``may_rest``: it
-        need not be asked in rounds that are faster without it."""
+        ``may_rest``: it need not be asked in rounds that are faster without it."""
         new_worker: Callable[..., DraftWorker] = DraftWorker
         if isinstance(runner, EagleRunner):
             new_worker = EagleDraftWorker
@@ -172,10 +169,9 @@ class Assembly:
             settings=self.settings,
             vocab_size=self.vocab_size,
             stop_token_ids=self.stop_rules.token_ids,
-            num_slots=num_groups * self.scheduling.num_slots,
-            num_groups=num_groups,
+            num_slots=self.scheduling.num_slots,
             max_seq_len=self.scheduling.max_seq_len,
-            max_context_tokens=num_groups * self.scheduling.max_num_batched_tokens,
+            max_context_tokens=self.scheduling.max_num_batched_tokens,
             max_ahead_tokens=self.scheduling.num_ahead_tokens,
             ahead=self.ahead if ahead is None else ahead,
             chooser=self.chooser if ahead is None else None,

@@ -1,4 +1,4 @@
-"""Collective operations between the ranks of a target group, with counts of messages and bytes.
+"""Collective operations between the ranks of a target, with counts of messages and bytes.
 
 S ranks, T tokens, H hidden size.
 """
@@ -54,7 +54,7 @@ class Collectives:
 
 
 def connect_target(group: dist.ProcessGroup, largest_TH: Tensor) -> None:
-    """Make every collective of a target group once, so that NCCL takes the memory of each.
+    """Make every collective of a target's ranks once, so that NCCL takes the memory of each.
 
     It connects the ranks anew for each algorithm, at the first use, and chooses the algorithm by the length:
     so sums of every length, up to that of the largest pass.

@@ -26,7 +26,6 @@ from specdist.engine.draft_state import DraftState
 from specdist.engine.draft_steps import DraftBatch
 from specdist.engine.first_ahead import FirstAhead, verify_first
 from specdist.engine.forced_tokens import ForcingDraftLoop
-from specdist.engine.grouping import BurstCount
 from specdist.engine.proposals import ProposalRequest
 from specdist.engine.reports import AheadReport
 from specdist.models.flat import FlatBatch
@@ -97,20 +96,11 @@ class AheadDrafter:
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._settings = settings
         self._is_traced = is_traced
-        self._burst_count, self._num_bursts = BurstCount(), 1.0
         self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
         self.adoption = BranchAdoption(runner, draft_state, self._branches, chooser)
 
-    @property
-    def replies_first(self) -> bool:
-        """Whether what the next reply says is drafted already, but for resumed sequences."""
-        is_chosen = self._chooser is None or (self._chooser.works_ahead and not self._num_quiet)
-        return self.is_on and is_chosen
-
     def begin_round(self, request: ProposalRequest) -> None:
         """What to do before the reply, as was chosen after the last one, which must be resolved."""
-        if not self.replies_first:
-            self._num_bursts = self._burst_count.add(request.groups)
         self._num_quiet = max(0, self._num_quiet - 1)
         if self._num_quiet:
             self.shape = ALONE
@@ -121,8 +111,6 @@ class AheadDrafter:
 
     def _choose(self, request: ProposalRequest) -> None:
         """What to draft ahead now, and to do before the next reply."""
-        if self.replies_first:
-            self._num_bursts = self._burst_count.add(request.groups)
         if self._chooser is None:
             return
         slots_R = request.slots_R
@@ -133,11 +121,7 @@ class AheadDrafter:
             return
         # In a round of prompts alone their sequences count: they are drafted ahead of at once.
         slots = slots_R if len(slots_R) else np.unique(request.context.slots_T)
-        self._chooser.choose(
-            *self._load(slots),
-            num_targets=len(request.groups),
-            num_bursts=self._num_bursts,
-        )
+        self._chooser.choose(*self._load(slots))
         self.shape = self._chooser.shape_ahead(
             self.shape, is_pending=bool(self._draft_state.num_candidates[slots_R].any())
         )
@@ -161,8 +145,6 @@ class AheadDrafter:
             num_context_tokens=self._load(slots_S)[1],
             is_ahead=is_ahead,
             most_tokens=self.shape.num_ahead - 1 if is_ahead else None,
-            num_targets=len(request.groups),
-            num_bursts=self._num_bursts,
         )
 
     def wanted_now(self, request: ProposalRequest) -> list[tuple[np.ndarray, bool]]:

@@ -5,8 +5,6 @@ S draft slots that a step drew for, W of them that are looked up, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,20 +23,14 @@ class StepScores:
 
     Scores are probabilities where the residual or a random draw needs them, else whatever the draw is the
     largest of: see :class:`specdist.sampling.branch_estimates.DraftDistributions`.
-
-    ``groups``: the target group of every draft slot. A step may draw for several of them, and is kept until
-    none needs it.
     """
 
-    def __init__(self, groups: np.ndarray, max_length: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, num_draft_slots: int, max_length: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._groups = groups
-        self._step_of = np.zeros((len(groups), max_length), np.int64)
-        self._line_of = np.zeros((len(groups), max_length), np.int32)
+        self._step_of = np.zeros((num_draft_slots, max_length), np.int64)
+        self._line_of = np.zeros((num_draft_slots, max_length), np.int32)
         self._steps: dict[int, Tensor] = {}
-        # By step: the groups that may need it.
-        self._holders: dict[int, set[int]] = {}
         self._next = NO_STEP + 1
 
     @property
@@ -48,7 +40,6 @@ class StepScores:
     def keep(self, draft_slots_S: np.ndarray, positions_S: np.ndarray, scores_SV: Tensor) -> None:
         """Keep, without a copy, the scores that these slots' tokens were drawn from."""
         self._steps[self._next] = scores_SV
-        self._holders[self._next] = set(self._groups[draft_slots_S].tolist())
         self._step_of[draft_slots_S, positions_S] = self._next
         self._line_of[draft_slots_S, positions_S] = np.arange(len(draft_slots_S))
         self._next += 1
@@ -80,18 +71,14 @@ class StepScores:
             scores_WV[upload(self._device, certain, lines_W[certain])] = certainty
         return scores_WV
 
-    def forget_but(self, places: tuple[np.ndarray, np.ndarray], groups: Collection[int]) -> None:
-        """Of these groups, drop all scores except those of tokens that are still to be verified."""
+    def forget_but(self, places: tuple[np.ndarray, np.ndarray]) -> None:
+        """Drop all scores except those of these tokens, which are still to be verified."""
         needed = set(np.unique(self._step_of[places]).tolist()) if len(places[0]) else set()
-        for step, holders in self._holders.items():
-            if step not in needed:
-                holders.difference_update(groups)
-        self._holders = {step: holders for step, holders in self._holders.items() if holders}
-        self._steps = {step: self._steps[step] for step in self._holders}
+        self._steps = {step: scores for step, scores in self._steps.items() if step in needed}
 
     def forget(self) -> None:
         """Drop all scores."""
-        self._steps, self._holders = {}, {}
+        self._steps = {}
 
     def copy(self, sources: tuple[np.ndarray, np.ndarray], targets: tuple[np.ndarray, np.ndarray]) -> None:
         """Let the targets have the scores of the sources."""

@@ -23,18 +23,15 @@ class DraftState:
     """State by slot."""
 
     def __init__(
-        self, *, num_slots: int, num_groups: int, num_branches: int, max_length: int, vocab_size: int,
-        device: torch.device,
-    ) -> None:  # fmt: skip
-        """``num_branches``: per slot. Each target group has an equal part of the slots."""
+        self, *, num_slots: int, num_branches: int, max_length: int, vocab_size: int, device: torch.device
+    ) -> None:
+        """``num_branches``: per slot."""
         # By slot: tokens committed, candidates after them, and tokens drafted ahead after those.
         self.num_committed, self.num_candidates, self.num_ahead = np.zeros((3, num_slots), np.int64)
         self.max_lengths, self.context_lengths = np.zeros((2, num_slots), np.int64)
         # By draft slot: tokens that the cache has, and what keys the random numbers. On a *miss* what was
         # drafted is dropped; only then is a position drafted again.
-        num_draft_slots, self._num_slots = num_slots * (1 + num_branches), num_slots // num_groups
-        of_slots = np.arange(num_slots) // self._num_slots
-        groups = np.r_[of_slots, np.repeat(of_slots, num_branches)]
+        num_draft_slots = num_slots * (1 + num_branches)
         self.num_computed, self.stream_keys, self.num_misses = np.zeros((3, num_draft_slots), np.int64)
         # By draft slot and position: committed and drafted tokens, and the probabilities, features and scores
         # with which the draft drew them. Memory that is never written costs nothing.
@@ -43,18 +40,9 @@ class DraftState:
         # Of drafted tokens: whether no other was allowed; and whether any ever was.
         self.is_forced, self.has_forced = np.zeros((num_draft_slots, max_length), bool), False
         self.features = TokenFeatures(num_draft_slots, max_length)
-        self.scores = StepScores(groups, max_length, vocab_size, device)
+        self.scores = StepScores(num_draft_slots, max_length, vocab_size, device)
         # Of these slots, in a pass of its own, if contexts are put off.
         self.run_late_contexts: Callable[[np.ndarray], None] | None = None
-
-    def slots_of(self, group: int) -> np.ndarray:
-        return np.arange(group * self._num_slots, (group + 1) * self._num_slots)
-
-    def begin_group(self, group: int) -> None:
-        """A target group's slots are empty."""
-        for numbers in (self.num_candidates, self.num_ahead):
-            numbers[self.slots_of(group)] = 0
-        self.scores.forget_but((np.zeros(0, np.int64), np.zeros(0, np.int64)), [group])
 
     def put_undrafted(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
         """Tokens that the draft did not draw: context, next tokens, and the first tokens of branches."""

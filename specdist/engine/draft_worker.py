@@ -62,7 +62,6 @@ class DraftWorker:
         vocab_size: int,
         stop_token_ids: Collection[int],
         num_slots: int,
-        num_groups: int = 1,
         max_seq_len: int,
         max_context_tokens: int = MAX_CONTEXT_TOKENS,
         max_ahead_tokens: int = 0,
@@ -74,7 +73,6 @@ class DraftWorker:
     ) -> None:
         """With branches, the runner must have been allocated with slots for them.
 
-        ``num_groups``: target groups, each with an equal part of the slots.
         ``max_context_tokens``: of a pass over contexts. ``max_ahead_tokens``: with those that are forced.
         ``chooser`` chooses every round's work, at most that of ``ahead``. ``clock``: by default one on which
         all time outside this model's work is idle. ``masker``: the draft's own, where tokens may be masked.
@@ -84,13 +82,12 @@ class DraftWorker:
         ahead = ahead or DraftAhead()
         self._draft_state = DraftState(
             num_slots=num_slots,
-            num_groups=num_groups,
             num_branches=ahead.num_branches,
             max_length=max_seq_len + policy.max_draft_tokens + ahead.num_tokens + 1,
             vocab_size=vocab_size,
             device=runner.device,
         )
-        self._histories = Histories(policy, num_slots, num_groups)
+        self._histories = Histories(policy, num_slots)
         self._pipeline = pipeline_of_draft(
             settings, self._draft_state, num_slots, vocab_size, runner.device, masker
         )
@@ -119,12 +116,6 @@ class DraftWorker:
         self._peak_memory_bytes = 0
         self._lessons = Lessons(self._draft_state, self._histories, self._ahead, policy)
         self._undo = DraftUndo(self._draft_state, self._histories, runner.device)
-
-    @property
-    def replies_first(self) -> bool:
-        """Whether nothing has to be drafted for the next reply, but for resumed sequences: other requests may
-        then have their replies before the work ahead for this one."""
-        return self._ahead.replies_first
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
         """Resolve the last round; the next candidates are those drafted ahead, and those drafted now."""
@@ -217,7 +208,7 @@ class DraftWorker:
             return
         num_left_R = state.num_candidates[slots_R] + state.num_ahead[slots_R]
         places = places_from(slots_R, state.num_committed[slots_R], num_left_R)
-        state.scores.forget_but(places, request.groups)
+        state.scores.forget_but(places)
 
     def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
         """After the reply, while the target runs its pass: run its contexts, then draft ahead. Learning waits
@@ -277,13 +268,6 @@ class DraftWorker:
         if self._runner.pages.is_window:
             positions = np.minimum(state.num_computed[slots], state.num_committed[slots] - 1)
             self._runner.pages.keep_from(slots, np.maximum(positions, 0))
-
-    def begin_group(self, group: int) -> None:
-        """Forget all that is known of a target group's sequences."""
-        self._draft_state.begin_group(group)
-        self._histories.begin_group(group)
-        self._ahead.drop_branches(self._draft_state.slots_of(group))
-        self._undo.begin()
 
     def recover(self, *, has_replied: bool) -> None:
         """The last request failed for lack of memory: see :meth:`DraftUndo.recover`."""

@@ -123,9 +123,8 @@ class Engine:
                     self._memory_guard.begin_round()
                     yield from self._round(plan, last, finished)
             except (RuntimeError, MemoryError) as error:
-                self.commit()
                 # No error of a round takes what had been finished before it.
-                self._finished = self._memory_guard.still_ended(error, self._finished)
+                self.commit()
                 yield from self._completions()
                 out_of_memory = self._memory_guard.reason(error)
             if out_of_memory is not None:

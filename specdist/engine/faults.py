@@ -24,15 +24,6 @@ class DraftOutOfMemory(RuntimeError):
     """The draft ran out of memory, of which no rank of the target knows; it waits for the next request."""
 
 
-class DraftChanged(RuntimeError):
-    """A draft that several target groups share is gone, or is back after rounds without it: it knows nothing
-    of the sequences. ``starts_over``: their tokens depend on it, so each begins again with its prompt."""
-
-    def __init__(self, message: str, *, starts_over: bool) -> None:
-        super().__init__(message)
-        self.starts_over = starts_over
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a smaller batch might succeed."""
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError, DraftOutOfMemory)):

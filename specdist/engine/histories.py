@@ -22,20 +22,18 @@ class HistoriesSnapshot:
     """A copy of all histories, of running and of preempted sequences."""
 
     lines_SH: np.ndarray
-    suspended: dict[tuple[int, int], np.ndarray]
+    suspended: dict[int, np.ndarray]
 
 
 class Histories:
     """H numbers per sequence."""
 
-    def __init__(self, policy: LengthPolicy, num_slots: int, num_groups: int = 1) -> None:
-        """``num_groups``: target groups, each with an equal part of the slots."""
+    def __init__(self, policy: LengthPolicy, num_slots: int) -> None:
         self._policy = policy
-        self._num_slots = num_slots // num_groups
         self._initial_H = np.array(policy.initial_history, np.float64)
         self._lines_SH = np.tile(self._initial_H, (num_slots, 1))
-        # By target group and random stream: two groups may have had the same row.
-        self._suspended: dict[tuple[int, int], np.ndarray] = {}
+        # By random stream.
+        self._suspended: dict[int, np.ndarray] = {}
 
     def snapshot(self) -> HistoriesSnapshot:
         """For :meth:`restore`."""
@@ -51,21 +49,12 @@ class Histories:
 
     def suspend(self, slots_R: np.ndarray, stream_keys_R: np.ndarray) -> None:
         """These sequences were preempted; each will be opened again."""
-        names = self._names(slots_R, stream_keys_R)
-        self._suspended |= zip(names, self._lines_SH[slots_R].copy(), strict=True)
+        self._suspended |= zip(stream_keys_R.tolist(), self._lines_SH[slots_R].copy(), strict=True)
 
     def open(self, slots_R: np.ndarray, stream_keys_R: np.ndarray) -> None:
         """Sequences begin, or go on in another slot."""
-        for slot, name in zip(slots_R.tolist(), self._names(slots_R, stream_keys_R), strict=True):
-            self._lines_SH[slot] = self._suspended.pop(name, self._initial_H)
-
-    def begin_group(self, group: int) -> None:
-        """None of a target group's sequences has been seen before."""
-        self._suspended = {name: line for name, line in self._suspended.items() if name[0] != group}
-
-    def _names(self, slots_R: np.ndarray, stream_keys_R: np.ndarray) -> list[tuple[int, int]]:
-        groups_R = slots_R // self._num_slots
-        return list(zip(groups_R.tolist(), stream_keys_R.tolist(), strict=True))
+        for slot, stream_key in zip(slots_R.tolist(), stream_keys_R.tolist(), strict=True):
+            self._lines_SH[slot] = self._suspended.pop(stream_key, self._initial_H)
 
     def observe(self, slots_R: np.ndarray, num_drafted_R: np.ndarray, num_accepted_R: np.ndarray) -> None:
         """The target has verified a block of each sequence; a block without candidates changes nothing."""

@@ -34,15 +34,14 @@ class _Verified(NamedTuple):
 
 
 class Lessons:
-    """Keeps what the last rounds have shown until there is time to learn from it."""
+    """Keeps what the last round has shown until there is time to learn from it."""
 
     def __init__(
         self, draft_state: DraftState, histories: Histories, ahead: AheadDrafter, policy: LengthPolicy
     ) -> None:
         self._draft_state, self._histories, self._ahead = draft_state, histories, ahead
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
-        # More than one where target groups have had their replies one after the other.
-        self._verified: list[_Verified] = []
+        self._verified: _Verified | None = None
 
     def keep(
         self, slots_R: np.ndarray, num_accepted_R: np.ndarray, first: FirstAhead, is_rejected_R: np.ndarray
@@ -54,19 +53,17 @@ class Lessons:
         num_free_accepted_R = state.num_free(slots_R, num_accepted_R)
         free_R = num_free_R, num_free_accepted_R, state.num_free(slots_R, num_accepted_R + first.is_hit_R)
         begins_R = state.num_committed[slots_R]
-        self._verified.append(_Verified(slots_R, begins_R, num_accepted_R, *free_R, first, is_rejected_R))
+        self._verified = _Verified(slots_R, begins_R, num_accepted_R, *free_R, first, is_rejected_R)
 
     def drop(self) -> None:
         """The request has failed: every sequence will be opened again."""
-        self._verified = []
+        self._verified = None
 
     def learn(self) -> None:
         """Once; to be called before anything is drafted."""
-        verified, self._verified = self._verified, []
-        for blocks in verified:
-            self._learn(blocks)
-
-    def _learn(self, verified: _Verified) -> None:
+        verified, self._verified = self._verified, None
+        if verified is None:
+            return
         slots_R, begins_R, is_hit_R = verified.slots_R, verified.begins_R, verified.first.is_hit_R
         features, num_kept_R = self._draft_state.features, verified.num_accepted_R + is_hit_R
         self._histories.observe(slots_R, verified.num_free_R, verified.num_free_accepted_R)

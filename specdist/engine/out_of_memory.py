@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from specdist.engine.draft_state import DraftState
-from specdist.engine.faults import DraftChanged, DraftOutOfMemory, is_out_of_memory, too_large
+from specdist.engine.faults import DraftOutOfMemory, is_out_of_memory, too_large
 from specdist.engine.histories import Histories, HistoriesSnapshot
 from specdist.engine.interfaces import Target
 from specdist.engine.limits import SchedulerSettings
@@ -49,7 +49,6 @@ class MemoryGuard:
         self._on_lone_row = on_lone_row
         self.suspended_slots: list[int] = []
         self._has_reply = False
-        self._change: DraftChanged | None = None
         # By order: the limits under which each of these sequences first ran out of memory.
         self._limits_before: dict[int, SchedulerSettings] = {}
 
@@ -64,11 +63,7 @@ class MemoryGuard:
             self._on_lone_row(self._lone_row)
 
     def reason(self, error: RuntimeError | MemoryError) -> str:
-        """What the round's error says. Raises it if neither a smaller batch helps nor opening the sequences
-        again."""
-        if isinstance(error, DraftChanged):
-            self._change = error
-            return first_line(error)
+        """What the round's error says. Raises it if a smaller batch does not help."""
         # A rank that takes part in a collective pass cannot leave it alone.
         if not is_out_of_memory(error) or not (
             self._target.is_single_rank or isinstance(error, DraftOutOfMemory)
@@ -79,10 +74,6 @@ class MemoryGuard:
     def make_smaller(self, plan: RoundPlan, message: str) -> Sequence | None:
         """Prepare to repeat the round. Returns a sequence that cannot run at all, if there is one, with its
         error. To be called when the error is gone, and with it the tensors of the round."""
-        if self._change is not None:
-            self._open_again(self._change, message)
-            self._change = None
-            return None
         release_memory(self._target.device)
         self._stats_recorder.record_out_of_memory(plan)
         running = self._scheduler.running
@@ -105,31 +96,6 @@ class MemoryGuard:
             settings.max_num_batched_tokens,
         )
         return too_long
-
-    def still_ended(self, error: Exception, ended: list[Sequence]) -> list[Sequence]:
-        """Those of the sequences that the last round has ended that stay so. If the draft is lost, its last
-        block counts for no sequence; one that it has ended goes on before it."""
-        if not isinstance(error, DraftChanged) or error.starts_over:
-            return ended
-        void = [sequence for sequence in ended if sequence.has_ended_in_block]
-        for sequence in void:
-            sequence.rewind()
-            sequence.finish_reason, sequence.num_redraft = None, 0
-        self._scheduler.waiting.extendleft(void)
-        return [sequence for sequence in ended if sequence not in void]
-
-    def _open_again(self, change: DraftChanged, message: str) -> None:
-        """Preempt all sequences: a draft that begins to serve them knows nothing of any."""
-        running = list(self._scheduler.running)
-        self._scheduler.restart(self._scheduler.settings)
-        self.suspended_slots = []
-        self._stats_recorder.record_preemptions(running)
-        for sequence in running:
-            sequence.num_redraft = 0
-        if change.starts_over:
-            for sequence in self._scheduler.waiting:
-                sequence.begin_anew()
-        logger.warning("%s", message)
 
     @property
     def _lone_row(self) -> tuple[int, int] | None:

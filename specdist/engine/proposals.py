@@ -39,8 +39,6 @@ class ProposalRequest:
         opened, context: sequences that begin, and the context tokens of this round's target pass, which the
             draft runs too, after its reply; one with a window runs others: specdist.engine.blocks.
         num_prefill_tokens: context tokens of the target pass.
-        away_ns: of a group that shares its draft, from the last reply to this request; 0 at first.
-        groups: whose sequences they are, where a draft serves several target groups.
         meanwhile: to be called while the request is under way, and before ``sequences`` are looked at.
     """
 
@@ -55,10 +53,8 @@ class ProposalRequest:
     context: FlatBatch
     missed: FlatBatch = NOTHING_MISSED
     num_prefill_tokens: int = 0
-    away_ns: int = 0
     # A tensor, sent separately.
     next_distributions_W: Distributions | None = not_sent()
-    groups: tuple[int, ...] = not_sent((0,))
     sequences: list[Sequence] = not_sent(())
     meanwhile: Callable[[], None] = not_sent(NOTHING_TO_DO)
 

@@ -2,14 +2,12 @@
 
 Target → draft: counts, next tokens and context tokens as one message of integers, and one distribution for
 each sequence whose next token is to be sampled; for an EAGLE-3 draft hidden states, too. Draft → target:
-token ids and the scalar probability of each candidate. Requests carry the number of the target group that
-they come from.
+token ids and the scalar probability of each candidate.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -27,31 +25,23 @@ from specdist.sampling.distributions import Dense
 from specdist.utils.errors import first_line
 from specdist.utils.garbage import frozen_garbage
 
-REQUEST, CLOSE, NEWS = 0, 1, 2
+# The first array of a message.
+REQUEST, CLOSE, NEWS = np.array([[0], [1], [2]])
 CPU = torch.device("cpu")
 
 
 class RemoteDraft:
     """The proposer on the target's rank 0."""
 
-    def __init__(
-        self,
-        draft_rank: int,
-        *,
-        group: int = 0,
-        device: torch.device = CPU,
-        wait: Wait | None = None,
-    ) -> None:
+    def __init__(self, draft_rank: int, *, device: torch.device = CPU, wait: Wait | None = None) -> None:
         """``wait``: for replies; by default as the target's device wants it."""
-        self._group = group
-        self._head = np.array([REQUEST, group])
         self._requests = wire_to(draft_rank)
         self._replies = wire_from(draft_rank, wait or wait_of(device))
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         before = self._traffic()
         # Counted as idle: between machines it returns once the receiver takes it, and a draft may be at work.
-        self._requests.send([self._head, *pack(request)])
+        self._requests.send([REQUEST, *pack(request)])
         if request.next_distributions_W is not None:
             assert isinstance(request.next_distributions_W, Dense)
             with clock.phase("transfer"):
@@ -68,51 +58,48 @@ class RemoteDraft:
 
     def tell(self, request: ProposalRequest) -> None:
         """A round in which the draft was not asked; there is no reply."""
-        self._requests.send([np.array([NEWS, self._group]), *pack(request)])
+        self._requests.send([NEWS, *pack(request)])
 
     def _traffic(self) -> Traffic:
         sent, received = self._requests, self._replies
         return Traffic(sent.num_messages + received.num_messages, sent.num_bytes + received.num_bytes)
 
     def close(self) -> None:
-        self._requests.send([np.array([CLOSE, self._group])])
+        self._requests.send([CLOSE])
 
 
-def serve_drafts(
-    drafts: Mapping[int, DraftWorker],
+def serve_draft(
+    draft: DraftWorker,
     rank0: int,
     *,
     vocab_size: int,
     clock: Timeline,
     wait: Wait | None = None,
 ) -> None:
-    """Serve requests until every target group has closed. Contexts are run after the reply is sent, while the
-    target runs its pass.
+    """Serve requests until the target closes. Contexts are run after the reply is sent, while the target runs
+    its pass.
 
-    ``clock`` is shared by all the drafts; time outside its phases counts as transfer. A reply to one group
-    carries the times since the last reply to any group. News of rounds without the draft get no reply. If
-    memory runs out before the reply, the reply is the error; if it runs out after the reply, or over news,
-    the reply to the next request is. ``wait``: for requests; by default as the drafts' device wants it.
+    ``clock`` is the draft's; time outside its phases counts as transfer. News of rounds without the draft get
+    no reply. If memory runs out before the reply, the reply is the error; if it runs out after the reply, or
+    over news, the reply to the next request is. ``wait``: for requests; by default as the draft's device
+    wants it.
     """
-    wait = wait or wait_of(next(iter(drafts.values())).device)
+    wait = wait or wait_of(draft.device)
     with frozen_garbage():
-        _serve_drafts(drafts, wire_from(rank0, wait), wire_to(rank0), vocab_size=vocab_size, clock=clock)
+        _serve_draft(draft, wire_from(rank0, wait), wire_to(rank0), vocab_size=vocab_size, clock=clock)
 
 
-def _serve_drafts(
-    drafts: Mapping[int, DraftWorker], requests: Wire, replies: Wire, *, vocab_size: int, clock: Timeline
+def _serve_draft(
+    draft: DraftWorker, requests: Wire, replies: Wire, *, vocab_size: int, clock: Timeline
 ) -> None:
-    is_open = set(drafts)
-    errors: dict[int, str] = {}
+    failure: str | None = None
     clock.restart()
-    while is_open:
+    while True:
         with clock.phase("idle"):
             arrays = requests.receive()
-        kind, group = arrays[0].tolist()
+        kind = arrays[0].item()
         if kind == CLOSE:
-            is_open.remove(group)
-            continue
-        draft = drafts[group]
+            return
         request = unpack(draft.request_type, arrays[1:])
         has_replied = kind == NEWS
         num_drawn = int((request.next_token_ids_R == DRAW).sum())
@@ -123,16 +110,17 @@ def _serve_drafts(
         if isinstance(request, StatefulRequest):
             request = request.with_received(requests.transfer, draft.device)
         try:
-            if group not in errors and kind == NEWS:
+            if failure is None and kind == NEWS:
                 draft.follow(request)
-            elif group not in errors:
+            elif failure is None:
                 replies.send(pack(draft.respond(request)))
                 has_replied = True
                 draft.prefill_and_draft_ahead(request)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            errors[group] = f"draft: {first_line(error)}"
+            failure = f"draft: {first_line(error)}"
             draft.recover(has_replied=has_replied)
-        if group in errors and not has_replied:
-            replies.send([np.frombuffer(errors.pop(group).encode(), np.uint8)])
+        if failure is not None and not has_replied:
+            replies.send([np.frombuffer(failure.encode(), np.uint8)])
+            failure = None

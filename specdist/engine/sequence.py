@@ -90,12 +90,6 @@ class Sequence:
     def is_prefilling(self) -> bool:
         return self.num_prefilled < self.context_length
 
-    @property
-    def has_ended_in_block(self) -> bool:
-        """Of one that has ended: by a candidate, not by the next token before it."""
-        start = self._block_start
-        return start is not None and self.error is None and len(self.token_ids) > start.length
-
     def admit(self, slot: int, num_shared: int) -> None:
         """Start in ``slot``, with the first ``num_shared`` tokens already in shared pages."""
         self.slot = slot
@@ -145,13 +139,6 @@ class Sequence:
         self._block_start = None
         self.slot = -1
         self.num_candidates = self.num_accepted = self.num_prefilled = self.context_length = 0
-
-    def begin_anew(self) -> None:
-        """Of a sequence that does not run: only the prompt is left."""
-        del self.token_ids[self.num_prompt_tokens :]
-        self.trace.clear()
-        self.counters, self.num_blocks = Counters(), 0
-        self.forced_next_token, self.num_redraft = None, 0
 
     def completion(self) -> Completion:
         assert self.finish_reason is not None

@@ -158,11 +158,6 @@ class StatsRecorder:
         first = plan.decoding[0] if plan.decoding else plan.chunks[0].sequence
         self._shards[first.request.shard].num_out_of_memory += 1
 
-    def record_preemptions(self, sequences: list[Sequence]) -> None:
-        """Between two rounds."""
-        for sequence in sequences:
-            self._shards[sequence.request.shard].num_preemptions += 1
-
     def record_completion(self, sequence: Sequence) -> None:
         """Count a finished sequence, unless it ended with an error."""
         stats = self._shards[sequence.request.shard]

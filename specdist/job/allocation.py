@@ -372,6 +372,4 @@ def _num_communicators(topology: Topology) -> int:
     """That of the target's ranks, and that of rank 0 with the draft's."""
     of_target = topology.tp_size > 1 and topology.holds_target
     of_draft = topology.has_draft_rank and topology.rank in (RANK_ZERO, topology.draft_rank)
-    # A draft that several groups share is in none of their process groups.
-    of_draft &= topology.part is None
     return int(of_target) + int(of_draft)

@@ -35,18 +35,17 @@ def plan_ahead(
     max_draft_tokens: int,
     num_branches: int | None,
     acceptance: float,
-    num_groups: int = 1,
 ) -> DraftAhead:
     """The same work ahead in every round, with the most expected tokens per second when ``num_rows``
     sequences run and tokens are accepted with this probability; one token and the fewest branches where
     decoding alone is faster.
 
     The first token ahead stands for a next token, the others are candidates. ``num_branches`` None chooses
-    their number by the costs. ``num_groups`` targets share the draft, each with so many sequences.
+    their number by the costs.
     """
     counts = BRANCH_COUNTS if num_branches is None else (num_branches,)
     chooser = RoundChooser(costs, max_draft_tokens=max_draft_tokens, branch_counts=counts)
-    shape = chooser.always_ahead(num_rows, acceptance=acceptance, num_groups=num_groups)
+    shape = chooser.always_ahead(num_rows, acceptance=acceptance)
     return DraftAhead(num_tokens=shape.num_ahead, num_branches=shape.num_branches)
 
 

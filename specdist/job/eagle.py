@@ -32,7 +32,6 @@ def check_eagle_run(
         "head": config.head is not None,
         "draft_quantization": config.draft_quantization is not None,
         "draft_adapter": config.draft_adapter is not None,
-        "num_targets and --num_drafts": config.shares_drafts,
         f"model_impl {config.model_impl}": config.model_impl == "specdist",
     }
     for name, is_given in given.items():

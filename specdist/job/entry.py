@@ -19,7 +19,6 @@ from specdist.engine.collectives import RANK_ZERO
 from specdist.job.activity import Activity, PhaseLog, StackLog
 from specdist.job.logs import add_run_log
 from specdist.job.numa import bind_near_gpu
-from specdist.job.parts import own_part
 from specdist.job.rank_store import Failure
 from specdist.job.restart import remember_replica, start_over
 from specdist.job.signals import StopRequest, end_process, find_launcher
@@ -58,8 +57,7 @@ def run_rank(
         can_start_over: the job can continue with a smaller batch, see :mod:`specdist.job.restart`.
     """
     # All ranks get the same error: one of them shows it.
-    part = own_part()
-    shows_errors = rank_from_environment() == RANK_ZERO and (part is None or not part.index)
+    shows_errors = rank_from_environment() == RANK_ZERO
     activity = Activity()
     stop = StopRequest(on_look=activity.step, launcher=find_launcher())
     watchdog: Watchdog | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
@@ -22,14 +21,12 @@ from specdist.job.assignments import Assignment, assign_from_rank0, follow_assig
 from specdist.job.batch_input import batch_options
 from specdist.job.card import write_card
 from specdist.job.closing import closing_lines, record_check
-from specdist.job.draft_part import DraftPart
 from specdist.job.eagle import settled
 from specdist.job.entry import USAGE_ERROR, log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.hub import push_to_hub
 from specdist.job.lengths import ExpectedLengths
 from specdist.job.model_plan import ModelPlan, plan_models, with_model_defaults
 from specdist.job.output_columns import ThinkingColumns, column_options
-from specdist.job.parts import own_part
 from specdist.job.preflight import NUM_HALVINGS, ROWS_TOO_LARGE, RunPlan, freeze_costs, plan_run
 from specdist.job.progress import Progress, Scalars
 from specdist.job.recording import Recorder
@@ -45,8 +42,6 @@ from specdist.job.report import (
 from specdist.job.row_requests import RowRequests, prompt_encoder
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.status import error_kinds
-from specdist.job.supervisor import supervise
-from specdist.job.target_group import TargetGroup, plan_in_turn
 from specdist.job.tokens import load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0
 from specdist.job.workload import Workload
@@ -65,46 +60,7 @@ def run_generation(config: GenerateConfig, given: Collection[str] = ()) -> int:
 
     Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before.
     """
-    if config.shares_drafts and own_part() is None:
-        config.check_world(int(os.environ.get("WORLD_SIZE", "1")))
-        return supervise(config, partial(_run_part, config, given))
-    return _run_part(config, given)
-
-
-def _run_part(config: GenerateConfig, given: Collection[str]) -> int:
-    """A rank of a replica or of a target group, or a draft that several groups share."""
-    part = own_part()
-    if part is not None and part.kind == "draft":
-        return run_rank(config, config, partial(_run_draft, given=given))
-    return run_rank(config, config, partial(_run, given=given), can_start_over=True)
-
-
-def _run_draft(
-    asked: GenerateConfig,
-    topology: Topology,
-    stop: StopRequest,
-    activity: Activity,
-    *,
-    given: Collection[str],
-) -> int:
-    """Until the supervisor ends it, when no group needs it any more."""
-    stop.defer_signals()
-    asked = replace(asked, **batch_options(asked))
-    models = plan_models(asked, may_read_states=True)
-    config = with_model_defaults(asked, models.target, given)
-    DraftPart(config, models, topology, activity=activity).serve_groups()
-    return 0
-
-
-def _run(
-    asked: GenerateConfig,
-    topology: Topology,
-    stop: StopRequest,
-    activity: Activity,
-    *,
-    given: Collection[str],
-) -> int:
-    return generate_on_ranks(asked, topology, stop, activity, given=given)
+    return run_rank(config, config, partial(generate_on_ranks, given=given), can_start_over=True)
 
 
 def generate_on_ranks(
@@ -123,8 +79,7 @@ def generate_on_ranks(
     models = rank0_first(topology, lambda: plan_models(asked, may_read_states=True))
     config = rank0_first(topology, lambda: with_model_defaults(asked, models.target, given))
     config = settled(config, models.draft)
-    plan = partial(plan_run, config, models, topology)
-    run = on_rank0(topology, plan if topology.part is None else partial(plan_in_turn, config, topology, plan))
+    run = on_rank0(topology, partial(plan_run, config, models, topology))
     if run is not None and share is not None:
         run = replace(run, shards=run.shards.first(share))
     try:
@@ -171,7 +126,7 @@ def _generate_planned(
         topology, run.folder.manifest.info.get(NUM_HALVINGS, 0) if run is not None else 0
     )
     workload = None if run is None else promised_work(config, models, run, has_costs=frozen is not None)
-    replica = (Replica if topology.part is None else TargetGroup)(
+    replica = Replica(
         config,
         models,
         topology,
@@ -269,8 +224,6 @@ def generate_rows(
         return stop.is_made
 
     run.membership.heartbeat.begin()
-    if isinstance(replica, TargetGroup):
-        replica.tell(run.membership.heartbeat.tell_draft)
     stop.defer_signals()
     try:
         for assignment in assign_from_rank0(topology, recorder, stop):
@@ -297,7 +250,7 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> bool:
     if is_often_cut(total.num_cut_completions, total.num_completions):
         settings = folder.manifest.fingerprint
         logger.warning(cut_line(total.num_cut_completions, total.num_completions, settings))
-    for line in closing_lines(folder, total, num_devices=topology.num_devices):
+    for line in closing_lines(folder, total, num_devices=topology.world_size):
         logger.info(line)
     is_complete = not run.pending_shards
     if is_complete:
@@ -305,7 +258,7 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> bool:
         remove_leftovers(folder)
         if config.push_to_hub is not None:
             push_to_hub(folder, run.membership, config.push_to_hub)
-    document = totals_document(folder, figures, num_devices=topology.num_devices, is_complete=is_complete)
+    document = totals_document(folder, figures, num_devices=topology.world_size, is_complete=is_complete)
     print(json.dumps(document))  # noqa: T201 (the job's result)
     if not is_complete or total.num_completions or config.turns_column is not None:
         return False

@@ -22,7 +22,6 @@ from specdist.job.pass_times import Budget, Fits, PassTimer, PassTimes
 from specdist.job.request_times import (
     FIRST_TOKENS,
     NOTHING,
-    TARGET_GROUP,
     answer_messages,
     drafting_curves,
     message_curve,
@@ -111,7 +110,7 @@ def measure_costs(
     if asks_draft:
         begin("measuring messages to the draft")
         if topology.is_rank0:
-            remote = RemoteDraft(topology.draft_rank, group=TARGET_GROUP, device=topology.device)
+            remote = RemoteDraft(topology.draft_rank, device=topology.device)
             message = message_curve(assembly, remote, topology.device, num_rows)
         elif draft is not None:
             answer_messages(assembly, draft)

@@ -81,16 +81,14 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     shards = row_options.shards(config.rows_per_shard)
     manifest = run_manifest(config, models, prompts, topology, shards)
     _check_overwrite(config)
-    part = topology.part
     membership = Membership(
         output,
         silent_after_s=config.claim_timeout,
         name=former_replica(),
-        suffix="" if part is None else f"-g{part.index}",
         folder=claims,
     )
-    is_first = not num_restarts() and (part is None or (part.index, part.num_starts) == (0, 0))
-    folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=config.overwrite and is_first)
+    overwrite = config.overwrite and not num_restarts()
+    folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=overwrite)
     try:
         check_claims(folder, claims)
         check_results(folder)
@@ -272,7 +270,6 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         "vocab_size": models.vocab_size,
         "tp_size": config.tp_size,
         "world_size": topology.world_size,
-        **({"num_devices": topology.num_devices} if topology.part is not None else {}),
         "draft_placement": topology.draft_placement,
         "device": topology.device.type,
         "python": platform.python_version(),

@@ -19,7 +19,7 @@ from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
-from specdist.engine.remote import RemoteDraft, serve_drafts
+from specdist.engine.remote import RemoteDraft, serve_draft
 from specdist.engine.request import Requests
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
@@ -29,7 +29,7 @@ from specdist.job.allocation import BatchLimits, CacheRoom, refusal, room_for_ca
 from specdist.job.costs import ASSUMED_ACCEPTANCE, plan_ahead
 from specdist.job.kept_costs import KeptCosts, costs_key
 from specdist.job.loaded_models import LoadedModels
-from specdist.job.measuring import TARGET_GROUP, measure_costs
+from specdist.job.measuring import measure_costs
 from specdist.job.memory import memory_settings
 from specdist.job.model_plan import ModelPlan, batch_limits
 from specdist.job.processing import sampling_settings
@@ -50,8 +50,6 @@ from specdist.utils.errors import UserError
 class Replica:
     """This rank's part of a replica. All ranks construct it at the same time."""
 
-    # Target groups that the draft of this rank serves.
-    _num_groups = 1
     # See :attr:`CacheRoom.graph_bytes`.
     _graph_bytes = 0
 
@@ -152,7 +150,6 @@ class Replica:
             max_draft_tokens=self._policy.max_draft_tokens,
             num_branches=self._config.num_branches,
             acceptance=ASSUMED_ACCEPTANCE,
-            num_groups=-(-self._config.num_targets // self._config.num_drafts),
         )
 
     @property
@@ -201,12 +198,7 @@ class Replica:
             self.assembly().serve_target(self._target, self._group)
         else:
             clock = Timeline("transfer", clock=clock_of(self._topology.device))
-            serve_drafts(
-                {TARGET_GROUP: self._draft_worker(clock)},
-                RANK_ZERO,
-                vocab_size=self._models.vocab_size,
-                clock=clock,
-            )
+            serve_draft(self._draft_worker(clock), RANK_ZERO, vocab_size=self._models.vocab_size, clock=clock)
 
     def engine(self, requests: Requests, stop_rules: StopRules, stats_recorder: StatsRecorder) -> Engine:
         """Rank 0's engine over these requests."""
@@ -294,8 +286,7 @@ class Replica:
                 self._group,
                 torch.zeros(num_tokens, hidden_size, dtype=self._target.dtype, device=topology.device),
             )
-        is_linked = topology.has_draft_rank and topology.part is None
-        if is_linked and topology.rank in (RANK_ZERO, topology.draft_rank):
+        if topology.has_draft_rank and topology.rank in (RANK_ZERO, topology.draft_rank):
             row_V = torch.zeros(self._models.vocab_size, device=topology.device)
             connect_draft(topology.draft_rank, row_V)
         self._activity.begin("sizing the cache")
@@ -304,9 +295,7 @@ class Replica:
         if self._target is not None:
             self.assembly().allocate(self._target)
         if self._draft is not None:
-            self.assembly().allocate_draft(
-                self._draft, *self._room_for_branches(), num_groups=self._num_groups
-            )
+            self.assembly().allocate_draft(self._draft, *self._room_for_branches())
         if self._topology.device.type == "cuda":
             memory = GraphMemory(self._topology.device, self._graph_bytes)
             for runner in (self._target, self._draft):
@@ -370,7 +359,7 @@ class Replica:
             return NoDraft()
         if self._topology.is_colocated:
             return with_states(self.assembly().local_draft(self.draft_runner, self._policy), self._target)
-        draft = RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP, device=self._topology.device)
+        draft = RemoteDraft(self._topology.draft_rank, device=self._topology.device)
         return with_states(self.assembly().asked_when_it_pays(draft), self._target)
 
     def _draft_worker(self, clock: Timeline | None = None) -> DraftWorker:

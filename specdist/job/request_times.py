@@ -27,7 +27,7 @@ from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.interfaces import Proposer
 from specdist.engine.local_target import FullDistributions
 from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.remote import serve_drafts
+from specdist.engine.remote import serve_draft
 from specdist.engine.reports import Traffic
 from specdist.engine.request import Request
 from specdist.engine.stats_recorder import StatsRecorder
@@ -38,7 +38,6 @@ from specdist.models.runner import ModelRunner
 from specdist.policies import FixedLength, Goodput, LengthPolicy
 from specdist.policies.costs import CostModel, Curve
 
-TARGET_GROUP = 0
 NUM_REQUESTS = 7
 NUM_WARMUPS = 2
 # Of every sequence; rounds of every kind, and most draft steps in one: ahead as many as fit beside a large
@@ -252,4 +251,4 @@ def answer_messages(assembly: Assembly, runner: ModelRunner) -> None:
     clock = Timeline("transfer")
     # Neither drafts nor branches: no pass is run.
     worker = assembly.draft_worker(runner, FixedLength(0), clock, ahead=DraftAhead())
-    serve_drafts({TARGET_GROUP: worker}, RANK_ZERO, vocab_size=assembly.vocab_size, clock=clock)
+    serve_draft(worker, RANK_ZERO, vocab_size=assembly.vocab_size, clock=clock)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import time
@@ -11,8 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from specdist.data import RunFolder
 from specdist.data.claim_folders import replicas_in
@@ -25,8 +22,6 @@ from specdist.utils.errors import UserError
 # For replicas that have left no heartbeat.
 SILENT_AFTER_S = 60.0
 MAX_SHOWN = 20
-# In the name of a replica that shares drafts with the other target groups of its launch (--num_targets).
-GROUP = re.compile(r"-g(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -37,21 +32,6 @@ class HeldShard:
     replica: str
     since: str
     num_rows: int
-
-
-@dataclass(frozen=True)
-class Group:
-    """A target group at work. Of the drafts of its launch, ``draft`` is the one that it turns to first, and
-    ``served_by`` the one that serves it at present, if one does."""
-
-    replica: str
-    draft: int
-    tokens_per_s: float
-    served_by: int | None
-
-    def __str__(self) -> str:
-        begins = "" if self.served_by == self.draft else f", begins with draft {self.draft}"
-        return f"{self.replica} ({self.tokens_per_s:,.1f} tokens/s{begins})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +54,6 @@ class RunStatus:
     tokens_per_s: float | None
     left_s: float | None
     errors: dict[str, int]
-    groups: list[Group]
 
     @property
     def is_complete(self) -> bool:
@@ -96,7 +75,6 @@ class RunStatus:
             lines.append(f"speed     {rate} tokens/s by {replicas}")
             end = "unknown" if self.left_s is None else f"about {time.ctime(time.time() + self.left_s)}"
             lines.append(f"end       {end}")
-        lines += self._draft_lines()
         for label, shards in (("running", self.running), ("failed", self.failed)):
             lines += [
                 f"{label:<9} shard {held.shard}: {held.num_rows} rows, by {held.replica} since {held.since}"
@@ -105,21 +83,6 @@ class RunStatus:
             if len(shards) > MAX_SHOWN:
                 lines.append(f"{label:<9} and {len(shards) - MAX_SHOWN} more")
         lines += [f"errors    {count:,} rows: {kind}" for kind, count in self.errors.items()]
-        return lines
-
-    def _draft_lines(self) -> list[str]:
-        """Whom each draft serves, and who has none."""
-        lines: list[str] = []
-        drafts = sorted({draft for group in self.groups for draft in (group.draft, group.served_by)
-                         if draft is not None})  # fmt: skip
-        for draft in (*drafts, None):
-            served = [str(group) for group in self.groups if group.served_by == draft]
-            more = f" and {len(served) - MAX_SHOWN} more" if len(served) > MAX_SHOWN else ""
-            names = f"{', '.join(served[:MAX_SHOWN])}{more}"
-            if draft is not None:
-                lines.append(f"draft {draft:<3} serves {names or 'nobody: it is not up, or not needed yet'}")
-            elif served:
-                lines.append(f"no draft  for {names}")
         return lines
 
 
@@ -185,7 +148,6 @@ class StatusReader:
             tokens_per_s=sum(beat.num_tokens / beat.elapsed_s for beat in beats) if beats else None,
             left_s=(num_expected - num_rows) / rows_per_s if rows_per_s else None,
             errors=dict((self._errors + errors).most_common()),
-            groups=self._groups(beats),
         )
 
     def _see_done(self, num_shards: int) -> None:
@@ -205,25 +167,6 @@ class StatusReader:
             beat = self._watch.beat(name)
             if beat is not None and beat.elapsed_s > 0 and not is_gone(name):
                 yield beat
-
-    def _groups(self, beats: Iterable[Beat]) -> list[Group]:
-        """In the order of their names; empty where no launch has several."""
-        found = [(beat, match) for beat in beats if (match := GROUP.search(beat.replica))]
-        if not found:
-            return []
-        options: Any = None
-        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
-            options = yaml.safe_load(self._folder.config_path.read_text(encoding="utf-8"))
-        num_drafts = options.get("num_drafts") if isinstance(options, dict) else None
-        if not isinstance(num_drafts, int) or num_drafts < 1:
-            return []
-        return sorted(
-            (
-                Group(beat.replica, int(match[1]) % num_drafts, beat.num_tokens / beat.elapsed_s, beat.draft)
-                for beat, match in found
-            ),
-            key=lambda group: group.replica,
-        )
 
     def _is_gone(self, replica: str) -> bool:
         is_at_work = self._watch.is_at_work(replica)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.collectives import RANK_ZERO
-from specdist.job.parts import Part, own_part
 from specdist.job.restart import num_restarts
 from specdist.utils.errors import UserError
 from specdist.utils.packages import check_installed
@@ -42,10 +41,6 @@ class Topology:
     device: torch.device
     # See --rank_timeout.
     rank_timeout_s: float = 600.0
-    # Where target groups share drafts: the part that this rank belongs to, and how many there are.
-    part: Part | None = None
-    num_targets: int = 1
-    num_drafts: int = 1
 
     @property
     def is_rank0(self) -> bool:
@@ -54,31 +49,19 @@ class Topology:
     @property
     def is_colocated(self) -> bool:
         """The draft shares rank 0, and its device, with the target or a shard of it."""
-        return self.uses_draft and self.world_size == self.tp_size and self.part is None
-
-    @property
-    def is_draft_part(self) -> bool:
-        """A draft that several target groups share, in a process of its own."""
-        return self.part is not None and self.part.kind == "draft"
+        return self.uses_draft and self.world_size == self.tp_size
 
     @property
     def holds_target(self) -> bool:
-        return self.rank < self.tp_size and not self.is_draft_part
+        return self.rank < self.tp_size
 
     @property
     def draft_rank(self) -> int:
-        return RANK_ZERO if self.is_colocated or self.is_draft_part else self.tp_size
+        return RANK_ZERO if self.is_colocated else self.tp_size
 
     @property
     def holds_draft(self) -> bool:
         return self.uses_draft and self.rank == self.draft_rank
-
-    @property
-    def num_devices(self) -> float:
-        """Those of this replica: of drafts that are shared, its part."""
-        if self.part is None:
-            return self.world_size
-        return self.tp_size + self.num_drafts / self.num_targets
 
     @property
     def collective_timeout(self) -> timedelta:
@@ -102,9 +85,6 @@ class Topology:
 
     def role_of(self, rank: int) -> str:
         """The role of a rank of the replica."""
-        if self.part is not None:
-            own = f", rank {rank + 1}/{self.tp_size}" if self.tp_size > 1 and not self.is_draft_part else ""
-            return f"{self.part.kind} {self.part.index}{own}"
         if self.world_size == 1:
             return "target+draft" if self.uses_draft else "target"
         if rank >= self.tp_size:
@@ -120,9 +100,8 @@ def rank_from_environment() -> int:
 
 def topology_from_environment(config: GenerateConfig) -> Topology:
     """From the launcher's variables. Raises :class:`UserError` for a number of ranks that does not fit."""
-    world_size, part = int(os.environ.get("WORLD_SIZE", "1")), own_part()
-    if part is None:
-        config.check_world(world_size)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    config.check_world(world_size)
     if config.tp_size > 1:
         check_installed("deepspeed", f"--tp_size {config.tp_size}", "use --tp_size 1")
     return Topology(
@@ -132,9 +111,6 @@ def topology_from_environment(config: GenerateConfig) -> Topology:
         uses_draft=config.uses_draft_model,
         device=local_device(config.device, int(os.environ.get("LOCAL_RANK", "0"))),
         rank_timeout_s=config.rank_timeout,
-        part=part,
-        num_targets=config.num_targets,
-        num_drafts=config.num_drafts,
     )
 
 
@@ -216,16 +192,7 @@ def meeting_store(topology: Topology, purpose: str) -> dist.Store:
     wait_s = min(wait_s, topology.rank_timeout_s, LONGEST_TIMEOUT_S)
     store = _connect(wait_s, is_host=hosts_store(topology))
     store.set_timeout(topology.collective_timeout)
-    part = "" if topology.part is None else f"{topology.part.name}/{topology.part.num_starts}/"
-    return dist.PrefixStore(f"{part}{purpose}/{num_restarts()}", store)
-
-
-def launch_store(*, is_host: bool = False) -> dist.Store:
-    """A new connection to what all parts of a launch know. ``is_host``: this process keeps it, unless the
-    launcher does. Raises RuntimeError if it cannot be reached."""
-    store = _connect(AGENT_STORE_TIMEOUT_S, is_host=is_host and not launcher_has_store())
-    store.set_timeout(timedelta(seconds=AGENT_STORE_TIMEOUT_S))
-    return dist.PrefixStore("launch", store)
+    return dist.PrefixStore(f"{purpose}/{num_restarts()}", store)
 
 
 def _connect(wait_s: float, *, is_host: bool) -> dist.Store:

@@ -1,8 +1,7 @@
-"""The best plan of every mode (ranks, batch size, draft length, targets per draft), and the one to take."""
+"""The best plan of every mode (ranks, batch size, draft length), and the one to take."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,7 @@ from functools import cache
 
 from specdist.models.sizes import ModelSize
 from specdist.planning.counted import DRAFT_PASS, TARGET_PASS
-from specdist.planning.filling import Shape, Site, shapes
-from specdist.planning.hardware import NETWORK_LATENCY_S
+from specdist.planning.filling import Shape, Site, shape_of
 from specdist.planning.memory import Fit, fit
 from specdist.planning.roofline import Placement, roofline_costs
 from specdist.planning.sampling import DEFAULTS
@@ -67,8 +65,8 @@ class Plan:
 
     Attributes:
         num_replicas: side by side.
-        most_rows: sequences that memory has room for; ``settings.num_rows`` are used, by every target.
-        prediction: of one target.
+        most_rows: sequences that memory has room for; ``settings.num_rows`` are used.
+        prediction: of one replica.
         tokens_per_s: of all replicas; ``tokens_per_s_per_gpu`` counts the GPUs that they use.
     """
 
@@ -92,11 +90,11 @@ class Plan:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.prediction.tokens_per_s * self.shape.num_targets * self.num_replicas
+        return self.prediction.tokens_per_s * self.num_replicas
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        return self.prediction.tokens_per_s * self.shape.num_targets / self.num_gpus
+        return self.prediction.tokens_per_s / self.num_gpus
 
     @property
     def hours(self) -> float:
@@ -111,32 +109,25 @@ class Planner:
         self._draft = draft
         self._site = site
         self._work = work
-        # An EAGLE-3 draft takes turns with its target, and belongs to it alone.
+        # An EAGLE-3 draft takes turns with its target.
         self._reads_states = draft is not None and draft.num_read_numbers > 0
         self._costs = cache(self._measure)
         self._fits = cache(self._measure_fit)
 
     def best_plans(self) -> list[Plan]:
         """For each mode that fits, in the order of :data:`MODES`, the plan with the most tokens per second on
-        the whole site; of drafts with a GPU of their own, one for each number of targets that share one."""
-        found: list[Plan] = []
-        for mode in MODES:
-            best: dict[bool, Plan] = {}
-            for plan in self._plans(mode):
-                is_shared = plan.shape.num_targets > 1
-                if is_shared not in best or plan.tokens_per_s > best[is_shared].tokens_per_s:
-                    best[is_shared] = plan
-            found += best.values()
-        return sorted(found, key=lambda plan: plan.shape.num_targets > 1)
+        the whole site."""
+        best = [max(self._plans(mode), key=lambda plan: plan.tokens_per_s, default=None) for mode in MODES]
+        return [plan for plan in best if plan is not None]
 
     def most_per_gpu(self, mode: Mode, num_rows: int, *, num_idle: int = 0) -> float | None:
-        """The most tokens per second per GPU used of replicas with so many sequences of a target at a time,
+        """The most tokens per second per GPU used of replicas with so many sequences at a time,
         or as many of them as fit; None if none fits. ``num_idle``: further GPUs of each, which have nothing
         to do."""
         # Where it does not pay, a draft on rank 0 drafts nothing, but has its memory there.
         lengths = [0] if mode == "target only" else range(int(mode in OWN_GPU), MAX_DRAFT_TOKENS + 1)
         found = [
-            prediction.tokens_per_s * shape.num_targets / (shape.num_gpus + num_idle)
+            prediction.tokens_per_s / (shape.num_gpus + num_idle)
             for shape in self._shapes(mode)
             for length in lengths
             for most in [min(num_rows, self._fit(mode, shape, length).most_rows)]
@@ -152,7 +143,6 @@ class Planner:
             for mode in MODES
             if mode not in ("in turns" if not self._reads_states else "ahead", "branches")
             for shape in self._shapes(mode)
-            if shape.num_targets == 1
         ]
 
     def _shapes(self, mode: Mode) -> list[Shape]:
@@ -161,17 +151,12 @@ class Planner:
         if self._reads_states and mode in ("ahead", "branches"):
             return []
         most = self._site.gpus_per_node - (mode in OWN_GPU)
-        return [
-            shape
-            for tp_size in self._target.tp_sizes(most)
-            for shape in shapes(self._site, mode, tp_size)
-            if not self._reads_states or shape.num_targets == 1
-        ]
+        return [shape_of(self._site, mode, tp_size) for tp_size in self._target.tp_sizes(most)]
 
     def _fit(self, mode: Mode, shape: Shape, num_draft_tokens: int) -> Fit:
-        return self._fits(mode, shape.tp_size, shape.targets_per_draft, num_draft_tokens)
+        return self._fits(mode, shape.tp_size, num_draft_tokens)
 
-    def _measure_fit(self, mode: Mode, tp_size: int, targets_per_draft: int, num_draft_tokens: int) -> Fit:
+    def _measure_fit(self, mode: Mode, tp_size: int, num_draft_tokens: int) -> Fit:
         return fit(
             self._target,
             self._draft,
@@ -181,7 +166,6 @@ class Planner:
             row_tokens=self._work.row_tokens,
             num_draft_tokens=num_draft_tokens,
             num_branches=self._settings(mode, 1, num_draft_tokens).num_branches,
-            targets_per_draft=targets_per_draft,
             draft_window=self._work.draft_window,
             settings=self._work.sampling,
         )
@@ -189,15 +173,14 @@ class Planner:
     def _plans(self, mode: Mode) -> Iterator[Plan]:
         lengths = [0] if mode == "target only" else range(1, MAX_DRAFT_TOKENS + 1)
         for shape in self._shapes(mode):
-            # Fewer prompts than targets leave some without work.
-            num_replicas = min(shape.num_replicas, self._work.num_prompts // shape.num_targets)
+            # Fewer prompts than replicas leave some without work.
+            num_replicas = min(shape.num_replicas, self._work.num_prompts)
             for length in lengths if num_replicas else ():
                 room = self._fit(mode, shape, length)
-                num_targets = shape.num_targets * num_replicas
-                most = min(room.most_rows, -(-self._work.num_prompts // num_targets))
+                most = min(room.most_rows, -(-self._work.num_prompts // num_replicas))
                 for num_rows in _batch_sizes(min(most, self._site.max_num_seqs or most)):
                     yield Plan(
-                        settings=self._settings(mode, num_rows, length, shape.targets_per_draft),
+                        settings=self._settings(mode, num_rows, length),
                         shape=shape,
                         num_replicas=num_replicas,
                         most_rows=room.most_rows,
@@ -208,30 +191,23 @@ class Planner:
                     )
 
     def _predict(self, mode: Mode, shape: Shape, num_rows: int, num_draft_tokens: int) -> Prediction:
-        costs = self._costs(shape.tp_size, num_rows, shape.targets_per_draft)
-        if shape.num_nodes > 1:
-            proposal_s = costs.proposal_s + 2 * NETWORK_LATENCY_S
-            costs = dataclasses.replace(costs, proposal_s=proposal_s)
         return predict(
-            costs,
-            self._settings(mode, num_rows, num_draft_tokens, shape.targets_per_draft),
+            self._costs(shape.tp_size, num_rows),
+            self._settings(mode, num_rows, num_draft_tokens),
             prompt_tokens=self._work.prompt_tokens,
             output_tokens=self._work.output_tokens,
         )
 
-    def _settings(
-        self, mode: Mode, num_rows: int, num_draft_tokens: int, targets_per_draft: int = 1
-    ) -> Settings:
+    def _settings(self, mode: Mode, num_rows: int, num_draft_tokens: int) -> Settings:
         return Settings(
             mode=mode,
             num_rows=num_rows,
             num_draft_tokens=num_draft_tokens,
             acceptance=self._work.acceptance,
             caught=self._work.caught,
-            targets_per_draft=targets_per_draft,
         )
 
-    def _measure(self, tp_size: int, num_rows: int, targets_per_draft: int) -> ReplicaCosts:
+    def _measure(self, tp_size: int, num_rows: int) -> ReplicaCosts:
         target, draft = (
             None
             if model is None
@@ -250,14 +226,13 @@ class Planner:
             )
         )
         assert target is not None
-        branches = self._settings("branches", num_rows, 1, targets_per_draft)
-        most_together = num_rows * targets_per_draft
+        branches = self._settings("branches", num_rows, 1)
         return roofline_costs(
             target,
             draft,
             num_rows=num_rows,
             most_tokens=num_rows * (MAX_DRAFT_TOKENS + 1) + PREFILL_CHUNK_TOKENS,
-            most_draft_rows=most_together * max(2, 1 + branches.num_branches),
+            most_draft_rows=num_rows * max(2, 1 + branches.num_branches),
         )
 
 

@@ -46,8 +46,6 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
         }
     if settings.mode == "colocated":
         options["draft_placement"] = "shared"
-    if plan.shape.num_targets > 1:
-        options |= {"num_targets": plan.shape.num_targets, "num_drafts": plan.shape.num_drafts}
     options |= {
         **_given(config, "target_quantization"),
         "dtype": config.dtype,
@@ -67,10 +65,9 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
     longest = longest_row(plan, work, max_positions)
     if longest < max_positions:
         options["max_seq_len"] = longest
-    num_targets = plan.num_replicas * plan.shape.num_targets
-    if num_targets > 1:
-        # A target without a shard has nothing to do.
-        num_shards = SHARDS_PER_REPLICA * num_targets
+    if plan.num_replicas > 1:
+        # A replica without a shard has nothing to do.
+        num_shards = SHARDS_PER_REPLICA * plan.num_replicas
         options["rows_per_shard"] = max(1, min(ROWS_PER_SHARD, work.num_prompts // num_shards))
     return options
 
@@ -109,9 +106,6 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     return {
         "mode": settings.mode,
         "tp_size": plan.tp_size,
-        "num_targets": plan.shape.num_targets,
-        "num_drafts": plan.shape.num_drafts,
-        "num_nodes": plan.shape.num_nodes,
         "num_gpus": plan.num_gpus,
         "num_replicas": plan.num_replicas,
         "num_prompts": plan.num_prompts,

@@ -33,8 +33,6 @@ NVLINK_LATENCY_S = 15 * US
 PCIE_LATENCY_S = 30 * US
 # Messages of a few megabytes; those of hundreds come nearer to the peak. Assumed.
 LINK_EFFICIENCY = 0.7
-# A message from a process on one node to one on another and what wakes its receiver. Assumed.
-NETWORK_LATENCY_S = 50 * US
 # A kernel of a replayed graph beside reading, writing and computing: its start and end, and the gap to the
 # next. Assumed. "Getting Started with CUDA Graphs" (Gray 2019, developer.nvidia.com/blog/cuda-graphs) reports
 # 3.4 microseconds from one short kernel to the next in a graph, most of them the kernel's own.

@@ -12,8 +12,6 @@ from specdist.planning.filling import Site
 
 GPU_LAUNCH, CPU_LAUNCH = "jobs/accelerate/gpu8.yaml", "jobs/accelerate/cpu.yaml"
 PROMPTS, OUTPUT = "PROMPTS", "OUTPUT"
-# Of a launch over several nodes.
-NODE, HOST, PORT = "NODE", "HOST", "29500"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +21,11 @@ class Launch:
     Attributes:
         commands: one for each replica on a node, to be run side by side.
         num_nodes: number of nodes, all of them with the same output folder.
-        nodes_per_replica: if more than one, a command is run on each of these, with its number.
         placeholders: words in the commands that stand for unknown paths.
     """
 
     commands: tuple[str, ...]
     num_nodes: int
-    nodes_per_replica: int = 1
     placeholders: tuple[str, ...]
 
     def lines(self) -> list[str]:
@@ -37,14 +33,9 @@ class Launch:
         title = "Launch"
         if len(self.commands) > 1:
             title += f" {len(self.commands)} replicas side by side"
-        if self.nodes_per_replica > 1:
-            title += (
-                f" on {self.num_nodes} nodes, on every {self.nodes_per_replica} of them together, with the "
-                f"node's number from 0 on in place of {NODE} and the address of number 0 in place of {HOST}"
-            )
-        elif self.num_nodes > 1:
+        if self.num_nodes > 1:
             title += f", on each of {self.num_nodes} nodes"
-        if len(self.commands) * self.num_nodes > self.nodes_per_replica:
+        if len(self.commands) * self.num_nodes > 1:
             title += "; they share the prompts through the output folder"
         notes = ""
         if self.placeholders:
@@ -64,8 +55,7 @@ def launch_of(
     on_cpu: bool,
 ) -> Launch:
     """The commands of a plan. ``options`` are in the file ``config_path``, or else on the command line."""
-    num_nodes = plan.shape.num_nodes
-    per_node = 1 if num_nodes > 1 else min(site.gpus_per_node // plan.num_gpus, plan.num_replicas)
+    per_node = min(site.gpus_per_node // plan.num_gpus, plan.num_replicas)
     job = ["jobs/generate.py"]
     if config_path is not None:
         job += ["--config", config_path]
@@ -77,9 +67,6 @@ def launch_of(
     else:
         config_file = CPU_LAUNCH if on_cpu else GPU_LAUNCH
         words = ["accelerate", "launch", "--config_file", config_file]
-        if num_nodes > 1:
-            words += ["--num_machines", str(num_nodes), "--machine_rank", NODE]
-            words += ["--main_process_ip", HOST, "--main_process_port", PORT]
         words += ["--num_processes", str(plan.num_gpus), *job]
     commands = []
     for replica in range(per_node):
@@ -90,7 +77,6 @@ def launch_of(
         commands.append(prefix + shlex.join(words))
     return Launch(
         commands=tuple(commands),
-        num_nodes=plan.num_replicas * num_nodes if num_nodes > 1 else -(-plan.num_replicas // per_node),
-        nodes_per_replica=num_nodes,
+        num_nodes=-(-plan.num_replicas // per_node),
         placeholders=tuple(word for word, path in ((PROMPTS, prompts), (OUTPUT, output)) if path is None),
     )

@@ -62,20 +62,18 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """Lengths and drafting of every row, and the number of targets whose rows are on this GPU."""
+    """Lengths and drafting of every row."""
 
     row_tokens: int
     num_draft_tokens: int
     num_branches: int = 0
     works_ahead: bool = False
-    num_targets: int = 1
     draft_window: DraftWindow | None = None
     num_state_numbers: int = 0
 
     def limits(self, num_rows: int) -> BatchLimits:
-        """The limits of a job with this many running sequences of every target."""
+        """The limits of a job with this many running sequences."""
         block_tokens = self.num_draft_tokens + 1
-        num_rows *= self.num_targets
         return BatchLimits(
             scheduling=SchedulerSettings(
                 max_num_seqs=num_rows,
@@ -103,12 +101,11 @@ def fit(
     row_tokens: int,
     num_draft_tokens: int = 0,
     num_branches: int = 0,
-    targets_per_draft: int = 1,
     draft_window: int | None = None,
     settings: SamplingSettings = DEFAULTS,
 ) -> Fit:
     """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job plans it; the draft
-    holds those of all its targets, or ``draft_window`` tokens of each. ``settings``: how tokens are drawn."""
+    holds ``draft_window`` tokens of each, if not all. ``settings``: how tokens are drawn."""
     drafts = draft is not None and mode != "target only"
     sampling = Sampling(has_top_p=settings.top_p < 1)
     if settings.is_greedy:
@@ -131,7 +128,6 @@ def fit(
         num_draft_tokens=num_draft_tokens,
         num_branches=num_branches,
         works_ahead=mode in ("ahead", "branches"),
-        num_targets=targets_per_draft,
         draft_window=window,
         num_state_numbers=draft.num_read_numbers,
     )

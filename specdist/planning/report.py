@@ -68,13 +68,11 @@ def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
 
 def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
     """One line per plan; the recommended one is marked."""
-    several = any(plan.shape.num_targets > 1 for plan in plans)
     has_states = any(plan.prediction.state_bytes_per_round for plan in plans)
     rows: list[dict[str, str | int | None]] = [
         {
             "": "=>" if plan is chosen else "",
             "mode": NAMES[plan.settings.mode],
-            **(_groups(plan) if several else {}),
             "tp": plan.tp_size,
             "GPUs": plan.num_gpus,
             "replicas": plan.num_replicas,
@@ -93,10 +91,6 @@ def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
         for found in [plan.prediction]
     ]
     return Table.of(rows, num_names=2).console()
-
-
-def _groups(plan: Plan) -> dict[str, int | None]:
-    return {"targets": plan.shape.num_targets, "drafts": plan.shape.num_drafts or None}
 
 
 def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -> str:
@@ -148,10 +142,7 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
 def _setting(plan: Plan) -> str:
     length = plan.settings.num_draft_tokens
     drafts = f" and {length} draft tokens" if length else ""
-    shape = plan.shape
-    targets = f"{shape.num_targets} targets and {shape.num_drafts} draft{'s' * (shape.num_drafts > 1)}, "
-    shared = targets if shape.num_targets > 1 else ""
-    return f"{shared}tp_size {plan.tp_size}, {plan.settings.num_rows} sequences{drafts}"
+    return f"tp_size {plan.tp_size}, {plan.settings.num_rows} sequences{drafts}"
 
 
 def _mib(num_bytes: float) -> str | None:

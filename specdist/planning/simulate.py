@@ -6,11 +6,8 @@ and the end of a job see :mod:`specdist.planning.events`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
 
 from specdist.policies.costs import CostModel, Curve
 from specdist.stats.regression import NS_PER_S
@@ -51,15 +48,13 @@ class ReplicaCosts:
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a target runs: ``num_rows`` running sequences, ``num_draft_tokens`` candidates per round, and the
-    share of misses ``caught`` by branches in a mode that has them. ``targets_per_draft`` equal ones share one
-    draft."""
+    share of misses ``caught`` by branches in a mode that has them."""
 
     mode: Mode
     num_rows: int
     num_draft_tokens: int
     acceptance: float
     caught: float = 0.0
-    targets_per_draft: int = 1
 
     @property
     def is_ahead(self) -> bool:
@@ -83,7 +78,7 @@ class Prediction:
         tokens_per_round: new tokens of one sequence.
         tokens_per_pass: run by the target for all sequences, without prompts.
         target_share, draft_share: shares of the time in which each works, with prompts; they overlap where
-            the draft works ahead, or for other targets.
+            the draft works ahead.
         prefill_share: share of the time for prompts on the target.
         state_bytes_per_round: of the target's states that the draft gets: of all new tokens and of prompts.
     """
@@ -100,12 +95,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Round:
-    """Tokens of the target's pass, and new tokens per sequence, without prompts; and the seconds of the draft
-    for so many sequences."""
+    """Tokens of the target's pass, new tokens per sequence, and seconds of the draft, without prompts."""
 
     num_target_tokens: float
     tokens_per_row: float
-    draft_s: Callable[[int], float]
+    draft_s: float
 
 
 def predict(
@@ -113,27 +107,21 @@ def predict(
 ) -> Prediction:
     """The steady state; of decoding alone without ``prompt_tokens``."""
     plan = _round(costs, settings)
-    num_rows, num_targets = settings.num_rows, settings.targets_per_draft
+    num_rows = settings.num_rows
     num_prompts = num_rows * plan.tokens_per_row / output_tokens
     target_s = _seconds(costs.passes.target, plan.num_target_tokens)
     prefill_s, draft_prefill_s = _prefill(costs, settings, plan, prompt_tokens, num_prompts)
     target_s += prefill_s
-    away_s, draft_s = costs.round_s + target_s, 0.0
+    round_s, draft_s = costs.round_s + target_s, 0.0
     num_states = 0.0 if settings.mode == "target only" else num_rows * plan.tokens_per_row
     num_states += num_prompts * prompt_tokens if num_states else 0.0
     if settings.mode != "target only":
-        away_s += costs.proposal_s
+        round_s += costs.proposal_s
+        draft_s = plan.draft_s + draft_prefill_s
     if settings.mode in OWN_GPU:
-        away_s += num_states * costs.state_s
-    round_s = away_s
-    if settings.mode != "target only":
-        round_s, draft_s = _shared_round(
-            away_s,
-            num_targets,
-            lambda count: plan.draft_s(count * num_rows) + count * draft_prefill_s,
-            is_ahead=settings.is_ahead,
-            unshared_s=away_s - target_s,
-        )
+        round_s += num_states * costs.state_s
+    # Ahead the draft works while the target does, but not while the messages are on their way.
+    round_s = max(round_s, draft_s + (round_s - target_s)) if settings.is_ahead else round_s + draft_s
     return Prediction(
         tokens_per_s=num_rows * plan.tokens_per_row / round_s,
         tokens_per_round=plan.tokens_per_row,
@@ -146,41 +134,11 @@ def predict(
     )
 
 
-def _shared_round(
-    away_s: float,
-    num_targets: int,
-    burst_s: Callable[[int], float],
-    *,
-    is_ahead: bool,
-    unshared_s: float,
-) -> tuple[float, float]:
-    """Seconds of a round of equal targets that share a draft, and of the draft's work in it.
-
-    Those that wait when a burst is over make up the next one, and the draft waits for one more where that
-    makes the round shorter (:mod:`specdist.engine.meetings`). So the targets fall into groups whose bursts
-    follow one another, as many as are best.
-
-    Args:
-        away_s: from a reply to the next request.
-        burst_s: of a burst for so many targets. A draft that works ahead replies before it, else after it.
-        unshared_s: the part of ``away_s`` that a burst ahead for a single target adds to.
-    """
-    found: list[tuple[float, float]] = []
-    for num_bursts in range(num_targets, 0, -1):
-        bursts_s = [burst_s(len(part)) for part in np.array_split(np.arange(num_targets), num_bursts)]
-        own_s = 0.0 if is_ahead else max(bursts_s)
-        work_s = sum(bursts_s)
-        # A single target asks again only when its reply has been used.
-        busy_s = work_s + (unshared_s if num_targets == 1 else 0.0)
-        found.append((max(away_s + own_s, busy_s), work_s))
-    return min(found, key=lambda each: each[0])
-
-
 def _round(costs: ReplicaCosts, settings: Settings) -> _Round:
     passes = costs.passes
     num_rows, length, acceptance = settings.num_rows, settings.num_draft_tokens, settings.acceptance
     if settings.mode == "target only" or not length:
-        return _Round(num_rows, 1.0, lambda _: 0.0)
+        return _Round(num_rows, 1.0, 0.0)
     if settings.is_ahead:
         caught = settings.caught_share
         ready = ready_share(acceptance, length, caught)
@@ -196,12 +154,8 @@ def _round(costs: ReplicaCosts, settings: Settings) -> _Round:
             # All that was accepted is run again, with the target's states.
             first = tokens
         num_target_tokens = num_rows * (1 + length)
-
-    def draft_s(num_rows: int) -> float:
-        later_s = num_others * _seconds(passes.draft, num_rows * others)
-        return _seconds(passes.draft, num_rows * first) + later_s
-
-    return _Round(num_target_tokens, tokens, draft_s)
+    later_s = num_others * _seconds(passes.draft, num_rows * others)
+    return _Round(num_target_tokens, tokens, _seconds(passes.draft, num_rows * first) + later_s)
 
 
 def _prefill(

@@ -80,8 +80,6 @@ class RoundContext:
         num_context_tokens: mean length of the sequences.
         is_ahead: the draft works while the target runs its pass.
         most_tokens: of a block, where the round has no room for as many as the policy may draft.
-        num_targets: whose sequences and tokens these are, in equal parts: each has a pass of its own.
-        num_bursts: of the draft for all targets that it serves, each as long as this one, in a round.
     """
 
     num_rows: int
@@ -89,8 +87,6 @@ class RoundContext:
     is_ahead: bool
     most_tokens: int | None = None
     num_context_tokens: float = 0.0
-    num_targets: int = 1
-    num_bursts: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

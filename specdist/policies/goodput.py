@@ -10,8 +10,6 @@ is not linear in tokens: the first token of a block may cost as much as five.
   blocks without prompts, since prompts cost the same in any case, with the acceptance of the sequences that
   are asked about: their tokens must come from them, at whatever rate others go. Whether to stop is decided
   before a token is drawn, by the tokens before it; no drawn token is ever left out.
-- A draft that several targets share has a burst for one or several of them at a time: each has a pass of its
-  own, at the same time, and a round is no shorter than all its bursts.
 - A draft that works ahead has the time of the target's pass for free; only time beyond it counts. Tokens that
   are ready need not be verified at once: one that is held back stays in the chain as a token drafted ahead,
   and is verified by the same rule a round later, so holding it back may depend on its value without any bias.
@@ -201,7 +199,7 @@ class Goodput(RegisteredPolicy):
         pass_ns = self._target_ns(round.num_pass_tokens + counts, round)
         # So many tokens in every round take so many steps, not all those for which there was time to spare.
         step_ns = (self._drafting_ns - self._first_ns) / max(1, self._num_steps)
-        drafting_ns = round.num_bursts * (self._first_ns + counts * (step_ns / max(1, num_rows)))
+        drafting_ns = self._first_ns + counts * (step_ns / max(1, num_rows))
         longest_ns = bare_ns = np.maximum(np.maximum(pass_ns, drafting_ns), 1.0)
         if round.num_pass_tokens != num_rows:
             # Prompts cost the same in any case: the rate is that of a round without them.
@@ -251,10 +249,9 @@ class Goodput(RegisteredPolicy):
         num_rows, round = len(rows.draft_slots_R), rows.round
         num_tokens_D = round.num_rows + self._worth[rows.draft_slots_R].sum(axis=0)
         message_ns = self._costs.message.at(num_rows)
-        burst_ns_D = self._steps_D * self._costs.step_ns(num_rows, round.num_context_tokens)
-        burst_ns_D = burst_ns_D + self._costs.turns.at(num_rows)
-        ns_D = burst_ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round)
-        ns_D = np.maximum(ns_D, round.num_bursts * burst_ns_D) + message_ns
+        ns_D = self._steps_D * self._costs.step_ns(num_rows, round.num_context_tokens)
+        ns_D = ns_D + self._costs.turns.at(num_rows)
+        ns_D = ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round) + message_ns
         undrafted_ns = self._pass_ns(round.num_rows, round) + message_ns
         undrafted = round.num_rows / max(1.0, undrafted_ns)
         self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
@@ -316,10 +313,8 @@ class Goodput(RegisteredPolicy):
             self._drafting_context = context
         drafting_RS = self._drafting_RD[:num_rows, :num_steps]
         if round.is_ahead:
-            # With several bursts a round, each has a part of the target's time.
-            over_ns = spent_ns - self._pass_ns(round.num_pass_tokens, round) / round.num_bursts
-            added_RS: np.ndarray = np.maximum(0.0, drafting_RS + over_ns) - np.maximum(0.0, over_ns)
-            return added_RS if round.num_bursts == 1 else round.num_bursts * added_RS
+            over_ns = spent_ns - self._pass_ns(round.num_pass_tokens, round)
+            return np.asarray(np.maximum(0.0, drafting_RS + over_ns) - np.maximum(0.0, over_ns))
         num_tokens = round.num_pass_tokens + num_tokens
         verifying_RS = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
         if isinstance(num_tokens, int):
@@ -329,23 +324,15 @@ class Goodput(RegisteredPolicy):
         added_RS = drafting_RS + verifying_RS - verified_ns
         if not rows.num_drafted:
             added_RS = added_RS + self._costs.turns.look_up(np.arange(1, num_rows + 1))[:, None]
-        if round.num_bursts <= 1:
-            return added_RS
-        # The other bursts of a round take place during this target's pass, or make the round longer.
-        burst_RS = drafting_RS + spent_ns
-        longest_RS = np.maximum(burst_RS + verifying_RS, round.num_bursts * burst_RS)
-        shortest_ns = np.maximum(spent_ns + verified_ns, round.num_bursts * spent_ns)
-        return longest_RS - shortest_ns
+        return added_RS
 
     def _target_ns(self, num_tokens: Sizes, round: RoundContext) -> np.ndarray:
-        """A target pass in this round, of so many tokens of all targets that this burst serves."""
-        own_tokens, own_rows = (-(-number // round.num_targets) for number in (num_tokens, round.num_rows))
-        return self._costs.target_ns(own_tokens, own_rows, round.num_context_tokens)
+        """A target pass in this round, of so many tokens."""
+        return self._costs.target_ns(num_tokens, round.num_rows, round.num_context_tokens)
 
     def _pass_ns(self, num_tokens: int, round: RoundContext) -> float:
         """The same of one number."""
-        own_tokens, own_rows = -(-num_tokens // round.num_targets), -(-round.num_rows // round.num_targets)
-        return self._costs.pass_ns(own_tokens, own_rows, round.num_context_tokens)
+        return self._costs.pass_ns(num_tokens, round.num_rows, round.num_context_tokens)
 
     def _draft_ns(self, num_rows: Sizes, round: RoundContext) -> np.ndarray:
         """A draft step of so many sequences and branches in this round."""

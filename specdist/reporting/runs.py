@@ -83,8 +83,8 @@ class ReportedRun:
 
     @property
     def num_devices(self) -> float:
-        """Ranks of a replica; each has a GPU of its own if there are GPUs. Of a draft that several target
-        groups share, a part is each one's."""
+        """Ranks of a replica; each has a GPU of its own if there are GPUs. In a run of an earlier version
+        whose targets shared a draft, a part of the draft's is each one's."""
         return float(self.info.get("num_devices", self.info.get("world_size", 1)))
 
     @property

@@ -208,7 +208,7 @@ def _slowest(run: ReportedRun, *, is_alone: bool) -> Markup:
 
 
 def replicas_table(run: ReportedRun, *, is_alone: bool) -> Markup:
-    """What each did; target groups that share drafts are replicas, ``-g0``, ``-g1``, ..."""
+    """What each did."""
     places = sorted(range(run.num_replicas), key=lambda place: run.shards.replicas[place])
     rows = []
     for place in places[:MAX_REPLICAS]:
@@ -225,8 +225,8 @@ def replicas_table(run: ReportedRun, *, is_alone: bool) -> Markup:
                 percent(counts.verified_acceptance_rate),
             ]
         )
-    header = ["replica or target group", "shards", "rows", "tokens", "tokens/s", "per pass", "accepted"]
-    caption = "Replicas and target groups" if is_alone else f"Replicas and target groups of {run.label}"
+    header = ["replica", "shards", "rows", "tokens", "tokens/s", "per pass", "accepted"]
+    caption = "Replicas" if is_alone else f"Replicas of {run.label}"
     if run.num_replicas > len(rows):
         caption += f": the first {len(rows)} of {run.num_replicas}"
     return table(header, rows, caption=caption)

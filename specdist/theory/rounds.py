@@ -116,18 +116,12 @@ class RoundChooser:
         self._chunk_tokens = 1.0
         self._num_heard = 0
         self._last = LISTEN
-        self._num_targets, self._num_bursts = 1, 1.0
         self._cached: dict[tuple[float, ...], _Rates] = {}
 
     @property
     def acceptance(self) -> float:
         """The estimate of the probability that a drafted token is accepted."""
         return float(self._acceptance[0] / self._acceptance[1])
-
-    @property
-    def works_ahead(self) -> bool:
-        """Whether the rounds that follow draft blocks ahead."""
-        return self._last.num_ahead > 1
 
     def observe(self, num_accepted_R: np.ndarray, is_rejected_R: np.ndarray) -> None:
         """The target has verified blocks: accepted tokens of each, and whether another one was rejected."""
@@ -158,23 +152,9 @@ class RoundChooser:
         if num_prompt_tokens:
             self._chunk_tokens += 0.1 * (num_prompt_tokens - self._chunk_tokens)
 
-    def choose(
-        self,
-        num_rows: int,
-        num_context_tokens: float,
-        *,
-        num_targets: int = 1,
-        num_bursts: float = 1.0,
-    ) -> None:
-        """Decide what rounds do from now on.
-
-        Args:
-            num_rows: sequences that decode.
-            num_context_tokens: mean length of their contexts.
-            num_targets: whose sequences these are, in equal parts.
-            num_bursts: for all the targets that share the draft, each like this one.
-        """
-        self._num_targets, self._num_bursts = num_targets, num_bursts
+    def choose(self, num_rows: int, num_context_tokens: float) -> None:
+        """Decide what rounds do from now on, with so many sequences that decode, and contexts of this mean
+        length."""
         rates = self._rates(num_rows, num_context_tokens)
         best, rate = self._best(rates)
         last = self._rate_of(self._last, rates)
@@ -186,10 +166,9 @@ class RoundChooser:
         elif rate > WORTH_CHANGING * last:
             self._last = best
 
-    def always_ahead(self, num_rows: int, *, acceptance: float, num_groups: int) -> RoundShape:
-        """Of rounds that are all the same, and ahead, where so many targets with so many sequences each share
-        the draft. Nothing is learned of the acceptance; contexts are those at which costs were measured."""
-        self._num_targets, self._num_bursts = 1, float(num_groups)
+    def always_ahead(self, num_rows: int, *, acceptance: float) -> RoundShape:
+        """Of rounds that are all the same, and ahead. Nothing is learned of the acceptance; contexts are
+        those at which costs were measured."""
         rates = self._work_out(num_rows, self._costs.context.num_tokens, _Learned(acceptance, acceptance))
         if rates.ahead_KB.max() <= rates.alone:
             return RoundShape(num_ahead=1, num_branches=int(self._counts_B[0]))
@@ -250,7 +229,7 @@ class RoundChooser:
 
     def _rates(self, num_rows: int, num_context_tokens: float) -> _Rates:
         learned, context = self._learned(), round(float(np.log2(1 + num_context_tokens)), 1)
-        key = (num_rows, context, *learned, self._num_targets, self._num_bursts)
+        key = (num_rows, context, *learned)
         if key not in self._cached:
             if len(self._cached) >= MAX_CACHED:
                 self._cached.clear()
@@ -260,41 +239,28 @@ class RoundChooser:
     def _work_out(self, num_rows: int, num_context_tokens: float, learned: _Learned) -> _Rates:
         first, later, catching, prompts = learned
         costs, lengths_K, context = self._costs, self._lengths_K, num_context_tokens
-        # Each target has a pass of its own, at the same time.
-        own_rows = -(-num_rows // self._num_targets)
         message_ns = float(costs.message.look_up(num_rows))
-        # Targets that share the draft meet where that makes rounds shorter: specdist.engine.meetings.
-        num_groups = round(self._num_targets * self._num_bursts)
-        bursts = [(count, -(-num_groups // count) * own_rows) for count in range(1, num_groups + 1)]
 
         def mean_ns(sizes: np.ndarray, new: np.ndarray, round_ns: Callable[[np.ndarray], Any]) -> np.ndarray:
             """Of rounds with passes of these sizes and so many new tokens per sequence; ``round_ns`` of a
             pass's time. Prompts stand beside the sequences in a part of the passes."""
-            prompts_of_round = prompts * own_rows * new
+            prompts_of_round = prompts * num_rows * new
             chunks = np.maximum(int(self._chunk_tokens), prompts_of_round)
-            longer_ns = costs.target_ns(np.rint(sizes + chunks).astype(int), own_rows, context)
+            longer_ns = costs.target_ns(np.rint(sizes + chunks).astype(int), num_rows, context)
             share = prompts_of_round / chunks
-            pass_ns = costs.target_ns(sizes, own_rows, context)
+            pass_ns = costs.target_ns(sizes, num_rows, context)
             return np.asarray(share * round_ns(longer_ns) + (1 - share) * round_ns(pass_ns))
 
-        alone_ns = float(mean_ns(np.array(own_rows), np.array(1.0), lambda pass_ns: pass_ns))
+        alone_ns = float(mean_ns(np.array(num_rows), np.array(1.0), lambda pass_ns: pass_ns))
         full_K = first * later ** (lengths_K - 1)
         in_block_K = 1 + np.cumsum(full_K)
 
-        def burst_ns_K(rows: int) -> np.ndarray:
-            # After a block that was accepted whole the draft runs its last token too.
-            first_ns_K = costs.draft_ns(np.rint(rows * (1 + full_K)).astype(int), context)
-            others_ns_K = (lengths_K - 1) * float(costs.draft_ns(rows, context))
-            return np.asarray(first_ns_K + others_ns_K + float(costs.turns.look_up(rows)))
-
-        bursts_K = [(count, burst_ns_K(rows)) for count, rows in bursts]
+        # After a block that was accepted whole the draft runs its last token too.
+        first_ns_K = costs.draft_ns(np.rint(num_rows * (1 + full_K)).astype(int), context)
+        step_ns = float(costs.draft_ns(num_rows, context))
+        now_ns_K = first_ns_K + (lengths_K - 1) * step_ns + float(costs.turns.look_up(num_rows))
         in_turns_ns_K = mean_ns(
-            own_rows * (lengths_K + 1),
-            in_block_K,
-            lambda pass_ns_K: np.min(
-                [np.maximum(burst_ns_K + pass_ns_K, count * burst_ns_K) for count, burst_ns_K in bursts_K],
-                axis=0,
-            ),
+            num_rows * (lengths_K + 1), in_block_K, lambda pass_ns_K: now_ns_K + pass_ns_K
         )
         in_turns_K = num_rows * in_block_K / (in_turns_ns_K + message_ns)
 
@@ -305,15 +271,11 @@ class RoundChooser:
         ready_KB = comes_B / (1 - stays_KB + comes_B)
         tokens_KB = 1 + ready_KB * (in_block_K[:, None] - 1)
 
-        def ahead_burst_ns_KB(rows: int) -> np.ndarray:
-            wide_ns_B = costs.draft_ns(rows * (1 + self._counts_B), context)
-            step_ns, host_ns = float(costs.draft_ns(rows, context)), float(costs.ahead.look_up(rows))
-            return np.asarray(step_ns + lengths_K[:, None] * wide_ns_B + host_ns)
-
-        drafting_ns_KB = np.min([count * ahead_burst_ns_KB(rows) for count, rows in bursts], axis=0)
+        wide_ns_B = costs.draft_ns(num_rows * (1 + self._counts_B), context)
+        drafting_ns_KB = step_ns + lengths_K[:, None] * wide_ns_B + float(costs.ahead.look_up(num_rows))
         # Only a pass with a prompt beside the sequences leaves the draft more time.
         ahead_ns_KB = mean_ns(
-            np.rint(own_rows * (1 + ready_KB * lengths_K[:, None])).astype(int),
+            np.rint(num_rows * (1 + ready_KB * lengths_K[:, None])).astype(int),
             tokens_KB,
             lambda pass_ns_KB: np.maximum(pass_ns_KB, drafting_ns_KB),
         )

@@ -24,6 +24,10 @@ REMOVED = {
     "adapt_interval": ("4", ("16",), "jobs/distill.py"),
     "adapt_margin": ("0.1", ("0.002",), "jobs/distill.py"),
     "adapt_memory": ("16GiB", ("null",), "jobs/distill.py"),
+    "num_targets": ("3", ("1",), "launch a replica for each target"),
+    "num_drafts": ("2", ("1",), "--draft_placement shared"),
+    "draft_timeout": ("30", ("60.0", "60"), "launch a replica for each target"),
+    "max_restarts": ("0", ("3",), "launch a replica for each target"),
 }
 OF_DISTILLING = {
     "kind": ("eagle3", "model", "speculators or .*SpecForge"),

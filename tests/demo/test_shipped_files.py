@@ -12,7 +12,7 @@ from specdist.config.generate import GenerateConfig, parse_generate_config
 
 ROOT = Path(__file__).parents[2]
 # Which accelerate configuration starts which job.
-LAUNCHES = {"demo": "cpu", "llama-70b": "gpu8", "llama-70b-groups": "gpu8-groups"}
+LAUNCHES = {"demo": "cpu", "llama-70b": "gpu8"}
 SCRIPTS = sorted(
     path.relative_to(ROOT) for folder in ("jobs", "slurm", "tests") for path in (ROOT / folder).rglob("*.sh")
 )

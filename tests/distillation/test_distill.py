@@ -242,7 +242,6 @@ def test_one_command_generates_distils_and_goes_on_with_the_tokens_of_one_draft(
         ({"own_temperature": 0, "own_tokens": 0}, "--own_temperature 0.0 is of the texts of --own_tokens"),
         ({"first": 1.5}, "--first 1.5 must be between 0 and 1"),
         ({"output": "nothing"}, "holds no run: generate one"),
-        ({"num_targets": 2}, "--num_targets and --num_drafts are of the run alone"),
     ],
     ids=str,
 )

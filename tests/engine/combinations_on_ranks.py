@@ -10,7 +10,7 @@ import torch.distributed as dist
 from specdist.constraints.constraint import Constraint
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.remote import RemoteDraft, serve_drafts
+from specdist.engine.remote import RemoteDraft, serve_draft
 from specdist.engine.timeline import Timeline
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.constraints.letters import END, letters_masker
@@ -37,7 +37,7 @@ class ReplicaOfRanks(Harness):
         if topology.rank == DRAFT_RANK:
             clock = Timeline("transfer")
             worker = self.assembly.draft_worker(self.runners[1], self.policy, clock)
-            serve_drafts({0: worker}, RANK_ZERO, vocab_size=VOCAB_SIZE, clock=clock)
+            serve_draft(worker, RANK_ZERO, vocab_size=VOCAB_SIZE, clock=clock)
         else:
             self.assembly.serve_target(self._runner(), group)
 

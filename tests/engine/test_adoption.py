@@ -31,7 +31,7 @@ class Cache:
 def test_keys_follow_unless_the_request_has_failed(has_failed: bool) -> None:
     """A sequence that is opened again may have other pages."""
     cache, state = Cache(), DraftState(
-        num_slots=2, num_groups=1, num_branches=1, max_length=9, vocab_size=5, device=torch.device("cpu")
+        num_slots=2, num_branches=1, max_length=9, vocab_size=5, device=torch.device("cpu")
     )  # fmt: skip
     branches = BranchTable(2, 1)
     adoption = BranchAdoption(cast(ModelRunner, cache), state, branches, None)

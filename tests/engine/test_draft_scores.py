@@ -13,7 +13,7 @@ NUM_SLOTS, NUM_STEPS, VOCAB_SIZE = 5, 4, 7
 
 @pytest.mark.parametrize("kind", ["all of them known", "some nowhere", "some certain", "none"])
 def test_scores_are_those_of_their_places(kind: str) -> None:
-    scores = StepScores(np.zeros(NUM_SLOTS, np.int64), NUM_STEPS + 1, VOCAB_SIZE, torch.device("cpu"))
+    scores = StepScores(NUM_SLOTS, NUM_STEPS + 1, VOCAB_SIZE, torch.device("cpu"))
     kept = torch.rand(NUM_STEPS, NUM_SLOTS, VOCAB_SIZE)
     for step, slots in enumerate(([4, 1, 0, 2, 3], [0, 2, 4], [2, 0], [3])):
         scores.keep(np.array(slots), np.full(len(slots), step), kept[step, slots])

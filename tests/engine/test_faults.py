@@ -19,7 +19,7 @@ from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.faults import NUM_SUSPECT_ROWS
 from specdist.engine.interfaces import Proposer
 from specdist.engine.local_target import LocalTarget
-from specdist.engine.remote import RemoteDraft, serve_drafts
+from specdist.engine.remote import RemoteDraft, serve_draft
 from specdist.engine.request import Completion
 from specdist.engine.timeline import Timeline
 from specdist.engine.wire import Wire
@@ -141,8 +141,8 @@ class OverAWire(Harness):
         assert isinstance(colocated, ColocatedDraft)
         proposer = RemoteDraft(1)
         threading.Thread(
-            target=serve_drafts,
-            args=({0: colocated._draft}, 0),
+            target=serve_draft,
+            args=(colocated._draft, 0),
             kwargs={"vocab_size": self.vocab_size, "clock": Timeline("transfer")},
             daemon=True,
         ).start()

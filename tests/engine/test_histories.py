@@ -41,20 +41,3 @@ def test_a_policy_may_have_no_history() -> None:
     histories.observe(ints(0, 1), ints(3, 0), ints(2, 0))
     histories.suspend(ints(0), ints(9))
     assert histories.of(ints(1, 0)).shape == (2, 0)
-
-
-def test_groups_that_had_the_same_row_do_not_share_its_history() -> None:
-    """The row of a group that is gone has come to another one."""
-    histories = Histories(HfHeuristic(num_draft_tokens=5, max_draft_tokens=20), num_slots=4, num_groups=2)
-    histories.open(ints(1), ints(70))
-    histories.observe(ints(1), ints(5), ints(5))
-    histories.suspend(ints(1), ints(70))
-    histories.open(ints(2), ints(70))
-    assert histories.of(ints(2))[0, 0] == 5
-    histories.begin_group(1)
-    histories.open(ints(0), ints(70))
-    assert histories.of(ints(0))[0, 0] == 7
-    histories.suspend(ints(0), ints(70))
-    histories.begin_group(0)
-    histories.open(ints(1), ints(70))
-    assert histories.of(ints(1))[0, 0] == 5

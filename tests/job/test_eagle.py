@@ -97,7 +97,6 @@ def test_ranks_write_the_files_of_one_process(eagle: dict[str, Any], tmp_path: P
         ({"draft_window": 32}, "--draft_window"),
         ({"model_impl": "specdist"}, "--model_impl specdist"),
         ({"draft_quantization": "int8"}, "--draft_quantization"),
-        ({"num_targets": 2}, "--num_targets"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

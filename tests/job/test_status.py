@@ -96,35 +96,6 @@ def test_the_status_of_a_running_run(finished: Path) -> None:
     assert "by alive since" in stdout and "by dead since" in stdout
 
 
-def test_target_groups_are_told_apart_with_their_drafts(finished: Path) -> None:
-    """Three groups of a launch with two drafts, of which one has ended, and a replica beside them."""
-    config = finished / "config.yaml"
-    config.write_text(config.read_text().replace("num_drafts: 1", "num_drafts: 2"))
-    assert "num_drafts: 2" in config.read_text()
-    unfinish(finished, 1)
-    for name, num_tokens in (("a-1-ab-g0", 8), ("a-2-cd-g1", 4), ("a-3-ef-g2", 2), ("a-4-0a", 6)):
-        found = Membership(finished, silent_after_s=60, name=name)
-        found.heartbeat.count(num_tokens)
-        found.heartbeat.tell_draft({"a-1-ab-g0": 1, "a-2-cd-g1": 1}.get(name))
-        found.heartbeat._start -= 4.0
-        if name == "a-2-cd-g1":
-            found.heartbeat._beat.process = replace(found.heartbeat._beat.process, started=-1)
-        found.create_folder()
-        found.heartbeat.beat()
-    status = StatusReader(finished).read()
-    assert [(group.replica, group.draft) for group in status.groups] == [("a-1-ab-g0", 0), ("a-3-ef-g2", 0)]
-    assert [group.tokens_per_s for group in status.groups] == pytest.approx([2.0, 0.5], rel=0.1)
-    # The first group's own draft is down, so the other serves it; the third has none at present.
-    assert [group.served_by for group in status.groups] == [1, None]
-    lines = [line for line in status.lines() if "draft" in line]
-    assert lines[0].startswith("draft 0   serves nobody") and len(lines) == 3
-    assert lines[1].startswith("draft 1   serves a-1-ab-g0 (") and "begins with draft 0" in lines[1]
-    assert lines[2].startswith("no draft  for a-3-ef-g2 (0.5 tokens/s")
-    assert status.num_replicas == 3 and status.to_json()["groups"][0]["draft"] == 0
-    config.unlink()
-    assert StatusReader(finished).read().groups == []
-
-
 def test_shards_that_were_given_back_wait(finished: Path) -> None:
     unfinish(finished, 1)
     holder = member(finished, "alive", 1)

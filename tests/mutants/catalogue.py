@@ -9,7 +9,6 @@ from tests.mutants.distill_faults import DISTILL_FAULTS
 from tests.mutants.eagle_faults import EAGLE_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
 from tests.mutants.format_faults import FORMAT_FAULTS
-from tests.mutants.group_faults import GROUP_FAULTS
 from tests.mutants.host_faults import HOST_FAULTS
 from tests.mutants.interplay_faults import INTERPLAY_FAULTS
 from tests.mutants.kernel_faults import KERNEL_FAULTS
@@ -43,7 +42,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *DISTILL_FAULTS,
     *EAGLE_FAULTS,
     *FORMAT_FAULTS,
-    *GROUP_FAULTS,
     *HOST_FAULTS,
     *INTERPLAY_FAULTS,
     *KERNEL_FAULTS,

@@ -1,29 +1,14 @@
-"""Faults in launches of several ranks, target groups and drafts."""
+"""Faults in launches of several ranks."""
 
 from tests.mutants.mutant import Mutant
-
-GROUPS = "tests/job/test_target_groups.py::"
-FAILOVER = GROUPS + "test_a_draft_that_dies_for_good_hands_its_groups_to_the_other"
 
 ENDING = "tests/gpu/test_ending.py::test_a_complete_run_keeps_no_graph_that_holds_a_collective"
 
 LAUNCH_FAULTS = (
-    Mutant("group-knows-its-own-draft-alone", "DraftDirectory._addresses",
-        "for offset in range(self._num_drafts):",
-        "for offset in range(1):",
-        (FAILOVER,)),
-    Mutant("part-that-is-killed-is-not-started-again", "Supervisor._supervise",
-        "if published == num_starts and num_starts >= self._config.max_restarts:",
-        "if published == num_starts:",
-        ("tests/job/test_supervisor.py",)),
-    Mutant("part-that-always-fails-is-started-without-end", "Supervisor._supervise",
-        "if published == num_starts and num_starts >= self._config.max_restarts:",
-        "if published == num_starts and num_starts > self._config.max_restarts:",
-        ("tests/job/test_supervisor.py",)),
-    Mutant("launch-of-too-many-ranks-accepted", "GenerateConfig._check_parts",
-        "if world_size != self.num_world_ranks:",
-        "if world_size < self.num_world_ranks:",
-        (GROUPS + "test_launches_that_do_not_fit_are_refused",)),
+    Mutant("launch-of-too-many-ranks-accepted", "GenerateConfig.check_world",
+        "if world_size not in fitting:",
+        "if world_size < min(fitting):",
+        ("tests/config/test_generate.py::test_the_number_of_ranks_must_fit",)),
     Mutant("a-complete-run-waits-for-its-graphs", "run_rank",
         '            if topology.device.type != "cuda":\n                dist.destroy_process_group()\n',
         "            dist.destroy_process_group()\n",

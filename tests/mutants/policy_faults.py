@@ -78,7 +78,7 @@ POLICY_FAULTS = (
         "non_blocking=False",
         (WAITS + "[fixed]",)),
     Mutant("row-gives-way-loses-policys-history", "Histories.open",
-        "self._lines_SH[slot] = self._suspended.pop(name, self._initial_H)",
+        "self._lines_SH[slot] = self._suspended.pop(stream_key, self._initial_H)",
         "self._lines_SH[slot] = self._initial_H",
         (HISTORIES,)),
     Mutant("history-put-aside-as-view-of-slots", "Histories.suspend",

@@ -11,7 +11,7 @@ from specdist.job.allocation import PAGE_SIZE
 from specdist.models.memory import RESERVED_FRACTION
 from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.advise import Plan, Planner, Work, recommend
-from specdist.planning.filling import Shape, Site, shapes
+from specdist.planning.filling import Site
 from specdist.planning.hardware import GPUS
 from specdist.planning.memory import fit
 from specdist.planning.report import reason
@@ -101,7 +101,7 @@ def test_a_draft_that_is_never_right_is_not_used() -> None:
 def test_the_draft_shares_rank_0_where_a_gpu_of_its_own_would_leave_others_idle() -> None:
     """8 GPUs are two targets of four, or one with a draft and three GPUs without work."""
     plans = best_plans(work(num_prompts=64), gpus=8)
-    found = {plan.settings.mode: plan for plan in plans if plan.shape.num_targets == 1}
+    found = {plan.settings.mode: plan for plan in plans}
     shared, own = found["colocated"], found["branches"]
     assert recommend(plans) is shared
     assert (shared.tp_size, shared.num_gpus, shared.num_replicas) == (4, 4, 2)
@@ -118,46 +118,6 @@ def test_a_draft_on_rank_0_takes_its_memory_there() -> None:
     per_row = both.target.cache_bytes_per_row - alone.target.cache_bytes_per_row
     assert per_row == 63 * PAGE_SIZE * SMALL.cache_bytes_per_token(1)
     assert own.most_rows > both.most_rows > 0.65 * alone.most_rows
-
-
-@pytest.mark.parametrize(
-    ("size_of_node", "num_nodes", "tp_size", "expected"),
-    [
-        # Two drafts use all GPUs; one for three targets leaves one without work.
-        (8, 1, 2, {(3, 2, 1), (3, 1, 1)}),
-        (8, 1, 1, {(5, 3, 1), (6, 2, 1), (6, 1, 1), (7, 1, 1)}),
-        # No node has room for a draft beside four targets; seven on two nodes leave room for two drafts.
-        (8, 2, 2, {(3, 2, 1), (3, 1, 1), (6, 4, 2), (7, 2, 2)}),
-        # Three targets of four would leave four GPUs for drafts: more than there are targets.
-        (8, 2, 4, set()),
-        (9, 1, 4, {(2, 1, 1)}),
-        (8, 1, 8, set()),
-    ],
-)
-def test_targets_that_share_drafts_fill_the_gpus(
-    size_of_node: int,
-    num_nodes: int,
-    tp_size: int,
-    expected: set[tuple[int, int, int]],
-) -> None:
-    """Targets, drafts and nodes of a replica."""
-    site = Site(gpu=GPU, gpus_per_node=size_of_node, num_nodes=num_nodes)
-    found = [shape for shape in shapes(site, "ahead", tp_size) if shape.num_targets > 1]
-    assert {(shape.num_targets, shape.num_drafts, shape.num_nodes) for shape in found} == expected
-    for shape in found:
-        assert shape.num_gpus <= size_of_node * shape.num_nodes
-        assert shape.num_replicas * shape.num_nodes <= num_nodes
-
-
-def test_a_draft_holds_the_rows_of_all_its_targets() -> None:
-    one, three = (
-        fit(LARGE, SMALL, GPU, "branches", tp_size=4, row_tokens=1000, num_draft_tokens=4, num_branches=3,
-            targets_per_draft=targets)
-        for targets in (1, 3)
-    )  # fmt: skip
-    assert one.target == three.target and one.draft is not None and three.draft is not None
-    assert three.draft.most_rows == pytest.approx(one.draft.most_rows / 3, rel=0.05)
-    assert Shape(tp_size=2, num_targets=7, num_drafts=2).targets_per_draft == 4
 
 
 def test_small_models_are_replicated_over_gpus_and_nodes() -> None:

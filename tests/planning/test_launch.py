@@ -11,22 +11,13 @@ import pytest
 import yaml
 
 from specdist.config.generate import GenerateConfig, parse_arguments, parse_generate_config
-from specdist.planning import filling
-from specdist.planning.advise import Planner, Work
-from specdist.planning.documents import run_options
-from specdist.planning.hardware import GPUS
-from specdist.planning.job import open_model, run_plan
-from specdist.planning.launch import launch_of
+from specdist.planning.job import run_plan
 from specdist.planning.options import PlanConfig
 from tests.models.families import tiny_model
 from tests.ranks import REPOSITORY
 from tests.readme import parsed
 
 PAIR = [("--target", "70b"), ("--draft", "1b")]
-CRAMPED = (
-    "--target 70b --draft 1b --gpu h200 --prompt_tokens 500 --output_tokens 250 --max_num_seqs 4 "
-    "--acceptance 0.8"
-)
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--target 70b --gpu h100-sxm --gpus_per_node 5", 1, 1),
         ("--target 70b --draft 1b --gpu h100-sxm --gpus_per_node 5 --acceptance 0.8 --num_prompts 8", 1, 1),
         ("--target 70b --draft 1b --gpu h100-sxm --gpus_per_node 8 --acceptance 0.8 --num_prompts 64", 2, 1),
-        (f"{CRAMPED} --gpus_per_node 8", 1, 1),
         ("--target 70b --gpu h100-sxm --gpus_per_node 8 --num_gpus 24", 2, 3),
         ("--target 70b --gpu h100-sxm --gpus_per_node 8 --nodes 3 --num_prompts 1", 1, 1),
         ("--target 1b --gpu h100-sxm --gpus_per_node 4", 4, 1),
@@ -122,9 +112,6 @@ def test_launches_can_be_typed(
         for name, value in document["options"].items():
             assert getattr(command.config, name) == value, name
     num_replicas = num_commands * num_nodes
-    if "h200" in arguments:
-        # Where one GPU holds the target, but no draft beside it, one draft serves all the others.
-        assert (commands[0].config.num_targets, commands[0].config.num_drafts) == (7, 1)
     assert ("share the prompts" in text) == (num_replicas > 1)
     assert (f"on each of {num_nodes} nodes" in text) == (num_nodes > 1)
     # Each replica finds some shards to do.
@@ -168,44 +155,3 @@ def test_prompts_longer_than_the_usual_one_are_not_refused(folder: Path) -> None
     _, document = planned(*cramped, "--prompt_tokens", "40000", "--output_tokens", "2000")
     assert document["recommended"]["most_rows"] == 1
     assert document["options"]["max_seq_len"] == 42000
-
-
-def test_targets_on_two_nodes_that_share_drafts_are_one_launch() -> None:
-    """With equally many ranks on each node, and every target's on one of them."""
-    target, draft = (open_model(option, name, "auto")[0] for option, name in PAIR)
-    site = filling.Site(gpu=GPUS["h100-sxm"], gpus_per_node=8, num_nodes=4, max_num_seqs=8)
-    work = Work(prompt_tokens=1000, output_tokens=500, num_prompts=10_000, acceptance=0.8, caught=0.5)
-    found = Planner(target, draft, site, work).best_plans()
-    plan = next(plan for plan in found if plan.shape.num_nodes == 2)
-    shape = plan.shape
-    assert (shape.num_targets, shape.num_drafts, shape.tp_size) == (7, 2, 2)
-    assert shape.num_gpus == 16 and plan.num_replicas == 2
-    paths = {"config_path": "plan.yaml", "prompts": None, "output": None}
-    launch = launch_of(plan, site, {}, **paths, on_cpu=False)  # type: ignore[arg-type]
-    assert launch.num_nodes == 4 and launch.nodes_per_replica == 2
-    [command] = launch.commands
-    assert "--num_machines 2 --machine_rank NODE --main_process_ip HOST" in command
-    assert "--num_processes 16 " in command and "CUDA_VISIBLE_DEVICES" not in command
-    assert "on 4 nodes, on every 2 of them together" in launch.lines()[0]
-
-
-def test_three_targets_in_eight_bits_and_two_drafts_fill_a_node() -> None:
-    """A 70B in 8 bits on two GPUs of 80 GB each: as the shipped configuration has it."""
-    arguments = ["--target", "70b", "--draft", "1b", "--gpu", "h100-sxm", "--target_quantization", "float8"]
-    config = parse_arguments(PlanConfig, [*arguments, "--num_gpus", "8", "--acceptance", "0.8"])
-    target, _ = open_model("--target", "70b", "auto", quantization="float8")
-    draft, _ = open_model("--draft", "1b", "auto")
-    site = filling.Site(gpu=GPUS["h100-sxm"], gpus_per_node=8, num_nodes=1)
-    work = Work(prompt_tokens=6000, output_tokens=1000, num_prompts=10_000, acceptance=0.8, caught=0.5)
-    plans = Planner(target, draft, site, work).best_plans()
-    [plan, *_] = [each for each in plans if each.shape.num_targets > 1]
-    assert (plan.shape.num_targets, plan.tp_size, plan.shape.num_drafts) == (3, 2, 2)
-    assert plan.settings.num_rows >= 32 and plan.num_replicas == 1
-    options = run_options(config, plan, work, max_positions=8192)
-    launch = launch_of(plan, site, options, config_path=None, prompts=None, output=None, on_cpu=False)
-    [line] = launch.commands
-    command = checked(line)
-    shipped = parse_generate_config(["--config", str(REPOSITORY / "jobs/configs/llama-70b-groups.yaml")])
-    assert command.num_processes == command.config.num_world_ranks == 8
-    for name in ("num_targets", "num_drafts", "tp_size", "target_quantization"):
-        assert getattr(command.config, name) == getattr(shipped, name) == options[name]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-
-import numpy as np
 import pytest
 
 from specdist.planning.events import RowLengths, run_job
 from specdist.planning.simulate import MODES, Mode, Prediction, ReplicaCosts, Settings, predict
 from specdist.policies.costs import CostModel, Curve
-from tests.engine.meeting_rounds import simulated
 
 MS = 1_000_000
 # A target's pass of 20 ms up to 64 tokens and in proportion beyond; draft steps of 1 ms and more.
@@ -24,7 +19,6 @@ COSTS = ReplicaCosts(
     proposal_s=0.2e-3,
 )
 ROWS = 8
-NUM_ROUNDS = 1000
 
 
 def settings(mode: Mode, *, num_rows: int = ROWS, length: int = 5, caught: float = 0.5) -> Settings:
@@ -69,34 +63,6 @@ def test_each_mode_costs_what_it_does() -> None:
     alone = decoding("ahead", num_rows=1, length=30)
     assert alone.round_s == pytest.approx(31.7e-3)
     assert alone.target_share == pytest.approx(20 / 31.7)
-
-
-@pytest.mark.parametrize("mode", ["in turns", "ahead"])
-@pytest.mark.parametrize("num_targets", [2, 3, 5])
-@pytest.mark.parametrize("length", [4, 10, 20])
-def test_targets_that_share_a_draft_wait_as_long_as_the_formula_says(
-    mode: Mode, num_targets: int, length: int
-) -> None:
-    """A draft that serves in one burst whoever waits when the last burst is over, or that waits for one more
-    as it does in the engine; one event after another."""
-    found = predict(COSTS, dataclasses.replace(settings(mode, length=length), targets_per_draft=num_targets))
-    alone = decoding(mode, length=length)
-    away_s = COSTS.round_s + COSTS.proposal_s + alone.target_share * alone.round_s
-
-    @functools.cache
-    def burst_s(count: int) -> float:
-        together = decoding(mode, num_rows=count * ROWS, length=length)
-        return together.draft_share * together.round_s
-
-    coins = np.random.default_rng(0)
-    rounds = simulated(
-        lambda group: away_s * (0.95 + 0.1 * coins.random()),
-        burst_s,
-        num_groups=num_targets,
-        num_rounds=NUM_ROUNDS,
-        replies_first=mode == "ahead",
-    )
-    assert found.round_s == pytest.approx(rounds.seconds, rel=0.05)
 
 
 def test_branches_that_catch_nothing_are_drafting_ahead() -> None:

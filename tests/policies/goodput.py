@@ -28,8 +28,6 @@ def question(
     num_prompt_tokens: int = 0,
     histories_RH: np.ndarray | None = None,
     earlier: list[float] | None = None,
-    num_targets: int = 1,
-    num_bursts: float = 1.0,
     most_tokens: int | None = None,
 ) -> DraftSequences:
     draft_slots_R = np.arange(num_rows)
@@ -46,8 +44,6 @@ def question(
             num_pass_tokens=num_rows + num_prompt_tokens,
             is_ahead=is_ahead,
             most_tokens=most_tokens,
-            num_targets=num_targets,
-            num_bursts=num_bursts,
         ),
     )
 
@@ -67,19 +63,11 @@ def goodput(costs: CostModel, *, acceptance: float = 0.7, reads_head: bool = Fal
     return policy
 
 
-def drafted_length(
-    policy: Goodput, top: float, *, num_rows: int = 1, is_ahead: bool = False, **sharing: float
-) -> int:
+def drafted_length(policy: Goodput, top: float, *, num_rows: int = 1, is_ahead: bool = False) -> int:
     """How long a block of every row gets whose tokens all look alike."""
     length = 0
     while policy.wants_more(
-        question(
-            num_rows,
-            length,
-            features_of([top] * num_rows) if length else None,
-            is_ahead=is_ahead,
-            **sharing,  # type: ignore[arg-type]
-        )
+        question(num_rows, length, features_of([top] * num_rows) if length else None, is_ahead=is_ahead)
     ).all():
         length += 1
     return length

@@ -130,38 +130,6 @@ def test_what_any_drafting_takes_is_weighed_once() -> None:
     assert drafted_length(goodput(dataclasses.replace(costs, message=Curve([1], [500]))), 0.8) > alone
 
 
-def test_targets_of_one_burst_have_a_pass_each() -> None:
-    """Three targets of two rows draft as far as one of them would where the draft's time does not grow."""
-    costs = CostModel(Curve([1, 2, 100], [100, 101, 1100]), Curve([1], [20]))
-    alone = drafted_length(goodput(costs), 0.8, num_rows=2)
-    assert alone == drafted_length(goodput(costs), 0.8, num_rows=6, num_targets=3) > 0
-    assert drafted_length(goodput(costs), 0.8, num_rows=6) < alone
-    costs = CostModel(Curve([1, 8, 100], [100, 107, 107 + 92 * 40]), Curve([1], [20]))
-    ready, lengths_R = [0.95, 0.9, 0.4, 0.7, 0.3], np.array([3, 2])
-    one = goodput(costs).num_to_verify(features_of(ready), lengths_R, a_pass(2))
-    three_passes = dataclasses.replace(a_pass(6), num_targets=3)
-    three = goodput(costs).num_to_verify(features_of(ready * 3), np.tile(lengths_R, 3), three_passes)
-    assert three.tolist() == np.tile(one, 3).tolist() and one.sum() > 0
-    as_one = goodput(costs).num_to_verify(features_of(ready * 3), np.tile(lengths_R, 3), a_pass(6))
-    assert as_one.sum() < three.sum()
-
-
-def test_bursts_of_a_round_share_its_time() -> None:
-    """Ahead each has a part of the target's pass; in turns those of others make the round longer once they
-    take longer than it."""
-    ahead = []
-    for num_bursts in (1, 2, 3):
-        policy = goodput(flat_costs(target=130, draft=20))
-        several = dataclasses.replace(a_pass(1), num_bursts=num_bursts)
-        policy.num_to_verify(features_of([0.5]), np.array([1]), several)
-        ahead.append(drafted_length(policy, 0.3, is_ahead=True, num_bursts=num_bursts))
-    # After the step of the next tokens: 5, 2 and 1 more.
-    assert ahead == [5, 2, 1]
-    costs = flat_costs(target=100, draft=20)
-    in_turns = [drafted_length(goodput(costs), 0.95, num_bursts=count) for count in (1, 2, 8)]
-    assert in_turns[0] == in_turns[1] > in_turns[2]
-
-
 def test_time_that_was_to_spare_for_drafting_makes_no_token_free_to_verify() -> None:
     """A prompt in one pass gives time for six steps of 40; blocks of two tokens need two of them."""
     policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [40])))

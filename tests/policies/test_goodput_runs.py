@@ -18,8 +18,6 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "in turns": {},
     "ahead": {"is_ahead": True},
     "ahead, a prompt": {"is_ahead": True, "num_prompt_tokens": 3},
-    "bursts": {"num_targets": 2, "num_bursts": 2.0},
-    "bursts ahead": {"is_ahead": True, "num_targets": 2, "num_bursts": 2.0},
     "little room": {"most_tokens": 4},
 }
 

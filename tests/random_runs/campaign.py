@@ -20,8 +20,6 @@ LEAST_PLACES = 10 * NUM_BINS
 ALARM = 1e-6
 # Every so many cases, one runs on real ranks.
 RANKS_EVERY = 5
-# And so many, two engines share a draft.
-GROUPS_EVERY = 30
 # And so many, the job itself is run and killed.
 JOB_EVERY = 40
 
@@ -30,8 +28,6 @@ def seed_of(seed: int, number: int, *, may_be_ranks: bool = True) -> str:
     """The name of a case: from it alone it can be drawn again."""
     if may_be_ranks and number % JOB_EVERY == JOB_EVERY - 1:
         return f"{seed}:{number}:job"
-    if number % GROUPS_EVERY == GROUPS_EVERY // 2:
-        return f"{seed}:{number}:groups"
     is_of_ranks = may_be_ranks and number % RANKS_EVERY == RANKS_EVERY - 1
     return f"{seed}:{number}:ranks" if is_of_ranks else f"{seed}:{number}"
 

@@ -44,8 +44,7 @@ class Case:
         model: ``markov``, ``repetitive`` (a Markov model whose texts repeat), or a family of transformers.
         draft: ``noisy`` (of the target), ``same``, ``memory`` (n-grams) or ``none``.
         placement: ``local``: one process; ``threads``: the target's vocabulary in slices, one per thread;
-            ``ranks``: real processes; ``groups``: two engines in threads that share a draft.
-        broken_share: of replies of a shared draft that are lost with their link.
+            ``ranks``: real processes.
         tp_size, has_draft_rank: with ranks, how many share the target, and whether the draft has its own.
         difference: of the draft's logits from the target's.
         policy, cap, threshold: its name, the longest block, and where it stops.
@@ -68,7 +67,6 @@ class Case:
     placement: str = "local"
     tp_size: int = 1
     has_draft_rank: bool = False
-    broken_share: float = 0.0
     policy: str = "fixed"
     cap: int = 3
     threshold: float = 0.5
@@ -136,8 +134,6 @@ class Case:
             (self.placement != "local", self.is_markov),
             (self.has_draft_rank, has_model and self.placement == "ranks"),
             (not self.is_markov, not self.is_rejection),
-            (self.broken_share, self.placement == "groups"),
-            (self.placement == "groups", has_model and not self.has_chooser and self.policy not in HEADS),
             (True, max(ahead) == ahead[0] <= self.cap + 1 and max(branches) == branches[0]),
         ]
         return (

@@ -57,7 +57,7 @@ def check(case: Case, run: Run) -> Found:
     for completion in run.completions:
         name = f"row {completion.request.row_id}, sample {completion.request.sample_index}"
         found.wrong += [f"{name}: {wrong}" for wrong in check_completion(case, completion, found.places)]
-    found.wrong += _check_counts(run, repeats=bool(run.stats.num_preemptions or case.broken_share))
+    found.wrong += _check_counts(run, repeats=bool(run.stats.num_preemptions))
     return found
 
 
@@ -72,14 +72,14 @@ def same_tokens(one: Run, other: Run) -> list[str]:
 
 def roomy(case: Case) -> Case:
     """The same in one process, one sequence at a time, without a preemption, a chunk or a neighbour."""
-    one = replace(case, placement="local", tp_size=1, has_draft_rank=False, broken_share=0.0)
+    one = replace(case, placement="local", tp_size=1, has_draft_rank=False)
     return replace(one, max_num_seqs=1, spare_pages=1000, room=1000)
 
 
 def is_independent(case: Case) -> bool:
     """Whether a seed fixes its tokens under rejection: block lengths depend on each row alone, or on none."""
     depends = case.policy in ("goodput", "draft_verify") and not case.num_ahead_tokens
-    return case.is_rejection and not (depends or case.shapes or case.has_chooser or case.broken_share)
+    return case.is_rejection and not (depends or case.shapes or case.has_chooser)
 
 
 def check_completion(case: Case, completion: Completion, places: list[float]) -> Iterator[str]:

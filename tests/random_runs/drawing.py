@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from tests.random_runs.case import HEADS, Case, Row
+from tests.random_runs.case import Case, Row
 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gpt_neox", "gpt2", "phi", "gemma", "qwen2", "gpt_neo")
 POLICIES = (
@@ -50,10 +50,6 @@ def draw(seed: str, *, placement: str | None = None) -> Case:
     if "draft_window" in values and rng.random() < 0.5:
         # Long enough to leave the window many times.
         values |= {"max_new_tokens": rng.randint(30, 70), "max_seq_len": 96}
-    if placement == "groups":
-        is_other = values["policy"] in HEADS or values["draft"] not in ("noisy", "same")
-        values |= {"draft": "noisy", "policy": "fixed"} if is_other else {}
-        values |= {"has_chooser": False, "trusts_draft": False}
     return Case(**values)
 
 
@@ -66,8 +62,6 @@ def _placement(rng: random.Random, placement: str | None, model: str, draft: str
             "tp_size": tp_size,
             "has_draft_rank": has_model and (tp_size == 1 or rng.random() < 0.8),
         }
-    if placement == "groups":
-        return {"placement": "groups", "broken_share": rng.choice([0.0, 0.1])}
     is_sliced = model in ("markov", "repetitive") and rng.random() < 0.15
     return {"placement": "threads"} if is_sliced else {}
 

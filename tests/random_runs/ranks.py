@@ -14,7 +14,7 @@ import torch.distributed as dist
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.on_demand import DraftOnDemand
-from specdist.engine.remote import RemoteDraft, serve_drafts
+from specdist.engine.remote import RemoteDraft, serve_draft
 from specdist.engine.timeline import Timeline
 from specdist.models.runner import ModelRunner
 from specdist.sampling.vocab_parallel import vocab_ranges
@@ -49,7 +49,7 @@ class ReplicaOfRanks(LocalReplica):
         if topology.rank == DRAFT_RANK and self.case.has_draft_rank:
             clock = Timeline("transfer")
             worker = self.assembly.draft_worker(self.runners[1], self.policy, clock)
-            serve_drafts({0: worker}, RANK_ZERO, vocab_size=self.vocab_size, clock=clock)
+            serve_draft(worker, RANK_ZERO, vocab_size=self.vocab_size, clock=clock)
             check_pages(self)
         elif topology.rank != DRAFT_RANK and self.case.tp_size > 1:
             self.assembly.serve_target(self._runner(), group)

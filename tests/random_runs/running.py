@@ -28,7 +28,6 @@ from specdist.sampling.options import Processing, TokenOptions
 from specdist.stats.shard import Stats
 from specdist.theory.rounds import RoundChooser, RoundShape
 from tests.constraints.letters import letters_masker
-from tests.engine.groups import SharedReplicas
 from tests.engine.harness import PAGE_SIZE, Harness
 from tests.engine.heads import random_head
 from tests.engine.markov import MarkovModel
@@ -54,8 +53,6 @@ def run(case: Case, replica: Harness | None = None) -> Run:
     replica = replica or new_replica(case)
     completions = replica.generate(requests_of(case))
     check_pages(replica)
-    if isinstance(replica, SharedReplicas):
-        return Run(completions, replica.total)
     return Run(completions, replica.stats_recorder.close_shard(0))
 
 
@@ -78,8 +75,7 @@ def requests_of(case: Case) -> list[Request]:
 
 def new_replica(case: Case) -> Harness:
     """In this process."""
-    kinds = {"threads": SlicedReplica, "groups": SharedReplica}
-    return kinds.get(case.placement, LocalReplica)(case)
+    return SlicedReplica(case) if case.placement == "threads" else LocalReplica(case)
 
 
 class RandomReplica(Harness):
@@ -146,14 +142,6 @@ class SlicedReplica(LocalReplica):
 
     def target(self) -> Target:
         return SlicedMarkovReplica.target(cast(SlicedMarkovReplica, self))
-
-
-class SharedReplica(RandomReplica, SharedReplicas):
-    """Two engines share the draft, each in a thread of its own."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__(case)
-        self.broken_share, self.unanswered_share = case.broken_share, 0.5 * (case.broken_share > 0)
 
 
 def policy_of(case: Case) -> LengthPolicy:

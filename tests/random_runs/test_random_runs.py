@@ -56,11 +56,6 @@ def test_random_runs_on_real_ranks(worlds: Worlds) -> None:
     assert counts["ranks"] == NUM_OF_RANKS and counts["preempted"] > NUM_OF_RANKS // 6
 
 
-def test_random_runs_of_engines_that_share_a_draft(worlds: Worlds) -> None:
-    """Links that break, among them."""
-    check_campaign(worlds, [f"{SEED}:{number}:groups" for number in range(10)])
-
-
 @pytest.mark.ranks
 @pytest.mark.slow
 def test_jobs_that_are_killed_and_started_again(worlds: Worlds) -> None:

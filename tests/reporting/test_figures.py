@@ -163,24 +163,24 @@ def test_a_run_is_called_by_what_tells_it_apart() -> None:
     assert labels_of([Path("/a/b/one")]) == ["b/one"]
 
 
-def test_target_groups_are_told_apart(runs: dict[str, Path]) -> None:
-    """The first group has done one shard, the second all others; the table has what each of them has."""
+def test_replicas_are_told_apart(runs: dict[str, Path]) -> None:
+    """The first has done one shard, the second all others; the table has what each of them has."""
     found = read_run(runs["longer"], "run")
     shards = [0, 1, 2, 3]
     stats = specdist.load_run(runs["longer"]).shards
-    groups = np.array([int(shard != shards[0]) for shard in shards])
-    columns = {**found.shards.columns, "replica": groups}
-    regrouped = dataclasses.replace(found.shards, columns=columns, replicas=["node-1-ab-g0", "node-1-ab-g1"])
-    markup = replicas_table(dataclasses.replace(found, shards=regrouped), is_alone=True)
+    replicas = np.array([int(shard != shards[0]) for shard in shards])
+    columns = {**found.shards.columns, "replica": replicas}
+    changed = dataclasses.replace(found.shards, columns=columns, replicas=["node-1-ab", "node-1-cd"])
+    markup = replicas_table(dataclasses.replace(found, shards=changed), is_alone=True)
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", markup)
-    lines = [cells[at : at + 5] for at, cell in enumerate(cells) if cell.startswith("node-1-ab-g")]
+    lines = [cells[at : at + 5] for at, cell in enumerate(cells) if cell.startswith("node-1-")]
     alone = stats[shards[0]]
     rest = sum(stats[shard].num_completion_tokens for shard in shards[1:])
     rest_ns = sum(stats[shard].wall_ns for shard in shards[1:])
     rate = alone.num_completion_tokens * 1e9 / alone.wall_ns
     expected = [
-        ["node-1-ab-g0", "1", count(alone.num_completions), count(alone.num_completion_tokens), speed(rate)],
-        ["node-1-ab-g1", str(len(shards) - 1), count(found.total.num_completions - alone.num_completions),
+        ["node-1-ab", "1", count(alone.num_completions), count(alone.num_completion_tokens), speed(rate)],
+        ["node-1-cd", str(len(shards) - 1), count(found.total.num_completions - alone.num_completions),
          count(rest), speed(rest * 1e9 / rest_ns)],
     ]  # fmt: skip
     assert lines == expected

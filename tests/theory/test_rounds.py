@@ -253,23 +253,3 @@ def test_the_hosts_time_beside_the_steps_leaves_less_of_it() -> None:
     assert rates.ahead_KB.argmax() + 1 == 9 and busy_rates.ahead_KB.argmax() + 1 == 5
     assert slow_rates.in_turns < rates.in_turns and slow_rates.alone == rates.alone
     assert (slow_rates.ahead_KB == rates.ahead_KB).all()
-
-
-def test_targets_that_share_a_draft_count_as_meeting_where_that_is_best() -> None:
-    """Whether two targets happen to be served together or one after the other: a draft whose steps take as
-    long for both works ahead of both in one burst. Two bursts would not fit into a pass."""
-    found = taught(chooser(step_ms=2.2, message_ms=0, fixed_length=8), 0.8)
-    found.choose(4, 100.0, num_targets=1, num_bursts=2.0)
-    apart = found._rates(4, 100.0)
-    found.choose(8, 100.0, num_targets=2, num_bursts=1.0)
-    together = found._rates(8, 100.0)
-    assert 2 * apart.ahead_KB == pytest.approx(together.ahead_KB)
-    assert 2 * apart.in_turns == pytest.approx(together.in_turns)
-    found.choose(4, 100.0, num_targets=1, num_bursts=2.0)
-    assert found.shape(4, 100.0, is_pending=False).num_ahead == 9
-    # Where each more sequence takes its time, bursts of single targets are as good, and share the round.
-    dear = taught(chooser(step_ms=0, wide_ms=110, message_ms=0, fixed_length=2), 0.8)
-    dear.choose(4, 100.0, num_targets=1, num_bursts=1.0)
-    alone = dear._rates(4, 100.0)
-    dear.choose(4, 100.0, num_targets=1, num_bursts=3.0)
-    assert dear._rates(4, 100.0).ahead_KB.max() < 0.8 * alone.ahead_KB.max()
