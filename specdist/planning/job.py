@@ -33,6 +33,7 @@ from specdist.planning.filling import Site
 from specdist.planning.hardware import GB, GIB, HERE, TERA, Gpu, find_gpu
 from specdist.planning.launch import launch_of
 from specdist.planning.measuring import measure_here
+from specdist.planning.memory import graphs_note
 from specdist.planning.options import PlanConfig
 from specdist.planning.report import memory_table, plan_table, reason, validation_table
 from specdist.planning.validate import validate
@@ -98,6 +99,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     planner = Planner(target, draft, site, work)
     fits = planner.fits()
     parts = [_describe(target, draft, dtype, gpu, site), memory_table(fits, work)]
+    parts += filter(None, [graphs_note(gpu)])
     document: dict[str, Any] = {
         "gpu": dataclasses.asdict(gpu),
         "num_parameters": {

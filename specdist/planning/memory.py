@@ -21,7 +21,7 @@ from specdist.job.allocation import (
     target_limits,
 )
 from specdist.models.memory import RESERVED_FRACTION, DeviceMemory
-from specdist.models.reserve import Sampling
+from specdist.models.reserve import GRAPH_NODE_BYTES, Sampling
 from specdist.models.sizes import ModelSize
 from specdist.planning.hardware import Gpu
 from specdist.planning.sampling import DEFAULTS
@@ -134,6 +134,18 @@ def fit(
     return Fit(
         target=_share(gpu, work, sampling, of_target + 1, target=target, tp_size=tp_size),
         draft=_share(gpu, drafting, sampling, 1, draft=draft),
+    )
+
+
+def graphs_note(gpu: Gpu) -> str | None:
+    """A remark where the job reserves less for its graphs than they take; it measures what they take, and
+    records as many passes as there is memory for."""
+    if (gpu.graph_node_bytes or 0) <= GRAPH_NODE_BYTES:
+        return None
+    return (
+        f"A recorded kernel takes {gpu.graph_node_bytes:,.0f} bytes on this GPU, and {GRAPH_NODE_BYTES:,} "
+        "are reserved for each: where the cache takes the rest, fewer passes are recorded, and the others "
+        "are slower."
     )
 
 
