@@ -19,6 +19,7 @@ from tests.gpu.generating import main
 from tests.gpu.process_groups import recordings_with_collectives
 from tests.gpu.recording import Recording
 
+REPLAYS = "a graph with collectives is replayed"
 REPLAYED, LEFT = "graphs with collectives, replayed and left at the end: ", " and "
 FAULT, KIND = "a fault of this test", "ENDING_KIND"
 # By then the passes of every rank are recorded.
@@ -26,11 +27,15 @@ FAILING_PASS = 12
 
 
 def reporting(given: Sequence[str]) -> int:
-    """The job. When it leaves, each rank says how many graphs it replayed, and how many it still has."""
+    """The job. Each rank says when it first replays a graph with collectives, and when it leaves, how many it
+    replayed and still has."""
     replay, leave, replayed = Recording.replay, Watchdog.leave, set()
 
     def noted(recording: Recording) -> None:
         if recording in recordings_with_collectives():
+            if not replayed:
+                sys.stderr.write(f"{REPLAYS}\n")
+                sys.stderr.flush()
             replayed.add(id(recording))
         replay(recording)
 

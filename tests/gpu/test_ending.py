@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.gpu import ending
 from tests.gpu.generating import fork_gpu_ranks, started_gpu_ranks
 from tests.gpu.processes import needs_pretended_device, on_device
 from tests.job.killing import wait_until
-from tests.job.launching import TIMEOUT_S, logged_rows
+from tests.job.launching import TIMEOUT_S, logged_rows, run_here, shard_bytes
 
 pytestmark = pytest.mark.ranks
 
@@ -71,6 +72,42 @@ def test_a_stopped_run_ends_with_75_and_gives_its_shards_back(options: dict[str,
         assert [process.exitcode for process in world.processes] == [75] * NUM_RANKS, world.words("stderr")
         assert referee.failure is None
     assert not held_shards(output)
+
+
+@pytest.mark.parametrize("killed", [0, 1], ids=["rank 0", "a rank that others wait for in NCCL"])
+def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(
+    options: dict[str, Any], killed: int, tmp_path: Path
+) -> None:
+    """With the files of a run that nothing disturbed. Who waits in NCCL does not notice by itself."""
+    alone = options | {"tp_size": 1, "device": "cpu", "output": tmp_path / "whole"}
+    assert run_here(**alone).code == 0
+    output = options["output"]
+    with started_gpu_ranks(NUM_RANKS, ending.reporting, **options) as (world, _):
+        wait_until(
+            lambda: (
+                logged_rows(output, 0).count(b"\n") >= 1
+                and all(ending.REPLAYS in words for words in world.words("stderr")[:DRAFT_RANK])
+            ),
+            world.is_running,
+        )
+        assert world.is_running(), "too late: the run was over"
+        ranks = [psutil.Process(process.pid) for process in world.processes]
+        children = [child for rank in ranks for child in rank.children(recursive=True)]
+        begin = time.monotonic()
+        world.processes[killed].kill()
+        for process in world.processes:
+            process.join(SOON_S)
+        assert time.monotonic() - begin < SOON_S
+        codes = [-signal.SIGKILL if rank == killed else 1 for rank in range(NUM_RANKS)]
+        assert [process.exitcode for process in world.processes] == codes, world.words("stderr")
+        assert not psutil.wait_procs(children, SOON_S)[1]
+        (log,) = (output / "logs").glob(f"*-rank-{1 - killed}.log")
+        said = log.read_text()
+        assert f"this replica ends: rank {killed} (target {killed + 1}/2): process " in said
+    assert killed == 0 or not held_shards(output), "rank 0 gives its shards back"
+    ended = fork_gpu_ranks(NUM_RANKS, **options)
+    assert ended.totals["complete"] and not held_shards(output)
+    assert shard_bytes(output) == shard_bytes(tmp_path / "whole")
 
 
 def test_a_world_of_one_works_on_its_own_gpu(options: dict[str, Any], tmp_path: Path) -> None:
