@@ -25,15 +25,7 @@ from specdist.models.checkpoint import Checkpoint
 from specdist.models.eagle import NUM_STATES
 from specdist.models.memory import DeviceMemory, available_memory_bytes, device_memory
 from specdist.models.quantized import quantization_of
-from specdist.models.reserve import (
-    GRAPH_NODE_BYTES,
-    PassLimits,
-    Reserve,
-    Sampling,
-    gib,
-    page_overhead,
-    reserve,
-)
+from specdist.models.reserve import PassLimits, Reserve, Sampling, gib, page_overhead, reserve
 from specdist.models.runner import ModelRunner
 from specdist.models.sizes import ModelSize, model_size
 from specdist.models.static_runs import LONGEST_RUN
@@ -204,7 +196,6 @@ def room_on_gpu(
     memory: DeviceMemory,
     *,
     num_communicators: int = 0,
-    graph_node_bytes: float = GRAPH_NODE_BYTES,
     given_bytes: int | None = None,
     name: str = "memory",
 ) -> CacheRoom:
@@ -213,7 +204,6 @@ def room_on_gpu(
     Args:
         models: the model on the GPU, or two that take turns.
         num_communicators: NCCL communicators of this rank that are not connected yet.
-        graph_node_bytes: of a recorded kernel.
         given_bytes: size of the cache; None takes the memory that is left.
     """
     reserves = (
@@ -224,7 +214,6 @@ def room_on_gpu(
             device_bytes=memory.total_bytes,
             tp_size=held.tp_size,
             num_communicators=num_communicators,
-            graph_node_bytes=graph_node_bytes,
         )
         for held in models
     )

@@ -163,10 +163,9 @@ def reserve(
     device_bytes: int,
     tp_size: int = 1,
     num_communicators: int = 0,
-    graph_node_bytes: float = GRAPH_NODE_BYTES,
 ) -> Reserve:
     """The reserve of one model on one GPU of ``device_bytes``. ``num_communicators``: of NCCL, on this
-    rank, which are not connected yet; ``graph_node_bytes``: of a recorded kernel."""
+    rank, which are not connected yet."""
     # As they leave the layers, side by side, and those of committed tokens.
     states = STATE_COPIES * limits.num_tokens * limits.num_state_numbers * model.bytes_per_number
     return Reserve(
@@ -175,7 +174,7 @@ def reserve(
         logits=logit_bytes(model, limits, sampling, tp_size),
         kept_scores=limits.num_kept * model.vocab_size * FLOAT_BYTES,
         graphs=_graph_bytes(model, limits, sampling, tp_size),
-        graph_nodes=int(num_graph_nodes(model, limits) * graph_node_bytes),
+        graph_nodes=num_graph_nodes(model, limits) * GRAPH_NODE_BYTES,
         libraries=WORKSPACE_BYTES,
         nccl=num_communicators * COMMUNICATOR_BYTES,
         margin=int(FRAGMENTED_FRACTION * device_bytes),
