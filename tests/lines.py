@@ -176,13 +176,8 @@ def tree_here() -> Tree:
 def tree_of(commit: str) -> Tree:
     with tarfile.open(fileobj=io.BytesIO(_git("archive", commit))) as archive:
         members = [member for member in archive if member.isfile() and member.name.endswith((".py", ".md"))]
-        return Tree({member.name: _text(archive, member) for member in members})
-
-
-def _text(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
-    file = archive.extractfile(member)
-    assert file is not None
-    return file.read().decode()
+        files = {member.name: archive.extractfile(member) or io.BytesIO() for member in members}
+        return Tree({name: file.read().decode() for name, file in files.items()})
 
 
 def _git(*arguments: str) -> bytes:
@@ -232,8 +227,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tests.lines", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--with", dest="commit", help="the commit that rooms are compared with")
-    commit = parser.parse_args(arguments).commit or commit_before()
-    sys.stdout.write(report(tree_here(), tree_of(commit) if commit else None) + "\n")
+    given = parser.parse_args(arguments).commit
+    try:
+        here, commit = tree_here(), given or commit_before()
+    except (OSError, subprocess.CalledProcessError):
+        sys.stdout.write("no checkout of git: nothing is counted\n")
+        return 0
+    try:
+        before = tree_of(commit) if commit else None
+    except subprocess.CalledProcessError as error:
+        parser.error(f"--with {commit}: {error.stderr.decode().strip()}")
+    sys.stdout.write(report(here, before) + "\n")
     return 0
 
 

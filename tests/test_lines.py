@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from tests import lines
 from tests.lines import BUDGET, JOB, SYNCHRONOUS, Tree, report, tree_here
 
 TEXTS = {
@@ -52,10 +57,23 @@ def test_budgets_and_changes_are_shown() -> None:
     here = tree_here()
     texts = {path: text for path, text in here.texts.items() if not path.startswith("specdist/utils/")}
     before = Tree(texts | {"specdist/attic/old.py": "1\n2\n"})
-    lines = report(here, before).splitlines()
-    [package] = [line.split() for line in lines if line.startswith("package lines")]
+    shown = report(here, before).splitlines()
+    [package] = [line.split() for line in shown if line.startswith("package lines")]
     assert int(package[2].replace(",", "")) == here.lines("specdist/") > 30_000
     assert package[3] == f"{BUDGET.package_lines:,}"
-    rooms = {line.split()[0]: line.split()[1:] for line in lines if line}
+    rooms = {line.split()[0]: line.split()[1:] for line in shown if line}
     assert rooms["attic"] == ["0", "0", "-2"] and len(rooms["engine"]) == 2
     assert rooms["utils"][2] == f"+{here.lines('specdist/utils/'):,}"
+
+
+def test_a_tree_without_git_and_an_unknown_commit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        lines.main(["--with", "no-such-commit"])
+    assert ended.value.code == 2 and "--with no-such-commit: " in capsys.readouterr().err
+    assert lines.main(["--with", "HEAD"]) == 0
+    assert "package lines" in capsys.readouterr().out
+    monkeypatch.setattr(lines, "REPOSITORY", tmp_path)
+    assert lines.main([]) == 0
+    assert "nothing is counted" in capsys.readouterr().out
