@@ -31,10 +31,6 @@ class TokenOptions:
         """In the order of ``TOKEN_OPTIONS``."""
         return dataclasses.astuple(self)
 
-    @property
-    def has_penalties(self) -> bool:
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
-
 
 TOKEN_OPTIONS = tuple(field.name for field in dataclasses.fields(TokenOptions))
 
