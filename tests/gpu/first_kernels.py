@@ -92,7 +92,7 @@ class Case:
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """``difference`` is infinite where a number is not finite or the kernel raised an error, which is the
-    ``reason``; None where a job would do without the kernel."""
+    ``reason``; None where a job would do without the kernel. What cannot be replayed is not right, either."""
 
     model: str
     kernel: str
@@ -106,7 +106,7 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        return self.difference is None or self.difference <= self.limit
+        return self.difference is None or (self.difference <= self.limit and not self.reason)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,7 +142,10 @@ def compared(bench: Bench, model: str, cases: Iterator[Case], *, refuses: bool =
             seconds = bench.device_s(case.run)
         except Exception as error:  # compilers, libraries and drivers raise errors of many kinds
             reason = short_text(error)
-            difference = None if refuses else float("inf")
+            if refuses:
+                difference = None
+            elif difference is None:
+                difference = float("inf")
         yield Outcome(
             model=model,
             kernel=case.kernel,
