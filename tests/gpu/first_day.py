@@ -12,8 +12,8 @@ What the pretended device of the tests cannot show, and these commands are for:
 - Races between streams: there all work is done at once, when it is called. A missing wait goes unnoticed.
 - NCCL's own blocking: its calls return before the others have come, hang where gloo raises an error, and
   inside a graph are kernels that keep a device busy. There gloo carries them, when all have met.
-- Memory: none is used there. What weights, NCCL, the graphs' pools and the largest pass need, what
-  fragments, and what is left when a rank has started over, is only known here.
+- Memory: there only tensors are counted; what NCCL's connections and a graph's kernels take is made up. What
+  they need, what fragments, and what is left when a rank has started over, is only known here.
 - Kernels' accuracy, and which kernel is chosen: FlashAttention is there its own checks and plain attention.
 - Time: of kernels, copies, sums over NVLink or PCIe, of the host that launches, of loading from storage.
 - Several nodes' worth of devices, drivers and libraries: that they are there, and fit one another.
