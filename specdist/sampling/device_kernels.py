@@ -15,7 +15,7 @@ from torch import Tensor
 from specdist.sampling.filters import plain_probabilities
 from specdist.utils.errors import first_line
 
-NUM_ROWS, VOCAB_SIZE = 4, 3000
+NUM_ROWS, VOCAB_SIZE = 4, 5000
 TEMPERATURE, TOP_K, TOP_P = 0.8, 200, 0.9
 # Sums in another order.
 TOLERANCE = 1e-5

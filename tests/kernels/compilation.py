@@ -4,7 +4,7 @@
 
 With ``--known`` kernels that are the same as when an earlier output was written are not compiled again.
 ptxas tells what a kernel takes of a multiprocessor: registers of each thread (255 at most), shared memory,
-and the stack that it needs where registers are too few.
+and the stack that it needs where registers are too few. Its machine code tells what a step of a loop takes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -28,7 +29,9 @@ from triton.compiler import ASTSource
 from specdist.kernels import layers, paged_attention, sampling
 
 CAPABILITIES = (80, 90, 100)
-DTYPE_POINTERS = {"bfloat16": "*bf16", "float16": "*fp16"}
+# float32 is for tests: on one GPU it is known to fit.
+DTYPES = {"bfloat16": CAPABILITIES, "float32": (90,)}
+DTYPE_POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -47,7 +50,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Resources:
-    """``key``: of what is compiled and of the compiler: with the same one the numbers are the same."""
+    """``key``: of what is compiled and of the compiler: with the same one the numbers are the same. Of the
+    loops that have no other inside: ``loop_instructions`` of the longest, ``loop_barriers`` of the one with
+    most."""
 
     name: str
     capability: int
@@ -55,6 +60,8 @@ class Resources:
     registers: int
     shared_bytes: int
     stack_bytes: int
+    loop_instructions: int
+    loop_barriers: int
 
 
 def attention_variants(dtype: str) -> Iterator[Variant]:
@@ -94,21 +101,33 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
 
 
 def sampling_variants(dtype: str) -> Iterator[Variant]:
-    """With both filters, and with neither."""
+    """With both filters, with one, and with none."""
     pointers = {"logits": DTYPE_POINTERS[dtype], "probabilities": "*fp32", "uniforms": "*fp64"}
     pointers |= dict.fromkeys(("words", "drawn"), "*i64")
     floats = ("temperature", "top_p")
+    num_digits = sampling.NUM_DIGITS[getattr(torch, dtype)]
     kernels = [
-        (f"process, {about} ({dtype})", sampling.process_kernel, {"has_top_k": filters, "has_top_p": filters})
-        for about, filters in (("top-k and top-p", True), ("temperature alone", False))
+        (
+            f"process, {about} ({dtype})",
+            sampling.process_kernel,
+            {"has_top_k": has_top_k, "has_top_p": has_top_p, "num_digits": num_digits},
+        )
+        for about, has_top_k, has_top_p in (
+            ("top-k and top-p", True, True),
+            ("top-p", False, True),
+            ("temperature alone", False, False),
+        )
     ]
     kernels += [
-        ("draw", sampling.draw_kernel, {}),
+        ("draw", sampling.draw_kernel, {"num_blocks": 64}),
         ("race", sampling.race_kernel, {"unit": 2.0**-sampling.UNIFORM_BITS}),
     ]
     for name, kernel, constants in kernels:
-        wanted = {"block": sampling.BLOCK, **constants}
-        yield Variant(name, kernel, wanted, pointers, floats, sampling.OPTIONS)
+        wanted = {"block": sampling.BLOCK, "threads": sampling.THREADS, **constants}
+        wanted = {key: value for key, value in wanted.items() if key in kernel.arg_names}
+        is_process = kernel is sampling.process_kernel
+        options = sampling.PROCESS_OPTIONS if is_process else sampling.OPTIONS
+        yield Variant(name, kernel, wanted, pointers, floats, options)
 
 
 def layer_variants(dtype: str) -> Iterator[Variant]:
@@ -186,13 +205,33 @@ def resources_of(variant: Variant, capability: int, known: dict[str, Resources])
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        usage = subprocess.run(
-            [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        usage, code = (
+            subprocess.run([CUOBJDUMP, what, file.name], capture_output=True, text=True, check=True).stdout
+            for what in ("-res-usage", "-sass")
+        )
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
     assert found is not None, usage
     registers, stack, local = map(int, found.groups())
-    return Resources(variant.name, capability, key, registers, compiled.metadata.shared, stack + local)
+    shared, loops = compiled.metadata.shared, loops_of(code)
+    longest, most = (max(counts, default=0) for counts in zip(*loops, strict=True)) if loops else (0, 0)
+    return Resources(variant.name, capability, key, registers, shared, stack + local, longest, most)
+
+
+def loops_of(code: str) -> list[tuple[int, int]]:
+    """Of each innermost loop of machine code as cuobjdump prints it: instructions and barriers."""
+    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", code)
+    places = {int(address, 16): index for index, (address, _) in enumerate(lines)}
+    loops = []
+    for end, (_, instruction) in enumerate(lines):
+        jump = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", instruction)
+        # The last instruction jumps to itself.
+        if jump is not None and places[int(jump[1], 16)] < end:
+            loops.append(range(places[int(jump[1], 16)], end + 1))
+    innermost = [
+        loop for loop in loops
+        if not any(other != loop and other[0] in loop and other[-1] in loop for other in loops)
+    ]  # fmt: skip
+    return [(len(loop), sum("BAR.SYNC" in lines[index][1] for index in loop)) for loop in innermost]
 
 
 def main() -> int:
@@ -204,18 +243,20 @@ def main() -> int:
     given = parser.parse_args()
     entries = json.loads(given.known.read_text(encoding="utf-8")) if given.known else []
     known = {entry["key"]: Resources(**entry) for entry in entries}
-    found = [
-        resources_of(variant, capability, known)
+    found = {
+        (variant.name, capability): resources_of(variant, capability, known)
         for variants in (attention_variants, sampling_variants, layer_variants)
-        for variant in variants("bfloat16")
-        for capability in CAPABILITIES
-    ]
-    for resources in found:
+        for dtype, capabilities in DTYPES.items()
+        for variant in variants(dtype)
+        for capability in capabilities
+    }
+    for resources in found.values():
         sys.stdout.write(
             f"{resources.name:75} sm_{resources.capability:<4} {resources.registers:3} registers, "
-            f"{resources.shared_bytes / 1024:5.1f} KiB shared, {resources.stack_bytes} bytes of stack\n"
+            f"{resources.shared_bytes / 1024:5.1f} KiB shared, {resources.stack_bytes} bytes of stack, "
+            f"{resources.loop_instructions} instructions and {resources.loop_barriers} barriers in a loop\n"
         )
-    document = [asdict(resources) for resources in found]
+    document = [asdict(resources) for resources in found.values()]
     if given.output is not None:
         given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(json.dumps(document) + "\n")

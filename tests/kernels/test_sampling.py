@@ -9,36 +9,53 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
-from specdist.kernels.sampling import BLOCK, draw, processed_probabilities, race
+from specdist.kernels.sampling import (
+    BLOCK,
+    NUM_DIGITS,
+    NUM_READ,
+    THREADS,
+    draw,
+    processed_probabilities,
+    race,
+)
 from specdist.sampling.coupling import coupled_draws
 from specdist.sampling.distributions import NOT_FINITE, Dense
 from specdist.sampling.filters import plain_probabilities
 from specdist.sampling.keys import stream_key
 from specdist.sampling.random import Purpose, hash_words
 
-# More than a block, and not a multiple of it.
-VOCAB_SIZE = BLOCK + 300
+# More than is read at a time, and not a multiple of a block.
+VOCAB_SIZE = max(BLOCK, NUM_READ.value * THREADS) + 300
 FILTERS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (0.7, 0, 0.9), (1.3, 20, 0.5), (1.0, 0, 0.999), (1.0, 1, 0.3)]
 
 
 def random_logits(num_rows: int, dtype: torch.dtype, device: torch.device, width: int = VOCAB_SIZE) -> Tensor:
+    """Rows that differ in how far their logits are apart: some of them are near the largest one, nearly all,
+    or few."""
     generator = torch.Generator().manual_seed(0)
-    return (3 * torch.randn(num_rows, width, generator=generator)).to(device, dtype)
+    spreads_N1 = torch.tensor([3.0, 0.3, 10.0]).repeat(num_rows)[:num_rows, None]
+    return (spreads_N1 * torch.randn(num_rows, width, generator=generator)).to(device, dtype)
 
 
 def plain(logits_NV: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
     return plain_probabilities(logits_NV, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
+def processed_probabilities_of(logits_NV: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    found_NV = processed_probabilities(logits_NV, temperature=temperature, top_k=top_k, top_p=top_p)
+    assert isinstance(found_NV, Tensor)
+    return found_NV
+
+
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), FILTERS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", NUM_DIGITS, ids=str)
 def test_the_distributions_are_the_plain_ones(
     temperature: float, top_k: int, top_p: float, dtype: torch.dtype, device: torch.device
 ) -> None:
     """In bfloat16 many logits are equal: all that tie with the least likely one are kept on both sides."""
     logits = random_logits(3, dtype, device)
-    found = processed_probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)
-    expected = plain(logits, temperature, top_k, top_p)
+    found = processed_probabilities_of(logits, temperature, top_k, top_p)
+    expected = plain(logits.double(), temperature, top_k, top_p)
     assert torch.equal(found > 0, expected > 0)
     assert (found - expected).abs().max() <= 1e-6
 
@@ -59,6 +76,42 @@ def test_by_enumeration(device: torch.device) -> None:
     for top_k, kept in ((1, [2]), (2, [1, 2, 3]), (3, [1, 2, 3]), (4, [0, 1, 2, 3, 4])):
         found = processed_probabilities(logits, temperature=1.0, top_k=top_k, top_p=1.0)
         assert found[0].nonzero()[:, 0].tolist() == kept, top_k
+
+
+def test_ids_far_below_the_largest_count_too(device: torch.device) -> None:
+    """What is near the largest logit may have too little mass, or too few ids: here one id, and many others
+    nine nats below it, a quarter of the mass in all."""
+    logits = torch.full((1, VOCAB_SIZE), -9.0, device=device)
+    logits[0, ::2], logits[0, 3001] = -9.1, 0.0
+    for settings, num_kept in (
+        ((1.0, 0, 0.6), 1),
+        ((1.0, 0, 0.7), VOCAB_SIZE // 2),
+        ((1.0, 0, 0.9), VOCAB_SIZE),
+        ((1.0, 1, 1.0), 1),
+        ((1.0, 2, 1.0), VOCAB_SIZE // 2),
+        ((1.0, 2, 0.9), VOCAB_SIZE // 2),
+        ((1.0, VOCAB_SIZE // 2 + 1, 0.99), VOCAB_SIZE),
+    ):
+        found = processed_probabilities_of(logits, *settings)
+        expected = plain(logits.double(), *settings)
+        assert int((found > 0).sum()) == num_kept, settings
+        assert (found - expected).abs().max() <= 1e-6
+
+
+def test_both_zeros_tie(device: torch.device) -> None:
+    logits = torch.tensor([[-1.0, 0.0, -0.0, -2.0]], device=device)
+    for settings in ((1.0, 1, 1.0), (1.0, 0, 0.1)):
+        assert processed_probabilities_of(logits, *settings)[0].tolist() == [0, 0.5, 0.5, 0], settings
+
+
+def test_ids_without_mass_are_fewer_than_top_k(device: torch.device) -> None:
+    """As where a grammar permits two tokens."""
+    logits = torch.full((1, VOCAB_SIZE), -torch.inf, device=device)
+    logits[0, [5, 4200]] = torch.tensor([1.0, 0.0], device=device)
+    for settings in ((1.0, 5, 1.0), (1.0, 5, 0.9), (1.0, 0, 0.9)):
+        found = processed_probabilities_of(logits, *settings)
+        assert found[0].nonzero()[:, 0].tolist() == [5, 4200]
+        assert (found - plain(logits.double(), *settings)).abs().max() <= 1e-6
 
 
 def test_logits_that_are_not_finite_give_no_distribution(device: torch.device) -> None:
