@@ -14,6 +14,7 @@ T flat tokens, S segments, P pages per segment, H heads, G key/value heads, D he
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -28,10 +29,11 @@ SPLIT_KEYS = 512
 MIN_PROGRAMS = 300
 # Keys per step, and rows (queries × heads that share a key/value head) of a tile: what fits into the
 # registers (tests/kernels/test_compilation.py). A decoding step fills few rows, but is bound by reading the
-# keys.
+# keys. Products of float32 numbers are not made by tensor cores: they take more registers.
 BLOCK_KEYS = 32
 BLOCK_ROWS = 64
 SMALL_BLOCK_ROWS = 32
+FLOAT32_BLOCK = 16
 FULL_TILE_WIDTHS = (16, 32, 64, 128)
 # Without contraction into fused multiply-adds both ways to join splits round alike.
 OPTIONS: dict[str, int | bool] = {"num_stages": 3, "enable_fp_fusion": False}
@@ -142,7 +144,7 @@ def _tile(
 
 
 # Numbers that change from pass to pass compile nothing anew.
-@triton.jit(do_not_specialize=["num_segments", "num_splits"])
+@triton.jit(do_not_specialize=["num_segments", "num_splits", "stride_table"])
 def attend_kernel(
     queries, key_pages, value_pages, block_table, used_keys, query_starts, output, split_outputs,
     split_maxima, split_sums, num_segments, scale, softcap, stride_token_heads, stride_query_head,
@@ -239,6 +241,33 @@ def join_kernel(
     tl.store(output + places_M[:, None] * width + columns_D[None, :], result, mask=is_used)
 
 
+@dataclass(frozen=True)
+class Tile:
+    """What a program works on at a time, and how it is compiled for that.
+
+    Attributes:
+        num_rows: at least one query of the heads that share a key/value head.
+        num_keys: per step.
+    """
+
+    num_rows: int
+    num_keys: int
+    options: dict[str, int | bool]
+
+    @staticmethod
+    def of(width: int, num_repeats: int, dtype: torch.dtype) -> Tile:
+        """For heads of this width, ``num_repeats`` of which share a key/value head."""
+        least_rows = triton.next_power_of_2(num_repeats)
+        if dtype == torch.float32:
+            options = {"num_warps": 8, "maxnreg": 255}
+            return Tile(max(FLOAT32_BLOCK, least_rows), FLOAT32_BLOCK, OPTIONS | options)
+        num_rows = max(BLOCK_ROWS if width in FULL_TILE_WIDTHS else SMALL_BLOCK_ROWS, least_rows)
+        # Where a tile is small, four warps suffice, if their registers are not kept few.
+        is_small = num_rows == SMALL_BLOCK_ROWS and width <= FULL_TILE_WIDTHS[-1]
+        options = {"num_warps": 4, "maxnreg": 255} if is_small else {"num_warps": 8}
+        return Tile(num_rows, BLOCK_KEYS, OPTIONS | options)
+
+
 @torch.library.custom_op("specdist::paged_attention", mutates_args=())
 def paged_attention(
     queries_THD: Tensor,
@@ -273,7 +302,8 @@ def paged_attention(
     num_repeats = num_heads // num_kv_heads
     if queries_THD.stride(2) != 1:
         queries_THD = queries_THD.contiguous()
-    block_rows = block_rows_of(width, num_repeats)
+    tile = Tile.of(width, num_repeats, queries_THD.dtype)
+    block_rows = tile.num_rows
     num_splits = triton.cdiv(max_keys, SPLIT_KEYS)
     # Every segment may leave one tile incomplete.
     num_tiles = num_tokens // (block_rows // num_repeats) + len(used_S)
@@ -290,10 +320,10 @@ def paged_attention(
         "width": width,
         "window": window or 0,
         "block_rows": block_rows,
-        "block_keys": BLOCK_KEYS,
+        "block_keys": tile.num_keys,
         "block_width": triton.next_power_of_2(width),
         "split_keys": SPLIT_KEYS,
-        **options_of(width, block_rows),
+        **tile.options,
     }
     # Exponents are of base 2. tanh(x) = (1 - exp(-2x)) / (1 + exp(-2x)): with a soft cap the scale is that of
     # 2x.
@@ -323,16 +353,3 @@ def paged_attention(
     if in_splits:
         join_kernel[(num_tiles, num_kv_heads)](*of_segments, num_splits, **shared)
     return output
-
-
-def block_rows_of(width: int, num_repeats: int) -> int:
-    """Rows of a tile: at least one query of ``num_repeats`` heads."""
-    rows = BLOCK_ROWS if width in FULL_TILE_WIDTHS else SMALL_BLOCK_ROWS
-    return max(rows, triton.next_power_of_2(num_repeats))
-
-
-def options_of(width: int, block_rows: int) -> dict[str, int | bool]:
-    """How to compile for a tile: where it is small, four warps suffice, if their registers are not kept
-    few."""
-    is_small = block_rows == SMALL_BLOCK_ROWS and width <= FULL_TILE_WIDTHS[-1]
-    return OPTIONS | ({"num_warps": 4, "maxnreg": 255} if is_small else {"num_warps": 8})

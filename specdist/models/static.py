@@ -24,7 +24,7 @@ from specdist.models.attention import LayerAttention
 from specdist.models.flat import FlatBatch, Segments, cache_indices
 from specdist.models.graphs import Capturer, CheckedGraphs
 from specdist.models.kernel import KernelAttention, PagedKernel
-from specdist.models.segments import PagedSegments
+from specdist.models.segments import PagedSegments, aligned
 from specdist.models.staging import InputStaging
 
 # Longer passes are bound by their products: launching the kernels takes less time than running them.
@@ -37,8 +37,6 @@ BUCKETS_PER_OCTAVE = 4
 MIN_KEYS = 1024
 KEYS_FACTOR = 4
 NUM_SCRATCH_PAGES = 1
-# Of numbers of four bytes.
-ALIGNMENT = 4
 
 RunModel = Callable[[Tensor, Tensor, Tensor, LayerAttention, Tensor | None], Tensor]
 
@@ -54,7 +52,7 @@ class Bucket(NamedTuple):
     @property
     def part_lengths(self) -> list[int]:
         """Of the packed inputs: token ids, positions, cache indices, logits index, used keys, first queries,
-        block table. They are rounded up, since kernels read numbers at addresses that 16 divides faster."""
+        block table."""
         lengths = [
             *3 * [self.num_tokens],
             self.num_logits,
@@ -62,7 +60,7 @@ class Bucket(NamedTuple):
             self.num_segments + 1,
             self.num_segments * self.num_pages,
         ]
-        return [-(-length // ALIGNMENT) * ALIGNMENT for length in lengths]
+        return [aligned(length) for length in lengths]
 
 
 def choose_bucket(segments: Segments, num_logits: int, *, page_size: int, table_width: int) -> Bucket | None:

@@ -25,8 +25,8 @@ from specdist.models.flat import FlatBatch, Segments, as_seen, cache_indices
 from specdist.models.graphs import TOLERANCES, Capturer, CheckedGraphs
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.kernel import KernelAttention
-from specdist.models.segments import PagedSegments
-from specdist.models.static import ALIGNMENT, Bucket, StaticPasses, bucket_of_tokens
+from specdist.models.segments import PagedSegments, aligned
+from specdist.models.static import Bucket, StaticPasses, bucket_of_tokens
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
 
@@ -64,22 +64,15 @@ class _Inputs(NamedTuple):
 def lengths_of(num_rows: int, num_steps: int, num_pages: int = 0) -> list[int]:
     """Of the parts of :class:`_Inputs`, in int32, rounded up as those of a pass; ``num_pages``: of a window's
     tables."""
-    aligned = _aligned(num_rows)
-    num_passes = num_steps - 1
-    tables = num_passes * aligned * num_pages
-    return [
-        *3 * [num_passes * aligned], _aligned(num_rows + 1), NUM_KEYS * KEY_NUMBERS * aligned, tables
-    ]  # fmt: skip
+    room, num_passes = aligned(num_rows), num_steps - 1
+    tables = num_passes * room * num_pages
+    return [*3 * [num_passes * room], aligned(num_rows + 1), NUM_KEYS * KEY_NUMBERS * room, tables]
 
 
 def num_run_inputs(num_slots: int, num_pages: int = 0) -> int:
     """Most inputs that a run has besides those of its first pass; ``num_pages``: seen by a token in a window,
     else 0."""
     return sum(lengths_of(bucket_of_tokens(num_slots), LONGEST_RUN, num_pages))
-
-
-def _aligned(number: int) -> int:
-    return -(-number // ALIGNMENT) * ALIGNMENT
 
 
 class StaticRuns:
@@ -193,7 +186,7 @@ class StaticRuns:
         steps, rows = np.nonzero(np.arange(1, num_steps)[:, None] < num_steps_A)
         # The token that the step before has drawn stands after the keys of that step's pass.
         positions_T = num_keys_A[rows] + steps
-        lines = steps * _aligned(bucket.num_logits) + rows
+        lines = steps * aligned(bucket.num_logits) + rows
         drawn = FlatBatch(positions_T, slots_A[rows], positions_T)
         seen, pages_SP = as_seen(drawn, self._table, self._rope_border)
         positions[lines] = seen.model_positions_T

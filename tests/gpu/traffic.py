@@ -85,7 +85,7 @@ def _attention(
     num_tokens, num_heads, width = queries_THD.shape
     num_kv_heads = key_pages.shape[2]
     num_repeats = num_heads // num_kv_heads
-    tile = kernels.block_rows_of(width, num_repeats) // num_repeats
+    tile = kernels.Tile.of(width, num_repeats, queries_THD.dtype).num_rows // num_repeats
     num_reads_S = -(-query_starts_S1.host.diff() // tile)
     num_splits = -(-max_keys // kernels.SPLIT_KEYS)
     num_tiles = num_tokens // tile + len(used_S)

@@ -76,6 +76,7 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
         (128, 2, 4096, True),
         (256, 2, 4096, True),
     ):
+        tile = paged_attention.Tile.of(width, num_repeats, getattr(torch, dtype))
         constants = {
             "num_heads": 8,
             "num_repeats": num_repeats,
@@ -83,12 +84,11 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
             "page_size": 16,
             "window": window,
             "has_softcap": has_softcap,
-            "block_rows": paged_attention.block_rows_of(width, num_repeats),
-            "block_keys": paged_attention.BLOCK_KEYS,
+            "block_rows": tile.num_rows,
+            "block_keys": tile.num_keys,
             "block_width": triton.next_power_of_2(width),
             "split_keys": paged_attention.SPLIT_KEYS,
         }
-        options = paged_attention.options_of(width, constants["block_rows"])
         about = f"{dtype}, width {width}, {num_repeats} heads per group{', window, soft cap' * has_softcap}"
         kernels = [
             (f"attend, splits as programs ({about})", paged_attention.attend_kernel, {"in_splits": True}),
@@ -97,7 +97,7 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
         ]
         for name, kernel, more in kernels:
             wanted = {key: value for key, value in (constants | more).items() if key in kernel.arg_names}
-            yield Variant(name, kernel, wanted, pointers, ("scale", "softcap"), options)
+            yield Variant(name, kernel, wanted, pointers, ("scale", "softcap"), tile.options)
 
 
 def sampling_variants(dtype: str) -> Iterator[Variant]:
@@ -185,7 +185,11 @@ def source_of(variant: Variant) -> ASTSource:
         for name in names
     }  # fmt: skip
     # As at run time: memory of torch is aligned, and so are the strides of the cache.
-    aligned = [name for name in names if signature[name][0] == "*" or name.startswith("stride_")]
+    aligned = [
+        parameter.name for parameter in variant.kernel.params
+        if (signature[parameter.name][0] == "*" or parameter.name.startswith("stride_"))
+        and not parameter.do_not_specialize
+    ]  # fmt: skip
     return ASTSource(
         variant.kernel,
         signature,

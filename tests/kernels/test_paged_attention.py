@@ -15,6 +15,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
 from specdist.kernels import paged_attention
+from specdist.kernels.paged_attention import Tile
 from specdist.models.attention import AttentionKind, AttentionRules
 from specdist.models.kernel import TritonKernel
 from specdist.models.segments import PagedSegments
@@ -201,5 +202,6 @@ def test_heads_that_share_keys_share_a_tile() -> None:
     """A verification block of eight tokens reads its keys and values once, also with eight heads per
     group."""
     for num_repeats in (1, 2, 4, 8):
-        assert paged_attention.block_rows_of(128, num_repeats) // num_repeats >= 8
-    assert paged_attention.block_rows_of(128, 71) == 128, "as many rows as heads at least"
+        assert Tile.of(128, num_repeats, torch.bfloat16).num_rows // num_repeats >= 8
+    for dtype in TOLERANCES:
+        assert Tile.of(128, 71, dtype).num_rows == 128, "as many rows as heads at least"
