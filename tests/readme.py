@@ -159,7 +159,7 @@ def compiled_kernels() -> str:
         (one["name"], one["capability"]): f"{one['registers']}, {one['shared_bytes'] / 1024:.1f}"
         for one in found
     }
-    names = dict.fromkeys(one["name"] for one in found)
+    names = dict.fromkeys(one["name"] for one in found if "float32" not in one["name"])
     lines = [f"| kernel |{''.join(f' sm_{capability} |' for capability in capabilities)}"]
     lines.append("|---|" + "---|" * len(capabilities))
     lines += [

@@ -34,7 +34,8 @@ def target_runner(
         acceleration = Acceleration.of(device, group)
         return ModelRunner(model, device, acceleration, model_impl=config.model_impl, on_pass=on_pass)
     num_layers = models.target.config.get_text_config().num_hidden_layers
-    return StatesRunner(model, device, state_layers(models.draft.config, num_layers), on_pass)
+    layers = state_layers(models.draft.config, num_layers)
+    return StatesRunner(model, device, layers, on_pass, group)
 
 
 def load_draft_runner(

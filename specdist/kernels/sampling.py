@@ -42,8 +42,8 @@ KEY_OF_MINUS_INFINITY, KEY_OF_INFINITY = tl.constexpr(0x007FFFFF), tl.constexpr(
 
 @triton.jit
 def _sort_keys(numbers):
-    """uint32 in the order of the float32 numbers; both zeros have the same."""
-    bits = (numbers + 0.0).to(tl.int32, bitcast=True)
+    """uint32 in the order of the float32 numbers."""
+    bits = numbers.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, ~bits, bits ^ -0x80000000).to(tl.uint32, bitcast=True)
 
 

@@ -21,6 +21,7 @@ class Acceleration:
         is_static: run short segments as static passes.
         capturer: records static passes; without it they run unrecorded.
         kernels: attention kernels to try, the best first.
+        group: the ranks that share the model, and choose the same kernel; None for a whole model.
         is_fused: fuse the small steps of layers where that gives the same numbers.
         is_compiled: run Llama-like models as one call of compiled code where that gives the same numbers.
     """
@@ -28,6 +29,7 @@ class Acceleration:
     is_static: bool = False
     capturer: Capturer | None = None
     kernels: Sequence[PagedKernel] = ()
+    group: dist.ProcessGroup | None = None
     is_fused: bool = False
     is_compiled: bool = False
 
@@ -41,5 +43,6 @@ class Acceleration:
             is_static=True,
             capturer=CudaGraphs(device, group),
             kernels=(VarlenKernel(), TritonKernel(), FlashAttention3Kernel(), FlashInferKernel()),
+            group=group,
             is_fused=True,
         )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -59,9 +60,15 @@ def choose_kernel(
     dtype: torch.dtype,
     device: torch.device,
     timer: Timer | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> PagedKernel | None:
     """The first kernel that is correct for every kind of attention; or one of another library that is, too,
-    and faster by ``timer``. Logged with why others are not used."""
+    and faster by ``timer``. Logged with why others are not used.
+
+    Args:
+        group: ranks that share the model, and this choice: all of them call it. A kernel has to be correct on
+            all, and its time is that of the slowest.
+    """
     common = {"page_size": page_size, "dtype": dtype, "device": device}
     reasons = []
     libraries: list[PagedKernel] = []
@@ -71,6 +78,8 @@ def choose_kernel(
         if chosen is not None and not is_library:
             continue
         reason = probe_kernel(kernel, kinds, is_compared_alone=is_library, **common)  # type: ignore[arg-type]
+        if _most([float(reason is not None)], group)[0] and reason is None:
+            reason = "another rank of the model cannot use it"
         if reason is not None:
             reasons.append(f"{kernel.name}: {reason}")
         elif is_library:
@@ -79,10 +88,9 @@ def choose_kernel(
             chosen = kernel
     if chosen is not None and libraries:
         timer = timer or (lambda function: seconds_of(function, device))
-        seconds = {
-            kernel: timer(timed_call(kernel, kinds[0], **common))  # type: ignore[arg-type]
-            for kernel in (chosen, *libraries)
-        }
+        timed = (chosen, *libraries)
+        own = [timer(timed_call(kernel, kinds[0], **common)) for kernel in timed]  # type: ignore[arg-type]
+        seconds = dict(zip(timed, _most(own, group), strict=True))
         fastest = min(libraries, key=seconds.__getitem__)
         if seconds[chosen] >= LEAST_GAIN * seconds[fastest]:
             chosen = fastest
@@ -98,6 +106,15 @@ def choose_kernel(
         refused = f"; not used: {'; '.join(reasons)}" if reasons else ""
         logger.info("attention over pages of %d tokens in %s: %s%s", page_size, dtype, name, refused)
     return chosen
+
+
+def _most(numbers: Sequence[float], group: dist.ProcessGroup | None) -> list[float]:
+    """The largest of the group's numbers at each place."""
+    most = torch.tensor(numbers, dtype=torch.float64)
+    if group is not None:
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    largest: list[float] = most.tolist()
+    return largest
 
 
 def seconds_of(function: Callable[[], object], device: torch.device) -> float:

@@ -115,7 +115,8 @@ class ModelRunner:
         return KeyValueCache.bytes_per_page(self._shapes.shapes, page_size, self.dtype)
 
     def has_kernel(self, page_size: int) -> bool:
-        """Whether attention kernels of this device work with pages of this size; tried once."""
+        """Whether attention kernels of this device work with pages of this size; tried once. Ranks that share
+        a model call it, or :meth:`allocate`, at the same time."""
         self._choose_kernel(page_size)
         return self._kernel is not None
 
@@ -128,6 +129,7 @@ class ModelRunner:
                 page_size=page_size,
                 dtype=self.dtype,
                 device=self.device,
+                group=self._acceleration.group,
             )
 
     def allocate(

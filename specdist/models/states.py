@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -37,11 +38,13 @@ class StatesRunner(ModelRunner):
         device: torch.device,
         layers: Sequence[int],
         on_pass: Callable[[], None] | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
+        """``group``: the ranks that share the model; None for a whole model."""
         self._layers = [decoder_layers(model)[layer] for layer in layers]
         self._found: list[Tensor] = []
         acceleration = dataclasses.replace(
-            Acceleration.of(device), is_static=False, is_fused=False, is_compiled=False
+            Acceleration.of(device, group), is_static=False, is_fused=False, is_compiled=False
         )
         super().__init__(model, device, acceleration, model_impl="transformers", on_pass=on_pass)
 

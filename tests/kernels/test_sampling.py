@@ -98,6 +98,16 @@ def test_ids_far_below_the_largest_count_too(device: torch.device) -> None:
         assert (found - expected).abs().max() <= 1e-6
 
 
+def test_what_memory_held_before_changes_nothing(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits are listed where the probabilities will be, with gaps."""
+    logits, settings = random_logits(3, torch.bfloat16, device), (1.0, 5, 0.9)
+    expected = processed_probabilities_of(logits, *settings)
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, 100.0, **options))
+    assert torch.equal(processed_probabilities_of(logits, *settings), expected)
+
+
 def test_both_zeros_tie(device: torch.device) -> None:
     logits = torch.tensor([[-1.0, 0.0, -0.0, -2.0]], device=device)
     for settings in ((1.0, 1, 1.0), (1.0, 0, 0.1)):

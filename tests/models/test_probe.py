@@ -17,6 +17,7 @@ from specdist.models.library_kernels import FlashAttention3Kernel, FlashInferKer
 from specdist.models.probe import choose_kernel, plain_attention, probe_kernel
 from specdist.models.segments import PagedSegments
 from tests.models.kernels import NanKernel, PlainKernel, RaisingKernel, StaleKernel, WindowlessKernel
+from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
 GLOBAL = AttentionKind(4, 2, 16, AttentionRules(None, None, None))
@@ -192,3 +193,8 @@ def test_of_two_libraries_the_faster_one_is_used(monkeypatch: pytest.MonkeyPatch
             candidates, kinds, page_size=16, dtype=torch.float32, device=CPU, timer=work.seconds_of
         )
         assert chosen is candidates[place]
+
+
+def test_ranks_that_share_a_model_choose_the_same_kernel() -> None:
+    """Each has a clock of its own, and maybe a fault of its own."""
+    run_ranks("tests.models.kernel_choice", 2)
