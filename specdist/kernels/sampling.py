@@ -60,7 +60,8 @@ def _read(numbers_row, start, num_ids, threads: tl.constexpr):
     numbers = ()
     for index in tl.static_range(NUM_READ):
         ids = start + index * threads + tl.arange(0, threads)
-        numbers += (tl.load(numbers_row + ids, mask=ids < num_ids, other=float("-inf")).to(tl.float32),)
+        block = tl.load(numbers_row + ids, mask=ids < num_ids, other=float("-inf")).to(tl.float32)
+        numbers += (block,)  # type: ignore[assignment]
     return numbers
 
 
