@@ -27,6 +27,7 @@ from specdist.models.flat import FlatBatch
 from specdist.models.quantized import quantization_of
 from specdist.models.runner import ModelRunner
 from specdist.models.sizes import model_size
+from specdist.utils.packages import cache_argument
 
 NUM_WARMUPS = 2
 NUM_TRIALS = 12
@@ -91,7 +92,8 @@ class PlainPass:
         return seconds
 
     def _forward(self, token_ids: Tensor) -> None:
-        self._pair.target(input_ids=token_ids, past_key_values=self._cache, use_cache=True)
+        target = self._pair.target
+        target(input_ids=token_ids, use_cache=True, **{cache_argument(target.forward): self._cache})
 
 
 def _flat(token_ids_BN: Tensor, *, first_position: int) -> FlatBatch:

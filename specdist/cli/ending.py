@@ -13,20 +13,22 @@ from typing import NoReturn
 
 from specdist.utils.errors import RANK_0_FIRST_S, UserError
 from specdist.utils.garbage import paused_garbage
+from specdist.utils.packages import named_packages
 
 USAGE_ERROR = 2
 Main = Callable[[Sequence[str] | None], int]
 
 
 def tells_mistakes(main: Main) -> Main:
-    """Make a command print a :class:`UserError` and return ``USAGE_ERROR``. Of several ranks, which all find
-    the same error, only rank 0 prints it."""
+    """Make a command print a :class:`UserError`, or which package it lacks, and return ``USAGE_ERROR``. Of
+    several ranks, which all find the same error, only rank 0 prints it."""
 
     @functools.wraps(main)
     def telling(arguments: Sequence[str] | None = None) -> int:
         is_rank0 = os.environ.get("RANK", "0") == "0"
         try:
-            code = main(arguments)
+            with named_packages(f"specdist {main.__module__.rpartition('.')[2].replace('_', '-')}"):
+                code = main(arguments)
         except UserError as error:
             code = USAGE_ERROR
             if is_rank0:

@@ -22,6 +22,7 @@ from pathlib import Path
 from specdist.data.claim_folders import BEAT_SUFFIX, beat_folder
 from specdist.data.files import sealed, unsealed
 from specdist.data.storage import StorePath
+from specdist.utils.host import process_state
 from specdist.utils.json_values import from_fields, parse_object
 
 BEATS_PER_SILENCE = 12
@@ -54,7 +55,7 @@ class Process:
     @staticmethod
     def current() -> Process:
         pid = os.getpid()
-        found = _state_and_start(pid)
+        found = process_state(pid)
         return Process(
             host=socket.gethostname(), pid=pid, machine=_machine(), started=found[1] if found else 0
         )
@@ -63,7 +64,7 @@ class Process:
         """None if it cannot be seen from here."""
         if not self.machine or self.machine != _machine():
             return None
-        found = _state_and_start(self.pid)
+        found = process_state(self.pid)
         return found is not None and found[0] not in "ZX" and found[1] == self.started
 
     def __str__(self) -> str:
@@ -77,15 +78,6 @@ def _machine() -> str:
         return f"{boot}:{Path('/proc/self/ns/pid').stat().st_ino}"
     except OSError:
         return ""
-
-
-def _state_and_start(pid: int) -> tuple[str, int] | None:
-    try:
-        # The second field is the name in brackets, which may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return fields[0], int(fields[19])
 
 
 @dataclass

@@ -8,14 +8,13 @@ import shlex
 import sys
 from pathlib import Path
 
-import psutil
-
 from specdist.config.generate import GenerateConfig
 from specdist.data import Manifest, RunFolder
 from specdist.job.preflight import RunPlan
 from specdist.job.signals import find_launcher
 from specdist.models.loading_check import LoadingCheck
 from specdist.stats.shard import Stats
+from specdist.utils.host import command_line
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
 CHECK = "loading_check"
@@ -118,8 +117,8 @@ def relaunch_command() -> str:
     launcher = find_launcher()
     if launcher is not None:
         try:
-            launched = psutil.Process(launcher).cmdline()
-        except psutil.Error:
+            launched = command_line(launcher)
+        except OSError:
             return "start the same command again"
         # Something else may have set the launcher's variables and started this process.
         given = sys.argv[1:]

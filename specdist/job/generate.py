@@ -8,8 +8,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
-import psutil
-
 from specdist.config.generate import GenerateConfig
 from specdist.data.leftovers import remove_leftovers
 from specdist.data.storage import local_folder
@@ -47,6 +45,7 @@ from specdist.job.topology import Topology, broadcast_from_rank0
 from specdist.job.workload import Workload
 from specdist.models.generation import OPTIONS, unused_settings
 from specdist.stats.regression import NS_PER_S
+from specdist.utils.host import process_start_s
 
 PLACEMENTS = {"own": "has a rank of its own", "shared": "shares rank 0 with the target"}
 
@@ -202,7 +201,7 @@ def generate_rows(
         if config.tensorboard
         else None
     )
-    began_ns = round(psutil.Process().create_time() * NS_PER_S)
+    began_ns = round(process_start_s() * NS_PER_S)
     stats_recorder = StatsRecorder(ReplicaStart(began_ns, replica.num_weight_bytes))
     recorder = Recorder(
         run,

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from accelerate.commands.launch import launch_command, launch_command_parser
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from specdist.job.signals import EXIT_STOPPED
+from specdist.job.supervisor import USAGE_ERROR
+from specdist.utils.errors import UserError
+from specdist.utils.packages import named_packages
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,6 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns the exit code of the rank that ended first with another one than 0, 128 and the signal's number
     where one was killed, and ``EXIT_STOPPED`` if the launcher itself was asked to stop.
     """
+    try:
+        with named_packages("a launch of several ranks"):
+            from accelerate.commands.launch import launch_command, launch_command_parser
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return USAGE_ERROR
     options = launch_command_parser().parse_args(arguments)
     try:
         launch_command(options)

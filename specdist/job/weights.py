@@ -6,11 +6,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import psutil
-
 from specdist.config.generate import GenerateConfig
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.staged_files import staged
+from specdist.utils.host import process_start_s
 
 
 def staged_weights(
@@ -21,6 +20,6 @@ def staged_weights(
         checkpoint,
         None if config.stage_weights is None else Path(config.stage_weights),
         limit_bytes=config.stage_limit_bytes,
-        checked_since=psutil.Process().create_time(),
+        checked_since=process_start_s(),
         on_step=on_step,
     )

@@ -6,12 +6,14 @@ its contents, damages them: they are saved before and restored after.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedModel
 
 from specdist.models.checkpoint import Checkpoint, auto_class
@@ -24,11 +26,25 @@ def build_without_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrai
     Its configuration is a copy: what is set in a model's is not the checkpoint's. With
     ``torch.device("meta")`` buffers made by ``torch.ones`` and the like would lose their values.
     """
-    with init_empty_weights(include_buffers=False):
+    with _parameters_on_meta():
         model: PreTrainedModel = auto_class(checkpoint.config).from_config(
             copy.deepcopy(plain_config(checkpoint)), dtype=dtype, trust_remote_code=checkpoint.trusts_code
         )
     return model
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from specdist.models.fusing_trials import TOLERANCES, Attend, Scale, differences, twin_of
 from specdist.utils.errors import first_line
+from specdist.utils.packages import cache_argument
 
 ROTARY = "apply_rotary_pos_emb"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -32,8 +33,9 @@ ATTENTION, MLP = "self_attn", "mlp"
 # The norms of a decoder layer in their order, where attention and MLP are normed before, and after, too.
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MORE_NORMS = (*NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
-# What a model may hand to its layers for attention.
-HANDED_OVER = ("attention_mask", "position_ids", "past_key_values", "position_embeddings")
+# What a model may hand to its layers for attention, and its cache.
+HANDED_OVER = ("attention_mask", "position_ids", "position_embeddings")
+RENAMING = "transformers.utils.deprecation"
 # Of the numbers that are tried: rows that fill no block, and heads as of grouped queries.
 NUM_ROWS, NUM_HEADS, NUM_KV_HEADS = 5, 6, 2
 MLP_WIDTH = 1100
@@ -215,7 +217,7 @@ class Forms:
             plain = {name: value for name, value in vars(module).items() if isinstance(value, (float, str))}
             found = self._once((type(module), *sorted(plain.items())), module, self._layer)
             return None if found is None else FusedDecoderLayer(*shared, *found)
-        own = type(module).forward
+        own = _plain_forward(module)
         if isinstance(own, FunctionType) and ROTARY in own.__code__.co_names and ROTARY in own.__globals__:
             key = (own, getattr(module, "head_dim", None))
             function = self._once(key, module, self._attention)
@@ -270,7 +272,8 @@ class Forms:
         epsilon, form = forms.pop()
         if forms or form is None:
             raise ValueError("its norms are of several kinds, or not fused")
-        kwargs = {name: object() for name in HANDED_OVER}
+        forward = type(module).forward
+        kwargs = {name: object() for name in (*HANDED_OVER, cache_argument(forward))}
         trials = []
         for dtype in self._dtypes:
             twin, width = twin_of(module), _width(norms[NORMS[0]])
@@ -282,7 +285,7 @@ class Forms:
                 weight = 1 + 0.3 * self._random(dtype, width)
                 own._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
             hidden = 2 * self._random(dtype, 1, NUM_ROWS, width)
-            expected = type(module).forward(twin, hidden, **kwargs)
+            expected = forward(twin, hidden, **kwargs)
             handed_over = {name: attend.called_with.get(name) for name in kwargs}
             trials.append([differences(run_layer(twin, hidden, kwargs, epsilon, form), expected)])
             if handed_over != kwargs:
@@ -312,7 +315,7 @@ class Forms:
 
     def _attention(self, module: nn.Module) -> Callable[..., Any]:
         """The forward of the module's class with the fused rotary embedding."""
-        own: Any = type(module).forward
+        own = _plain_forward(module)
         width = getattr(module, "head_dim", None)
         if not isinstance(width, int) or width % 2 or getattr(module, "rotary_ndims", width) != width:
             raise ValueError("it does not rotate whole heads")
@@ -353,6 +356,13 @@ class Forms:
 
     def _random(self, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self._generator).to(self._device, dtype)
+
+
+def _plain_forward(module: nn.Module) -> Any:
+    """That of the class, without transformers' wrapper that takes an argument by its old name, too."""
+    own: Any = type(module).forward
+    is_wrapper = getattr(own, "__globals__", {}).get("__name__") == RENAMING
+    return own.__wrapped__ if is_wrapper else own
 
 
 def _width(module: nn.Module) -> int | None:

@@ -25,6 +25,7 @@ from specdist.models.weight_files import StoredTensors, open_weights
 from specdist.models.weight_names import WeightNames, ties_embeddings
 from specdist.models.weight_stream import Reading, streamed, tensors_in
 from specdist.utils.errors import UserError
+from specdist.utils.packages import check_installed
 
 
 def load_whole(
@@ -34,12 +35,14 @@ def load_whole(
     counts what is. Raises :class:`UserError` if the files do not hold every parameter."""
     if quantization_of(checkpoint) is not None or _is_plain(checkpoint, dtype):
         return _load_read(checkpoint, dtype=dtype, device=device, reading=reading)
+    if device.type != "cpu":
+        check_installed("accelerate", f"{checkpoint.option} {checkpoint.name} on a GPU", "use --device cpu")
     try:
         model, report = auto_class(checkpoint.config).from_pretrained(
             checkpoint.folder,
             config=checkpoint.config,
             dtype=dtype,
-            device_map={"": device},
+            device_map=None if device.type == "cpu" else {"": device},
             output_loading_info=True,
             trust_remote_code=checkpoint.trusts_code,
             use_safetensors=not checkpoint.is_pickled,

@@ -7,12 +7,13 @@ import resource
 import sys
 from dataclasses import dataclass
 
-import psutil
 import torch
+
+from specdist.utils import host
+from specdist.utils.host import KIBIBYTE
 
 # Of a host's memory, for passes and for other processes.
 RESERVED_FRACTION = 0.15
-KIBIBYTE = 1024
 MIB, GIB = 2**20, 2**30
 # Recorded graphs after which the log says what they take.
 FIRST_GRAPHS = 16
@@ -83,7 +84,7 @@ class GraphMemory:
 
 def available_memory_bytes(num_sharers: int) -> int:
     """A host's memory that one rank's cache may take; the ranks there share it."""
-    return int((1 - RESERVED_FRACTION) * psutil.virtual_memory().available / num_sharers)
+    return int((1 - RESERVED_FRACTION) * host.available_memory_bytes() / num_sharers)
 
 
 def release_memory(device: torch.device) -> None:

@@ -33,6 +33,7 @@ from specdist.models.quantized_weights import LayerFormat
 from specdist.models.rope import rope_border
 from specdist.models.weight_files import open_weights
 from specdist.models.weight_names import WeightNames
+from specdist.utils.packages import cache_argument
 
 # Of a row, if its model has no window, and beyond one.
 NUM_TOKENS, NUM_BEYOND_WINDOW = 32, 8
@@ -227,7 +228,6 @@ def run_reference(
         config=config,
         state_dict=dict(stored.tensors),
         dtype=dtype,
-        device_map={"": device},
         output_loading_info=True,
         attn_implementation="eager",
     )
@@ -242,7 +242,8 @@ def run_reference(
             model.get_submodule(name).register_forward_pre_hook(partial(_round_inputs, form, scale))
     if model._can_set_attn_implementation():
         model.set_attn_implementation(ATTENTION_NAME)
-    found = [_run_row(model.eval(), sample, row, device) for row in range(len(sample.rows))]
+    model = model.to(device).eval()
+    found = [_run_row(model, sample, row, device) for row in range(len(sample.rows))]
     return {name: torch.cat([each[name] for each in found]) for name in found[0]}
 
 
@@ -262,8 +263,8 @@ def _run_row(model: PreTrainedModel, sample: Sample, row: int, device: torch.dev
                 position_ids=positions_1T[:, begin:end],
                 # Without it, gaps between positions would be taken for the ends of texts.
                 attention_mask=torch.ones(1, end, dtype=torch.int64, device=device),
-                past_key_values=cache,
                 use_cache=True,
+                **{cache_argument(model.forward): cache},
             )
             recorded.setdefault("logits", []).append(output.logits[0].float().cpu())
     finally:

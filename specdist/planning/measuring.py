@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 
-import psutil
 import torch
 from torch import nn
 
 from specdist.engine.device_clock import timed
 from specdist.models.linear import OneDnnLinears
 from specdist.planning.hardware import GB, HERE, PCIE_LATENCY_S, Gpu
+from specdist.utils.host import available_memory_bytes
 
 # Larger than any cache, so that every product reads its matrix from memory.
 MATRIX_BYTES = {"cpu": 2**27, "cuda": 2**31}
@@ -61,4 +61,4 @@ def _median_s(layer: nn.Module, num_tokens: int, device: torch.device, dtype: to
 def _memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
+    return available_memory_bytes()

@@ -154,9 +154,8 @@ class DialledTarget:
         self, folder: Path, num_draft_layers: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         transformers_logging.disable_progress_bar()
-        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, device_map={"": device}
-        )
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self._model = model.to(device)
         self._num_draft_layers = num_draft_layers
 
     @torch.inference_mode()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -16,11 +19,32 @@ def version_of(package: str) -> str | None:
         return None
 
 
+def cache_argument(forward: Callable[..., object]) -> str:
+    """By which name a model or layer of transformers takes its keys and values: a new one from 5.24 on."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+
+
 def check_installed(package: str, needed_by: str, instead: str) -> None:
     """Raises UserError where a package is absent. ``needed_by``: an option with its value; ``instead``: what
     works without the package."""
     if find_spec(package) is None:
-        raise UserError(
-            f"{needed_by} needs the package {package}, which is not installed here: pip install {package} "
-            f"(jobs/constraints-cuda.txt has the tested version), or {instead}"
-        )
+        raise UserError(f"{_absent(package, needed_by)}, or {instead}")
+
+
+@contextlib.contextmanager
+def named_packages(needed_by: str) -> Iterator[None]:
+    """Makes the absence of a package that is imported within a UserError; ``needed_by``: what imports it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if not package or package == "specdist" or find_spec(package) is not None:
+            raise
+        raise UserError(_absent(package, needed_by)) from error
+
+
+def _absent(package: str, needed_by: str) -> str:
+    return (
+        f"{needed_by} needs the package {package}, which is not installed here: pip install {package} "
+        "(jobs/constraints-cuda.txt has the tested version)"
+    )

@@ -14,6 +14,7 @@ from specdist.data import heartbeat
 from specdist.data.claims import Claim
 from specdist.data.heartbeat import BEATS_PER_SILENCE, Beat, Process, Watch, beat_path
 from specdist.utils.errors import UserError
+from specdist.utils.host import process_state
 from tests.data.replicas import SILENT_AFTER_S, Member, watch_for
 
 NAME = "shard-00000"
@@ -145,17 +146,12 @@ def test_a_reused_process_number_is_not_a_sign_of_life():
     assert replace(current, machine="").is_alive() is None
 
 
-def test_a_zombie_process_counts_as_ended(tmp_path):
+def test_a_zombie_process_counts_as_ended():
     child = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
-    code = "import os; from specdist.data.heartbeat import _state_and_start as s; print(s(int({})))"
-    started = subprocess.run(
-        [sys.executable, "-c", code.format(child.pid)], capture_output=True, text=True, check=True
-    )
-    del started
     child.stdout.read()
-    process = replace(Process.current(), pid=child.pid)
-    while (state := (f"/proc/{child.pid}/stat")) and open(state).read().rpartition(")")[2].split()[0] != "Z":  # noqa: SIM115, PTH123
+    while (found := process_state(child.pid))[0] != "Z":
         pass
+    process = replace(Process.current(), pid=child.pid, started=found[1])
     assert process.is_alive() is False
     child.wait()
 

@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).parents[2]
 # Python imports it before anything else.
@@ -35,7 +39,28 @@ sys.path[:] = [entry for entry in sys.path if entry not in ("", {repository!r})]
 """
 
 
-def environment_without(packages: Sequence[str], folder: Path) -> dict[str, str]:
+def all_but(packages: Sequence[str]) -> set[str]:
+    """The names by which all is imported that neither these packages are nor what they need."""
+    needed: set[str] = set()
+    waiting = [Requirement(package) for package in packages]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in needed or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        needed.add(name)
+        try:
+            waiting += map(Requirement, requires(name) or [])
+        except PackageNotFoundError:
+            continue
+    return {
+        module
+        for module, owners in packages_distributions().items()
+        if module != "specdist" and not needed & set(map(canonicalize_name, owners))
+    }
+
+
+def environment_without(packages: Collection[str], folder: Path) -> dict[str, str]:
     """``folder``: for the file that hides them. Packages have the names by which they are imported."""
     text = SITE.format(hidden=set(packages), repository=str(REPOSITORY))
     (folder / "sitecustomize.py").write_text(text, encoding="utf-8")

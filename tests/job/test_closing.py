@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from specdist.data import RunFolder
@@ -90,7 +88,7 @@ def test_the_command_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "jobs/generate.py", "--seed", "1"])
     monkeypatch.setattr(closing, "find_launcher", lambda: 1)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(psutil, "Process", lambda _: SimpleNamespace(cmdline=lambda: launched))
+    monkeypatch.setattr(closing, "command_line", lambda _: launched)
     assert relaunch_command() == "accelerate launch jobs/generate.py --seed 1"
     monkeypatch.setattr(sys, "argv", ["specdist generate", "--seed", "1"])
     launched[3:4] = ["--module", "specdist.cli", "generate"]
@@ -99,7 +97,7 @@ def test_the_command_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert relaunch_command() == "python -u jobs/generate.py --seed 1"
 
     def gone(number: int) -> None:
-        raise psutil.NoSuchProcess(number)
+        raise ProcessLookupError(number)
 
-    monkeypatch.setattr(psutil, "Process", gone)
+    monkeypatch.setattr(closing, "command_line", gone)
     assert relaunch_command() == "start the same command again"

@@ -1,10 +1,11 @@
-"""One process needs neither DeepSpeed nor datasets, and no installation of the project."""
+"""One process needs a few packages and no installation of the project; what else is needed is named."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,20 @@ import pytest
 from specdist.job.topology import topology_from_environment
 from specdist.utils import packages
 from specdist.utils.errors import UserError
-from tests.job.hidden_packages import environment_without
+from tests.job.hidden_packages import all_but, environment_without
 from tests.job.launching import JOB, job_arguments, main, parse, run_here
 
-# DeepSpeed, datasets, and what only they need.
-ABSENT = ("deepspeed", "hjson", "pydantic", "pydantic_core", "datasets", "dill", "multiprocess", "pandas")
+# What README.md says that one process takes; that of the tests, and of the kernels on a GPU.
+FEW = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "pyarrow")
+FOR_TESTS = (*FEW, "pytest", "pytest-timeout", "pytest-xdist", "triton")
 TIMEOUT_S = 200
 
 
-def python_without(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def python_with(packages: Sequence[str], folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """With these packages and what they need alone."""
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment_without(ABSENT, folder), capture_output=True,
-        text=True, timeout=TIMEOUT_S, check=False,
+        [sys.executable, *command], cwd=folder, env=environment_without(all_but(packages), folder),
+        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
 
 
@@ -33,7 +36,7 @@ def test_one_process_gives_the_same_files_without_them(options: dict[str, Any], 
     given = options | {"limit": 6, "max_new_tokens": 12}
     ordinary = run_here(**given, output=tmp_path / "ordinary")
     words = job_arguments(main, given | {"output": tmp_path / "few"})
-    ended = python_without(tmp_path, str(JOB), *words)
+    ended = python_with(FEW, tmp_path, str(JOB), *words)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1])["exact"] is True and ordinary.totals["exact"] is True
     shards = [path.relative_to(tmp_path / "few") for path in (tmp_path / "few" / "shards").glob("*.arrow")]
@@ -42,7 +45,20 @@ def test_one_process_gives_the_same_files_without_them(options: dict[str, Any], 
         assert (tmp_path / "few" / shard).read_bytes() == (tmp_path / "ordinary" / shard).read_bytes()
     versions = json.loads((tmp_path / "few" / "manifest.json").read_text())["info"]["versions"]
     absent = {name for name, number in versions.items() if number is None}
-    assert absent == {"specdist", "deepspeed", "datasets"}
+    assert absent == {"specdist", "deepspeed", "datasets", "accelerate"}
+
+
+def test_a_command_names_the_package_that_it_lacks(tmp_path: Path) -> None:
+    ended = python_with(FEW, tmp_path, str(JOB.parent / "report.py"), str(tmp_path))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: specdist report needs the package matplotlib, which is not")
+
+
+def test_the_launcher_names_the_package_that_it_lacks(tmp_path: Path) -> None:
+    code = "import sys; sys.path += sys.argv[1:]; from specdist.job.launch import main; sys.exit(main([]))"
+    ended = python_with(FEW, tmp_path, "-c", code, str(JOB.parents[1]))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: a launch of several ranks needs the package accelerate, which is")
 
 
 def test_sharding_without_deepspeed_is_refused_at_the_start(
@@ -59,8 +75,8 @@ def test_sharding_without_deepspeed_is_refused_at_the_start(
 def test_the_tests_of_kernels_are_found_without_them(tmp_path: Path) -> None:
     repository = JOB.parents[1]
     places = [str(repository / "tests/kernels"), str(repository / "tests/models/test_cuda.py")]
-    ended = python_without(
-        tmp_path, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider",
+    ended = python_with(
+        FOR_TESTS, tmp_path, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider",
         "--rootdir", str(repository), *places,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout

@@ -47,7 +47,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(
         if error is not None:
             raise error
 
-    monkeypatch.setattr(launch, "launch_command", launch_command)
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", launch_command)
     arguments = ["--config_file", str(ACCELERATE_CONFIG), "--num_processes", "3", "job.py", "--top_p", "0.5"]
     assert launch.main(arguments) == code
     assert launched[0].num_processes == 3 and launched[0].training_script_args == ["--top_p", "0.5"]
