@@ -1,4 +1,5 @@
 # Functions of the scripts that make environments; they source it.
+set -euo pipefail
 
 fail() {
     printf 'error: %s\n' "$@" >&2

@@ -100,6 +100,7 @@ for found in importlib.metadata.distributions():
 needed = {re.match(r"[\w-]+", line)[0] for line in importlib.metadata.requires("specdist") if "extra ==" not in line}
 used = [f"{name} {borrowed[name]}" for name in sorted(needed & borrowed.keys() - own.keys())]
 print("used as it is there:", ", ".join(used) or "nothing")
+del own["specdist"]
 instead = {name: f" (there: {borrowed[name]})" for name in own.keys() & borrowed.keys()}
 print("installed:", ", ".join(f"{name} {own[name]}{instead.get(name, str())}" for name in sorted(own)))
 

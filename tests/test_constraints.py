@@ -20,7 +20,7 @@ except ImportError:  # Python 3.10
 CPU, CUDA = "constraints-cpu.txt", "constraints-cuda.txt"
 # Extras of their own, which the tests go without.
 UNTESTED = {"lm-eval", "gcsfs", "adlfs"}
-TOOLS = ("bash", "dirname", "sha256sum", "rm", "cat")
+TOOLS = ("bash", "dirname", "sha256sum", "rm", "cat", "sed")
 
 
 def pins(name: str) -> dict[str, Requirement]:
@@ -65,7 +65,7 @@ def test_every_dependency_is_pinned_to_a_version_that_the_project_allows() -> No
 def test_the_install_takes_the_file_of_the_machine(tmp_path: Path, has_gpu: bool) -> None:
     """With a Python that only writes down what it is asked."""
     (tmp_path / "jobs").mkdir()
-    for name in ("install.sh", CPU, CUDA):
+    for name in ("install.sh", "environment.sh", CPU, CUDA):
         shutil.copy(REPOSITORY / "jobs" / name, tmp_path / "jobs" / name)
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     python = tmp_path / ".venv/bin/python"

@@ -50,6 +50,10 @@ ELSEWHERE = {
          "tests/demo/test_shipped_files.py::test_accelerate_starts_the_ranks_that_a_configuration_needs",
          "tests/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
     ),
+    "jobs/offline.sh": (
+        "downloads gigabytes",
+        ["tests/test_offline.py::test_what_is_there_is_used_and_the_rest_comes_from_the_folder"],
+    ),
     "jobs/benchmarks/papers.sh": (
         "trains many heads",
         ["tests/papers/test_papers.py::test_results_survive_json",

@@ -139,7 +139,8 @@ def why_no_gpu(driver: Path = Path("/proc/driver/nvidia/version")) -> str:
     first = driver.read_text(errors="replace").splitlines()[0]
     return (
         f"it is built for CUDA {torch.version.cuda}, for which the driver may be too old ({first}), so "
-        "install a build for an older CUDA, or look at CUDA_VISIBLE_DEVICES"
+        "install a build for an older CUDA (SPECDIST_CUDA=cu126, as jobs/install.sh says), or look at "
+        "CUDA_VISIBLE_DEVICES"
     )
 
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from specdist.job.topology import Topology, join_world, local_device, why_no_gpu
 from specdist.utils.errors import UserError
 
+REPOSITORY = Path(__file__).parents[2]
+
 
 def test_without_a_gpu_the_message_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -26,6 +28,9 @@ def test_without_a_gpu_the_message_says_what_is_missing(
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\nGCC version: 12\n")
     words = why_no_gpu(driver)
     assert "built for CUDA 13.0" in words and "550.54.15" in words and "GCC" not in words
+    # What it names is understood there.
+    install = (REPOSITORY / "jobs/install.sh").read_text(encoding="utf-8")
+    assert "SPECDIST_CUDA=cu126" in words and "SPECDIST_CUDA=cu126" in install
 
 
 def test_where_gloo_finds_no_interface_its_variable_is_named(
