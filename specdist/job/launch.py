@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from specdist.job.entry import USAGE_ERROR
 from specdist.job.signals import EXIT_STOPPED
-from specdist.job.supervisor import USAGE_ERROR
 from specdist.utils.errors import UserError
 from specdist.utils.packages import named_packages
 

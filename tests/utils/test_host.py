@@ -25,9 +25,11 @@ def test_a_process_is_described_as_psutil_describes_it() -> None:
 
 
 def test_one_that_has_ended_has_no_command_line() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert host.command_line(child.pid) == [sys.executable, "-c", "input()"]
-        assert child.stdin is not None
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        assert host.command_line(child.pid) == command
         child.stdin.close()
         # Nobody has asked for its exit code: a zombie.
         while (found := host.process_state(child.pid)) and found[0] != "Z":
