@@ -20,7 +20,7 @@ DEFAULTS = SamplingSettings()
 WARPS_PER_SCHEDULER, PROGRAMS_PER_MULTIPROCESSOR = 4, 2
 # Ids of a row that a loop reads at a time, and the instructions of its loops for these, compiled for sm_90:
 # the largest logit, the sum and the probabilities; with filters the listing of likely ids for the sum.
-PROCESS_BLOCK, PLAIN_LOOPS, FILTERED_LOOPS = 4096, (64, 103, 131), (64, 151, 147)
+PROCESS_BLOCK, PLAIN_LOOPS, FILTERED_LOOPS = 4096, (64, 103, 131), (64, 167, 147)
 DRAW_BLOCK, DRAW_INSTRUCTIONS = 2048, 80
 # A search for a threshold: of a digit of four bits, and of 512 listed ids. How many of these there are is
 # assumed: a few ids of a thousand are likely.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
+import torch
 
 from specdist.models.sizes import ModelSize
 from specdist.planning.calibration import MeasuredSampling
@@ -12,9 +14,20 @@ from specdist.planning.counted import DRAFT_PASS, NO_COUNTS
 from specdist.planning.hardware import GPUS
 from specdist.planning.job import open_model
 from specdist.planning.roofline import Placement, roofline_costs
-from specdist.planning.sampling import SamplingTimes
+from specdist.planning.sampling import (
+    DRAW_BLOCK,
+    DRAW_INSTRUCTIONS,
+    FILTERED_LOOPS,
+    NUM_DIGITS,
+    PLAIN_LOOPS,
+    PROCESS_BLOCK,
+    PROGRAMS_PER_MULTIPROCESSOR,
+    WARPS_PER_SCHEDULER,
+    SamplingTimes,
+)
 from specdist.planning.simulate import Settings, predict
 from specdist.sampling.distributions import SamplingSettings
+from tests.ranks import REPOSITORY
 
 H100 = GPUS["h100-sxm"]
 US = 1e-6
@@ -26,7 +39,7 @@ WAITING_S, PLAIN_ISSUE_S = 3 * 32 * 600 / 1.7e9, 32 * 4 * (64 + 103 + 131) / 1.7
 PLAIN_S = WAITING_S + PLAIN_ISSUE_S
 # With filters the likely ids are listed instead, and what is listed is searched for four digits.
 SEARCH_WAITING_S, SEARCH_ISSUE_S = 4 * 4 * 600 / 1.7e9, 4 * 4 * (300 + 4 * 68) / 1.7e9
-LISTING_ISSUE_S = 32 * 4 * (64 + 151 + 147) / 1.7e9
+LISTING_ISSUE_S = 32 * 4 * (64 + 167 + 147) / 1.7e9
 SEARCH_S = SEARCH_WAITING_S + SEARCH_ISSUE_S
 NUCLEUS_S = WAITING_S + LISTING_ISSUE_S + SEARCH_S
 # Of more rows than multiprocessors, two wait together.
@@ -136,3 +149,21 @@ def test_rounds_pay_for_it_and_prompts_do_not(target: ModelSize, draft: ModelSiz
         added_s = round_s(NUCLEUS, prompt_tokens) - round_s(None, prompt_tokens)
         # A step between sizes of the curve.
         assert added_s == pytest.approx(wanted_s, rel=0.03)
+
+
+def test_the_kernels_are_those_that_are_counted() -> None:
+    """Their sizes, and the longest of their loops as compiled for sm_90."""
+    kernels = pytest.importorskip("specdist.kernels.sampling", reason="Triton is not installed")
+    compiled = json.loads((REPOSITORY / "tests/kernels/compiled.json").read_text(encoding="utf-8"))
+    longest = {one["name"]: one["loop_instructions"] for one in compiled if one["capability"] == 90}
+    assert longest["process, temperature alone (bfloat16)"] == pytest.approx(max(PLAIN_LOOPS), rel=0.1)
+    assert longest["process, top-p (bfloat16)"] == pytest.approx(max(FILTERED_LOOPS), rel=0.1)
+    assert longest["draw"] == pytest.approx(DRAW_INSTRUCTIONS, rel=0.1)
+    assert kernels.THREADS * kernels.NUM_READ.value == PROCESS_BLOCK and kernels.BLOCK == DRAW_BLOCK
+    assert kernels.NUM_WARPS == 4 * WARPS_PER_SCHEDULER
+    # Of 65,536 registers.
+    assert 2**16 // (kernels.THREADS * kernels.PROCESS_OPTIONS["maxnreg"]) == PROGRAMS_PER_MULTIPROCESSOR
+    dtypes = {
+        dtype.itemsize: digits for dtype, digits in kernels.NUM_DIGITS.items() if dtype != torch.float16
+    }
+    assert dtypes == NUM_DIGITS
