@@ -221,7 +221,6 @@ class ObservedDraft:
         self._draft = draft
         self._recording = recording
         self.device = draft.device
-        self.request_type = draft.request_type
         self.recover, self.follow = draft.recover, draft.follow
         self._is_done_at = time.monotonic_ns()
 

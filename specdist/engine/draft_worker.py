@@ -51,8 +51,6 @@ MAX_CONTEXT_TOKENS = 2**14
 class DraftWorker:
     """State per slot; every method works on all sequences at once."""
 
-    request_type: type[ProposalRequest] = ProposalRequest
-
     def __init__(
         self,
         runner: ModelRunner,

@@ -13,21 +13,18 @@ import numpy as np
 from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.first_ahead import FirstAhead
 from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.target_states import StatefulRequest
 from specdist.models.eagle_runner import EagleRunner
 
 
 class EagleDraftWorker(DraftWorker):
     """A draft whose requests bring the states of the tokens committed since the last one."""
 
-    request_type = StatefulRequest
     _runner: EagleRunner
 
     def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
-        assert isinstance(request, StatefulRequest)
         # Before the page table changes: they are of the last pass.
-        if request.states_CS is not None:
-            self._runner.receive(*request.state_places_C, request.states_CS)
+        if request.states is not None:
+            self._runner.receive(*request.states.places_C, request.states.states_CS)
         self._runner.drop_waiting()
         return super()._respond(request)
 

@@ -16,6 +16,7 @@ from specdist.engine.opened import OpenedSequences
 from specdist.engine.packing import NOTHING_TO_DO, FloatArray, not_sent
 from specdist.engine.reports import NO_DRAFT_STEPS, AheadReport, DraftSteps, RoleTimes, TracedDrafts, Traffic
 from specdist.engine.sequence import Sequence
+from specdist.engine.target_states import TargetStates
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
 
@@ -39,6 +40,7 @@ class ProposalRequest:
         opened, context: sequences that begin, and the context tokens of this round's target pass, which the
             draft runs too, after its reply; one with a window runs others: specdist.engine.blocks.
         num_prefill_tokens: context tokens of the target pass.
+        states: of the tokens that the last pass has run, for a draft that reads them.
         meanwhile: to be called while the request is under way, and before ``sequences`` are looked at.
     """
 
@@ -53,6 +55,7 @@ class ProposalRequest:
     context: FlatBatch
     missed: FlatBatch = NOTHING_MISSED
     num_prefill_tokens: int = 0
+    states: TargetStates | None = None
     # A tensor, sent separately.
     next_distributions_W: Distributions | None = not_sent()
     sequences: list[Sequence] = not_sent(())

@@ -18,7 +18,6 @@ from specdist.engine.links import Wait, wait_of
 from specdist.engine.packing import pack, unpack
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.reports import Traffic
-from specdist.engine.target_states import StatefulRequest
 from specdist.engine.timeline import Timeline
 from specdist.engine.wire import Wire, wire_from, wire_to
 from specdist.sampling.distributions import Dense
@@ -46,9 +45,9 @@ class RemoteDraft:
             assert isinstance(request.next_distributions_W, Dense)
             with clock.phase("transfer"):
                 self._requests.transfer(request.next_distributions_W.probabilities_NV.contiguous())
-        if isinstance(request, StatefulRequest):
+        if request.states is not None:
             with clock.phase("transfer"):
-                request.send_states(self._requests.transfer)
+                request.states.send(self._requests.transfer)
         request.meanwhile()
         arrays = self._replies.receive()
         if len(arrays) == 1:
@@ -100,15 +99,16 @@ def _serve_draft(
         kind = arrays[0].item()
         if kind == CLOSE:
             return
-        request = unpack(draft.request_type, arrays[1:])
+        request = unpack(ProposalRequest, arrays[1:])
         has_replied = kind == NEWS
         num_drawn = int((request.next_token_ids_R == DRAW).sum())
         if num_drawn:
             rows_WV = torch.empty(num_drawn, vocab_size, dtype=torch.float32, device=draft.device)
             requests.transfer(rows_WV)
             request = dataclasses.replace(request, next_distributions_W=Dense(rows_WV))
-        if isinstance(request, StatefulRequest):
-            request = request.with_received(requests.transfer, draft.device)
+        if request.states is not None:
+            states = request.states.received(requests.transfer, draft.device)
+            request = dataclasses.replace(request, states=states)
         try:
             if failure is None and kind == NEWS:
                 draft.follow(request)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.interfaces import Proposer
-from specdist.engine.target_states import StatefulDraft
+from specdist.engine.stateful_draft import StatefulDraft
 from specdist.job.model_plan import ModelPlan
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.eagle import state_layers

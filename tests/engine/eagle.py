@@ -15,7 +15,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.interfaces import Proposer
 from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.target_states import StatefulDraft
+from specdist.engine.stateful_draft import StatefulDraft
 from specdist.engine.timeline import Timeline
 from specdist.models.adapters import use_paged_attention
 from specdist.models.eagle import LlamaForCausalLMEagle3, state_layers
