@@ -3,8 +3,7 @@
     python jobs/benchmark.py --synthetic 20m --acceptance 0.8 --output runs/benchmark.json
     python jobs/benchmark.py --synthetic 20m --acceptance 0.8 --profile runs/profile
     python jobs/benchmark.py --target T --draft D --prompts FILE --policies all --output runs/policies.json
-    python jobs/benchmark.py --update_readme jobs/benchmarks/README.md --results runs/benchmark.json
-    python jobs/benchmark.py --update_readme specdist/policies/README.md --brief --results runs/benchmark.json
+    python jobs/benchmark.py --update_readme README.md --results runs/benchmark.json
 
 The last line on stdout is a JSON document.
 """

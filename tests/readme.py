@@ -16,16 +16,17 @@ from pathlib import Path
 
 from tests.ranks import REPOSITORY
 
-# The one in front, and those beside what they are about.
-READMES = (
+# The one in front, and those beside what they are about: the jobs' with its guides.
+MANUALS = (
     REPOSITORY / "README.md",
-    REPOSITORY / "jobs/benchmarks/papers.md",
-    *(
-        path
-        for folder in ("jobs", "slurm", "specdist")
-        for path in sorted((REPOSITORY / folder).rglob("README.md"))
-    ),
+    REPOSITORY / "jobs/README.md",
+    *sorted((REPOSITORY / "jobs/guides").glob("*.md")),
+    REPOSITORY / "jobs/benchmarks/README.md",
+    *(path for folder in ("slurm", "specdist") for path in sorted((REPOSITORY / folder).rglob("README.md"))),
 )
+# Generated tables, each with what was measured, how, and where.
+TABLES = tuple(sorted((REPOSITORY / "jobs/benchmarks/tables").glob("*.md")))
+READMES = (*MANUALS, *TABLES)
 
 
 def documentation() -> str:
@@ -95,6 +96,7 @@ def generated() -> dict[str, str]:
     from tests.emulation import policies as emulated_policies
     from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
+    from tests.headlines import headlines
     from tests.job import clouds
     from tests.models import family_table, quantized_formats
     from tests.planning import sweep, validated
@@ -137,6 +139,7 @@ def generated() -> dict[str, str]:
             REPOSITORY / "jobs/benchmarks/policies-wall-clock-cpu.json"
         ),
         **papers(),
+        **headlines(),
         "memory-drafts": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
         "memory-costs": drafters_tables.costs(),

@@ -22,6 +22,7 @@ TEXTS = {
     "specdist/data/one.py": "from specdist.data import two\n",
     "specdist/data/two.py": "",
     "tests/test_a.py": "one\ntwo\n",
+    "jobs/benchmarks/tables/a.md": "not a manual\n",
     "README.md": "three by hand\n<!-- a:begin -->\ntwo made\n<!-- a:end -->\n",
 }
 

@@ -21,25 +21,7 @@ from specdist.benchmark.results import (
 )
 from specdist.synthetic.build import SyntheticRecord
 from specdist.utils.errors import UserError
-from tests.ranks import REPOSITORY
 
-RESULTS = REPOSITORY / "jobs" / "benchmarks"
-SHIPPED = {
-    "specdist/policies/README.md": ["policies-small-pair-cpu"],
-    "jobs/benchmarks/README.md": [
-        "synthetic-350m-cpu",
-        "small-pair-cpu",
-        "vllm-20m-cpu",
-        "vllm-20m-bfloat16-cpu",
-        "vllm-20m-bfloat16-amx-cpu",
-        "vllm-350m-bfloat16-cpu",
-        "vllm-350m-two-processes-cpu",
-        "overlap-350m-0.8-cpu",
-        "overlap-350m-0.9-cpu",
-        "policies-small-pair-cpu",
-        "policies-groups-small-pair-cpu",
-    ],
-}
 BEFORE, AFTER = "# Title\r\n\r\ntext | with | bars\n", "\n\n## Next\n  indented, no newline at the end"
 
 
@@ -164,18 +146,6 @@ def test_a_brief_section_has_only_the_first_table(readme: Path, tmp_path: Path) 
     assert "x assisted: tokens/s" in text and "python jobs/benchmark.py --some option" in text
     update_readme(readme, [path])
     assert "| 0.61 |" in readme.read_text()
-
-
-@pytest.mark.parametrize(("name", "results"), SHIPPED.items())
-def test_the_tables_shown_are_those_of_the_result_files(
-    name: str, results: list[str], tmp_path: Path
-) -> None:
-    """If they are not: jobs/benchmark.py --update_readme FILE --results ...; --brief for the policies."""
-    copy = tmp_path / "README.md"
-    copy.write_bytes((REPOSITORY / name).read_bytes())
-    paths = [RESULTS / f"{result}.json" for result in results]
-    update_readme(copy, paths, is_brief=name != "jobs/benchmarks/README.md")
-    assert copy.read_text() == (REPOSITORY / name).read_text()
 
 
 def test_results_from_before_the_separate_placement_are_still_read(readme: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ BEFORE --output FILE`.
 
 BEFORE is a checkout of the repository. Both versions emulate the same pair in turn, batch size by batch
 size, each with its own specdist/emulation: copy this one there, so that only the engine differs. The table
-of jobs/benchmarks/README.md is made from the file.
+of jobs/benchmarks/tables is made from the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every policy in every placement, in virtual time: `python -m tests.emulation.policies --output FILE`.
 
 The engine, the draft and the policies are real, of Markov pairs with easy and hard stretches; clocks go by
-passes of the planner's times (:mod:`tests.emulation.virtual`). The table of jobs/benchmarks/README.md is made
+passes of the planner's times (:mod:`tests.emulation.virtual`). The table of jobs/benchmarks/tables is made
 from the file.
 """
 
@@ -78,7 +78,7 @@ def main() -> None:
 
     if options.repeats:
         for setting in settings.values():
-            mode, name, rate = _best_other(setting, list(settings.values()))
+            mode, name, rate = best_other(setting, list(settings.values()))
             if setting["tokens_per_s"][GOODPUT] < rate:
                 setting["repeated"] = _repeated(setting, mode, name, options.repeats)
                 sys.stderr.write(f"{setting}\n")
@@ -121,7 +121,7 @@ def _key(setting: dict[str, Any]) -> tuple[int, float, int, float]:
     return setting["batch_size"], setting["temperature"], mode, setting["acceptance"]
 
 
-def _best_other(setting: dict[str, Any], settings: list[dict[str, Any]]) -> tuple[str, str, float]:
+def best_other(setting: dict[str, Any], settings: list[dict[str, Any]]) -> tuple[str, str, float]:
     """The best of all but goodput in this setting, or, where every round is chosen and there are other
     settings, of all in other modes: its mode, its name and its tokens per second."""
     names = ("batch_size", "temperature", "acceptance")
@@ -175,7 +175,7 @@ def table(result: dict[str, Any]) -> str:
             continue
         rates = one["tokens_per_s"]
         alone, goodput = rates[TARGET_ONLY], rates[GOODPUT]
-        _, best, _ = _best_other(one, [])
+        _, best, _ = best_other(one, [])
         rows.append(
             {
                 "temperature": f"{one['temperature']:g}",
@@ -186,8 +186,8 @@ def table(result: dict[str, Any]) -> str:
                 "its tokens/s": f"{rates[best]:,.0f}",
                 "goodput over it": f"{goodput / rates[best]:.3f}",
                 "with other seeds": _again(one),
-                "x target alone per GPU": f"{_per_gpu(goodput / alone, one['mode']):.2f}",
-                "K = 5, too": f"{_per_gpu(rates['K = 5'] / alone, one['mode']):.2f}",
+                "x target alone per GPU": f"{per_gpu(goodput / alone, one['mode']):.2f}",
+                "K = 5, too": f"{per_gpu(rates['K = 5'] / alone, one['mode']):.2f}",
             }
         )
     parts = [
@@ -218,7 +218,7 @@ def table(result: dict[str, Any]) -> str:
 def _chosen_rows(settings: list[dict[str, Any]]) -> list[dict[str, str | int | None]]:
     rows: list[dict[str, str | int | None]] = []
     for chosen in (one for one in settings if one["mode"] == CHOSEN):
-        mode, best, best_rate = _best_other(chosen, settings)
+        mode, best, best_rate = best_other(chosen, settings)
         rate, alone = chosen["tokens_per_s"][GOODPUT], chosen["tokens_per_s"][TARGET_ONLY]
         rows.append(
             {
@@ -230,13 +230,13 @@ def _chosen_rows(settings: list[dict[str, Any]]) -> list[dict[str, str | int | N
                 "its tokens/s": f"{best_rate:,.0f}",
                 "auto over it": f"{rate / best_rate:.3f}",
                 "with other seeds": _again(chosen),
-                "x target alone per GPU": f"{_per_gpu(rate / alone, CHOSEN):.2f}",
+                "x target alone per GPU": f"{per_gpu(rate / alone, CHOSEN):.2f}",
             }
         )
     return rows
 
 
-def _per_gpu(ratio: float, mode: str) -> float:
+def per_gpu(ratio: float, mode: str) -> float:
     """Of tokens/s over those of the target alone: a draft that is not colocated has a GPU of its own."""
     return ratio if mode == MODES[0] else ratio * PAIR["tp_size"] / (PAIR["tp_size"] + 1)
 

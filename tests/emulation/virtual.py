@@ -39,7 +39,7 @@ from specdist.policies.costs import Curve
 from specdist.sampling.distributions import Dense
 
 # A request and its reply; the target's host between two passes; the draft's beside its steps, in turns and
-# ahead: as on two cores of a server, jobs/benchmarks/README.md.
+# ahead: as on two cores of a server, jobs/benchmarks/tables/host-times.md.
 MESSAGE_NS, ROUND_NS, TURNS_NS, AHEAD_NS = 300_000, 500_000, 600_000, 2_000_000
 
 

@@ -6,7 +6,7 @@
     python -m tests.gpu.counts --output jobs/benchmarks/device-counts.json
 
 The last line on stdout is a JSON document. With ``--output`` it becomes the entry ``--name`` (``after``, or
-``before`` on an earlier commit) of that file, which the table in ``jobs/benchmarks/README.md`` shows
+``before`` on an earlier commit) of that file, which the table in ``jobs/benchmarks/tables`` shows
 (``python -m tests.readme`` writes it), and ``after`` also becomes what the planner reckons with.
 
 - ``kernels_per_layer``: of a replayed pass, by family of models; ``kernels_of_pass``: also those outside of

@@ -1,4 +1,4 @@
-"""The counts of counts.py as the tables in ``jobs/benchmarks/README.md``: before and after."""
+"""The counts of counts.py as the tables in ``jobs/benchmarks/tables``: before and after."""
 
 from __future__ import annotations
 

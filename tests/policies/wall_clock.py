@@ -2,7 +2,7 @@
 
 Each setting is a run or two of ``jobs/benchmark.py``, in which all methods take turns; a machine that is
 otherwise idle, with two cores, is needed. ``--again N`` then measures goodput beside the best other alone,
-where goodput was below it: the best of many is partly so by chance. The table of jobs/benchmarks/README.md is
+where goodput was below it: the best of many is partly so by chance. The table of jobs/benchmarks/tables is
 made from the file.
 """
 

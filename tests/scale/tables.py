@@ -1,4 +1,4 @@
-"""The results of ``python -m tests.scale --output`` as the table in ``jobs/benchmarks/README.md``."""
+"""The results of ``python -m tests.scale --output`` as the table in ``jobs/benchmarks/tables``."""
 
 from __future__ import annotations
 

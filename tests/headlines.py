@@ -1,0 +1,144 @@
+"""The three tables in front of the measurements, and the results of ``jobs/benchmark.py`` and ``tune.py``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import groupby
+from statistics import median
+
+from specdist.benchmark.report import markdown_report
+from specdist.benchmark.results import BenchmarkResult, MethodResult
+from specdist.emulation.results import EmulationResult, Outcome
+from specdist.utils.table import Table
+from tests.emulation.policies import best_other, per_gpu
+from tests.ranks import REPOSITORY
+
+RESULTS = REPOSITORY / "jobs/benchmarks"
+BESIDE_VLLM = ("vllm-20m-cpu", "vllm-20m-bfloat16-amx-cpu", "vllm-350m-bfloat16-cpu")
+# The blocks that show results of jobs/benchmark.py whole.
+REPORTS = {
+    "beside-transformers": ("synthetic-350m-cpu", "small-pair-cpu"),
+    "beside-vllm": (*BESIDE_VLLM, "vllm-20m-bfloat16-cpu", "vllm-350m-two-processes-cpu"),
+    "overlap": ("overlap-350m-0.8-cpu", "overlap-350m-0.9-cpu"),
+    "policies-small-pair": ("policies-small-pair-cpu", "policies-groups-small-pair-cpu"),
+}
+
+
+def headlines() -> dict[str, str]:
+    return {
+        "headline-emulated": defaults_emulated(),
+        "headline-vllm": beside_vllm(),
+        "headline-policies": goodput_beside_others(),
+        # In the page about policies.
+        "benchmark": markdown_report(read("policies-small-pair-cpu"), is_brief=True),
+        **{
+            block: "\n\n".join(markdown_report(read(name)) for name in names)
+            for block, names in REPORTS.items()
+        },
+        "replayed": replayed(),
+    }
+
+
+def read(name: str) -> BenchmarkResult:
+    return BenchmarkResult.read(RESULTS / f"{name}.json")
+
+
+def defaults_emulated() -> str:
+    """A draft on a rank of its own and the default options, over the target alone."""
+    result = EmulationResult.read(RESULTS / "emulation-70b-h100-auto.json")
+    alone = {one.batch_size: one for one in result.outcomes if one.mode == "target only"}
+    rows = [
+        {
+            "sequences": str(one.batch_size),
+            "target only, tokens/s per GPU": f"{_per_gpu(alone[one.batch_size]):,.0f}",
+            "defaults, tokens/s per GPU": f"{_per_gpu(one):,.0f}",
+            "ratio": f"{result.speedup_per_device(one):.2f}",
+            "a GPU waits for the host": f"{one.exposed_host_share:.0%}",
+        }
+        for one in result.outcomes
+        if one.mode == "auto"
+    ]
+    return Table.of(rows).markdown()
+
+
+def beside_vllm() -> str:
+    """Of both engines the fastest way; the ratio is that of the defaults."""
+    rows = []
+    for result in map(read, BESIDE_VLLM):
+        by_batch = groupby(sorted(result.methods, key=lambda one: one.batch_size), lambda one: one.batch_size)
+        for batch, group in by_batch:
+            methods = list(group)
+            theirs = _fastest(methods, lambda name: name.startswith("vLLM"))
+            default = _fastest(methods, lambda name: name == "specdist, goodput")
+            ours = _fastest(methods, lambda name: name.startswith("specdist"))
+            rows.append(
+                {
+                    "pair": f"{result.synthetic.shape if result.synthetic else '-'}, {result.models.dtype}",
+                    "sequences": str(batch),
+                    "vLLM, tokens/s": f"{theirs.tokens_per_s:,.0f}",
+                    "specdist, fastest": f"{ours.tokens_per_s:,.0f}",
+                    "specdist, default": f"{default.tokens_per_s:,.0f}",
+                    "default over vLLM": f"{default.tokens_per_s / theirs.tokens_per_s:.2f}",
+                }
+            )
+    return Table.of(rows, num_names=1).markdown()
+
+
+def _per_gpu(outcome: Outcome) -> float:
+    return outcome.tokens_per_s / outcome.num_gpus
+
+
+def _fastest(methods: list[MethodResult], is_meant: Callable[[str], bool]) -> MethodResult:
+    return max((one for one in methods if is_meant(one.name)), key=lambda one: one.tokens_per_s)
+
+
+def goodput_beside_others() -> str:
+    """Goodput over the best of all other policies, chosen afterwards for each setting, by mode."""
+    settings = json.loads((RESULTS / "policies-emulated.json").read_text(encoding="utf-8"))["settings"]
+    by_mode: dict[str, list[tuple[float, float]]] = {}
+    for one in settings:
+        rate, alone = one["tokens_per_s"]["goodput"], one["tokens_per_s"]["target only"]
+        best = best_other(one, settings)[2]
+        by_mode.setdefault(one["mode"], []).append((rate / best, per_gpu(rate / alone, one["mode"])))
+    rows = [
+        {
+            "mode": mode.replace("_", " "),
+            "settings": str(len(pairs)),
+            "lowest": f"{min(ratio for ratio, _ in pairs):.3f}",
+            "median": f"{median(ratio for ratio, _ in pairs):.3f}",
+            "highest": f"{max(ratio for ratio, _ in pairs):.3f}",
+            "x target only per GPU": f"{min(gain for _, gain in pairs):.2f} to "
+            f"{max(gain for _, gain in pairs):.2f}",
+        }
+        for mode, pairs in by_mode.items()
+    ]
+    return Table.of(rows).markdown()
+
+
+def replayed() -> str:
+    """What ``jobs/tune.py`` predicts of every policy for two drafts."""
+    sets = json.loads((RESULTS / "replay-small-pair-cpu.json").read_text(encoding="utf-8"))["sets"]
+    fronts = ("confidence", "svip", "adaedl", "gammatune", "gammatune_plus")
+    rows = [
+        {
+            "draft": f"`{one['draft']}`",
+            "prompts": one["prompts"],
+            "temperature": str(one["temperature"]),
+            **{
+                f"`goodput`, batch {batch}": _over_others(
+                    {name: best["tokens_per_s"] for name, best in one["batches"][batch].items()}
+                )
+                for batch in ("1", "8")
+            },
+            **{f"`{name}`": f"{one['waste_relative_to_fixed'][name]:.2f}" for name in fronts},
+        }
+        for one in sets
+    ]
+    return Table.of(rows, num_names=3).markdown()
+
+
+def _over_others(rates: dict[str, float]) -> str:
+    """Over the best fixed length, the best other policy, and the target alone."""
+    others = max(rate for name, rate in rates.items() if name not in ("goodput", "fixed", "none"))
+    return " / ".join(f"{rates['goodput'] / rate:.2f}" for rate in (rates["fixed"], others, rates["none"]))
