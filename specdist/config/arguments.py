@@ -299,15 +299,15 @@ def groups_of(config_class: type[DataclassInstance]) -> Iterator[type]:
         own = [item for item in own if item.name not in redefined]
         redefined |= {item.name for item in own}
         if own:
-            yield dataclasses.make_dataclass(
+            part = dataclasses.make_dataclass(
                 group.__name__,
                 [(item.name, item.type, _copied(item)) for item in own],
                 kw_only=True,
-                namespace={
-                    "__module__": group.__module__,
-                    GROUP_TITLE: getattr(group, GROUP_TITLE, "Options"),
-                },
+                namespace={GROUP_TITLE: getattr(group, GROUP_TITLE, "Options")},
             )
+            # Where its annotations are read; from Python 3.12 on a module in the namespace is overwritten.
+            part.__module__ = group.__module__
+            yield part
 
 
 def _copied(item: Any) -> Any:
