@@ -100,7 +100,7 @@ def markdown() -> str:
         f"without ({min(found['logprobs_5']['repeats']):.2f} to {max(found['logprobs_5']['repeats']):.2f} in "
         f"{len(found['logprobs_5']['repeats'])} repeats), with `--prompt_logprobs 5` besides "
         f"{found['logprobs_5_and_prompt_logprobs_5']['median']:.2f} times "
-        "([result](benchmarks/logprobs-small-pair-cpu.json))."
+        "([result](../logprobs-small-pair-cpu.json))."
     )
     return "\n".join(textwrap.wrap(text, 120))
 
