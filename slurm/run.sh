@@ -9,8 +9,8 @@
 # CONFIG and the options are those of jobs/generate.py; options given to sbatch win over the lines below.
 # Submit it from the repository's folder, which all nodes must see. Install there first (bash jobs/install.sh), or
 # set SPECDIST_PYTHON. The log of every rank (logs/ in the output folder) says in one line where the memory of its
-# GPU goes (jobs/README.md, "Memory of a GPU"). All replicas write into one output folder; more can be submitted at
-# any time.
+# GPU goes (jobs/guides/checkpoints.md, "Memory of a GPU"). All replicas write into one output folder; more can be
+# submitted at any time.
 
 # Slurm reads its options down to the first command.
 #SBATCH --job-name=specdist

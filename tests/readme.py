@@ -250,15 +250,15 @@ def plan() -> str:
 
 
 def tree() -> str:
-    """Every file of the package with the first sentence of its docstring, a section for each folder."""
+    """A line for each room of the package: what its docstring says, or else its modules' names."""
     package = REPOSITORY / "specdist"
-    sections = []
-    for folder in sorted(path for path in package.iterdir() if (path / "__init__.py").is_file()):
-        files = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
-        lines = [f"- `{path.name}`: {first_sentence(path)}" for path in files]
-        about = first_sentence(folder / "__init__.py")
-        sections.append("\n".join([f"### {folder.name}/\n", *([f"{about}\n"] if about else []), *lines]))
-    return "\n\n".join(sections)
+    rooms = sorted(path.parent for path in package.rglob("__init__.py") if path.parent != package)
+    lines = []
+    for room in rooms:
+        modules = [f"`{path.stem}`" for path in sorted(room.glob("*.py")) if path.name != "__init__.py"]
+        about = first_sentence(room / "__init__.py") or ", ".join(modules)
+        lines.append(f"- `{room.relative_to(package)}/`: {about}")
+    return "\n".join(lines)
 
 
 def first_sentence(path: Path) -> str:

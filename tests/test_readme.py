@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.lines import GENERATED
 from tests.ranks import REPOSITORY
-from tests.readme import READMES, documentation, generated
+from tests.readme import READMES, TABLES, documentation, generated
 
 TEXT = documentation()
+MAX_LINES = 400
+# By hand: what is generated is not counted. A page of tables has only what was measured, how, and where.
+MAX_WORDS = {"README.md": 1_400, "jobs/README.md": 2_500, "jobs/benchmarks/README.md": 1_200}
+MAX_WORDS_OF_GUIDES, MAX_WORDS_OF_TABLES, MAX_WORDS_OF_OTHERS = 1_200, 300, 2_200
 
 
 def between(name: str) -> str:
@@ -52,6 +57,19 @@ def test_links_lead_somewhere(path: Path) -> None:
         target = (path.parent / name).resolve() if name else path
         assert target.exists(), f"{path}: {link}"
         assert not anchor or anchor in anchors(target), f"{path}: {link}"
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_a_page_is_short(path: Path) -> None:
+    """A measurement in a manual is a sentence with a link; its table is a page of its own."""
+    text, name = path.read_text(encoding="utf-8"), str(path.relative_to(REPOSITORY))
+    num_words = len(GENERATED.sub("", text).split())
+    if path in TABLES:
+        assert num_words <= MAX_WORDS_OF_TABLES, name
+        return
+    others = MAX_WORDS_OF_GUIDES if path.parent.name == "guides" else MAX_WORDS_OF_OTHERS
+    assert num_words <= MAX_WORDS.get(name, others), name
+    assert len(text.splitlines()) <= MAX_LINES, name
 
 
 def test_the_first_page_leads_to_all_others() -> None:

@@ -1,0 +1,1 @@
+"""The package from Python: generation on one device, and runs that are read."""

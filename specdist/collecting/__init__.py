@@ -1,0 +1,1 @@
+"""Training examples for heads, from target and draft: ``jobs/collect.py``."""

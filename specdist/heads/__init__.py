@@ -1,0 +1,1 @@
+"""Heads on the draft's hidden states that predict acceptance: format, layers and measures."""

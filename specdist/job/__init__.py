@@ -1,0 +1,1 @@
+"""The main job: ranks, costs, memory, rows, shards and totals of a run."""

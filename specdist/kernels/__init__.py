@@ -1,0 +1,1 @@
+"""Kernels of the project: Triton for GPUs, C for CPUs."""

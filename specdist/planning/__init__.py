@@ -1,0 +1,1 @@
+"""What a run would take before any GPU is used: ``jobs/plan.py``."""

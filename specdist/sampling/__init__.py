@@ -1,0 +1,1 @@
+"""Filters, keyed random numbers and acceptance rules, for target and draft alike."""

@@ -1,0 +1,1 @@
+"""Statistics that add up, of a shard and of a run."""

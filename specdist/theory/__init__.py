@@ -1,0 +1,1 @@
+"""What the papers' formulas predict, and the choice of each round."""

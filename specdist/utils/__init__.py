@@ -1,0 +1,1 @@
+"""What every room may use: errors, tables, JSON, ranges, the host."""
