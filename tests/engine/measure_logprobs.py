@@ -102,7 +102,7 @@ def markdown() -> str:
         f"{found['logprobs_5_and_prompt_logprobs_5']['median']:.2f} times "
         "([result](../logprobs-small-pair-cpu.json))."
     )
-    return "\n".join(textwrap.wrap(text, 120))
+    return "\n".join(textwrap.wrap(text, 120, break_on_hyphens=False))
 
 
 if __name__ == "__main__":
