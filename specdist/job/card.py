@@ -43,9 +43,9 @@ REPRODUCIBILITY = {
     "distribution": "The same options and seed give the same distribution; tokens may differ, because block "
     "lengths depend on the rest of the batch.",
 }
-ON_A_GPU = (
-    "On a GPU rounding depends on the number of tokens in a pass, and can decide between two tokens that are "
-    "nearly equally likely, most often in bfloat16."
+TOKENS_ROUND = (
+    "On a GPU, and in half precision, rounding depends on the number of tokens in a pass, and can decide "
+    "between two tokens that are nearly equally likely."
 )
 ROUNDING = "Log-probabilities agree up to rounding, which depends on the rows of a pass."
 SAMPLING = (
@@ -86,7 +86,7 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats) -> str:
         " ".join(
             [
                 REPRODUCIBILITY[info["reproducibility"]],
-                *([ON_A_GPU] if info.get(UP_TO_ROUNDING) else []),
+                *([TOKENS_ROUND] if info.get(UP_TO_ROUNDING) else []),
                 *([ROUNDING] if has_logprobs else []),
             ]
         ),

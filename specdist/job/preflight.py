@@ -262,7 +262,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         # Until the loaded target has been checked.
         "exact": False,
         "flops_per_token": _flops_per_token(models),
-        **reproducibility_info(config, topology),
+        **reproducibility_info(config, topology, models.target.torch_dtype(config.dtype)),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else config.draft if config.uses_memory else None,
         "head": models.head.description() if models.head else None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from specdist.config.generate import GenerateConfig
 from specdist.data.manifest import UP_TO_ROUNDING
 from specdist.data.segments import ANY_TIME, BETWEEN_SHARDS, DRAFT_CHANGES, NEVER
@@ -25,12 +27,12 @@ def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
 
 
-def reproducibility_info(config: GenerateConfig, topology: Topology) -> dict[str, Any]:
-    """All of it, by its names in the manifest. On a GPU the libraries' products and sums round in another way
-    where a pass has more tokens; where two tokens are nearly equally likely that can decide between them."""
+def reproducibility_info(config: GenerateConfig, topology: Topology, dtype: torch.dtype) -> dict[str, Any]:
+    """All of it, by its names in the manifest. The libraries' products and sums round in another way where a
+    pass has more tokens, on a GPU and in half precision; that can decide between two nearly equal tokens."""
     return {
         "reproducibility": reproducibility(config, topology),
-        UP_TO_ROUNDING: topology.device.type == "cuda",
+        UP_TO_ROUNDING: topology.device.type == "cuda" or dtype.itemsize < 4,
         DRAFT_CHANGES: draft_changes(config),
     }
 

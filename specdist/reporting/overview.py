@@ -185,7 +185,7 @@ def _reproducibility(runs: Sequence[ReportedRun]) -> str:
     if "tokens" in classes:
         told.append("“tokens”: the same seed gives the same tokens, whatever the batch, shards or restarts.")
         if any(run.info.get(UP_TO_ROUNDING) for run in runs):
-            told.append("On a GPU that is up to rounding, which depends on the tokens of a pass.")
+            told.append("Here that is up to rounding, which depends on the tokens of a pass.")
     if "distribution" in classes:
         told.append(
             "“distribution”: the same seed gives the same distribution; tokens may depend on the batch."

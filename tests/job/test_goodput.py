@@ -41,18 +41,20 @@ def test_costs_are_measured_once_and_frozen(
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "expected", "is_up_to_rounding"),
     [
-        ({"temperature": 1.0}, "distribution"),
-        ({"temperature": 1.0, "acceptance": "gumbel"}, "tokens"),
+        ({"temperature": 1.0}, "distribution", False),
+        ({"temperature": 1.0, "acceptance": "gumbel"}, "tokens", False),
+        ({"dtype": "bfloat16"}, "tokens", True),
     ],
 )
 def test_a_run_states_its_reproducibility(
-    options: dict[str, Any], settings: dict[str, Any], expected: str, tmp_path: Path
+    options: dict[str, Any], settings: dict[str, Any], expected: str, is_up_to_rounding: bool, tmp_path: Path
 ) -> None:
     run = options | settings | {"policy": "goodput", "limit": 2, "output": tmp_path / "run"}
     assert run_here(**run).code == 0
-    assert manifest_info(tmp_path / "run")["reproducibility"] == expected
+    info = manifest_info(tmp_path / "run")
+    assert (info["reproducibility"], info["up_to_rounding"]) == (expected, is_up_to_rounding)
 
 
 @pytest.mark.ranks
