@@ -101,11 +101,11 @@ def test_heartbeats_of_many_replicas_lie_in_numbered_folders(
     claims = tmp_path / "claims"
     members = []
     for _ in range(5):
-        member = Membership(tmp_path, silent_after_s=60.0, suffix="-g1")
+        member = Membership(tmp_path, silent_after_s=60.0)
         member.join()
         members.append(member)
     assert [name.rpartition(".")[2] for name in (member.replica for member in members[2:])] == [
-        "00001-g1", "00001-g1", "00002-g1",
+        "00001", "00001", "00002",
     ]  # fmt: skip
     assert sorted(member.replica for member in members) == replicas_in(claims)
     members[4].show_waiting(True)

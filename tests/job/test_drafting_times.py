@@ -84,7 +84,7 @@ def test_a_draft_measures_its_host_beside_its_passes(served: tuple[DraftServer, 
     pace._known_ns = lambda *sizes: 20 * known_ns(*sizes)  # type: ignore[assignment, misc]
     turns, ahead, steps = server.measure(order)
     pace._known_ns = known_ns
-    pass_ns = 20 * known_ns(1, 1, 0)
+    pass_ns = 20 * known_ns(1, 1, 0, None)
     assert steps.ns[0] < pass_ns
     assert 0 < ahead.ns[0] + MOST_STEPS_AHEAD * steps.ns[0] < MOST_STEPS_AHEAD * pass_ns
     assert 0 < turns.ns[0] + MOST_STEPS * steps.ns[0] < MOST_STEPS_AHEAD * pass_ns
