@@ -97,6 +97,7 @@ def generated() -> dict[str, str]:
     from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
     from tests.headlines import headlines
+    from tests.heads import tables as heads_tables
     from tests.job import clouds
     from tests.models import family_table, quantized_formats
     from tests.planning import sweep, validated
@@ -140,6 +141,7 @@ def generated() -> dict[str, str]:
         ),
         **papers(),
         **headlines(),
+        **heads_tables.markdown(),
         "memory-drafts": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
         "memory-costs": drafters_tables.costs(),
