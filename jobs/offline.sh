@@ -105,7 +105,7 @@ instead = {name: f" (there: {borrowed[name]})" for name in own.keys() & borrowed
 print("installed:", ", ".join(f"{name} {own[name]}{instead.get(name, str())}" for name in sorted(own)))
 
 import torch
-from specdist.job.topology import why_no_gpu
+from specdist.job.ranks.topology import why_no_gpu
 
 count = torch.cuda.device_count()
 print(f"torch {torch.__version__} sees", f"{count} GPUs" if count else f"no GPU: {why_no_gpu()}")'

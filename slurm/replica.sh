@@ -44,5 +44,5 @@ config="$1"
 shift
 # The configurations ask for port 0, which lets the launcher find a free one.
 # It is accelerate's launch, with the exit code of the ranks.
-exec "$SPECDIST_PYTHON" -m specdist.job.launch --config_file "$ACCELERATE_CONFIG" \
+exec "$SPECDIST_PYTHON" -m specdist.job.ranks.launch --config_file "$ACCELERATE_CONFIG" \
     --num_processes "$GPUS_PER_REPLICA" jobs/generate.py --config "$config" "$@"

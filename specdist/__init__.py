@@ -8,18 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdist.api.llm import GeneratedText, SpeculativeLLM
-    from specdist.api.runs import Run, load_run
     from specdist.config.groups import CompletionOptions as SamplingOptions
+    from specdist.llm import GeneratedText, SpeculativeLLM
+    from specdist.results.runs import Run, load_run
 
 __all__ = ["GeneratedText", "Run", "SamplingOptions", "SpeculativeLLM", "load_run"]
 
 _PLACES = {
-    "GeneratedText": ("specdist.api.llm", "GeneratedText"),
-    "Run": ("specdist.api.runs", "Run"),
+    "GeneratedText": ("specdist.llm", "GeneratedText"),
+    "Run": ("specdist.results.runs", "Run"),
     "SamplingOptions": ("specdist.config.groups", "CompletionOptions"),
-    "SpeculativeLLM": ("specdist.api.llm", "SpeculativeLLM"),
-    "load_run": ("specdist.api.runs", "load_run"),
+    "SpeculativeLLM": ("specdist.llm", "SpeculativeLLM"),
+    "load_run": ("specdist.results.runs", "load_run"),
 }
 
 

@@ -139,7 +139,7 @@ ROWS = (
         (
             MASKED,
             COMBINED,
-            "tests/constraints/test_matcher.py::test_whatever_the_masks_of_a_schema_allow_is_an_instance_of_it",
+            "tests/sampling/constraints/test_matcher.py::test_whatever_the_masks_of_a_schema_allow_is_an_instance_of_it",
         ),
         (
             cell("yes; reported to break", "vLLM 9423"),

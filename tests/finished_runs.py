@@ -7,9 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from specdist.data import Manifest, RunFolder, shard_table
-from specdist.data.opening import open_run_folder
-from specdist.stats.shard import Stats
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.opening import open_run_folder
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.rows import shard_table
+from specdist.data.stats.shard import Stats
 from tests.data.samples import row_result
 
 NUM_ROWS, ROWS_PER_SHARD, NUM_SAMPLES = 7, 3, 2

@@ -23,8 +23,8 @@ import deepspeed  # noqa: F401
 import pandas as pd  # noqa: F401 (pyarrow asks for it when it is first needed)
 import transformers.models.llama.modeling_llama  # noqa: F401
 
-import specdist.collecting.run
-import specdist.job.generate  # noqa: F401
+import specdist.job.generate
+import specdist.training.collect.run  # noqa: F401
 
 
 def fork(target: Callable[..., Any], *arguments: Any) -> ForkServerProcess:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from itertools import groupby
 from statistics import median
 
-from specdist.benchmark.report import markdown_report
-from specdist.benchmark.results import BenchmarkResult, MethodResult
-from specdist.emulation.results import EmulationResult, Outcome
+from specdist.lab.benchmark.report import markdown_report
+from specdist.lab.benchmark.results import BenchmarkResult, MethodResult
+from specdist.lab.emulation.results import EmulationResult, Outcome
 from specdist.utils.table import Table
-from tests.emulation.policies import best_other, per_gpu
+from tests.lab.emulation.policies import best_other, per_gpu
 from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs/benchmarks"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from specdist.job.topology import Topology, init_deepspeed, join_world
+from specdist.job.ranks.topology import Topology, init_deepspeed, join_world
 from tests.forked import started_world
 
 REPOSITORY = Path(__file__).parent.parent

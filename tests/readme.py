@@ -86,25 +86,25 @@ def workspace_of(path: Path) -> Path:
 @cache
 def generated() -> dict[str, str]:
     """What stands between the markers ``<!-- name:begin -->`` and ``<!-- name:end -->``, by name."""
-    from specdist.data.schema import SECTIONS, markdown_table
+    from specdist.data.stats.schema import SECTIONS, markdown_table
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
     from tests import elsewhere
-    from tests.constraints import tables as constraint_tables
-    from tests.distillation import tables as distillation_tables
-    from tests.drafters import tables as drafters_tables
-    from tests.emulation import policies as emulated_policies
     from tests.engine import measure_logprobs, window_acceptance
     from tests.gpu import counts_tables
     from tests.headlines import headlines
-    from tests.heads import tables as heads_tables
     from tests.job import clouds
+    from tests.lab.emulation import policies as emulated_policies
+    from tests.lab.plan import sweep, validated
     from tests.models import family_table, quantized_formats
-    from tests.planning import sweep, validated
+    from tests.models.heads import tables as heads_tables
     from tests.policies import wall_clock
+    from tests.policies.ngrams import tables as drafters_tables
+    from tests.sampling.constraints import tables as constraint_tables
     from tests.scale import rows as scale_rows
     from tests.scale import tables as scale_tables
     from tests.scale import tails
+    from tests.training.drafts import tables as distillation_tables
 
     return {
         **{section: markdown_table(section) for section in SECTIONS},
@@ -150,7 +150,7 @@ def generated() -> dict[str, str]:
 
 def papers() -> dict[str, str]:
     """What ``jobs/benchmarks/papers.sh`` has found."""
-    from specdist.papers.tables import Repeated
+    from specdist.lab.papers.tables import Repeated
 
     repeated = Repeated.read(REPOSITORY / "jobs/benchmarks/papers.json")
     return {"papers-claims": repeated.claims_markdown(), "papers-tables": repeated.tables_markdown()}
@@ -177,7 +177,7 @@ def compiled_kernels() -> str:
 
 def emulation() -> str:
     """The results of ``jobs/benchmark.py --emulate``."""
-    from specdist.emulation.results import EmulationResult
+    from specdist.lab.emulation.results import EmulationResult
 
     files = sorted((REPOSITORY / "jobs/benchmarks").glob("emulation-*.json"))
     return "\n\n".join(EmulationResult.read(file).markdown() for file in files)
@@ -185,8 +185,8 @@ def emulation() -> str:
 
 def emulated() -> str:
     """What a user would quote of the defaults, as emulated."""
-    from specdist.emulation.results import EmulationResult
-    from specdist.planning.hardware import PUBLISHED
+    from specdist.lab.emulation.results import EmulationResult
+    from specdist.lab.plan.model.hardware import PUBLISHED
 
     result = EmulationResult.read(REPOSITORY / "jobs/benchmarks/emulation-70b-h100-auto.json")
     default = [one for one in result.outcomes if one.mode == "auto"]
@@ -232,7 +232,7 @@ def storms() -> str:
 
 def host_times() -> str:
     """The host's time between two passes, before and after."""
-    from tests.emulation.host_times import table
+    from tests.lab.emulation.host_times import table
 
     path = REPOSITORY / "jobs/benchmarks/host-times.json"
     return table(json.loads(path.read_text(encoding="utf-8")))
@@ -241,8 +241,8 @@ def host_times() -> str:
 def plan() -> str:
     """What the command in front of the plan prints."""
     from specdist.config.generate import parse_arguments
-    from specdist.planning.job import run_plan
-    from specdist.planning.options import PlanConfig
+    from specdist.lab.plan.job import run_plan
+    from specdist.lab.plan.options import PlanConfig
 
     before = documentation().partition("<!-- plan:begin -->")[0]
     command = re.findall(r"```bash\n(.*?)```", before, re.DOTALL)[-1].replace("\\\n", " ")

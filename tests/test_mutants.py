@@ -26,7 +26,7 @@ from tests.mutants import __main__ as command
 from tests.mutants.mutant import Mutant
 
 def of(name, where, old, new):
-    return Mutant(name, where, old, new, ("tests/cache/test_pages.py",))
+    return Mutant(name, where, old, new, ("tests/models/cache/test_pages.py",))
 
 command.MUTANTS = (
     of("harmless", "pages", "No tensors.", "No tensors!"),
@@ -120,8 +120,8 @@ def test_survivors_and_endless_mutants_are_noticed_and_reported(tmp_path: Path) 
     names = ("harmless", "endless", "noticed", "delayed")
     fates = {name: line for line in lines for name in names if f"  {name}:" in line}
     assert "SURVIVES" in fates["harmless"] and "time-out" in fates["endless"]
-    assert "killed by tests/cache/test_pages.py::" in fates["noticed"]
-    assert "killed by tests/cache/test_pages.py::" in fates["delayed"], (
+    assert "killed by tests/models/cache/test_pages.py::" in fates["noticed"]
+    assert "killed by tests/models/cache/test_pages.py::" in fates["delayed"], (
         "a time-out counts only when it comes again"
     )
     listed = run("-m", "tests.mutants", "--list").stdout

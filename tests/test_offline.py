@@ -67,7 +67,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (clone / "pyproject.toml").write_text(PROJECT)
     (clone / "backend.py").write_text(BACKEND)
     why = "def why_no_gpu(): return 'none is there'"
-    write_wheel(clone, "specdist", "0.1.0", NEEDS, why, "job/topology.py")
+    write_wheel(clone, "specdist", "0.1.0", NEEDS, why, "job/ranks/topology.py")
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", *who, *command], cwd=clone, check=True)

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from specdist.benchmark.config import BenchmarkConfig
-from specdist.collecting.config import CollectConfig
 from specdist.config.arguments import PATH_OPTIONS, URL_OPTIONS, local_path, parse_arguments
 from specdist.config.generate import GenerateConfig, parse_generate_config
-from specdist.demo.config import PairConfig
-from specdist.distillation.config import DistillConfig
-from specdist.emulation.config import EmulationConfig
-from specdist.evaluation.config import EvaluateConfig
-from specdist.planning.options import PlanConfig
-from specdist.synthetic.config import SyntheticConfig
-from specdist.training.config import TrainConfig
-from specdist.tuning.config import TuneConfig
+from specdist.lab.benchmark.config import BenchmarkConfig
+from specdist.lab.demo.config import PairConfig
+from specdist.lab.emulation.config import EmulationConfig
+from specdist.lab.plan.options import PlanConfig
+from specdist.lab.synthetic.config import SyntheticConfig
+from specdist.lab.tune.config import TuneConfig
+from specdist.results.evaluate.config import EvaluateConfig
+from specdist.training.collect.config import CollectConfig
+from specdist.training.drafts.config import DistillConfig
+from specdist.training.heads.config import TrainConfig
 from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 

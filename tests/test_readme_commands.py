@@ -46,9 +46,9 @@ SHORT = {
 ELSEWHERE = {
     "jobs/demo.sh": (
         "installs, and trains for minutes",
-        ["tests/demo/test_pair.py::test_models_load_and_share_one_tokenizer",
-         "tests/demo/test_shipped_files.py::test_accelerate_starts_the_ranks_that_a_configuration_needs",
-         "tests/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
+        ["tests/lab/demo/test_pair.py::test_models_load_and_share_one_tokenizer",
+         "tests/lab/demo/test_shipped_files.py::test_accelerate_starts_the_ranks_that_a_configuration_needs",
+         "tests/lab/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
     ),
     "jobs/offline.sh": (
         "downloads gigabytes",
@@ -56,16 +56,16 @@ ELSEWHERE = {
     ),
     "jobs/benchmarks/papers.sh": (
         "trains many heads",
-        ["tests/papers/test_papers.py::test_results_survive_json",
-         "tests/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
+        ["tests/lab/papers/test_papers.py::test_results_survive_json",
+         "tests/lab/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
     ),
     "runs/specdecpp.json": (
         "measures for minutes",
-        ["tests/benchmark/test_policies.py::test_every_policy_runs_in_every_placement_with_every_first_length"],
+        ["tests/lab/benchmark/test_policies.py::test_every_policy_runs_in_every_placement_with_every_first_length"],
     ),
     "tests/run.sh": (
         "runs this test",
-        ["tests/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
+        ["tests/lab/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
     ),
     "slurm/run.sh": (
         "needs a cluster, of which the tests start a small one",
@@ -74,8 +74,8 @@ ELSEWHERE = {
     ),
     "--emulate": (
         "measures for minutes",
-        ["tests/emulation/test_modes.py::test_the_last_line_is_json_with_every_case",
-         "tests/emulation/test_modes.py::test_every_mode_emits_the_targets_own_tokens"],
+        ["tests/lab/emulation/test_modes.py::test_the_last_line_is_json_with_every_case",
+         "tests/lab/emulation/test_modes.py::test_every_mode_emits_the_targets_own_tokens"],
     ),
     "s3://": (
         "needs a bucket, of which the tests start a server",
@@ -83,8 +83,8 @@ ELSEWHERE = {
     ),
     "jobs/evaluate.py": (
         "wants prompts with answers",
-        ["tests/evaluation/test_readme.py::test_every_command_of_the_section_runs",
-         "tests/evaluation/test_readme.py::test_prompts_of_the_harness_are_generated_and_scored"],
+        ["tests/results/evaluate/test_readme.py::test_every_command_of_the_section_runs",
+         "tests/results/evaluate/test_readme.py::test_prompts_of_the_harness_are_generated_and_scored"],
     ),
 }  # fmt: skip
 COMMANDS = commands()

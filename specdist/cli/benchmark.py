@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdist.benchmark.config import BenchmarkConfig
 from specdist.cli.ending import log_to_stderr, tells_mistakes
 from specdist.config.arguments import parse_arguments
-from specdist.emulation.config import EmulationConfig
+from specdist.lab.benchmark.config import BenchmarkConfig
+from specdist.lab.emulation.config import EmulationConfig
 
 
 @tells_mistakes
@@ -24,9 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _emulate(parse_arguments(EmulationConfig, arguments), command)
     config = parse_arguments(BenchmarkConfig, arguments)
 
-    from specdist.benchmark.profile import profile_report, run_profile
-    from specdist.benchmark.report import console_report, summary, update_readme
-    from specdist.benchmark.run import run_benchmark
+    from specdist.lab.benchmark.report import console_report, summary, update_readme
+    from specdist.lab.benchmark.run import run_benchmark
+    from specdist.lab.benchmark.sides.profile import profile_report, run_profile
 
     if config.update_readme is not None:
         results = [Path(result) for result in config.results or []]
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _emulate(config: EmulationConfig, command: str) -> int:
-    from specdist.emulation.run import run_emulation
+    from specdist.lab.emulation.run import run_emulation
 
     result = run_emulation(config, command)
     print(result.report(), "", sep="\n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdist.cli.ending import heavy_imports, tells_mistakes
-from specdist.collecting.config import CollectConfig
 from specdist.config.arguments import parse_arguments
+from specdist.training.collect.config import CollectConfig
 
 
 @tells_mistakes
@@ -15,6 +15,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = parse_arguments(CollectConfig, arguments)
 
     with heavy_imports():
-        from specdist.collecting.run import run_collection
+        from specdist.training.collect.run import run_collection
 
     return run_collection(config)

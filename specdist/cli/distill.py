@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specdist.cli.ending import heavy_imports, tells_mistakes
 from specdist.config.arguments import parse_given
-from specdist.distillation.config import DistillConfig
+from specdist.training.drafts.config import DistillConfig
 
 CONFIG_NAME = "config.yaml"
 
@@ -25,6 +25,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config, given = parse_given(DistillConfig, words)
 
     with heavy_imports():
-        from specdist.distillation.run import run_distillation
+        from specdist.training.drafts.run import run_distillation
 
     return run_distillation(config, given)

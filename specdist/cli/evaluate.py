@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from specdist.cli.ending import log_to_stderr, tells_mistakes
 from specdist.config.arguments import parse_arguments
-from specdist.evaluation.config import EvaluateConfig
+from specdist.results.evaluate.config import EvaluateConfig
 
 
 @tells_mistakes
@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log_to_stderr()
     config = parse_arguments(EvaluateConfig, arguments, positional="run")
 
-    from specdist.evaluation.run import run_evaluation
+    from specdist.results.evaluate.run import run_evaluation
 
     text, document = run_evaluation(config)
     print(text, json.dumps(document), sep="\n\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specdist.cli.ending import log_to_stderr, tells_mistakes
 from specdist.config.arguments import parse_arguments
-from specdist.synthetic.config import SyntheticConfig
+from specdist.lab.synthetic.config import SyntheticConfig
 
 
 @tells_mistakes
@@ -20,8 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import torch
 
-    from specdist.job.topology import local_device
-    from specdist.synthetic.build import build_synthetic
+    from specdist.job.ranks.topology import local_device
+    from specdist.lab.synthetic.build import build_synthetic
 
     record = build_synthetic(
         Path(config.output),

@@ -30,14 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     given = parser.values(arguments)
 
-    from specdist.data import RunFolder
-    from specdist.data.merging import merge_run
-    from specdist.data.mirror import mirrored
+    from specdist.data.run.merging import merge_run
+    from specdist.data.run.run_folder import RunFolder
+    from specdist.data.store.mirror import mirrored
 
     try:
         folder = RunFolder(mirrored(given.run))
         if given.format == "openai":
-            from specdist.job.openai_results import write_results
+            from specdist.job.rows.openai_results import write_results
 
             num_results = write_results(folder, given.output, overwrite=given.overwrite)
             print(f"{num_results:,} results in {given.output}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from specdist.cli.ending import tells_mistakes
 from specdist.config.arguments import parse_arguments
-from specdist.papers.config import PapersConfig
+from specdist.lab.papers.config import PapersConfig
 
 
 @tells_mistakes
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     config = parse_arguments(PapersConfig, arguments)
 
-    from specdist.papers.run import run_papers
+    from specdist.lab.papers.run import run_papers
 
     repeated = run_papers(config)
     print(repeated.tables_markdown(), repeated.claims_markdown(), sep="\n\n")

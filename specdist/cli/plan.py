@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from specdist.cli.ending import log_to_stderr, tells_mistakes
 from specdist.config.arguments import parse_arguments
-from specdist.planning.options import PlanConfig
+from specdist.lab.plan.options import PlanConfig
 
 
 @tells_mistakes
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log_to_stderr()
     config = parse_arguments(PlanConfig, arguments)
 
-    from specdist.planning.job import run_plan
+    from specdist.lab.plan.job import run_plan
 
     text, document = run_plan(config, shlex.join(["python", "jobs/plan.py", *arguments]))
     print(text, json.dumps(document), sep="\n\n")

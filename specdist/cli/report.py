@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if URL.match(given.outputs[0]) and given.folder is None:
         raise UserError(f"{given.outputs[0]} is a URL: name a folder for the report with --folder")
 
-    from specdist.data.mirror import mirrored
-    from specdist.reporting import write_report
+    from specdist.data.store.mirror import mirrored
+    from specdist.results.report import write_report
 
     report = write_report(
         [mirrored(output) for output in given.outputs], folder=given.folder, tune=given.tune

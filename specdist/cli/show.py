@@ -17,7 +17,7 @@ from specdist.config.arguments import CommandParser
 from specdist.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from specdist.api.runs import Run
+    from specdist.results.runs import Run
 
 WIDTH = 100
 INDENT = " " * 12
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_schema()
         return 0
 
-    from specdist.api.runs import load_run
+    from specdist.results.runs import load_run
 
     run = load_run(given.output)
     if not run.finished_shards:
@@ -66,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def print_summary(run: Run, *, has_theory: bool) -> None:
-    from specdist.data import RunFolder
-    from specdist.job.closing import summary_lines
-    from specdist.job.report import comparison_lines, cut_line, run_figures, total_stats
+    from specdist.data.run.run_folder import RunFolder
+    from specdist.job.totals.closing import summary_lines
+    from specdist.job.totals.report import comparison_lines, cut_line, run_figures, total_stats
 
     folder = RunFolder(run.path)
     total, settings, info = total_stats(folder), run.manifest.fingerprint, run.manifest.info
@@ -114,7 +114,7 @@ def shown(label: str, text: str, most: int | None) -> list[str]:
 
 
 def print_schema() -> None:
-    from specdist.data.schema import SECTIONS
+    from specdist.data.stats.schema import SECTIONS
 
     for section, (_, fields) in SECTIONS.items():
         print(f"{section}")

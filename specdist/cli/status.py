@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.values(arguments)
 
-    from specdist.data.access import reading
-    from specdist.job.status import StatusReader
+    from specdist.data.store.access import reading
+    from specdist.job.totals.status import StatusReader
 
     with reading(given.output) as output:
         reader = StatusReader(output)

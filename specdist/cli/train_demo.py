@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from specdist.cli.ending import tells_mistakes
 from specdist.config.arguments import parse_arguments
-from specdist.demo.config import PairConfig
+from specdist.lab.demo.config import PairConfig
 
 
 @tells_mistakes
@@ -20,8 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from transformers.utils.logging import disable_progress_bar
 
-    from specdist.demo.pair import build_pair
-    from specdist.demo.text import load_corpus
+    from specdist.lab.demo.pair import build_pair
+    from specdist.lab.demo.text import load_corpus
 
     disable_progress_bar()
     record, is_new = build_pair(config, load_corpus())

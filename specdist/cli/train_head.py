@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from specdist.cli.ending import log_to_stderr, tells_mistakes
 from specdist.config.arguments import parse_arguments
-from specdist.training.config import TrainConfig
+from specdist.training.heads.config import TrainConfig
 
 
 @tells_mistakes
@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log_to_stderr()
     config = parse_arguments(TrainConfig, arguments)
 
-    from specdist.training.run import run_training
+    from specdist.training.heads.run import run_training
 
     info = run_training(config)
     metrics = {name: value for name, value in info.metrics.items() if name != "history"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from specdist.cli.ending import heavy_imports, log_to_stderr, tells_mistakes
 from specdist.config.arguments import parse_arguments
-from specdist.tuning.config import TuneConfig
+from specdist.lab.tune.config import TuneConfig
 
 
 @tells_mistakes
@@ -17,8 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = parse_arguments(TuneConfig, arguments)
 
     with heavy_imports():
-        from specdist.tuning.report import console_report, summary, write_report
-        from specdist.tuning.run import run_tuning
+        from specdist.lab.tune.report import console_report, summary, write_report
+        from specdist.lab.tune.run import run_tuning
 
     result = run_tuning(config)
     write_report(result)

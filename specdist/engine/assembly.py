@@ -9,34 +9,34 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from specdist.cache.pages import PageTable
-from specdist.drafters.block_lengths import MemorySettings
-from specdist.engine.colocated import ColocatedDraft
-from specdist.engine.draft_ahead import DraftAhead
-from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.eagle_draft import EagleDraftWorker
+from specdist.engine.draft.ahead.draft_ahead import DraftAhead
+from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.draft_worker import DraftWorker
+from specdist.engine.draft.eagle_draft import EagleDraftWorker
+from specdist.engine.draft.memory_draft import MemoryDraft
+from specdist.engine.draft.no_draft import NoDraft
+from specdist.engine.draft.on_demand import DraftOnDemand, InformedDraft
+from specdist.engine.draft.resting_draft import LEAST_SHARE, RestingDraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
-from specdist.engine.local_target import LocalTarget
 from specdist.engine.logprobs import LogprobBook
-from specdist.engine.memory_draft import MemoryDraft
-from specdist.engine.no_draft import NoDraft
-from specdist.engine.on_demand import DraftOnDemand, InformedDraft
-from specdist.engine.pipeline import LogitsPipeline, pipeline_of_target
 from specdist.engine.request import Requests
-from specdist.engine.resting_draft import LEAST_SHARE, RestingDraftWorker
-from specdist.engine.scheduler import Scheduler
-from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
-from specdist.engine.stats_recorder import StatsRecorder
-from specdist.engine.stopping import StopRules
-from specdist.engine.timeline import Timeline
-from specdist.models.eagle_runner import EagleRunner
-from specdist.models.runner import ModelRunner
+from specdist.engine.schedule.scheduler import Scheduler
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.target.local_target import LocalTarget
+from specdist.engine.target.pipeline import LogitsPipeline, pipeline_of_target
+from specdist.engine.target.sharded_target import ShardedTarget, target_worker_loop
+from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.engine.times.timeline import Timeline
+from specdist.models.cache.pages import PageTable
+from specdist.models.eagle.eagle_runner import EagleRunner
+from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, PausingPolicy
+from specdist.policies.ngrams.block_lengths import MemorySettings
+from specdist.policies.rounds import RoundChooser
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.processors import TokenMasker
-from specdist.theory.rounds import RoundChooser
+from specdist.sampling.processing.processors import TokenMasker
 
 # Default number of tokens per page of the cache.
 PAGE_SIZE = 16

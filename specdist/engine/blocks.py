@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdist.cache.draft_window import DraftWindow
-from specdist.engine.opened import NOTHING_OPENED, OpenedSequences
-from specdist.engine.packing import not_sent
-from specdist.engine.proposals import ProposalReply
+from specdist.data.stats.shard import AheadOutcome
+from specdist.engine.messages.packing import not_sent
+from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import FinishReason
-from specdist.engine.round_plan import Chunk
-from specdist.engine.sequence import Sequence
-from specdist.models.flat import FlatBatch
-from specdist.stats.shard import AheadOutcome
+from specdist.engine.schedule.round_plan import Chunk
+from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.target.opened import NOTHING_OPENED, OpenedSequences
+from specdist.models.cache.draft_window import DraftWindow
+from specdist.models.passes.flat import FlatBatch
 from specdist.utils.ranges import places_from, ranges_from
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from specdist.engine.sequence import Sequence
+from specdist.engine.schedule.sequence import Sequence
 from specdist.utils.errors import UserError
 
 # If this many sequences have non-finite logits and none has finite ones, the model is at fault.

@@ -11,11 +11,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from specdist.cache.pages import PageUpdates
 from specdist.engine.blocks import VerifyInput
-from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.reports import Traffic
-from specdist.engine.timeline import Timeline
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
+from specdist.engine.times.reports import Traffic
+from specdist.engine.times.timeline import Timeline
+from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import Distributions
 from specdist.sampling.logprobs import Logprobs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from specdist.cache.draft_window import DraftWindow
+from specdist.models.cache.draft_window import DraftWindow
 
 
 @dataclass(frozen=True, kw_only=True)

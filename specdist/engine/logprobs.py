@@ -19,8 +19,8 @@ from torch import Tensor
 
 from specdist.engine.blocks import NO_PROMPT_TOKENS, PromptTokens
 from specdist.engine.request import Completion, PromptLogprobs, TokenLogprobs
-from specdist.engine.round_plan import Chunk
-from specdist.engine.sequence import Sequence
+from specdist.engine.schedule.round_plan import Chunk
+from specdist.engine.schedule.sequence import Sequence
 from specdist.sampling.distributions import Dense, Distributions, SamplingSettings
 from specdist.sampling.logprobs import (
     Logprobs,
@@ -28,7 +28,7 @@ from specdist.sampling.logprobs import (
     whole_logprobs,
     whole_prompt_logprobs,
 )
-from specdist.sampling.row_filters import RowFilters
+from specdist.sampling.processing.row_filters import RowFilters
 from specdist.sampling.uploads import upload
 
 

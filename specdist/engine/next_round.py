@@ -14,17 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdist.cache.draft_window import DraftWindow
-from specdist.cache.pages import PageUpdates
 from specdist.engine.blocks import Block, flat_context
-from specdist.engine.opened import OpenedSequences
-from specdist.engine.proposals import DRAW, ProposalRequest
-from specdist.engine.round_plan import RoundPlan, limits_within
-from specdist.engine.scheduler import Scheduler
-from specdist.engine.sequence import Sequence
-from specdist.engine.stopping import StopRules
+from specdist.engine.messages.proposals import DRAW, ProposalRequest
+from specdist.engine.schedule.round_plan import RoundPlan, limits_within
+from specdist.engine.schedule.scheduler import Scheduler
+from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.target.opened import OpenedSequences
 from specdist.engine.verify import Verifier
-from specdist.sampling.options import Processing
+from specdist.models.cache.draft_window import DraftWindow
+from specdist.models.cache.pages import PageUpdates
+from specdist.sampling.processing.options import Processing
 from specdist.sampling.rejection_sampler import known_next_tokens
 
 

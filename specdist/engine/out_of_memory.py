@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specdist.engine.draft_state import DraftState
+from specdist.engine.draft.steps.draft_state import DraftState
+from specdist.engine.draft.steps.histories import Histories, HistoriesSnapshot
 from specdist.engine.faults import DraftOutOfMemory, is_out_of_memory, too_large
-from specdist.engine.histories import Histories, HistoriesSnapshot
 from specdist.engine.interfaces import Target
 from specdist.engine.limits import SchedulerSettings
-from specdist.engine.round_plan import RoundPlan
-from specdist.engine.scheduler import Scheduler
-from specdist.engine.sequence import Sequence
-from specdist.engine.stats_recorder import StatsRecorder
-from specdist.models.memory import release_memory
+from specdist.engine.schedule.round_plan import RoundPlan
+from specdist.engine.schedule.scheduler import Scheduler
+from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.models.loading.memory import release_memory
 from specdist.utils.errors import first_line
 
 logger = logging.getLogger(__name__)

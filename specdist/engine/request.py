@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from specdist.data.traces import TracedToken
-from specdist.sampling.options import TokenOptions
+from specdist.data.stats.traces import TracedToken
+from specdist.sampling.processing.options import TokenOptions
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -18,8 +18,8 @@ class Request:
 
     ``prompt``: the text that its tokens are of. ``shard``: whose statistics its work belongs to.
     ``max_new_tokens``, ``seed``, ``stop``, and ``options`` where logits are processed: this request's own;
-    None: the run's. ``constraint``: what a :class:`specdist.sampling.processors.TokenMasker` is told of it.
-    ``earlier``: completions of the turns before it, of a conversation.
+    None: the run's. ``constraint``: what a :class:`specdist.sampling.processing.processors.TokenMasker` is
+    told of it. ``earlier``: completions of the turns before it, of a conversation.
     """
 
     row_id: int

@@ -13,13 +13,13 @@ import dataclasses
 
 import numpy as np
 
+from specdist.engine.draft.target_states import STATE_TYPES, TargetStates
 from specdist.engine.interfaces import Proposer
-from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.reports import Traffic
-from specdist.engine.target_states import STATE_TYPES, TargetStates
-from specdist.engine.timeline import Timeline
-from specdist.models.flat import FlatBatch, Segments
-from specdist.models.states import StatesRunner
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
+from specdist.engine.times.reports import Traffic
+from specdist.engine.times.timeline import Timeline
+from specdist.models.eagle.states import StatesRunner
+from specdist.models.passes.flat import FlatBatch, Segments
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments
 

@@ -17,7 +17,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from specdist.cache.pages import PageUpdates
 from specdist.engine.blocks import (
     NO_PROMPT_TOKENS,
     Block,
@@ -29,9 +28,10 @@ from specdist.engine.blocks import (
 )
 from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.logprobs import EmittedTokens, LogprobBook, ScoresTokens
-from specdist.engine.opened import OpenedSequences
-from specdist.engine.round_plan import Chunk
-from specdist.engine.sequence import Sequence
+from specdist.engine.schedule.round_plan import Chunk
+from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.target.opened import OpenedSequences
+from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import NOT_FINITE, Distributions
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.rejection_sampler import acceptance_probabilities, accepted, count_accepted

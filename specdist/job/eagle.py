@@ -6,8 +6,8 @@ import dataclasses
 import logging
 
 from specdist.config.generate import GenerateConfig
-from specdist.models.checkpoint import Checkpoint
-from specdist.models.eagle_loading import check_eagle
+from specdist.models.eagle.eagle_loading import check_eagle
+from specdist.models.files.checkpoint import Checkpoint
 from specdist.policies.registry import AUTO
 from specdist.utils.errors import UserError
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import ProcessingOptions
-from specdist.data import Prompts
-from specdist.heads.drafts import DraftHead
-from specdist.models.checkpoint import Checkpoint
+from specdist.data.formats.prompts import Prompts
+from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.heads.drafts import DraftHead
 
 # In the place of a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.
 MEMORY_OF_OWN_TOKENS = "memory of a sequence's own tokens, 1"

@@ -9,27 +9,32 @@ from dataclasses import replace
 from functools import partial
 
 from specdist.config.generate import GenerateConfig
-from specdist.data.leftovers import remove_leftovers
-from specdist.data.storage import local_folder
-from specdist.engine.stats_recorder import ReplicaStart, StatsRecorder
-from specdist.engine.stopping import StopRules
-from specdist.job.activity import Activity
-from specdist.job.added_tokens import added_token_warnings
-from specdist.job.assignments import Assignment, assign_from_rank0, follow_assignments
-from specdist.job.batch_input import batch_options
-from specdist.job.card import write_card
-from specdist.job.closing import closing_lines, record_check
+from specdist.data.run.leftovers import remove_leftovers
+from specdist.data.stats.regression import NS_PER_S
+from specdist.data.store.storage import local_folder
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.times.stats_recorder import ReplicaStart, StatsRecorder
 from specdist.job.eagle import settled
-from specdist.job.entry import USAGE_ERROR, log_to_file, on_rank0, rank0_first, run_rank
-from specdist.job.hub import push_to_hub
-from specdist.job.lengths import ExpectedLengths
-from specdist.job.model_plan import ModelPlan, plan_models, with_model_defaults
-from specdist.job.output_columns import ThinkingColumns, column_options
 from specdist.job.preflight import NUM_HALVINGS, ROWS_TOO_LARGE, RunPlan, freeze_costs, plan_run
-from specdist.job.progress import Progress, Scalars
-from specdist.job.recording import Recorder
-from specdist.job.replica import Replica
-from specdist.job.report import (
+from specdist.job.ranks.activity import Activity
+from specdist.job.ranks.entry import USAGE_ERROR, log_to_file, on_rank0, rank0_first, run_rank
+from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
+from specdist.job.ranks.topology import Topology, broadcast_from_rank0
+from specdist.job.replica.assignments import Assignment, assign_from_rank0, follow_assignments
+from specdist.job.replica.model_plan import ModelPlan, plan_models, with_model_defaults
+from specdist.job.replica.replica import Replica
+from specdist.job.rows.batch_input import batch_options
+from specdist.job.rows.lengths import ExpectedLengths
+from specdist.job.rows.output_columns import ThinkingColumns, column_options
+from specdist.job.rows.recording import Recorder
+from specdist.job.rows.row_requests import RowRequests, prompt_encoder
+from specdist.job.texts.added_tokens import added_token_warnings
+from specdist.job.texts.tokens import load_tokenizer
+from specdist.job.totals.card import write_card
+from specdist.job.totals.closing import closing_lines, record_check
+from specdist.job.totals.hub import push_to_hub
+from specdist.job.totals.progress import Progress, Scalars
+from specdist.job.totals.report import (
     cut_line,
     frozen_costs,
     is_often_cut,
@@ -37,14 +42,9 @@ from specdist.job.report import (
     total_stats,
     totals_document,
 )
-from specdist.job.row_requests import RowRequests, prompt_encoder
-from specdist.job.signals import EXIT_STOPPED, StopRequest
-from specdist.job.status import error_kinds
-from specdist.job.tokens import load_tokenizer
-from specdist.job.topology import Topology, broadcast_from_rank0
+from specdist.job.totals.status import error_kinds
 from specdist.job.workload import Workload
-from specdist.models.generation import OPTIONS, unused_settings
-from specdist.stats.regression import NS_PER_S
+from specdist.models.files.generation import OPTIONS, unused_settings
 from specdist.utils.host import process_start_s
 
 PLACEMENTS = {"own": "has a rank of its own", "shared": "shares rank 0 with the target"}

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from specdist.config.generate import GenerateConfig
-from specdist.data import RunFolder
-from specdist.data.access import claims_folder
-from specdist.data.files import unique_tag
-from specdist.data.layout import CLAIMS, RUN_TAG
-from specdist.data.storage import is_url, storage_path
+from specdist.data.run.layout import CLAIMS, RUN_TAG
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.store.access import claims_folder
+from specdist.data.store.files import unique_tag
+from specdist.data.store.storage import is_url, storage_path
 from specdist.utils.errors import UserError
 
 

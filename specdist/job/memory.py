@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from specdist.config.generate import GenerateConfig
-from specdist.drafters.block_lengths import MemorySettings
-from specdist.drafters.text_store import TextSettings
-from specdist.job.memory_texts import MemoryTexts, finished_rows
-from specdist.job.model_plan import ModelPlan
-from specdist.job.reproducibility import reproducibility
-from specdist.job.topology import Topology
+from specdist.job.ranks.topology import Topology
+from specdist.job.replica.model_plan import ModelPlan
+from specdist.job.texts.memory_texts import MemoryTexts, finished_rows
+from specdist.job.totals.reproducibility import reproducibility
 from specdist.policies.costs import CostModel
+from specdist.policies.ngrams.block_lengths import MemorySettings
+from specdist.policies.ngrams.text_store import TextSettings
 
 # Of a token to be proposed where measured costs decide whether it is verified.
 LEAST_CHANCE = 0.02

@@ -12,34 +12,36 @@ from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.resolved import resolved_yaml
-from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
-from specdist.data.access import check_output, claims_folder
-from specdist.data.files import FileStamp
-from specdist.data.layout import layout_info
-from specdist.data.manifest import COMPLETIONS_PER_SHARD
-from specdist.data.opening import is_open, open_run_folder
-from specdist.data.storage import storage_path
+from specdist.data.formats.prompts import Prompts, open_prompts
+from specdist.data.leases.membership import Membership
+from specdist.data.run.layout import layout_info
+from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest, ShardPlan
+from specdist.data.run.opening import is_open, open_run_folder
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.store.access import check_output, claims_folder
+from specdist.data.store.files import FileStamp
+from specdist.data.store.storage import storage_path
 from specdist.job.fingerprint import run_fingerprint
-from specdist.job.hub import check_hub
 from specdist.job.meeting import check_claims, store_info
-from specdist.job.model_plan import ModelPlan, batch_limits
-from specdist.job.output_columns import check_column_names
-from specdist.job.report import check_results, frozen_costs
-from specdist.job.reproducibility import reproducibility_info
-from specdist.job.restart import former_lone_row, former_replica, num_restarts
-from specdist.job.row_options import RowOptionReader
-from specdist.job.row_requests import check_any_usable, prompt_encoder
-from specdist.job.template_clock import clock_info, keep_clock
-from specdist.job.tokens import check_chat_template
-from specdist.job.topology import Topology
-from specdist.models.sizes import model_size
+from specdist.job.ranks.restart import former_lone_row, former_replica, num_restarts
+from specdist.job.ranks.topology import Topology
+from specdist.job.replica.model_plan import ModelPlan, batch_limits
+from specdist.job.rows.output_columns import check_column_names
+from specdist.job.rows.row_options import RowOptionReader
+from specdist.job.rows.row_requests import check_any_usable, prompt_encoder
+from specdist.job.texts.template_clock import clock_info, keep_clock
+from specdist.job.texts.tokens import check_chat_template
+from specdist.job.totals.hub import check_hub
+from specdist.job.totals.report import check_results, frozen_costs
+from specdist.job.totals.reproducibility import reproducibility_info
+from specdist.models.files.sizes import model_size
 from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields
 from specdist.utils.packages import version_of
 
 # Names in the manifest: the prompts' files as they were when they were read; and, for restarts with less
-# memory (specdist.job.restart), how the batch was made smaller.
+# memory (specdist.job.ranks.restart), how the batch was made smaller.
 PROMPT_FILES = "prompt_files"
 NUM_HALVINGS, ROWS_TOO_LARGE = "num_batch_halvings", "rows_too_large"
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specdist.data import PartLog
-from specdist.data.shard_queue import ClaimedShard
+from specdist.data.leases.shard_queue import ClaimedShard
+from specdist.data.run.parts import PartLog
 from specdist.engine.request import Request
 
 

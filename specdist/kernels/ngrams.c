@@ -1,5 +1,5 @@
 /* The earlier places of a sequence's last tokens, for all rows of a round in one call: see
- * specdist/drafters/ngram_index.py. tests/drafters/plain_ngrams.py has the same written out; tests hold the two
+ * specdist/policies/ngrams/ngram_index.py. tests/policies/ngrams/plain_ngrams.py has the same written out; tests hold the two
  * equal.
  *
  * A slot's tokens lie in a row of their own. Positions that end in the same two tokens are chained, the latest

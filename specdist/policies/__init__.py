@@ -1,6 +1,5 @@
 """Length policies by name: how many tokens to draft for each sequence."""
 
-from specdist.policies.adaedl import AdaEdl
 from specdist.policies.base import (
     NUM_FEATURES,
     BatchPolicy,
@@ -17,16 +16,17 @@ from specdist.policies.base import (
     needs_last_estimate,
     reads_head,
 )
-from specdist.policies.confidence import ConfidenceThreshold
-from specdist.policies.fixed import FixedLength
-from specdist.policies.gammatune import GammaTune
-from specdist.policies.gammatune_plus import GammaTunePlus
-from specdist.policies.goodput import Goodput
-from specdist.policies.hf_heuristic import HfHeuristic
+from specdist.policies.lengths.adaedl import AdaEdl
+from specdist.policies.lengths.confidence import ConfidenceThreshold
+from specdist.policies.lengths.fixed import FixedLength
+from specdist.policies.lengths.gammatune import GammaTune
+from specdist.policies.lengths.gammatune_plus import GammaTunePlus
+from specdist.policies.lengths.goodput import Goodput
+from specdist.policies.lengths.hf_heuristic import HfHeuristic
+from specdist.policies.lengths.specdecpp import SpecDecPlusPlus
+from specdist.policies.lengths.sprinter import Sprinter
+from specdist.policies.lengths.svip import Svip
 from specdist.policies.options import HeadKind
-from specdist.policies.specdecpp import SpecDecPlusPlus
-from specdist.policies.sprinter import Sprinter
-from specdist.policies.svip import Svip
 
 __all__ = [
     "NUM_FEATURES",

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from specdist.policies.adaedl import AdaEdl
-from specdist.policies.confidence import ConfidenceThreshold
-from specdist.policies.draft_verify import DraftVerify
-from specdist.policies.fixed import FixedLength
-from specdist.policies.gammatune import GammaTune
-from specdist.policies.gammatune_plus import GammaTunePlus
-from specdist.policies.goodput import Goodput
-from specdist.policies.hf_heuristic import HfHeuristic
+from specdist.policies.lengths.adaedl import AdaEdl
+from specdist.policies.lengths.confidence import ConfidenceThreshold
+from specdist.policies.lengths.draft_verify import DraftVerify
+from specdist.policies.lengths.fixed import FixedLength
+from specdist.policies.lengths.gammatune import GammaTune
+from specdist.policies.lengths.gammatune_plus import GammaTunePlus
+from specdist.policies.lengths.goodput import Goodput
+from specdist.policies.lengths.hf_heuristic import HfHeuristic
+from specdist.policies.lengths.specdecpp import SpecDecPlusPlus
+from specdist.policies.lengths.sprinter import Sprinter
+from specdist.policies.lengths.svip import Svip
 from specdist.policies.options import HeadKind, OptionInfo, options_of
 from specdist.policies.references import OF_ACCEPTANCE, OF_SPECULATION, Reference
-from specdist.policies.specdecpp import SpecDecPlusPlus
-from specdist.policies.sprinter import Sprinter
-from specdist.policies.svip import Svip
 
 TARGET_ONLY = "none"
 # As good as any without tuning: goodput.

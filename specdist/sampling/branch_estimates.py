@@ -23,7 +23,7 @@ from specdist.sampling.distributions import (
     SamplingSettings,
     distributions_from_logits,
 )
-from specdist.sampling.row_filters import RowFilters
+from specdist.sampling.processing.row_filters import RowFilters
 
 # The probability that a token has the target's largest score, as a softmax of the draft's scores. A draft
 # that was distilled from its target agrees with it more often than the softmax at temperature 1 says: tokens

@@ -23,8 +23,8 @@ from specdist.sampling.distributions import (
     distributions_from_logits,
 )
 from specdist.sampling.keys import GOLDEN_GAMMA, signed
+from specdist.sampling.processing.row_filters import RowFilters
 from specdist.sampling.random import Purpose, hash_words, mix, open_unit_interval
-from specdist.sampling.row_filters import RowFilters
 from specdist.sampling.uploads import upload
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from specdist.sampling.device_kernels import sampling_kernels
-from specdist.sampling.filters import plain_probabilities
-from specdist.sampling.options import Processing
-from specdist.sampling.row_filters import RowFilters
+from specdist.sampling.processing.filters import plain_probabilities
+from specdist.sampling.processing.options import Processing
+from specdist.sampling.processing.row_filters import RowFilters
 
 # In a token id's place where the logits are not finite; other placeholders are -1.
 NOT_FINITE = -2

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.row_filters import RowFilters
+from specdist.sampling.processing.row_filters import RowFilters
 
 
 class Drawn(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
-from specdist.sampling.row_filters import RowFilters
+from specdist.sampling.processing.row_filters import RowFilters
 from specdist.sampling.vocab_parallel import log_normalisers, own_scores
 
 # Columns of packed numbers: a token's log-normaliser and score before processing, then after it; the

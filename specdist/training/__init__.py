@@ -1,1 +1,0 @@
-"""Heads trained on collected examples: ``jobs/train_head.py``."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specdist.cli.show import main
-from tests.evaluation.files import FAILED, run_folder
 from tests.finished_runs import write_run
+from tests.results.evaluate.files import FAILED, run_folder
 
 WIDTH, SCREEN = 100, 40
 

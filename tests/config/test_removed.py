@@ -10,7 +10,7 @@ from specdist import SpeculativeLLM
 from specdist.config.arguments import parse_arguments
 from specdist.config.generate import parse_generate_config
 from specdist.config.removed import OF_DISTILL, OF_GENERATE
-from specdist.distillation.config import DistillConfig
+from specdist.training.drafts.config import DistillConfig
 from specdist.utils.errors import UserError
 
 NEEDED = ["--target=large", "--draft=small", "--prompts=p", "--output=o"]

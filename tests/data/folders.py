@@ -5,8 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.ipc
 
-from specdist.data import Manifest, TracedToken, shard_table, trace_table
-from specdist.data.opening import open_run_folder
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.opening import open_run_folder
+from specdist.data.stats.rows import shard_table
+from specdist.data.stats.traces import TracedToken, trace_table
 from tests.data.samples import row_result
 
 MANIFEST = Manifest(fingerprint={"seed": 1}, info={"t_target_ms": 1.5})

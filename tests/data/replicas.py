@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from specdist.data import Membership
-from specdist.data.heartbeat import Process
+from specdist.data.leases.heartbeat import Process
+from specdist.data.leases.membership import Membership
 
 SILENT_AFTER_S = 12.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from specdist.data import RowResult
+from specdist.data.stats.rows import RowResult
 
 STRANGE_TEXT = [
     "",

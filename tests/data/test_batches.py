@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from specdist.data import RowError, open_prompts
-from specdist.data.batches import BODY, Chat, is_batch
-from specdist.data.inputs import read_batch
+from specdist.data.formats.batches import BODY, Chat, is_batch
+from specdist.data.formats.inputs import read_batch
+from specdist.data.formats.prompts import RowError, open_prompts
 from specdist.utils.errors import UserError
 
 USER = {"role": "user", "content": "of rivers"}

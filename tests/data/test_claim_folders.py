@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from specdist.data import Manifest, Membership, ShardQueue, claim_folders
-from specdist.data.claim_folders import listings, placed, replicas_in
-from specdist.data.claims import Claim, claim_files, shard_name, split_name
-from specdist.data.layout import SHARDS_PER_CLAIM_FOLDER, SHARDS_PER_FOLDER, layout_info
+from specdist.data.leases import claim_folders
+from specdist.data.leases.claim_folders import listings, placed, replicas_in
+from specdist.data.leases.claims import Claim, claim_files, shard_name, split_name
+from specdist.data.leases.membership import Membership
+from specdist.data.leases.shard_queue import ShardQueue
+from specdist.data.run.layout import SHARDS_PER_CLAIM_FOLDER, SHARDS_PER_FOLDER, layout_info
+from specdist.data.run.manifest import Manifest
 from tests.data.folders import open_
 from tests.data.replicas import Member
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from specdist.data import heartbeat
-from specdist.data.claims import Claim
-from specdist.data.heartbeat import BEATS_PER_SILENCE, Beat, Process, Watch, beat_path
+from specdist.data.leases import heartbeat
+from specdist.data.leases.claims import Claim
+from specdist.data.leases.heartbeat import BEATS_PER_SILENCE, Beat, Process, Watch, beat_path
 from specdist.utils.errors import UserError
 from specdist.utils.host import process_state
 from tests.data.replicas import SILENT_AFTER_S, Member, watch_for

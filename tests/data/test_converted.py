@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from specdist.data import Prompts, RowError, converted, csv_files, jsonl, open_prompts
+from specdist.data.formats import converted, csv_files, jsonl
+from specdist.data.formats.prompts import Prompts, RowError, open_prompts
 from specdist.utils.errors import UserError
 
 ROWS: list[dict[str, Any]] = [
@@ -48,12 +49,12 @@ def test_rows_of_large_files_are_those_of_small_ones(
     expected, fingerprint = small.table(0, len(ROWS) + 1), small.fingerprint
     request.getfixturevalue("is_large")
     with monkeypatch.context() as patched:
-        patched.setattr("specdist.data.files.sha256_of", None)  # read once, not twice
+        patched.setattr("specdist.data.store.files.sha256_of", None)  # read once, not twice
         large = opened(path, tmp_path)
         assert large.fingerprint == fingerprint
     check(large, expected)
     # Another start reads nothing as a whole.
-    monkeypatch.setattr("specdist.data.files.sha256_of", None)
+    monkeypatch.setattr("specdist.data.store.files.sha256_of", None)
     monkeypatch.setattr(jsonl, "json_chunks", None)
     again = opened(path, tmp_path)
     assert again.fingerprint == fingerprint
@@ -123,8 +124,8 @@ def test_large_csv_files_and_batches_are_mapped_with_the_rows_of_small_ones(
 
     small = seen()
     request.getfixturevalue("is_large")
-    monkeypatch.setattr("specdist.data.csv_files.BLOCK_BYTES", 96)
-    monkeypatch.setattr("specdist.data.files.sha256_of", None)  # not read once more
+    monkeypatch.setattr("specdist.data.formats.csv_files.BLOCK_BYTES", 96)
+    monkeypatch.setattr("specdist.data.store.files.sha256_of", None)  # not read once more
     large = seen()
     monkeypatch.setattr(csv_files, "open_input", None)
     again = seen()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from specdist.data import Prompts, RowError, open_prompts
+from specdist.data.formats.prompts import Prompts, RowError, open_prompts
 from specdist.utils.errors import UserError
 
 TEXT = '''prompt,n,share,good,id,day,big,empty

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specdist.data import files
-from specdist.data.files import (
+from specdist.data.store import files
+from specdist.data.store.files import (
     json_bytes,
     publish,
     sealed,
@@ -141,7 +141,7 @@ def test_publishing_a_file_that_was_removed_is_an_error(tmp_path):
 def test_of_many_processes_that_publish_one_succeeds(tmp_path):
     """Processes, not threads: only the file system arbitrates."""
     code = (
-        "import sys; from pathlib import Path; from specdist.data.files import publish, write_durably; "
+        "import sys; from pathlib import Path; from specdist.data.store.files import publish, write_durably; "
         "folder, me = Path(sys.argv[1]), sys.argv[2]; names = [folder / str(n) for n in range(200)]; "
         "own = [name.with_suffix(f'.{me}.tmp') for name in names]; "
         "[path.write_text(me) for path in own]; "

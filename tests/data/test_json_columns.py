@@ -14,11 +14,12 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from specdist.data import Prompts, RowError, RowResult, converted, open_prompts
-from specdist.data import jsonl as jsonl_module
-from specdist.data.json_columns import values_of
-from specdist.data.merging import _write
-from specdist.data.rows import shard_table
+from specdist.data.formats import converted
+from specdist.data.formats import jsonl as jsonl_module
+from specdist.data.formats.json_columns import values_of
+from specdist.data.formats.prompts import Prompts, RowError, open_prompts
+from specdist.data.run.merging import _write
+from specdist.data.stats.rows import RowResult, shard_table
 from specdist.utils.errors import UserError
 
 

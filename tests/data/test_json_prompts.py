@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from specdist.data import Prompts, RowError, open_prompts
-from specdist.data import jsonl as jsonl_module
+from specdist.data.formats import jsonl as jsonl_module
+from specdist.data.formats.prompts import Prompts, RowError, open_prompts
 from specdist.utils.errors import UserError
 
 WRONG = [5, 1.5, True, False, ["a", 1], [], {"text": "a"}, 10**18, float("nan")]

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from specdist.data import Manifest, Membership, RunFolder, ShardQueue, shard_table
-from specdist.data.claims import claim_files
-from specdist.data.layout import SHARDS_PER_FOLDER, data_pattern, layout_info
-from specdist.data.merging import merge_run
-from specdist.data.reading import read_columns
-from specdist.job.status import StatusReader
-from specdist.job.totals import subtotalled, total_of, write_total
-from specdist.stats.shard import Stats
+from specdist.data.leases.claims import claim_files
+from specdist.data.leases.membership import Membership
+from specdist.data.leases.shard_queue import ShardQueue
+from specdist.data.run.layout import SHARDS_PER_FOLDER, data_pattern, layout_info
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.merging import merge_run
+from specdist.data.run.reading import read_columns
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.rows import shard_table
+from specdist.data.stats.shard import Stats
+from specdist.job.totals.status import StatusReader
+from specdist.job.totals.totals import subtotalled, total_of, write_total
 from tests.data.folders import INPUTS, contents, open_
 from tests.data.samples import row_result
 

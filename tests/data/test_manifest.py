@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from specdist.data import Manifest, ShardPlan, check_same
-from specdist.data.manifest import FORMAT_VERSION
+from specdist.data.run.manifest import FORMAT_VERSION, Manifest, ShardPlan, check_same
 from specdist.utils.errors import UserError
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from specdist.data import Membership
-from specdist.data.claims import Claim
-from specdist.data.heartbeat import beat_path
-from specdist.data.membership import SETUP, SILENCES_KEPT
+from specdist.data.leases.claims import Claim
+from specdist.data.leases.heartbeat import beat_path
+from specdist.data.leases.membership import SETUP, SILENCES_KEPT, Membership
 from tests.data.replicas import SILENT_AFTER_S, Member
 
 

@@ -11,13 +11,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from specdist.data import Manifest, RunFolder, figures, merging, reading, shard_table, storage
-from specdist.data.layout import SHARDS_PER_FOLDER
-from specdist.data.manifest import COMPLETIONS_PER_SHARD
-from specdist.data.merging import merge_run
-from specdist.data.publishing import ShardRecord
-from specdist.data.storage import read_ahead
-from specdist.job.totals import write_total
+from specdist.data.run import merging, reading
+from specdist.data.run.layout import SHARDS_PER_FOLDER
+from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest
+from specdist.data.run.merging import merge_run
+from specdist.data.run.publishing import ShardRecord
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats import figures
+from specdist.data.stats.rows import shard_table
+from specdist.data.store import storage
+from specdist.data.store.storage import read_ahead
+from specdist.job.totals.totals import write_total
 from specdist.utils.errors import UserError
 from tests.data.folders import open_
 from tests.data.samples import row_result

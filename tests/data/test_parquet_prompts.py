@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from specdist.data import open_prompts
+from specdist.data.formats.prompts import open_prompts
 
 
 def open_(path, limit=None, **options):
@@ -57,7 +57,7 @@ def test_files_that_have_not_changed_are_not_read_as_a_whole_again(parquet, monk
 
     expected = open_(parquet).fingerprint
     with monkeypatch.context() as patched:
-        patched.setattr("specdist.data.files.sha256_of", refuse)
+        patched.setattr("specdist.data.store.files.sha256_of", refuse)
         patched.setattr(pa.parquet.ParquetFile, "read_row_group", refuse)
         assert again().fingerprint == expected
     path = parquet / "1.parquet"

@@ -10,8 +10,7 @@ import threading
 
 import pytest
 
-from specdist.data import PartLog
-from specdist.data.parts import SYNC_INTERVAL_S
+from specdist.data.run.parts import SYNC_INTERVAL_S, PartLog
 from specdist.utils.errors import UserError
 from tests.data.samples import STRANGE_TEXT, random_text, row_result
 
@@ -100,7 +99,7 @@ def test_the_torn_end_that_a_power_loss_leaves_is_cut_off(tmp_path, garbage):
 def test_appended_rows_survive_a_kill(tmp_path):
     path = tmp_path / "log"
     code = (
-        "import os, sys, signal; from pathlib import Path; from specdist.data import PartLog; "
+        "import os, sys, signal; from pathlib import Path; from specdist.data.run.parts import PartLog; "
         "from tests.data.samples import row_result; log = PartLog(Path(sys.argv[1])); "
         "[log.append(row_result(row)) for row in range(50)]; os.kill(os.getpid(), signal.SIGKILL)"
     )

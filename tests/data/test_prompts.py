@@ -11,8 +11,8 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from specdist.data import RowError, open_prompts
-from specdist.data import jsonl as jsonl_module
+from specdist.data.formats import jsonl as jsonl_module
+from specdist.data.formats.prompts import RowError, open_prompts
 from specdist.utils.errors import UserError
 
 ROWS = [{"prompt": f"prompt {row}", "id": row} for row in range(10)]

@@ -11,9 +11,12 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from specdist.data import Manifest, RunFolder, publishing, shard_table
-from specdist.data import files as files_module
-from specdist.data.publishing import Attempt
+from specdist.data.run import publishing
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.publishing import Attempt
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.rows import shard_table
+from specdist.data.store import files as files_module
 from specdist.utils.errors import UserError
 from tests.data.folders import INPUTS, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.samples import row_result

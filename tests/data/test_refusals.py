@@ -13,13 +13,15 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from specdist.data import converted
-from specdist.data.prompts import Prompts, open_prompts
+from specdist.data.formats import converted
+from specdist.data.formats.prompts import Prompts, open_prompts
 from specdist.utils.errors import UserError
 from tests.refusals import places, recorded
 
-MODULES = [f"data/{name}.py" for name in ("batches", "converted", "csv_files", "inputs", "jsonl", "prompts")]
-MODULES += [f"data/{name}.py" for name in ("json_columns", "messages", "streams", "text")]
+MODULES = [
+    f"data/formats/{name}.py" for name in ("batches", "converted", "csv_files", "inputs", "jsonl", "prompts")
+]
+MODULES += [f"data/formats/{name}.py" for name in ("json_columns", "messages", "streams", "text")]
 ROW = b'{"prompt": "a"}\n'
 ROWS = b'{"prompt": "a", "n": 1}\n{"prompt": "b", "n": 2.5}\n'
 FIELDS = b'prompt,n\na,1\n"b, c",2\n"d\ne",3\n'

@@ -6,9 +6,9 @@ import datasets
 import pyarrow as pa
 import pytest
 
-from specdist.data import RunFolder, output_schema, shard_table
-from specdist.data.columns import OUTPUT_COLUMNS
-from specdist.data.rows import RowResult
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.columns import OUTPUT_COLUMNS
+from specdist.data.stats.rows import RowResult, output_schema, shard_table
 from tests.data.samples import STRANGE_TEXT, random_text, row_result
 
 

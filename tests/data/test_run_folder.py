@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from specdist.data import Manifest, RunFolder
-from specdist.data import files as files_module
-from specdist.data.opening import open_run_folder
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.opening import open_run_folder
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.store import files as files_module
 from specdist.utils.errors import UserError
 from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.samples import row_result

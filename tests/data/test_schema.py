@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from specdist.data.columns import every_column
-from specdist.data.schema import COLUMNS, SECTIONS, STATISTICS, TOTALS, TRACE_COLUMNS, markdown_table
-from specdist.data.traces import TRACE_SCHEMA
-from specdist.stats.shard import Stats
+from specdist.data.stats.columns import every_column
+from specdist.data.stats.schema import COLUMNS, SECTIONS, STATISTICS, TOTALS, TRACE_COLUMNS, markdown_table
+from specdist.data.stats.shard import Stats
+from specdist.data.stats.traces import TRACE_SCHEMA
 from tests.ranks import REPOSITORY
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specdist.data.manifest import Manifest, ShardPlan
-from specdist.data.segments import (
+from specdist.data.run.manifest import Manifest, ShardPlan
+from specdist.data.run.segments import (
     ANY_TIME,
     BETWEEN_SHARDS,
     DRAFT_CHANGES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdist.data.shard_choice import MIN_WATCHED, first_choices, name_hashes, watch_period, watched
+from specdist.data.leases.shard_choice import MIN_WATCHED, first_choices, name_hashes, watch_period, watched
 
 
 def test_many_replicas_try_different_shards_near_the_claimed_ones():

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 import specdist
-from specdist.data import Manifest, RunFolder, figures, shard_table
-from specdist.data.figures import FROM_STATS, ShardFigures, figures_among
-from specdist.data.layout import SHARDS_PER_FOLDER
-from specdist.data.opening import open_run_folder
-from specdist.data.publishing import ShardRecord
-from specdist.job import totals
-from specdist.job.totals import total_and_figures, write_total
-from specdist.stats.shard import Stats
+from specdist.data.run.layout import SHARDS_PER_FOLDER
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.opening import open_run_folder
+from specdist.data.run.publishing import ShardRecord
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats import figures
+from specdist.data.stats.figures import FROM_STATS, ShardFigures, figures_among
+from specdist.data.stats.rows import shard_table
+from specdist.data.stats.shard import Stats
+from specdist.job.totals import totals
+from specdist.job.totals.totals import total_and_figures, write_total
 from specdist.utils.errors import UserError
 from tests.data.folders import INPUTS, Crash, crash, open_
 from tests.data.samples import row_result

@@ -8,8 +8,11 @@ import random
 import pyarrow as pa
 import pytest
 
-from specdist.data import Manifest, RunFolder, ShardQueue, shard_table
-from specdist.data.opening import open_run_folder
+from specdist.data.leases.shard_queue import ShardQueue
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.opening import open_run_folder
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.rows import shard_table
 from specdist.utils.errors import UserError
 from tests.data.replicas import SILENT_AFTER_S, Member
 from tests.data.samples import row_result
@@ -187,7 +190,7 @@ def test_a_shard_whose_holder_died_while_it_finished_is_completed(tmp_path, monk
     a.row(0)
     a.row(1)
     with monkeypatch.context() as patch:
-        patch.setattr(f"specdist.data.{step}", crash)
+        patch.setattr(f"specdist.data.run.{step}", crash)
         with pytest.raises(KeyboardInterrupt):
             a.finish()
     for _ in range(int(SILENT_AFTER_S) + 2):
@@ -343,7 +346,7 @@ def test_the_claim_of_a_silent_holder_is_watched_until_it_is_free(tmp_path, monk
     names = [worker.work[0].claim.name for worker in (silent, others[0])]
     now = waiting.replica.clock
     monkeypatch.setattr(
-        "specdist.data.shard_queue.watched",
+        "specdist.data.leases.shard_queue.watched",
         lambda *given, **options: [names[now() > SILENT_AFTER_S / 2]],
     )
     for _ in range(int(SILENT_AFTER_S) + 3):

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from datasets import Dataset, DatasetDict, Features, Json, Value
 
-from specdist.data.prompts import Chat
+from specdist.data.formats.prompts import Chat
 from tests.data.test_refusals import FIELDS, MESSAGES, PROMPT, ROW, ROWS, TURNS, opened, request, written
 
 TEXTS = ["a", "b c", "é"]

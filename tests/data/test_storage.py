@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from specdist.data import open_prompts
-from specdist.data.access import SHORT_TIMEOUT_S, check_output
-from specdist.data.files import publish, write_json
-from specdist.data.layout import CLAIMS, RUN_TAG
-from specdist.data.leftovers import remove_leftovers
-from specdist.data.object_store import ObjectStore, StoreError
-from specdist.data.publishing import Attempt, ShardRecord
-from specdist.data.storage import StorePath, local_copy, local_folder, spooled, storage_path
+from specdist.data.formats.prompts import open_prompts
+from specdist.data.run.layout import CLAIMS, RUN_TAG
+from specdist.data.run.leftovers import remove_leftovers
+from specdist.data.run.publishing import Attempt, ShardRecord
+from specdist.data.store.access import SHORT_TIMEOUT_S, check_output
+from specdist.data.store.files import publish, write_json
+from specdist.data.store.object_store import ObjectStore, StoreError
+from specdist.data.store.storage import StorePath, local_copy, local_folder, spooled, storage_path
 from specdist.utils.errors import UserError
 from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.replicas import Member, watch_for
@@ -321,7 +321,7 @@ def test_what_cannot_be_used_is_refused_with_a_remedy(store, server, monkeypatch
 
     check_output(store)
     assert store.names() == []
-    monkeypatch.setattr("specdist.data.access.FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr("specdist.data.store.access.FIRST_RETRY_S", 0.0)
     server.fault = lambda method, path: Failure(403, "AccessDenied") if method == "PUT" else None
     assert "need the permission" in refusal()
     server.fault = lambda method, path: Failure(503, "SlowDown")

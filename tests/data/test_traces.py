@@ -1,6 +1,7 @@
 """The trace of a shard: every drafted token, in the order of the rows."""
 
-from specdist.data import RowResult, TracedToken, trace_table
+from specdist.data.stats.rows import RowResult
+from specdist.data.stats.traces import TracedToken, trace_table
 from tests.data.samples import row_result
 
 VERIFIED = TracedToken(1, 0, 1, 9, 0.1, 0.7, 0.7, 1.0, True, True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, cast
 
-from specdist.engine.colocated import ColocatedDraft
-from specdist.engine.draft_state import DraftState
+from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.on_demand import DraftOnDemand
+from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.interfaces import Proposer
-from specdist.engine.on_demand import DraftOnDemand
-from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.timeline import Timeline
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
+from specdist.engine.times.timeline import Timeline
 from tests.engine.harness import Harness
 from tests.engine.markov import MarkovRunner
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from specdist.constraints.constraint import Constraint
-from specdist.constraints.masker import RowRule
 from specdist.engine.request import Request
+from specdist.sampling.constraints.constraint import Constraint
+from specdist.sampling.constraints.masker import RowRule
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.options import Processing, TokenOptions
-from tests.constraints.letters import END
+from specdist.sampling.processing.options import Processing, TokenOptions
+from tests.sampling.constraints.letters import END
 
 NUM_COMBINATIONS = 20
 # Of an end that comes late, and with tokens that are forced on the way.

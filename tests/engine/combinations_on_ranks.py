@@ -7,19 +7,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from specdist.constraints.constraint import Constraint
-from specdist.engine.collectives import RANK_ZERO
+from specdist.engine.draft.remote import RemoteDraft, serve_draft
 from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.remote import RemoteDraft, serve_draft
-from specdist.engine.timeline import Timeline
+from specdist.engine.target.collectives import RANK_ZERO
+from specdist.engine.times.timeline import Timeline
+from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.vocab_parallel import vocab_ranges
-from tests.constraints.letters import END, letters_masker
 from tests.engine.combinations import NUM_COMBINATIONS, combination
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.markov import VOCAB_SIZE, MarkovRunner
 from tests.engine.sampled import ALARM, PROMPTS
 from tests.engine.test_processing import AHEAD, TARGET, processed_replica, uniform_p_value
 from tests.ranks import join, leave
+from tests.sampling.constraints.letters import END, letters_masker
 
 TP_SIZE, DRAFT_RANK = 2, 2
 

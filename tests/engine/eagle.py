@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
-from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.interfaces import Proposer
-from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.stateful_draft import StatefulDraft
-from specdist.engine.timeline import Timeline
-from specdist.models.adapters import use_paged_attention
-from specdist.models.eagle import LlamaForCausalLMEagle3, state_layers
-from specdist.models.eagle_runner import EagleRunner
-from specdist.models.states import StatesRunner
+from specdist.engine.times.timeline import Timeline
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, state_layers
+from specdist.models.eagle.eagle_runner import EagleRunner
+from specdist.models.eagle.states import StatesRunner
 from tests.engine.harness import CPU, Harness
 from tests.models.families import tiny_model
 

@@ -16,29 +16,29 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from specdist.cache.draft_window import DraftWindow
-from specdist.drafters.block_lengths import MemorySettings
+from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
-from specdist.engine.colocated import ColocatedDraft
-from specdist.engine.detokenizer import Detokenizer
-from specdist.engine.draft_ahead import DraftAhead
+from specdist.engine.draft.ahead.draft_ahead import DraftAhead
+from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.no_draft import NoDraft
+from specdist.engine.draft.on_demand import DraftOnDemand
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
-from specdist.engine.no_draft import NoDraft
-from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.request import Completion, Request
-from specdist.engine.stats_recorder import StatsRecorder
-from specdist.engine.stopping import StopRules
-from specdist.models.adapters import use_paged_attention
-from specdist.models.hidden import HiddenStateHead
-from specdist.models.rope import recomputed_from, rope_borders
-from specdist.models.runner import Acceleration, ModelRunner
+from specdist.engine.schedule.detokenizer import Detokenizer
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.attention.rope import recomputed_from, rope_borders
+from specdist.models.cache.draft_window import DraftWindow
+from specdist.models.passes.hidden import HiddenStateHead
+from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength, LengthPolicy, reads_head
 from specdist.policies.costs import CostModel, Curve
+from specdist.policies.ngrams.block_lengths import MemorySettings
+from specdist.policies.rounds import RoundChooser, RoundShape
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.processors import TokenMasker
-from specdist.stats.shard import Stats
-from specdist.theory.rounds import RoundChooser, RoundShape
+from specdist.sampling.processing.processors import TokenMasker
 from tests.engine.markov import MarkovModel, MarkovRunner
 
 CPU = torch.device("cpu")

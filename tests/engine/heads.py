@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from specdist.heads.head import TokenHead
-from specdist.heads.info import HiddenState
-from specdist.models.hidden import HiddenStateHead
+from specdist.models.heads.head import TokenHead
+from specdist.models.heads.info import HiddenState
+from specdist.models.passes.hidden import HiddenStateHead
 
 
 def random_head(

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
-from specdist.cache.draft_window import DraftWindow, page_table
-from specdist.cache.pages import PageUpdates
-from specdist.models.flat import FlatBatch, as_seen, cache_indices
+from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
+from specdist.models.cache.draft_window import DraftWindow, page_table
+from specdist.models.cache.pages import PageUpdates
+from specdist.models.passes.flat import FlatBatch, as_seen, cache_indices
 
 VOCAB_SIZE = 7
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def repetitive_model() -> MarkovModel:
 
 
 class MarkovRunner:
-    """What the engine uses of a :class:`specdist.models.runner.ModelRunner`."""
+    """What the engine uses of a :class:`specdist.models.passes.runner.ModelRunner`."""
 
     device = CPU
     is_asynchronous = False

@@ -19,13 +19,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from specdist.api.llm import SpeculativeLLM
 from specdist.config.groups import CompletionOptions
-from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.request import Request
-from specdist.engine.stats_recorder import StatsRecorder
-from specdist.engine.stopping import StopRules
-from specdist.job.row_results import result_of
+from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.job.rows.row_results import result_of
+from specdist.llm import SpeculativeLLM
 
 RESULT = Path(__file__).parent.parent.parent / "jobs/benchmarks/logprobs-small-pair-cpu.json"
 VARIANTS: dict[str, dict[str, int]] = {

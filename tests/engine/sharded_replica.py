@@ -12,9 +12,9 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from specdist.engine.interfaces import Target
-from specdist.models.checkpoint import open_checkpoint
-from specdist.models.loading import load_sharded
-from specdist.models.runner import ModelRunner
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.loading.loading import load_sharded
+from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths

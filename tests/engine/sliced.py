@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.cache.pages import PageUpdates
 from specdist.engine.blocks import VerifyInput
-from specdist.engine.collectives import RANK_ZERO, Collectives
 from specdist.engine.interfaces import Target, VerifyOutput
-from specdist.engine.reports import Traffic
-from specdist.engine.vocab_parallel import VocabParallelVerifier
+from specdist.engine.target.collectives import RANK_ZERO, Collectives
+from specdist.engine.target.vocab_parallel import VocabParallelVerifier
+from specdist.engine.times.reports import Traffic
+from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import Distributions
 from specdist.sampling.logprobs import Logprobs
 from specdist.sampling.vocab_parallel import vocab_ranges

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.engine.adoption import BranchAdoption
-from specdist.engine.branches import Branches, BranchTable
-from specdist.engine.draft_state import DraftState
-from specdist.engine.first_ahead import FirstAhead
-from specdist.models.runner import ModelRunner
+from specdist.engine.draft.ahead.adoption import BranchAdoption
+from specdist.engine.draft.ahead.branches import Branches, BranchTable
+from specdist.engine.draft.ahead.first_ahead import FirstAhead
+from specdist.engine.draft.steps.draft_state import DraftState
+from specdist.models.passes.runner import ModelRunner
 
 SLOTS = np.arange(2)
 

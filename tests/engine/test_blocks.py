@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from specdist.engine.blocks import NewBlocks, Tails, flat_batch
-from specdist.engine.proposals import ProposalReply
-from specdist.engine.reports import AheadReport, RoleTimes
+from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import FinishReason, Request
-from specdist.engine.sequence import Sequence
+from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.times.reports import AheadReport, RoleTimes
 
 
 def test_a_sequence_that_ends_with_its_next_token_leaves_none_of_its_candidates() -> None:

@@ -5,13 +5,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdist.cache.pages import PageTable
-from specdist.engine.branches import BranchTable
-from specdist.engine.draft_ahead import DraftAhead
-from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.opened import OpenedSequences
-from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.models.flat import FlatBatch
+from specdist.engine.draft.ahead.branches import BranchTable
+from specdist.engine.draft.ahead.draft_ahead import DraftAhead
+from specdist.engine.draft.draft_worker import DraftWorker
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
+from specdist.engine.target.opened import OpenedSequences
+from specdist.models.cache.pages import PageTable
+from specdist.models.passes.flat import FlatBatch
 from specdist.policies import FixedLength
 from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches, likeliest
 from specdist.sampling.distributions import SamplingSettings

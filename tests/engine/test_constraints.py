@@ -15,21 +15,21 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.constraints.constraint import Constraint
-from specdist.constraints.masker import RowRule
-from specdist.constraints.thinking import ThinkingMarkers
 from specdist.engine.request import Completion, Request
 from specdist.policies import FixedLength, VerifiedBlocks
+from specdist.policies.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
+from specdist.sampling.constraints.constraint import Constraint
+from specdist.sampling.constraints.masker import RowRule
+from specdist.sampling.constraints.thinking import ThinkingMarkers
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.options import Processing, TokenOptions
-from specdist.theory.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
-from tests.constraints.letters import END, letters_masker
-from tests.constraints.reference import completions_of
+from specdist.sampling.processing.options import Processing, TokenOptions
 from tests.engine.harness import Harness
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, COUPLED, FILTERED, PLAIN, markov_replica
 from tests.engine.sliced import SlicedMarkovReplica
 from tests.engine.test_draft_cache import Cached
+from tests.sampling.constraints.letters import END, letters_masker
+from tests.sampling.constraints.reference import completions_of
 from tests.statistics import chi_square_p_value
 
 TARGET, DRAFT = markov_pair()

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.request import Request
-from specdist.engine.sequence import Sequence
-from specdist.engine.stopping import StopCheck, StopRules
-from specdist.job.token_texts import TokenTexts
-from specdist.job.tokens import detokenizer_of
+from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.schedule.stopping import StopCheck, StopRules
+from specdist.job.texts.token_texts import TokenTexts
+from specdist.job.texts.tokens import detokenizer_of
 from tests.detokenizers import KINDS, SPECIAL, Sayings, plain, word_ends
 
 each_kind = pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from specdist.engine.interfaces import Proposer
-from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies import DraftSequences, FixedLength, WithoutHistory
+from specdist.policies.rounds import IN_TURNS, RoundShape
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory.rounds import IN_TURNS, RoundShape
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import requests_for
 from tests.engine.markov import MarkovRunner

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.cache.draft_window import NUM_SINK_PAGES, WindowPageTable
-from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.data.stats.shard import Stats
+from specdist.engine.draft.draft_worker import DraftWorker
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
+from specdist.models.cache.draft_window import NUM_SINK_PAGES, WindowPageTable
+from specdist.policies.rounds import RoundShape
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats.shard import Stats
-from specdist.theory.rounds import RoundShape
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.markov import markov_pair

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.eagle_runner import EagleRunner
+from specdist.models.eagle.eagle_runner import EagleRunner
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.eagle import EagleHarness, eagle_model, eagle_target, expected_probabilities
 from tests.engine.harness import Harness, requests_for
@@ -114,7 +114,7 @@ def text_probabilities(
     target: Any, settings: SamplingSettings, prompt: list[int], texts: list[tuple[int, ...]]
 ) -> torch.Tensor:
     """float64: of every completion."""
-    from specdist.sampling.filters import plain_probabilities
+    from specdist.sampling.processing.filters import plain_probabilities
 
     tokens = torch.tensor([[*prompt, *text] for text in texts])
     logits = target(tokens).logits[:, len(prompt) - 1 : -1].flatten(0, 1)

@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.engine import assembly, remote
-from specdist.engine.colocated import ColocatedDraft
+from specdist.engine import assembly
+from specdist.engine.draft import remote
+from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.remote import RemoteDraft, serve_draft
 from specdist.engine.faults import NUM_SUSPECT_ROWS
 from specdist.engine.interfaces import Proposer
-from specdist.engine.local_target import LocalTarget
-from specdist.engine.remote import RemoteDraft, serve_draft
+from specdist.engine.messages.wire import Wire
 from specdist.engine.request import Completion
-from specdist.engine.timeline import Timeline
-from specdist.engine.wire import Wire
-from specdist.models.flat import FlatBatch
-from specdist.models.runner import ModelRunner
+from specdist.engine.target.local_target import LocalTarget
+from specdist.engine.times.timeline import Timeline
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
 from specdist.policies import GammaTune
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.engine import draft_loop, draft_worker
-from specdist.engine.draft_loop import DraftLoop
-from specdist.engine.draft_runs import DraftRuns
-from specdist.engine.draft_steps import DraftBatch
-from specdist.engine.run_lengths import RunLengths
+from specdist.engine.draft import draft_worker
+from specdist.engine.draft.steps import draft_loop
+from specdist.engine.draft.steps.draft_loop import DraftLoop
+from specdist.engine.draft.steps.draft_runs import DraftRuns
+from specdist.engine.draft.steps.draft_steps import DraftBatch
+from specdist.engine.draft.steps.run_lengths import RunLengths
 from specdist.policies import (
     DraftFeatures,
     DraftSequences,
@@ -20,8 +21,8 @@ from specdist.policies import (
     WithoutHistory,
 )
 from specdist.policies.costs import CostModel, Curve
+from specdist.policies.rounds import RoundShape
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory.rounds import RoundShape
 from tests.engine import harness
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import random_head

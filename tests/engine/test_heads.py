@@ -10,14 +10,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdist.engine import draft_loop, draft_worker
-from specdist.engine.draft_loop import DraftLoop
-from specdist.engine.draft_runs import DraftRuns
-from specdist.engine.draft_steps import DraftBatch
+from specdist.engine.draft import draft_worker
+from specdist.engine.draft.steps import draft_loop
+from specdist.engine.draft.steps.draft_loop import DraftLoop
+from specdist.engine.draft.steps.draft_runs import DraftRuns
+from specdist.engine.draft.steps.draft_steps import DraftBatch
 from specdist.engine.request import Completion
-from specdist.heads.info import HiddenState
-from specdist.models.hidden import HiddenStateHead
-from specdist.models.runner import Acceleration
+from specdist.models.heads.info import HiddenState
+from specdist.models.passes.hidden import HiddenStateHead
+from specdist.models.passes.runner import Acceleration
 from specdist.policies import (
     DraftSequences,
     HeadKind,

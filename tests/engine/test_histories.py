@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specdist.engine.histories import Histories
+from specdist.engine.draft.steps.histories import Histories
 from specdist.policies import FixedLength, HfHeuristic
 
 

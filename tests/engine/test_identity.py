@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
+from specdist.data.stats.shard import Stats
 from specdist.engine.request import Completion, Request
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats.shard import Stats
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.engine import draft_worker
-from specdist.engine.draft_runs import DraftRuns
-from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.draft import draft_worker
+from specdist.engine.draft.draft_worker import DraftWorker
+from specdist.engine.draft.steps.draft_runs import DraftRuns
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies import DraftFeatures, DraftSequences, RoundContext, VerifiedTokens, WithoutHistory
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for

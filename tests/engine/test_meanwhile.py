@@ -12,19 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.emulation.device import EmulatedDevice
-from specdist.engine import draft_ahead, draft_worker
 from specdist.engine.blocks import Block, VerifyInput
-from specdist.engine.draft_ahead import AheadDrafter
-from specdist.engine.draft_loop import DraftLoop
-from specdist.engine.draft_runs import DraftRuns
+from specdist.engine.draft import draft_worker
+from specdist.engine.draft.ahead import draft_ahead
+from specdist.engine.draft.ahead.draft_ahead import AheadDrafter
+from specdist.engine.draft.steps.draft_loop import DraftLoop
+from specdist.engine.draft.steps.draft_runs import DraftRuns
 from specdist.engine.engine import Engine
-from specdist.engine.local_target import FullDistributions
 from specdist.engine.request import Request
+from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.verify import Verifier
-from specdist.models.flat import FlatBatch
+from specdist.lab.emulation.device import EmulatedDevice
+from specdist.models.passes.flat import FlatBatch
+from specdist.policies.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
 from tests.engine.harness import Harness, ScriptedChooser, requests_for
 from tests.engine.markov import markov_pair
 

@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.drafters.block_lengths import MemorySettings
-from specdist.drafters.ngram_index import NgramIndex
-from specdist.drafters.text_store import TextSettings, TextStore
 from specdist.engine.interfaces import Proposer
-from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.timeline import Timeline
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
+from specdist.engine.times.timeline import Timeline
+from specdist.policies.ngrams.block_lengths import MemorySettings
+from specdist.policies.ngrams.ngram_index import NgramIndex
+from specdist.policies.ngrams.text_store import TextSettings, TextStore
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.one_hot_drafts import NONE_REJECTED, without_rejected
-from tests.drafters.plain_ngrams import NO_TOKEN, OVERLAP
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovModel, repetitive_model
 from tests.engine.sampled import (
@@ -38,6 +37,7 @@ from tests.engine.sampled import (
     p_values,
 )
 from tests.engine.sliced import SlicedMarkovReplica
+from tests.policies.ngrams.plain_ngrams import NO_TOKEN, OVERLAP
 
 TARGET = repetitive_model()
 ALWAYS: dict[str, Any] = {"memory": 0.0, "num_draft_tokens": 4}

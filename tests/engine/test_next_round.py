@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.cache.pages import PageUpdates
+from specdist.data.stats.shard import AheadOutcome
 from specdist.engine.blocks import Block
 from specdist.engine.next_round import NextRound
 from specdist.engine.request import Request
-from specdist.engine.stopping import StopRules
+from specdist.engine.schedule.stopping import StopRules
+from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats.shard import AheadOutcome
 from tests.engine.harness import DETOKENIZER, Harness, decode, requests_for
 from tests.engine.markov import repetitive_model
 from tests.engine.sampled import PLAIN, PROMPTS, markov_replica

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.engine.colocated import ColocatedDraft
-from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
+from specdist.policies.rounds import RoundShape
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory.rounds import RoundShape
 from tests.engine.harness import Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import pytest
 
-from specdist.engine.packing import BoolArray, FloatArray, Packed, not_sent, pack, unpack
+from specdist.engine.messages.packing import BoolArray, FloatArray, Packed, not_sent, pack, unpack
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from specdist.engine import draft_worker
-from specdist.engine.draft_runs import DraftRuns
+from specdist.data.stats.shard import Stats
+from specdist.engine.draft import draft_worker
+from specdist.engine.draft.steps.draft_runs import DraftRuns
 from specdist.policies import (
     AdaEdl,
     ConfidenceThreshold,
@@ -27,7 +28,6 @@ from specdist.policies import (
     Svip,
     VerifiedBlocks,
 )
-from specdist.stats.shard import Stats
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, markov_replica, p_values

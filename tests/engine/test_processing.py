@@ -20,21 +20,21 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.constraints.constraint import Constraint
 from specdist.engine.request import Completion, Request
+from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.options import Processing, TokenOptions
-from specdist.sampling.processors import LogitsProcessors
-from specdist.sampling.row_filters import RowFilters
-from specdist.sampling.row_table import AskedPositions, RowTable
-from tests.constraints.letters import END, letters_masker
-from tests.constraints.reference import allowed_by_llguidance
+from specdist.sampling.processing.options import Processing, TokenOptions
+from specdist.sampling.processing.processors import LogitsProcessors
+from specdist.sampling.processing.row_filters import RowFilters
+from specdist.sampling.processing.row_table import AskedPositions, RowTable
 from tests.engine.combinations import NUM_COMBINATIONS, combination
 from tests.engine.harness import CPU, Harness, requests_for
 from tests.engine.markov import VOCAB_SIZE, MarkovModel, markov_pair
 from tests.engine.sampled import ALARM, PROMPTS, markov_replica
 from tests.engine.sliced import SlicedMarkovReplica
 from tests.engine.test_greedy import MODES
+from tests.sampling.constraints.letters import END, letters_masker
+from tests.sampling.constraints.reference import allowed_by_llguidance
 from tests.statistics import chi_square_p_value
 
 NUM_SAMPLES, NUM_TOKENS, NUM_BINS = 100, 20, 20

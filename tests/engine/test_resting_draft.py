@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.engine import assembly, resting_draft
-from specdist.engine.colocated import ColocatedDraft
-from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine import assembly
+from specdist.engine.draft import resting_draft
+from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
-from specdist.engine.timeline import Timeline
-from specdist.models.flat import FlatBatch
+from specdist.engine.times.timeline import Timeline
+from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import Harness, requests_for

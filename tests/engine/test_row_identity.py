@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from specdist.data.stats.shard import Stats
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats.shard import Stats
 from tests.engine.harness import requests_for
 from tests.engine.sampled import COUPLED, FILTERED, PLAIN, PROMPTS, markov_replica
 from tests.engine.test_greedy import MODES

@@ -1,10 +1,10 @@
 """The scheduler without a model: what is run, in what order, within which limits."""
 
-from specdist.cache.pages import PageTable
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Request
-from specdist.engine.round_plan import RoundPlan
-from specdist.engine.scheduler import Scheduler
+from specdist.engine.schedule.round_plan import RoundPlan
+from specdist.engine.schedule.scheduler import Scheduler
+from specdist.models.cache.pages import PageTable
 
 PAGE_SIZE = 4
 

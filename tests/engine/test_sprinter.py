@@ -21,8 +21,8 @@ from tests.engine.sprinter_distribution import (
 from tests.engine.test_coupling import COUPLED
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.engine.test_policies import num_lengths
+from tests.job.sprinter_formulas import sprinter_run_length, sprinter_stopping_time
 from tests.models.families import noisy_copy, tiny_model
-from tests.theory.sprinter_formulas import sprinter_run_length, sprinter_stopping_time
 
 CAP = 3
 THRESHOLD = 0.5

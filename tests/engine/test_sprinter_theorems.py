@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.hidden import HiddenStateHead
+from specdist.models.passes.hidden import HiddenStateHead
 from specdist.policies import Sprinter
 from tests.engine.harness import Harness, requests_for
 from tests.engine.sampled import PLAIN
+from tests.job.sprinter_formulas import sprinter_run_length, sprinter_stopping_time
 from tests.models.families import tiny_model
-from tests.theory.sprinter_formulas import sprinter_run_length, sprinter_stopping_time
 
 NUM_GOOD = 4
 BAD = NUM_GOOD + 1

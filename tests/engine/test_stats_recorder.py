@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.cache.pages import PageUpdates
+from specdist.data.stats.shard import AheadOutcome, Stats, TargetTimes
 from specdist.engine import engine as engine_module
-from specdist.engine.device_clock import DeviceClock
-from specdist.engine.proposals import ProposalReply
-from specdist.engine.reports import AheadReport, RoleTimes, Traffic
+from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Request
-from specdist.engine.round_plan import RoundPlan
-from specdist.engine.sequence import Sequence
-from specdist.engine.stats_recorder import ReplicaStart, StatsRecorder
-from specdist.engine.timeline import PhaseTime
+from specdist.engine.schedule.round_plan import RoundPlan
+from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.times.device_clock import DeviceClock
+from specdist.engine.times.reports import AheadReport, RoleTimes, Traffic
+from specdist.engine.times.stats_recorder import ReplicaStart, StatsRecorder
+from specdist.engine.times.timeline import PhaseTime
+from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats.shard import AheadOutcome, Stats, TargetTimes
 from tests.engine.harness import Harness
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model

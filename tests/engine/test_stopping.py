@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from specdist.engine.request import FinishReason, Request
-from specdist.engine.sequence import Sequence
-from specdist.engine.stopping import StopCheck, StopRules
+from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.schedule.stopping import StopCheck, StopRules
 from tests.engine.harness import DETOKENIZER
 
 EOS = 7

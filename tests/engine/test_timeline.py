@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.engine import timeline
-from specdist.engine.device_clock import DeviceClock, clock_of
-from specdist.engine.timeline import HostClock, Kind, Timeline
+from specdist.engine.times import timeline
+from specdist.engine.times.device_clock import DeviceClock, clock_of
+from specdist.engine.times.timeline import HostClock, Kind, Timeline
 
 
 @pytest.fixture

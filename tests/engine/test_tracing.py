@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specdist.data import TracedToken
+from specdist.data.stats.traces import TracedToken
 from specdist.engine.request import Completion
 from specdist.policies import FixedLength, LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
@@ -14,8 +14,8 @@ from tests.engine.harness import Harness, decode, requests_for
 from tests.engine.test_goodput import goodput
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.engine.traced_rows import check_acceptance
+from tests.lab.replay.traced import CAP, EOS, MAX_NEW_TOKENS, trace_of
 from tests.models.families import noisy_copy, tiny_model
-from tests.replay.traced import CAP, EOS, MAX_NEW_TOKENS, trace_of
 
 AHEAD = [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 2}]
 SETTINGS = {

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.cache.pages import PageUpdates
-from specdist.engine import links
-from specdist.engine.opened import OpenedSequences
-from specdist.engine.packing import pack, unpack
-from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.reports import AheadReport, RoleTimes, TracedDrafts
-from specdist.engine.wire import FRAME_WORDS, Wire
-from specdist.models.flat import FlatBatch
+from specdist.engine.messages import links
+from specdist.engine.messages.packing import pack, unpack
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
+from specdist.engine.messages.wire import FRAME_WORDS, Wire
+from specdist.engine.target.opened import OpenedSequences
+from specdist.engine.times.reports import AheadReport, RoleTimes, TracedDrafts
+from specdist.models.cache.pages import PageUpdates
+from specdist.models.passes.flat import FlatBatch
 
 
 class Line:

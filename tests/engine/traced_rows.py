@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdist.data import TracedToken
+from specdist.data.stats.traces import TracedToken
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import Distributions, SamplingSettings
 from specdist.sampling.keys import stream_key

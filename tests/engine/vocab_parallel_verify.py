@@ -5,11 +5,11 @@ import torch
 import torch.distributed as dist
 
 from specdist.engine.blocks import VerifyInput
-from specdist.engine.collectives import Collectives
 from specdist.engine.interfaces import VerifyOutput
-from specdist.engine.local_target import FullDistributions
-from specdist.engine.vocab_parallel import VocabParallelVerifier
-from specdist.models.flat import FlatBatch
+from specdist.engine.target.collectives import Collectives
+from specdist.engine.target.local_target import FullDistributions
+from specdist.engine.target.vocab_parallel import VocabParallelVerifier
+from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import Dense, OneHot, SamplingSettings
 from specdist.sampling.keys import stream_key
 from specdist.sampling.vocab_parallel import vocab_ranges

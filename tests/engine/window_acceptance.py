@@ -21,8 +21,8 @@ import pyarrow.ipc
 from transformers import AutoTokenizer
 
 from specdist import SamplingOptions, SpeculativeLLM
-from specdist.benchmark.results import versions
-from specdist.data.files import write_json
+from specdist.data.store.files import write_json
+from specdist.lab.benchmark.results import versions
 from specdist.utils.table import Table
 from tests.ranks import REPOSITORY
 

@@ -12,7 +12,8 @@ NUM_LINES = 12
 
 
 def project_line() -> str:
-    """The innermost line of the project that is running, as ``models/graphs.py:57``; "?" if none is."""
+    """The innermost line of the project that is running, as ``models/passes/graphs.py:57``; "?" if none
+    is."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):

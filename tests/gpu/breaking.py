@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-import specdist.job.entry
-import specdist.job.loaded_models
+import specdist.job.ranks.entry
+import specdist.job.replica.loaded_models
 from specdist.cli.generate import main as generate
-from specdist.job.signals import end_process
-from specdist.models.graphs import CudaGraphs
-from specdist.models.runner import ModelRunner
+from specdist.job.ranks.signals import end_process
+from specdist.models.passes.graphs import CudaGraphs
+from specdist.models.passes.runner import ModelRunner
 from tests.gpu.device import DEVICE
 from tests.gpu.generating import pretend
 
@@ -26,7 +26,7 @@ Replay = Callable[[], torch.Tensor]
 
 def start(given: Sequence[str]) -> int:
     """Run the job; a rank that would start over ends with that exit code."""
-    specdist.job.entry.start_over = lambda: end_process(STARTS_OVER)
+    specdist.job.ranks.entry.start_over = lambda: end_process(STARTS_OVER)
     return generate(given)
 
 
@@ -37,7 +37,9 @@ def breaks() -> bool:
 def joins_on_the_host(given: Sequence[str]) -> int:
     """The draft's rank joins DeepSpeed's broadcast with the random state of the CPU."""
     pretend()
-    specdist.job.loaded_models.join_sharding = lambda: torch.distributed.broadcast(torch.get_rng_state(), 0)
+    specdist.job.replica.loaded_models.join_sharding = lambda: torch.distributed.broadcast(
+        torch.get_rng_state(), 0
+    )
     return start(given)
 
 

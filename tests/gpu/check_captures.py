@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.models.graphs import CheckedGraphs, CudaGraphs
+from specdist.models.passes.graphs import CheckedGraphs, CudaGraphs
 from tests.gpu.check_rules import GPU, counts_of, recorded_event, refusal_of
 from tests.gpu.device import DEVICE
 from tests.gpu.memory import DeviceMemory

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.options import Processing, TokenOptions
+from specdist.sampling.processing.options import Processing, TokenOptions
 from tests.engine.harness import Harness
 from tests.engine.heads import random_head
 from tests.gpu.device import DEVICE
@@ -114,9 +114,9 @@ def check_out_of_memory() -> None:
     rule, policy = RULES["rejection"], POLICIES["gammatune"]
     expected = outcomes(Pair(*models).expected(rule, policy))
     for plan in (
-        {"allocation": 40, "within": "models/runner.py"},
+        {"allocation": 40, "within": "models/passes/runner.py"},
         {"allocation": 3, "within": "sampling/"},
-        {"allocation": 9, "within": "models/static_runs.py"},
+        {"allocation": 9, "within": "models/passes/static_runs.py"},
         {"capture": 2},
     ):
         messages: list[str] = []

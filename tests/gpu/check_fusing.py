@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdist.models.flat import FlatBatch
-from specdist.models.kernel import TritonKernel, VarlenKernel
-from specdist.models.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
-from specdist.models.runner import Acceleration
+from specdist.models.attention.kernel import TritonKernel, VarlenKernel
+from specdist.models.loading.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import Acceleration
 from tests.engine.harness import paged_runner
 from tests.gpu.device import DEVICE, Counts
 from tests.gpu.engine_runs import GPU

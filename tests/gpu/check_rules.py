@@ -201,11 +201,11 @@ def check_copies_in_flight() -> None:
 
 def check_project_lines() -> None:
     """The innermost line of the project is named; tests are not part of the project."""
-    from specdist.models.staging import InputStaging
+    from specdist.models.passes.staging import InputStaging
 
     counts = counts_of(lambda: InputStaging(4, GPU).send(2))
     (line,) = {where for _, where in counts.copies}
-    assert line.startswith("models/staging.py:")
+    assert line.startswith("models/passes/staging.py:")
     assert set(counts_of(lambda: torch.ones(1, device=GPU) + 1).kernels) == {"?"}
 
 

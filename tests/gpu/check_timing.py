@@ -7,14 +7,14 @@ from unittest.mock import patch
 
 import torch
 
-from specdist.engine import draft_worker as draft_module
+from specdist.data.stats.shard import Stats
 from specdist.engine import engine as engine_module
-from specdist.engine.timeline import HostClock
-from specdist.job.costs import measure_curve, verify_logits
-from specdist.job.pass_times import NUM_PASSES
-from specdist.models.memory import device_memory
+from specdist.engine.draft import draft_worker as draft_module
+from specdist.engine.times.timeline import HostClock
+from specdist.job.costs.costs import measure_curve, verify_logits
+from specdist.job.costs.pass_times import NUM_PASSES
+from specdist.models.loading.memory import device_memory
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats.shard import Stats
 from tests.engine.harness import PAGE_SIZE, Harness, paged_runner, requests_for
 from tests.gpu.books import Counts
 from tests.gpu.device import DEVICE
@@ -34,7 +34,7 @@ def check_events_add_no_synchronisation(rule: str) -> None:
         ):
             untimed, expected, _ = counted(replica)
         # The buffers of a pass's inputs are asked for too.
-        assert all(line.startswith("models/staging.py") for line in untimed.queries)
+        assert all(line.startswith("models/passes/staging.py") for line in untimed.queries)
         assert untimed.num_synchronisations > 0
         for delay in (0, 3):
             DEVICE.query_delay = delay

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from specdist.cache.pages import PageUpdates
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.engine import Engine
-from specdist.models.adapters import use_paged_attention
-from specdist.models.flat import FlatBatch
-from specdist.models.runner import ModelRunner
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.cache.pages import PageUpdates
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, Sprinter
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import random_head

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from specdist.benchmark.draft_rank import _run_rank
-from specdist.job.watchdog import Watchdog
-from specdist.models.runner import ModelRunner
+from specdist.job.ranks.watchdog import Watchdog
+from specdist.lab.benchmark.sides.draft_rank import _run_rank
+from specdist.models.passes.runner import ModelRunner
 from specdist.utils.errors import UserError
 from tests.gpu.generating import main
 from tests.gpu.process_groups import recordings_with_collectives

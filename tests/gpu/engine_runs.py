@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
 from specdist.engine.request import Completion
-from specdist.models.kernel import TritonKernel, VarlenKernel
-from specdist.models.runner import Acceleration
+from specdist.models.attention.kernel import TritonKernel, VarlenKernel
+from specdist.models.passes.runner import Acceleration
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for

@@ -1,4 +1,5 @@
-"""What the day has measured, as ``calibration.json`` for the planner: see specdist/planning/calibration.py.
+"""What the day has measured, as ``calibration.json`` for the planner: see
+specdist/lab/plan/model/calibration.py.
 
     python -m tests.gpu.first_calibration FOLDER
 
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specdist.planning.calibration import Calibration, MeasuredSampling, MeasuredSum
+from specdist.lab.plan.model.calibration import Calibration, MeasuredSampling, MeasuredSum
 from specdist.utils.errors import UserError
 
 FILE_NAME = "calibration.json"

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specdist.cache.pages import PageTable
-from specdist.models.adapters import use_paged_attention
-from specdist.models.flat import FlatBatch
-from specdist.models.graphs import CudaGraphs
-from specdist.models.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
-from specdist.models.runner import Acceleration, ModelRunner
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.cache.pages import PageTable
+from specdist.models.loading.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.graphs import CudaGraphs
+from specdist.models.passes.runner import Acceleration, ModelRunner
 from tests.gpu.first_device import Bench, random_llama, say, step, table
 
 MODEL = "8B"

@@ -88,7 +88,7 @@ def launcher(ranks: int) -> list[str]:
         return [PYTHON]
     one_node = ["--multi_gpu", "--num_machines", "1", "--num_processes", str(ranks)]
     return [
-        *(PYTHON, "-m", "specdist.job.launch", *one_node),
+        *(PYTHON, "-m", "specdist.job.ranks.launch", *one_node),
         *("--main_process_port", "0", "--mixed_precision", "no"),
     ]
 

@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention import AttentionRules
-from specdist.models.flat import FlatBatch
-from specdist.models.kernel import TritonKernel
-from specdist.models.probe import plain_attention
-from specdist.models.quantized_linear import Product, QuantizedLinear, products_of
-from specdist.models.quantized_weights import LayerFormat, quantize
-from specdist.models.segments import ragged_segments
-from specdist.sampling.filters import plain_probabilities
+from specdist.models.attention.attention import AttentionRules
+from specdist.models.attention.kernel import TritonKernel
+from specdist.models.attention.probe import plain_attention
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.segments import ragged_segments
+from specdist.models.quantized.quantized_linear import Product, QuantizedLinear, products_of
+from specdist.models.quantized.quantized_weights import LayerFormat, quantize
+from specdist.sampling.processing.filters import plain_probabilities
 from specdist.utils.errors import short_text
 from tests.gpu import project_kernels as plain
 from tests.gpu.first_device import Bench, Shape, say, step, table

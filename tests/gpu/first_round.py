@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import PAGE_SIZE, Assembly
-from specdist.engine.detokenizer import Detokenizer
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Request
-from specdist.engine.stats_recorder import StatsRecorder
-from specdist.engine.stopping import StopRules
-from specdist.models.adapters import use_paged_attention
-from specdist.models.runner import ModelRunner
+from specdist.engine.schedule.detokenizer import Detokenizer
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.passes.runner import ModelRunner
 from specdist.policies import FixedLength
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats.shard import Stats
 from specdist.utils.errors import short_text
 from tests.gpu.first_device import Bench, Shape, random_llama, say, step, table
 

@@ -1,6 +1,6 @@
 """Sums over the GPUs of a node, by their size, as the layers of a sharded model make them; on every rank.
 
-    python -m specdist.job.launch --multi_gpu --num_processes N ... tests/gpu/first_sums.py FOLDER
+    python -m specdist.job.ranks.launch --multi_gpu --num_processes N ... tests/gpu/first_sums.py FOLDER
 
 Sums over 2, 4, ... of the ranks are in a graph, where a job has them: short ones through the peers' memory if
 that is right here, others by NCCL. Both are shown where both can be had.
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from specdist.models.all_reduce import MAX_BYTES_TIMES_RANKS, PeerMemory, SymmetricMemory, _checked
+from specdist.models.passes.all_reduce import MAX_BYTES_TIMES_RANKS, PeerMemory, SymmetricMemory, _checked
 from tests.gpu.first_device import Bench, say, table
 from tests.gpu.first_steps import NUM_RANKS
 

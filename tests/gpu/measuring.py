@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import specdist.job.replica
+import specdist.job.replica.replica
 from specdist.cli.generate import main as generate
-from specdist.job.allocation import CacheRoom
-from specdist.job.watchdog import Watchdog
+from specdist.job.costs.allocation import CacheRoom
+from specdist.job.ranks.watchdog import Watchdog
 from tests.gpu.device import DEVICE
 from tests.gpu.generating import pretend
 
@@ -23,7 +23,7 @@ def measuring(given: Sequence[str]) -> int:
     memory = DEVICE.memory
     memory.total, memory.others = 3800 * MIB, 512 * MIB
     memory.connection, memory.kernel = 150 * MIB, 4 * MIB
-    size, leave = specdist.job.replica.room_for_cache, Watchdog.leave
+    size, leave = specdist.job.replica.replica.room_for_cache, Watchdog.leave
     found: dict[str, Any] = {}
 
     def noted(*args: Any, **options: Any) -> CacheRoom:
@@ -41,6 +41,6 @@ def measuring(given: Sequence[str]) -> int:
         sys.stderr.write(f"{TAKEN}{json.dumps(found)}\n")
         leave(watchdog)
 
-    specdist.job.replica.room_for_cache = noted
+    specdist.job.replica.replica.room_for_cache = noted
     Watchdog.leave = reports  # type: ignore[method-assign]
     return generate(given)

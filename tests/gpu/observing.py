@@ -21,7 +21,7 @@ from tests.gpu.streams import CUDAGraph
 from tests.gpu.tensor import PretendedDevice
 from tests.gpu.traffic import address, moved_bytes
 
-DRAFT_SIDE = f"{PACKAGE}engine/draft_worker.py"
+DRAFT_SIDE = f"{PACKAGE}engine/draft/draft_worker.py"
 SIDES = ("target", "draft")
 
 

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.llama.modeling_llama import rotate_half
 
-from specdist.cache.writing import plain_write
-from specdist.models.attention import AttentionRules
-from specdist.models.probe import plain_attention
-from specdist.models.segments import PagedSegments
+from specdist.models.attention.attention import AttentionRules
+from specdist.models.attention.probe import plain_attention
+from specdist.models.cache.writing import plain_write
+from specdist.models.passes.segments import PagedSegments
 from specdist.sampling.coupling import waiting_times_of
 from specdist.sampling.distributions import Dense, OneHot
-from specdist.sampling.filters import plain_probabilities
+from specdist.sampling.processing.filters import plain_probabilities
 
 
 def paged_attention(

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from specdist.cli.generate import main
-from specdist.job.restart import num_restarts
-from specdist.models.runner import ModelRunner
+from specdist.job.ranks.restart import num_restarts
+from specdist.models.passes.runner import ModelRunner
 
 # After the first passes of a run; of rank 1, which other ranks wait for.
 RANK, PASS = "1", 6

@@ -156,7 +156,7 @@ class PretendedDevice(TorchDispatchMode):
                 outside of a capture. A replay takes none.
             capture: in the n-th capture from now on, at its first operator that takes memory.
             within: count only what lines of this file or folder of the project cause, such as
-                ``"models/attention.py"`` or ``"sampling/"``.
+                ``"models/attention/attention.py"`` or ``"sampling/"``.
         """
         self.faults.plan(allocation=allocation, capture=capture, within=within)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from specdist.job.restart import NUM_RESTARTS
+from specdist.job.ranks.restart import NUM_RESTARTS
 from tests.gpu import breaking
 from tests.gpu.generating import Main, Refereed, fork_gpu_ranks
 from tests.job.launching import read_output, run_here, shard_bytes

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from specdist.benchmark.config import BenchmarkConfig
 from specdist.config.arguments import parse_arguments
 from specdist.config.generate import GenerateConfig
-from specdist.planning.calibration import Calibration
+from specdist.lab.benchmark.config import BenchmarkConfig
+from specdist.lab.plan.model.calibration import Calibration
 from tests.forked import started_world
 from tests.gpu import check_first_day, first_calibration, first_day
 from tests.gpu.first_checks import (

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.engine import Engine
-from specdist.engine.round_plan import RoundPlan
+from specdist.engine.schedule.round_plan import RoundPlan
 from tests.gpu.device import DEVICE
 
 Waits = Counter[tuple[str, str]]

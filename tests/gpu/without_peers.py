@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from specdist.cli.generate import main
-from specdist.models import loading
+from specdist.models.loading import loading
 
 
 def use_peer_memory(*_: Any, **__: Any) -> bool:

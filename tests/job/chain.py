@@ -13,11 +13,11 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.cli.generate import main
-from specdist.heads.drafts import identify_draft
-from specdist.heads.head import save_weights
-from specdist.heads.info import HeadInfo
-from specdist.job.replica import Replica
-from specdist.models.checkpoint import open_checkpoint
+from specdist.job.replica.replica import Replica
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.heads.drafts import identify_draft
+from specdist.models.heads.head import save_weights
+from specdist.models.heads.info import HeadInfo
 from specdist.policies.costs import CostModel, Curve
 from tests.engine.heads import random_head
 from tests.job.pair import NUM_VOCAB_TOKENS, random_llama, save, train_tokenizer

@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from specdist.data.access import check_output
-from specdist.data.mirror import mirrored
-from specdist.data.storage import StorePath, storage_path
+from specdist.data.store.access import check_output
+from specdist.data.store.mirror import mirrored
+from specdist.data.store.storage import StorePath, storage_path
 from specdist.utils.table import Table
 from tests.job.launching import run_here, shard_bytes
 from tests.job.pair import build_pair

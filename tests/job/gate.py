@@ -57,7 +57,8 @@ class Gate:
 
 def install(folder: Path) -> None:
     """In the job's process, before it begins."""
-    from specdist.data import PartLog, RunFolder
+    from specdist.data.run.parts import PartLog
+    from specdist.data.run.run_folder import RunFolder
 
     numbers = itertools.count()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdist.heads.drafts import identify_draft
-from specdist.heads.head import save_weights
-from specdist.heads.info import HeadInfo
-from specdist.models.checkpoint import open_checkpoint
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.heads.drafts import identify_draft
+from specdist.models.heads.head import save_weights
+from specdist.models.heads.info import HeadInfo
 from specdist.policies import HeadKind
 from tests.engine.heads import random_head
 from tests.job.pair import Pair

@@ -28,11 +28,13 @@ import pyarrow.parquet
 import yaml
 from datasets import Dataset
 
-from specdist.data import PartLog, RowResult, RunFolder
-from specdist.data.claims import Holding
-from specdist.data.heartbeat import Beat, Process
-from specdist.data.merging import merge_run
-from specdist.stats.shard import Stats
+from specdist.data.leases.claims import Holding
+from specdist.data.leases.heartbeat import Beat, Process
+from specdist.data.run.merging import merge_run
+from specdist.data.run.parts import PartLog
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.rows import RowResult
+from specdist.data.stats.shard import Stats
 from specdist.utils.errors import UserError
 from tests.job import mutations
 from tests.job.heads import write_heads

@@ -10,16 +10,16 @@ import sys
 from typing import Any
 
 from specdist.config.generate import GenerateConfig
-from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.request import Request
-from specdist.engine.stats_recorder import StatsRecorder
-from specdist.engine.stopping import StopRules
-from specdist.job import measuring, request_times
-from specdist.job.kept_costs import FOLDER_VARIABLE, OFF
-from specdist.job.model_plan import plan_models
-from specdist.job.pass_times import always
-from specdist.job.replica import Replica
-from specdist.job.topology import Topology
+from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.job.costs import measuring, request_times
+from specdist.job.costs.kept_costs import FOLDER_VARIABLE, OFF
+from specdist.job.costs.pass_times import always
+from specdist.job.ranks.topology import Topology
+from specdist.job.replica.model_plan import plan_models
+from specdist.job.replica.replica import Replica
 from tests.ranks import join, leave
 
 SAMPLED: dict[str, Any] = {"temperature": 0.7}

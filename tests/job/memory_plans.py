@@ -9,8 +9,8 @@ from typing import Any
 from transformers import LlamaConfig
 
 from specdist.engine.limits import SchedulerSettings
-from specdist.job.allocation import BatchLimits
-from specdist.models.sizes import ModelSize, model_size
+from specdist.job.costs.allocation import BatchLimits
+from specdist.models.files.sizes import ModelSize, model_size
 
 GIB = 2**30
 

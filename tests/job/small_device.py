@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specdist.cli.generate import main
-from specdist.models.flat import FlatBatch
-from specdist.models.runner import ModelRunner
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
 
 # Environment variables: the script starts itself again with the arguments that it has.
 LONGEST, SMALL_RANK = "SMALL_DEVICE_LONGEST", "SMALL_DEVICE_RANK"

@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from specdist.cli.generate import main as generate
 from specdist.config.generate import GenerateConfig, parse_generate_config
-from specdist.job import entry, watchdog
-from specdist.job.activity import Activity
-from specdist.job.signals import StopRequest
-from specdist.job.topology import Topology
-from specdist.models import loading
+from specdist.job.ranks import entry, watchdog
+from specdist.job.ranks.activity import Activity
+from specdist.job.ranks.signals import StopRequest
+from specdist.job.ranks.topology import Topology
+from specdist.models.loading import loading
 
 STEP_S, NUM_STEPS = 0.5, 20
 Work = Callable[[Topology, Activity], None]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdist.cli.generate import main as generate
-from specdist.job.activity import Activity
+from specdist.job.ranks.activity import Activity
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -33,10 +33,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from specdist.data.access import claims_folder
-from specdist.data.layout import DECISIONS
-from specdist.data.mirror import mirrored
-from specdist.data.storage import StorePath, storage_path
+from specdist.data.run.layout import DECISIONS
+from specdist.data.store.access import claims_folder
+from specdist.data.store.mirror import mirrored
+from specdist.data.store.storage import StorePath, storage_path
 from tests.data.s3 import BUCKET, Failure, s3_server
 from tests.job.launching import (
     TIMEOUT_S,

@@ -11,7 +11,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from specdist.cli.generate import main
-from specdist.data import claim_folders, heartbeat, layout
+from specdist.data.leases import claim_folders, heartbeat
+from specdist.data.run import layout
 from tests.forked import fork
 from tests.job.gate import Gate, install
 from tests.job.launching import job_arguments

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from specdist.job.activity import Activity, PhaseLog
+from specdist.job.ranks.activity import Activity, PhaseLog
 
 
 def test_what_takes_longer_than_a_second_is_logged_and_again_when_its_time_has_doubled(

@@ -8,8 +8,7 @@ import pytest
 import yaml
 from transformers import LlamaConfig
 
-from specdist.cache.draft_window import DraftWindow
-from specdist.job.allocation import (
+from specdist.job.costs.allocation import (
     PAGE_SIZE,
     BatchLimits,
     CacheRoom,
@@ -20,11 +19,12 @@ from specdist.job.allocation import (
     sampling_of,
     target_limits,
 )
-from specdist.models.memory import DeviceMemory
-from specdist.models.reserve import Sampling
-from specdist.models.sizes import ModelSize, model_size
-from specdist.planning.hardware import GPUS
-from specdist.planning.memory import fit
+from specdist.lab.plan.model.hardware import GPUS
+from specdist.lab.plan.model.memory import fit
+from specdist.models.cache.draft_window import DraftWindow
+from specdist.models.files.sizes import ModelSize, model_size
+from specdist.models.loading.memory import DeviceMemory
+from specdist.models.loading.reserve import Sampling
 from specdist.policies.choice import most_draft_tokens, resolve_policy_options
 from tests.job.memory_plans import GIB, config_of, llama_1b, llama_8b, llama_70b, rows
 from tests.ranks import REPOSITORY

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from specdist.benchmark.config import BenchmarkConfig
-from specdist.benchmark.pair import Pair as BenchmarkPair
-from specdist.benchmark.setting import _prompts_of_file
 from specdist.cli.merge import main as merge_main
-from specdist.job.openai_results import _Results, _text
-from specdist.job.tokens import PromptEncoder, detokenizer_of
-from specdist.tuning.config import TuneConfig
-from specdist.tuning.run import _requests
+from specdist.job.rows.openai_results import _Results, _text
+from specdist.job.texts.tokens import PromptEncoder, detokenizer_of
+from specdist.lab.benchmark.config import BenchmarkConfig
+from specdist.lab.benchmark.setting import _prompts_of_file
+from specdist.lab.benchmark.sides.pair import Pair as BenchmarkPair
+from specdist.lab.tune.config import TuneConfig
+from specdist.lab.tune.run import _requests
 from specdist.utils.errors import UserError
 from tests.data.test_batches import TOOLS, chat, write
 from tests.detokenizers import llama

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 import specdist
-from specdist.data import output_schema
-from specdist.data.columns import OUTPUT_COLUMNS
-from specdist.data.opening import open_run_folder
-from specdist.job.card import card_text, write_card
-from specdist.stats.shard import Stats
+from specdist.data.run.opening import open_run_folder
+from specdist.data.stats.columns import OUTPUT_COLUMNS
+from specdist.data.stats.rows import output_schema
+from specdist.data.stats.shard import Stats
+from specdist.job.totals.card import card_text, write_card
 from tests.finished_runs import manifest_with, write_run
 from tests.job.launching import Ended, run_here
 

@@ -15,9 +15,9 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specdist.config.chat import RESERVED, ChatFormat
-from specdist.data import RowError
-from specdist.data.batches import Chat
-from specdist.job.tokens import PromptEncoder
+from specdist.data.formats.batches import Chat
+from specdist.data.formats.prompts import RowError
+from specdist.job.texts.tokens import PromptEncoder
 from tests.job.launching import read_output, refused, run_here
 from tests.job.pair import Pair, write_arrow
 
@@ -205,7 +205,7 @@ def test_a_run_whose_rows_all_became_errors_ends_with_2(
     run = options | {"output": tmp_path / "run", "limit": 3}
     with monkeypatch.context() as patched:
         patched.setattr("specdist.job.preflight.check_any_usable", lambda *_: None)
-        patched.setattr("specdist.job.tokens.PromptEncoder.token_ids", unusable)
+        patched.setattr("specdist.job.texts.tokens.PromptEncoder.token_ids", unusable)
         for _ in range(2):  # also when nothing is left to do
             ended = run_here(**run)
             assert ended.code == 2 and "no row has a completion: of 3 errors 3 are: too large" in ended.stderr

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from specdist.data import RunFolder
-from specdist.job import closing
-from specdist.job.closing import closing_lines, relaunch_command
-from specdist.job.report import total_stats
+from specdist.data.run.run_folder import RunFolder
+from specdist.job.totals import closing
+from specdist.job.totals.closing import closing_lines, relaunch_command
+from specdist.job.totals.report import total_stats
 from tests.data.samples import row_result
 from tests.finished_runs import write_run
 from tests.job.launching import Ended

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from specdist.cli.generate import main as generate
-from specdist.data import PartLog, RowResult
-from specdist.data.columns import OUTPUT_COLUMNS
+from specdist.data.run.parts import PartLog
+from specdist.data.stats.columns import OUTPUT_COLUMNS
+from specdist.data.stats.rows import RowResult
 from tests.job.gate import Gate
 from tests.job.given_costs import generate_with_long_passes, generate_with_short_passes
 from tests.job.killing import fork_and_kill

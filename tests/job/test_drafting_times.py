@@ -8,16 +8,16 @@ from typing import cast
 import pytest
 
 from specdist.config.arguments import parse_arguments
-from specdist.emulation.config import EmulationConfig
-from specdist.emulation.run import Emulation
-from specdist.emulation.sides import DraftServer, EmulatedOrder
-from specdist.job import measuring
-from specdist.job.pass_times import Budget, always
-from specdist.job.request_times import MOST_STEPS, MOST_STEPS_AHEAD, drafting_curves
+from specdist.job.costs import measuring
+from specdist.job.costs.pass_times import Budget, always
+from specdist.job.costs.request_times import MOST_STEPS, MOST_STEPS_AHEAD, drafting_curves
 from specdist.job.workload import Workload
-from specdist.models.runner import ModelRunner
+from specdist.lab.emulation.config import EmulationConfig
+from specdist.lab.emulation.run import Emulation
+from specdist.lab.emulation.sides import DraftServer, EmulatedOrder
+from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import Curve
-from specdist.sampling.options import Processing
+from specdist.sampling.processing.options import Processing
 
 NUM_ROWS = 3
 SECOND = 10**9

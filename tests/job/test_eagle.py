@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from specdist.data import RunFolder
-from specdist.job.model_plan import plan_models
-from specdist.job.report import total_stats
+from specdist.data.run.run_folder import RunFolder
+from specdist.job.replica.model_plan import plan_models
+from specdist.job.totals.report import total_stats
 from specdist.utils.errors import UserError
 from tests.engine.eagle import eagle_model
 from tests.job.launching import parse, read_output, refused, run_here, shard_bytes

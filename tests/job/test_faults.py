@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from specdist.engine.faults import NUM_SUSPECT_ROWS
-from specdist.job.restart import LONE_ROW, NUM_RESTARTS, REPLICA
-from specdist.models.runner import ModelRunner
+from specdist.job.ranks.restart import LONE_ROW, NUM_RESTARTS, REPLICA
+from specdist.models.passes.runner import ModelRunner
 from tests.job import small_device
 from tests.job.gate import Gate
 from tests.job.launching import (

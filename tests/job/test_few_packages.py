@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specdist.job.topology import topology_from_environment
+from specdist.job.ranks.topology import topology_from_environment
 from specdist.utils import packages
 from specdist.utils.errors import UserError
 from tests.job.hidden_packages import all_but, environment_without
@@ -55,7 +55,9 @@ def test_a_command_names_the_package_that_it_lacks(tmp_path: Path) -> None:
 
 
 def test_the_launcher_names_the_package_that_it_lacks(tmp_path: Path) -> None:
-    code = "import sys; sys.path += sys.argv[1:]; from specdist.job.launch import main; sys.exit(main([]))"
+    code = (
+        "import sys; sys.path += sys.argv[1:]; from specdist.job.ranks.launch import main; sys.exit(main([]))"
+    )
     ended = python_with(FEW, tmp_path, "-c", code, str(JOB.parents[1]))
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: a launch of several ranks needs the package accelerate, which is")

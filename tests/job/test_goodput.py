@@ -34,7 +34,9 @@ def test_costs_are_measured_once_and_frozen(
     # As if it had been stopped before it finished its last shard.
     for path in output.glob("*/shard-00002.*"):
         path.unlink()
-    monkeypatch.setattr("specdist.job.replica.measure_costs", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(
+        "specdist.job.replica.replica.measure_costs", lambda *_, **__: pytest.fail("measured again")
+    )
     assert run_here(**options, policy="goodput", output=output).code == 0
     assert manifest_info(output)["costs"] == costs
     assert read_output(output)["completion_ids"] == read_output(greedy[0])["completion_ids"]

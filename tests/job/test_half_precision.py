@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from specdist.cli.generate import main as generate
-from specdist.job import entry, loaded_models
-from specdist.models import computed
-from specdist.models.loading_check import LoadingCheck
+from specdist.job.ranks import entry
+from specdist.job.replica import loaded_models
+from specdist.models.attention import computed
+from specdist.models.loading.loading_check import LoadingCheck
 from tests.job.copying import DISTANCE, build_copying_pair, known_completions
 from tests.job.launching import Ended, read_output, run_here
 from tests.job.ranks import fork_ranks

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.on_demand import DraftOnDemand
-from specdist.job import host_times as measured
-from specdist.job.host_times import HostTimes, host_times
+from specdist.engine.draft.draft_worker import DraftWorker
+from specdist.engine.draft.on_demand import DraftOnDemand
+from specdist.job.costs import host_times as measured
+from specdist.job.costs.host_times import HostTimes, host_times
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness

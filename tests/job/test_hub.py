@@ -10,7 +10,7 @@ import datasets
 import huggingface_hub
 import pytest
 
-from specdist.data import RunFolder
+from specdist.data.run.run_folder import RunFolder
 from tests.job.hub import TOKEN, Hub, local_hub
 from tests.job.launching import refused, run_here, shard_bytes
 from tests.job.pair import Pair

@@ -15,7 +15,14 @@ from tests.job.pair import Pair, write_arrow
 from tests.refusals import places, recorded
 
 MODULES = [
-    f"job/{name}.py" for name in ("batch_input", "constraints", "row_options", "row_requests", "tokens")
+    f"job/{name}.py"
+    for name in (
+        "rows/batch_input",
+        "texts/constraints",
+        "rows/row_options",
+        "rows/row_requests",
+        "texts/tokens",
+    )
 ]
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from specdist.data import RunFolder
-from specdist.job.kept_costs import FOLDER_VARIABLE, OFF, KeptCosts, costs_key
-from specdist.job.model_plan import ModelPlan, plan_models
-from specdist.job.report import frozen_costs
-from specdist.job.topology import Topology
+from specdist.data.run.run_folder import RunFolder
+from specdist.job.costs.kept_costs import FOLDER_VARIABLE, OFF, KeptCosts, costs_key
+from specdist.job.ranks.topology import Topology
+from specdist.job.replica.model_plan import ModelPlan, plan_models
+from specdist.job.totals.report import frozen_costs
 from specdist.job.workload import Workload
 from specdist.policies.costs import ContextCosts, CostModel, Curve
 from tests.job.launching import parse, read_output, run_here
@@ -118,7 +118,9 @@ def test_the_next_run_of_a_pair_measures_nothing(
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "costs"))
     run = options | {"policy": "goodput"}
     assert run_here(**run, output=tmp_path / "first").code == 0
-    monkeypatch.setattr("specdist.job.replica.measure_costs", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(
+        "specdist.job.replica.replica.measure_costs", lambda *_, **__: pytest.fail("measured again")
+    )
     assert run_here(**run, output=tmp_path / "second").code == 0
     first, second = tmp_path / "first", tmp_path / "second"
     assert frozen_costs(RunFolder(first)) == frozen_costs(RunFolder(second)) is not None

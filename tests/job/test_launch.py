@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from specdist.job import launch
+from specdist.job.ranks import launch
 from tests.job.launching import ACCELERATE_CONFIG
 
 

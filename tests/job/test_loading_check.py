@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdist.job import loaded_models
+from specdist.job.replica import loaded_models
 from tests.job.launching import Ended, refused, run_here, shard_stats
 
 
@@ -58,7 +58,7 @@ def test_a_run_that_could_not_be_checked_does_not_say_that_it_is_exact(
     def cannot(*_: object, **__: object) -> None:
         raise TypeError("got an unexpected keyword argument 'state_dict'")
 
-    monkeypatch.setattr("specdist.models.loading_check.run_reference", cannot)
+    monkeypatch.setattr("specdist.models.loading.loading_check.run_reference", cannot)
     output = tmp_path / "run"
     ended = run_here(**options, output=output)
     assert ended.totals["exact"] is False

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from specdist.collecting.config import CollectConfig
-from specdist.data import Manifest
-from specdist.job.memory_texts import finished_rows
+from specdist.data.run.manifest import Manifest
+from specdist.job.texts.memory_texts import finished_rows
 from specdist.kernels import cpu_library
+from specdist.training.collect.config import CollectConfig
 from specdist.utils.errors import UserError
 from tests.job.launching import Ended, read_output, refused, run_here, shard_stats
 from tests.job.pair import Pair, write_arrow

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdist.job import entry
-from specdist.job.numa import bind_near_gpu, ranges
-from specdist.job.topology import Topology
+from specdist.job.ranks import entry
+from specdist.job.ranks.numa import bind_near_gpu, ranges
+from specdist.job.ranks.topology import Topology
 from tests.job.launching import parse
 from tests.slurm.nvidia import write_nvidia_smi
 

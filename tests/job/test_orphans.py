@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from specdist.job.signals import LAUNCHER_VARIABLES
+from specdist.job.ranks.signals import LAUNCHER_VARIABLES
 from tests.job.gate import Gate
 from tests.job.killing import wait_until
 from tests.job.launching import command, logged_rows, run_here, shard_bytes
@@ -39,7 +39,7 @@ time.sleep(3600)
 RANK = """
 import logging, os, sys, time
 from specdist.job import signals
-from specdist.job.signals import find_launcher
+from specdist.job.ranks.signals import find_launcher
 logging.basicConfig(stream=sys.stderr)
 signals.ORPHAN_GRACE_S = {grace}
 def end(code):
@@ -141,7 +141,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_and_loses_no_row(
     assert run_here(**(options | SLOW | {"tp_size": 1}), output=tmp_path / "undisturbed").code == 0
     output = tmp_path / "run"
     launch = command(3, **(options | SLOW), output=output)
-    launch[1:3] = ["-m", "specdist.job.launch"]
+    launch[1:3] = ["-m", "specdist.job.ranks.launch"]
     gate = Gate(tmp_path / "gate")
     process = subprocess.Popen(
         launch,

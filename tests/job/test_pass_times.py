@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from specdist.job.costs import context_slopes
-from specdist.job.pass_times import NUM_PASSES, Budget, PassTimes, always
+from specdist.job.costs.costs import context_slopes
+from specdist.job.costs.pass_times import NUM_PASSES, Budget, PassTimes, always
 from specdist.job.workload import Workload
 from specdist.policies.costs import Curve
 

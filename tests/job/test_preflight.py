@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specdist.data import Manifest, Membership
-from specdist.data.opening import is_open
+from specdist.data.leases.membership import Membership
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.opening import is_open
 from specdist.job.preflight import open_joined
 from specdist.utils.errors import UserError
 

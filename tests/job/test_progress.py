@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from specdist.engine.reports import EngineLoad
-from specdist.job import generate, progress
-from specdist.job.progress import LINE_INTERVAL_S, Counts, Progress, Scalars
-from specdist.stats.shard import Stats
+from specdist.data.stats.shard import Stats
+from specdist.engine.times.reports import EngineLoad
+from specdist.job import generate
+from specdist.job.totals import progress
+from specdist.job.totals.progress import LINE_INTERVAL_S, Counts, Progress, Scalars
 from tests.data.samples import row_result
 from tests.job.events import read_scalars
 from tests.job.launching import refused, run_here, shard_bytes

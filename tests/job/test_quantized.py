@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from specdist.job.model_plan import plan_models
-from specdist.models import loading
-from specdist.models.checkpoint import open_checkpoint
-from specdist.models.loading import load_whole
-from specdist.models.quantized_linear import QuantizedLinear
-from specdist.models.weight_names import WeightNames
+from specdist.job.replica.model_plan import plan_models
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.files.weight_names import WeightNames
+from specdist.models.loading import loading
+from specdist.models.loading.loading import load_whole
+from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.errors import UserError
 from tests.job.launching import parse, refused, run_here
 from tests.job.pair import Pair, random_llama, save, train_tokenizer

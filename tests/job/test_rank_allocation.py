@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from specdist.engine.limits import SchedulerSettings
-from specdist.job import allocation
-from specdist.job.allocation import (
+from specdist.job.costs import allocation
+from specdist.job.costs.allocation import (
     PAGE_SIZE,
     CacheRoom,
     room_for_cache,
 )
-from specdist.job.topology import Topology
-from specdist.models import memory as memory_module
-from specdist.models.memory import DeviceMemory
-from specdist.models.sizes import ModelSize
+from specdist.job.ranks.topology import Topology
+from specdist.models.files.sizes import ModelSize
+from specdist.models.loading import memory as memory_module
+from specdist.models.loading.memory import DeviceMemory
 from tests.job.memory_plans import GIB, config_of, llama_1b, llama_70b, rows
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from specdist.data import RunFolder
-from specdist.job.costs import draw_from_logits
-from specdist.job.host_times import NO_HOST
-from specdist.job.pass_times import PassTimer
-from specdist.job.report import OPERATIONS, comparison_lines, run_figures, total_stats
+from specdist.data.run.run_folder import RunFolder
+from specdist.job.costs.costs import draw_from_logits
+from specdist.job.costs.host_times import NO_HOST
+from specdist.job.costs.pass_times import PassTimer
+from specdist.job.totals.predictions import predictions_of
+from specdist.job.totals.report import OPERATIONS, comparison_lines, run_figures, total_stats
 from specdist.policies.costs import CostModel
-from specdist.reporting import write_report
-from specdist.theory.predictions import predictions_of
+from specdist.results.report import write_report
 from tests.job.launching import Ended, run_here
 from tests.job.ranks import fork_ranks
 from tests.ranks import REPOSITORY
@@ -56,7 +56,7 @@ def test_the_document_and_the_folder_say_the_same(
         return 20_000 if is_draft else 2 * MS
 
     monkeypatch.setattr(PassTimer, "__call__", pass_ns)
-    monkeypatch.setattr("specdist.job.measuring.host_times", lambda *_: NO_HOST)
+    monkeypatch.setattr("specdist.job.costs.measuring.host_times", lambda *_: NO_HOST)
     output = tmp_path / "run"
     ended = run_here(**options, policy="goodput", output=output)
     predictions = ended.totals["predictions"]

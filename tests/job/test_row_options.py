@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdist.data import RunFolder
-from specdist.data.merging import merge_run
+from specdist.data.run.merging import merge_run
+from specdist.data.run.run_folder import RunFolder
 from tests.job.launching import read_output, refused, run_here
 from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import fork_ranks

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from specdist.config.generate import GenerateConfig
-from specdist.data import RunFolder
-from specdist.job.model_plan import with_model_defaults
-from specdist.models.checkpoint import Checkpoint, open_checkpoint
-from specdist.models.generation import default_options, unused_settings
+from specdist.data.run.run_folder import RunFolder
+from specdist.job.replica.model_plan import with_model_defaults
+from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
+from specdist.models.files.generation import default_options, unused_settings
 from specdist.utils.errors import UserError
 from tests.job.launching import refused, run_here
 from tests.job.pair import Pair

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from specdist.job.signals import EXIT_STOPPED
+from specdist.job.ranks.signals import EXIT_STOPPED
 from tests.job.gate import Gate
 from tests.job.killing import wait_until
 from tests.job.launching import (

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from specdist.data import RowError
-from specdist.job.tokens import PromptEncoder
+from specdist.data.formats.prompts import RowError
+from specdist.job.texts.tokens import PromptEncoder
 from tests.job.launching import Ended, read_output, refused, run_here
 from tests.job.pair import EOS_TOKEN, Pair, train_tokenizer, write_arrow
 

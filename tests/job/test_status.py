@@ -16,9 +16,10 @@ import pyarrow.parquet
 import pytest
 from datasets import load_dataset
 
-from specdist.data import Membership, RunFolder
-from specdist.data.merging import merge_run
-from specdist.job.status import StatusReader, error_kind
+from specdist.data.leases.membership import Membership
+from specdist.data.run.merging import merge_run
+from specdist.data.run.run_folder import RunFolder
+from specdist.job.totals.status import StatusReader, error_kind
 from specdist.utils.errors import UserError
 from tests.data.samples import row_result
 from tests.job.launching import Ended, read_output
@@ -108,7 +109,7 @@ def test_a_remote_replica_is_first_assessed_by_the_age_of_its_heartbeat(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every look reads the heartbeat, however soon after the last one it is.
-    monkeypatch.setattr("specdist.data.heartbeat.BEATS_PER_SILENCE", math.inf)
+    monkeypatch.setattr("specdist.data.leases.heartbeat.BEATS_PER_SILENCE", math.inf)
     unfinish(finished, 1)
     holder = member(finished, "elsewhere", 1)
     holder.heartbeat._beat.process = replace(holder.heartbeat._beat.process, machine="another")

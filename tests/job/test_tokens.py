@@ -12,15 +12,15 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from specdist.constraints.thinking import ThinkingMarkers
-from specdist.data import open_prompts
+from specdist.data.formats.prompts import open_prompts
 from specdist.engine.request import Completion, Request
-from specdist.job import constraints, processing
-from specdist.job.added_tokens import MOST_PROMPTS, added_token_warnings
-from specdist.job.constraints import thinking_markers
-from specdist.job.output_columns import ThinkingColumns
-from specdist.job.tokens import PromptEncoder, detokenizer_of, ids_within, load_tokenizer
-from specdist.models.checkpoint import Checkpoint
+from specdist.job.rows.output_columns import ThinkingColumns
+from specdist.job.texts import constraints, processing
+from specdist.job.texts.added_tokens import MOST_PROMPTS, added_token_warnings
+from specdist.job.texts.constraints import thinking_markers
+from specdist.job.texts.tokens import PromptEncoder, detokenizer_of, ids_within, load_tokenizer
+from specdist.models.files.checkpoint import Checkpoint
+from specdist.sampling.constraints.thinking import ThinkingMarkers
 from specdist.utils.errors import UserError
 from tests.data.test_batches import write
 from tests.detokenizers import byte_level, llama, plain

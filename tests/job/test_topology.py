@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from specdist.job.topology import Topology, join_world, local_device, why_no_gpu
+from specdist.job.ranks.topology import Topology, join_world, local_device, why_no_gpu
 from specdist.utils.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]

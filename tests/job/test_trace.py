@@ -10,7 +10,7 @@ import pyarrow.ipc
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdist.data import TracedToken
+from specdist.data.stats.traces import TracedToken
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.traced_rows import check_acceptance
 from tests.job.gate import Gate

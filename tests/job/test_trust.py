@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import dynamic_module_utils
 
-from specdist.models.checkpoint import open_checkpoint
-from specdist.planning.job import open_model
+from specdist.lab.plan.job import open_model
+from specdist.models.files.checkpoint import open_checkpoint
 from specdist.utils.errors import UserError
 from tests.job.launching import Ended, refused, run_here, run_process, shard_bytes
 from tests.job.pair import Pair

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from specdist.data import RunFolder
-from specdist.emulation.rows import RowSettings, open_rows
+from specdist.data.run.run_folder import RunFolder
 from specdist.engine.request import Completion
-from specdist.job.uploads import MAX_UPLOADS, Uploads
+from specdist.job.rows.uploads import MAX_UPLOADS, Uploads
+from specdist.lab.emulation.rows import RowSettings, open_rows
 
 
 def test_generation_goes_on_while_a_shard_is_uploaded() -> None:

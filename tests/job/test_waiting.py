@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from specdist.job.topology import Topology, local_device
+from specdist.job.ranks.topology import Topology, local_device
 from tests.job import standing, stepping
 from tests.job.launching import Main
 from tests.job.pair import Pair

@@ -13,9 +13,9 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
-from specdist.cache.writing import plain_write
 from specdist.kernels import layers
 from specdist.kernels.layers import gated_activation, residual_norm, rms_norm, rotary, write_tokens
+from specdist.models.cache.writing import plain_write
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Of |difference| / (1 + |number|) from float64: one rounding for each step that rounds.

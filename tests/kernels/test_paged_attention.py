@@ -16,9 +16,9 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 
 from specdist.kernels import paged_attention
 from specdist.kernels.paged_attention import Tile
-from specdist.models.attention import AttentionKind, AttentionRules
-from specdist.models.kernel import TritonKernel
-from specdist.models.segments import PagedSegments
+from specdist.models.attention.attention import AttentionKind, AttentionRules
+from specdist.models.attention.kernel import TritonKernel
+from specdist.models.passes.segments import PagedSegments
 
 # Of the largest difference from float64, for values of order 1: rounding of the weights and of the output.
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 2.5e-2}

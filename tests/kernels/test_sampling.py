@@ -20,8 +20,8 @@ from specdist.kernels.sampling import (
 )
 from specdist.sampling.coupling import coupled_draws
 from specdist.sampling.distributions import NOT_FINITE, Dense
-from specdist.sampling.filters import plain_probabilities
 from specdist.sampling.keys import stream_key
+from specdist.sampling.processing.filters import plain_probabilities
 from specdist.sampling.random import Purpose, hash_words
 
 # More than is read at a time, and not a multiple of a block.

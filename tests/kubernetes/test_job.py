@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
-from specdist.job.signals import EXIT_STOPPED
+from specdist.job.ranks.signals import EXIT_STOPPED
 from tests.job.killing import wait_until
 from tests.job.launching import ACCELERATE_CONFIG, TIMEOUT_S, kill_tree
 from tests.job.pair import build_pair

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.cache.pages import PageTable
-from specdist.models.flat import FlatBatch
-from specdist.models.runner import ModelRunner
+from specdist.models.cache.pages import PageTable
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
 from tests.models.families import VOCAB_SIZE
 
 NUM_PAGES = 64

@@ -33,17 +33,17 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from specdist.api.llm import NO_PATH
 from specdist.config.generate import GenerateConfig
-from specdist.engine.detokenizer import NO_TEXT
 from specdist.engine.request import Request
-from specdist.engine.stats_recorder import StatsRecorder
-from specdist.engine.stopping import StopRules
-from specdist.job.logs import quiet_libraries
-from specdist.job.model_plan import plan_models
-from specdist.job.replica import Replica
-from specdist.job.topology import Topology
-from specdist.models import loading
+from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.job.ranks.logs import quiet_libraries
+from specdist.job.ranks.topology import Topology
+from specdist.job.replica.model_plan import plan_models
+from specdist.job.replica.replica import Replica
+from specdist.llm import NO_PATH
+from specdist.models.loading import loading
 from specdist.utils.errors import UserError
 from tests.forked import World, started_world
 from tests.models.all_families import BORDER, FAMILIES, VOCAB_SIZE, save_pair

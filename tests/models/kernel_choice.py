@@ -7,8 +7,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from specdist.models.library_kernels import FlashAttention3Kernel
-from specdist.models.probe import choose_kernel
+from specdist.models.attention.library_kernels import FlashAttention3Kernel
+from specdist.models.attention.probe import choose_kernel
 from tests import ranks
 from tests.models.test_probe import LOCAL, Work
 

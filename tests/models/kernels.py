@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdist.models.attention import AttentionRules
-from specdist.models.probe import plain_attention
-from specdist.models.segments import PagedSegments
+from specdist.models.attention.attention import AttentionRules
+from specdist.models.attention.probe import plain_attention
+from specdist.models.passes.segments import PagedSegments
 
 
 class PlainKernel:

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from specdist.models.checkpoint import open_checkpoint
-from specdist.models.cutting import join_sharding
-from specdist.models.loading import load_sharded, load_whole
-from specdist.models.weight_stream import Reading
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.files.weight_stream import Reading
+from specdist.models.loading.cutting import join_sharding
+from specdist.models.loading.loading import load_sharded, load_whole
 from tests.ranks import join, leave
 
 MIB = 2**20

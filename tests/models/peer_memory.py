@@ -15,8 +15,8 @@ from deepspeed.module_inject.layers import LinearAllreduce
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_process_group_store
 
-from specdist.models import all_reduce
-from specdist.models.all_reduce import use_peer_memory
+from specdist.models.passes import all_reduce
+from specdist.models.passes.all_reduce import use_peer_memory
 from tests.ranks import join, leave
 
 CPU = torch.device("cpu")

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from specdist.models import computed
-from specdist.models.checkpoint import open_checkpoint
-from specdist.models.loading import load_sharded
-from specdist.models.loading_check import check_loading
+from specdist.models.attention import computed
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.loading.loading import load_sharded
+from specdist.models.loading.loading_check import check_loading
 from specdist.sampling.vocab_parallel import vocab_ranges
 from specdist.utils.errors import UserError
 from tests.models.families import VOCAB_SIZE

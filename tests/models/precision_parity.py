@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from specdist.cache.pages import PageTable
-from specdist.models import computed
-from specdist.models.checkpoint import open_checkpoint
-from specdist.models.flat import FlatBatch
-from specdist.models.loading import load_sharded
-from specdist.models.runner import ModelRunner
-from specdist.models.sizes import SUMMED
+from specdist.models.attention import computed
+from specdist.models.cache.pages import PageTable
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.files.sizes import SUMMED
+from specdist.models.loading.loading import load_sharded
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave
 

@@ -22,15 +22,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from specdist.benchmark.results import versions
-from specdist.data.files import write_json
-from specdist.models.checkpoint import open_checkpoint
-from specdist.models.compiled_check import DenseAttention
-from specdist.models.fitting import check_weights
-from specdist.models.loading import load_whole
-from specdist.models.loading_check import relative_difference
-from specdist.models.quantized_linear import QuantizedLinear
-from specdist.models.runner import Acceleration, ModelRunner
+from specdist.data.store.files import write_json
+from specdist.lab.benchmark.results import versions
+from specdist.models.cpu.compiled_check import DenseAttention
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.files.fitting import check_weights
+from specdist.models.loading.loading import load_whole
+from specdist.models.loading.loading_check import relative_difference
+from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.table import Table
 from tests.models.families import VOCAB_SIZE, tiny_model
 from tests.models.quantized_checkpoints import GROUP, LAYOUTS, uneven, write

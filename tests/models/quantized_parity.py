@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from specdist.models.checkpoint import check_family, open_checkpoint
-from specdist.models.fitting import check_weights
-from specdist.models.loading import load_sharded, load_whole
-from specdist.models.loading_check import check_loading, relative_difference
-from specdist.models.quantized import quantization_of
-from specdist.models.quantized_linear import QuantizedLinear
-from specdist.models.sizes import model_size
+from specdist.models.files.checkpoint import check_family, open_checkpoint
+from specdist.models.files.fitting import check_weights
+from specdist.models.files.sizes import model_size
+from specdist.models.loading.loading import load_sharded, load_whole
+from specdist.models.loading.loading_check import check_loading, relative_difference
+from specdist.models.quantized.quantized import quantization_of
+from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.models.families import VOCAB_SIZE
 from tests.models.quantized_formats import NUM_LAYERS, TOKENS, logits_of

@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specdist.cache.pages import PageTable
-from specdist.models.adapter_folder import open_adapter
-from specdist.models.checkpoint import check_family, open_checkpoint
-from specdist.models.cutting import join_sharding
-from specdist.models.flat import FlatBatch
-from specdist.models.loading import load_sharded
-from specdist.models.runner import Acceleration, ModelRunner
+from specdist.models.cache.pages import PageTable
+from specdist.models.files.adapter_folder import open_adapter
+from specdist.models.files.checkpoint import check_family, open_checkpoint
+from specdist.models.loading.cutting import join_sharding
+from specdist.models.loading.loading import load_sharded
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.models.families import VOCAB_SIZE
 from tests.models.peft_adapters import with_adapter

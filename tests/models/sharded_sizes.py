@@ -5,9 +5,9 @@ import sys
 import torch
 import torch.distributed as dist
 
-from specdist.models.checkpoint import open_checkpoint
-from specdist.models.loading import load_sharded
-from specdist.models.sizes import model_size
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.files.sizes import model_size
+from specdist.models.loading.loading import load_sharded
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave
 

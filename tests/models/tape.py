@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdist.models.graphs import NUM_WARMUPS
+from specdist.models.passes.graphs import NUM_WARMUPS
 
 # These wait for the device, or copy from memory that a graph does not keep.
 FORBIDDEN = ("item", "_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "unique", "equal")
@@ -37,7 +37,7 @@ class _Recording(TorchDispatchMode):
 
 
 class TapeCapturer:
-    """Satisfies :class:`specdist.models.graphs.Capturer`."""
+    """Satisfies :class:`specdist.models.passes.graphs.Capturer`."""
 
     def __init__(self) -> None:
         self.num_captures = 0

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.adapters import use_paged_attention, use_transformers_attention
-from specdist.models.runner import ModelRunner
+from specdist.models.attention.adapters import use_paged_attention, use_transformers_attention
+from specdist.models.passes.runner import ModelRunner
 from tests.models.chunks import MIXED, GrowingRows
 from tests.models.families import VOCAB_SIZE, tiny_model
 

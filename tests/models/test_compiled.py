@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from specdist.kernels import cpu_library
-from specdist.models.adapters import use_paged_attention
-from specdist.models.attention import AttentionRules
-from specdist.models.compiled import CompiledPass, UnknownStructureError
-from specdist.models.flat import FlatBatch
-from specdist.models.runner import Acceleration, ModelRunner
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.attention.attention import AttentionRules
+from specdist.models.cpu.compiled import CompiledPass, UnknownStructureError
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 from tests.engine.harness import Harness, requests_for

@@ -7,11 +7,11 @@ import logging
 import pytest
 import torch
 
-from specdist.models.adapters import use_paged_attention
-from specdist.models.attention import AttentionKind, AttentionRules
-from specdist.models.kernel import TritonKernel, VarlenKernel
-from specdist.models.probe import probe_kernel
-from specdist.models.runner import Acceleration, ModelRunner
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.attention.attention import AttentionKind, AttentionRules
+from specdist.models.attention.kernel import TritonKernel, VarlenKernel
+from specdist.models.attention.probe import probe_kernel
+from specdist.models.passes.runner import Acceleration, ModelRunner
 from tests.models.chunks import MIXED, STEPS, Ends, GrowingRows
 from tests.models.families import FAMILIES, tiny_model
 

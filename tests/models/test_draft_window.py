@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.cache.draft_window import NUM_SINK_PAGES, DraftWindow, WindowPageTable
-from specdist.cache.pages import PageUpdates
-from specdist.models.adapters import use_paged_attention
-from specdist.models.flat import FlatBatch
-from specdist.models.runner import Acceleration, ModelRunner
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.cache.draft_window import NUM_SINK_PAGES, DraftWindow, WindowPageTable
+from specdist.models.cache.pages import PageUpdates
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.utils.ranges import arange_segments
 from tests.models.families import VOCAB_SIZE, tiny_model

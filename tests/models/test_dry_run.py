@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, masking_utils
 
-from specdist.models.adapters import use_paged_attention
-from specdist.models.attention import ATTENTION_NAME
-from specdist.models.checkpoint import open_checkpoint
-from specdist.models.dry_run import check_attention, window_of
-from specdist.models.fitting import check_weights
-from specdist.models.runner import Acceleration, ModelRunner
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.attention.attention import ATTENTION_NAME
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.files.fitting import check_weights
+from specdist.models.loading.dry_run import check_attention, window_of
+from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.utils.errors import UserError
 from tests.models.all_families import WINDOW, build, tiny_config
 from tests.models.families import tiny_model

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specdist.models.checkpoint import check_family, open_checkpoint
-from specdist.models.fitting import check_weights
+from specdist.models.files.checkpoint import check_family, open_checkpoint
+from specdist.models.files.fitting import check_weights
 from specdist.utils.errors import UserError
 from tests.models.all_families import build
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.adapters import use_paged_attention
-from specdist.models.graphs import NUM_WARMUPS, Capturer, CheckedGraphs, WarmUpError
-from specdist.models.memory import GraphMemory
-from specdist.models.runner import Acceleration, ModelRunner
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.loading.memory import GraphMemory
+from specdist.models.passes.graphs import NUM_WARMUPS, Capturer, CheckedGraphs, WarmUpError
+from specdist.models.passes.runner import Acceleration, ModelRunner
 from tests.models.chunks import STEPS, GrowingRows
 from tests.models.families import FAMILIES, tiny_model
 from tests.models.tape import TapeCapturer

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.cache.pages import PageTable
-from specdist.models.adapters import use_paged_attention
-from specdist.models.flat import FlatBatch
-from specdist.models.runner import ModelRunner
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.cache.pages import PageTable
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
 from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model
 
 PAGE_SIZE, LENGTH = 4, 30

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdist.models.linear import MIN_WEIGHTS, OneDnnLinears
+from specdist.models.cpu.linear import MIN_WEIGHTS, OneDnnLinears
 
 
 @pytest.mark.parametrize("bias", [False, True])

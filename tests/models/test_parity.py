@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdist.models.adapters import use_paged_attention
-from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
-from specdist.models.runner import Acceleration, ModelRunner
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
+from specdist.models.passes.runner import Acceleration, ModelRunner
 from tests.models.chunks import MIXED, GrowingRows
 from tests.models.families import FAMILIES, tiny_model
 from tests.models.peft_adapters import write_adapter

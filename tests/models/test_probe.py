@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.models.attention import AttentionKind, AttentionRules
-from specdist.models.kernel import PagedKernel, VarlenKernel
-from specdist.models.library_kernels import FlashAttention3Kernel, FlashInferKernel
-from specdist.models.probe import choose_kernel, plain_attention, probe_kernel
-from specdist.models.segments import PagedSegments
+from specdist.models.attention.attention import AttentionKind, AttentionRules
+from specdist.models.attention.kernel import PagedKernel, VarlenKernel
+from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
+from specdist.models.attention.probe import choose_kernel, plain_attention, probe_kernel
+from specdist.models.passes.segments import PagedSegments
 from tests.models.kernels import NanKernel, PlainKernel, RaisingKernel, StaleKernel, WindowlessKernel
 from tests.ranks import run_ranks
 

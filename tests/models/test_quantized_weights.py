@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.models.checkpoint import Checkpoint
-from specdist.models.quantized import quantization_of, requested_format
-from specdist.models.quantized_weights import LayerFormat, QuantizedWeight, from_stored, quantize
+from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.quantized.quantized import quantization_of, requested_format
+from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWeight, from_stored, quantize
 from tests.models.families import tiny_model
 from tests.models.quantized_checkpoints import LAYOUTS
 

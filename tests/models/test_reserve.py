@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig
 
 from specdist.engine.blocks import VerifyInput
-from specdist.engine.local_target import FullDistributions
-from specdist.models.adapters import use_paged_attention
-from specdist.models.dry_run import LayerShapes
-from specdist.models.flat import FlatBatch
-from specdist.models.kernel import MAX_SPLIT_BYTES
-from specdist.models.reserve import (
+from specdist.engine.target.local_target import FullDistributions
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.attention.kernel import MAX_SPLIT_BYTES
+from specdist.models.files.sizes import model_size
+from specdist.models.loading.dry_run import LayerShapes
+from specdist.models.loading.reserve import (
     PassLimits,
     Reserve,
     Sampling,
@@ -25,8 +25,8 @@ from specdist.models.reserve import (
     page_overhead,
     reserve,
 )
-from specdist.models.runner import ModelRunner
-from specdist.models.sizes import model_size
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import SamplingSettings
 from tests.models.live_bytes import LiveBytes

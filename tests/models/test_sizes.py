@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
-from specdist.models.sizes import ModelSize, model_size
-from specdist.synthetic.shapes import SHAPES
+from specdist.lab.synthetic.shapes import SHAPES
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
+from specdist.models.files.sizes import ModelSize, model_size
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.models.families import FAMILIES, tiny_model
 from tests.ranks import run_ranks

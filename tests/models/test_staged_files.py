@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from specdist.config.storage import StorageOptions
-from specdist.models import staged_files
-from specdist.models.checkpoint import Checkpoint
-from specdist.models.staged_files import staged
+from specdist.models.files import staged_files
+from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.files.staged_files import staged
 from specdist.utils.errors import UserError
 
 NUM_BYTES = 1000

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.adapters import use_paged_attention
-from specdist.models.flat import FlatBatch, Segments
-from specdist.models.kernel import SdpaKernel
-from specdist.models.runner import Acceleration, ModelRunner
-from specdist.models.static import (
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.attention.kernel import SdpaKernel
+from specdist.models.passes.flat import FlatBatch, Segments
+from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.static import (
     FREE_TOKENS,
     MAX_TOKENS,
     Bucket,
@@ -60,10 +60,10 @@ def test_static_passes_match_plain_forwards(
     family: str, schedule: list[Ends], buckets: list[Bucket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The tiny rows never reach a second bucket of keys otherwise.
-    monkeypatch.setattr("specdist.models.static.MIN_KEYS", 8)
-    monkeypatch.setattr("specdist.models.static.KEYS_FACTOR", 2)
+    monkeypatch.setattr("specdist.models.passes.static.MIN_KEYS", 8)
+    monkeypatch.setattr("specdist.models.passes.static.KEYS_FACTOR", 2)
     if schedule is MIXED:
-        monkeypatch.setattr("specdist.models.static.MAX_TOKENS", 32)
+        monkeypatch.setattr("specdist.models.passes.static.MAX_TOKENS", 32)
     plain = tiny_model(family)
     runner = paged_runner(plain, STATIC)
     for found, wanted in GrowingRows(plain, schedule, page_size=PAGE_SIZE).run(runner):
@@ -81,7 +81,7 @@ def test_static_passes_match_plain_forwards(
 def test_a_kernel_serves_static_and_ragged_passes(
     family: str, buckets: list[Bucket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdist.models.static.MAX_TOKENS", 32)
+    monkeypatch.setattr("specdist.models.passes.static.MAX_TOKENS", 32)
     plain = tiny_model(family)
     kernel = PlainKernel()
     runner = paged_runner(plain, Acceleration(is_static=True, kernels=[kernel]))

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.cache.pages import PageUpdates
-from specdist.models.adapters import use_paged_attention
-from specdist.models.flat import FlatBatch
-from specdist.models.runner import Acceleration, ModelRunner
-from specdist.models.static_runs import MAX_RUN_GRAPHS, DraftedRun, StaticRuns, difference_of_runs
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.cache.pages import PageUpdates
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.static_runs import MAX_RUN_GRAPHS, DraftedRun, StaticRuns, difference_of_runs
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.draft_draws import DraftDraws, Drawn
 from specdist.sampling.random import Purpose, RandomKeys
@@ -204,7 +204,7 @@ def test_random_numbers_of_a_run_are_the_hosts_to_the_last_bit() -> None:
 def test_a_run_for_which_there_is_no_room_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps are then replays of passes; a run that was recorded before goes on."""
     assert MAX_RUN_GRAPHS > 1
-    monkeypatch.setattr("specdist.models.static_runs.MAX_RUN_GRAPHS", 1)
+    monkeypatch.setattr("specdist.models.passes.static_runs.MAX_RUN_GRAPHS", 1)
     tokens = np.full((3, 24), 5)
     runner = runner_of(tiny_model("llama"), Acceleration(is_static=True, capturer=TapeCapturer()), tokens)
     batch = _batch(tokens, NUM_CACHED, NUM_LACKING)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specdist.models.weight_stream import PAGE_BYTES, Reading, _Window, streamed, tensors_in
+from specdist.models.files.weight_stream import PAGE_BYTES, Reading, _Window, streamed, tensors_in
 
 SHAPES = [(3, 700), (1,), (), (0, 4), (40, 40), (2000,), (9, 9, 9)]
 DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.float8_e4m3fn]

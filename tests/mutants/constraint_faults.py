@@ -8,9 +8,9 @@ ALWAYS = f"{ENGINE}::test_a_draft_that_equals_its_target_is_always_accepted"
 NO_PASS = f"{ENGINE}::test_forced_tokens_cost_no_draft_pass"
 CACHE = f"{ENGINE}::test_the_draft_s_cache_takes_in_what_was_forced"
 ON_TOP = f"{ENGINE}::test_forced_tokens_come_on_top_of_drawn_ones"
-MATCHER = "tests/constraints/test_matcher.py"
+MATCHER = "tests/sampling/constraints/test_matcher.py"
 ANYWHERE = f"{MATCHER}::test_masks_are_a_function_of_the_tokens_alone"
-THINKING = "tests/constraints/test_thinking.py"
+THINKING = "tests/sampling/constraints/test_thinking.py"
 JOB = "tests/job/test_constraints.py"
 
 CONSTRAINT_FAULTS = (

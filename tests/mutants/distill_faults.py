@@ -2,13 +2,13 @@
 
 from tests.mutants.mutant import Mutant
 
-ACCEPTANCE, LOSSES = "tests/distillation/test_acceptance.py", "tests/distillation/test_losses.py"
-JOB, SEGMENTS = "tests/distillation/test_distill.py", "tests/data/test_segments.py"
+ACCEPTANCE, LOSSES = "tests/training/drafts/test_acceptance.py", "tests/training/drafts/test_losses.py"
+JOB, SEGMENTS = "tests/training/drafts/test_distill.py", "tests/data/test_segments.py"
 RESUMED = f"{JOB}::test_an_interrupted_training_ends_with_the_same_weights"
 PROMPTS = f"{JOB}::test_prompts_of_all_rows_but_those_held_out_are_learned_from"
 ANEW = f"{JOB}::test_the_draft_goes_on_with_the_prompts_anew_after_every_evaluation"
-OWN_TEXTS = "tests/distillation/test_own_texts.py"
-RANKS = "tests/distillation/test_ranks.py"
+OWN_TEXTS = "tests/training/drafts/test_own_texts.py"
+RANKS = "tests/training/drafts/test_ranks.py"
 
 DISTILL_FAULTS = (
     Mutant("acceptance-of-the-draft-s-own-mass-alone", "acceptances",
@@ -102,5 +102,5 @@ DISTILL_FAULTS = (
     Mutant("eagle-draft-that-the-run-does-not-use-is-trained", "_open_start",
         "if found.is_eagle:",
         "if not found.option:",
-        ("tests/distillation/test_distill.py::test_an_eagle_draft_is_not_trained",)),
+        ("tests/training/drafts/test_distill.py::test_an_eagle_draft_is_not_trained",)),
 )  # fmt: skip

@@ -10,7 +10,7 @@ STOPS = DISTRIBUTION + "test_stop_tokens_do_not_bias_the_output"
 ROW_IDENTITY = "tests/engine/test_row_identity.py"
 SAME_MODEL = DISTRIBUTION + "test_a_draft_that_is_the_target_is_accepted_always"
 IDENTITY = "tests/engine/test_identity.py"
-PAGES = "tests/cache/test_pages.py"
+PAGES = "tests/models/cache/test_pages.py"
 LITTLE_MEMORY = (
     "tests/engine/test_faults.py::"
     "test_too_little_memory_makes_the_batch_smaller_and_changes_no_token[target-none-greedy]"

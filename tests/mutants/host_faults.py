@@ -3,9 +3,9 @@
 from tests.mutants.mutant import Mutant
 
 MEANWHILE = "tests/engine/test_meanwhile.py"
-DEVICE = "tests/emulation/test_device.py"
-MARKOV = "tests/emulation/test_markov.py"
-SIMULATED, ADVICE = "tests/planning/test_simulate.py", "tests/planning/test_advise.py"
+DEVICE = "tests/lab/emulation/test_device.py"
+MARKOV = "tests/lab/emulation/test_markov.py"
+SIMULATED, ADVICE = "tests/lab/plan/test_simulate.py", "tests/lab/plan/test_advise.py"
 
 NEXT_ROUND = "tests/engine/test_next_round.py"
 
@@ -160,11 +160,11 @@ HOST_FAULTS = (
     Mutant("emulated-run-takes-the-time-of-one-step", "EmulatedRuns.run",
         " + (num_steps - 1) * step_ns\n",
         "\n",
-        ("tests/emulation/test_runs.py",)),
+        ("tests/lab/emulation/test_runs.py",)),
     Mutant("emulated-run-draws-all-steps-with-one-number", "EmulatedRuns.run",
         "uniforms_A = None if uniforms_DA is None else uniforms_DA[step]",
         "uniforms_A = None if uniforms_DA is None else uniforms_DA[0]",
-        ("tests/emulation/test_runs.py",)),
+        ("tests/lab/emulation/test_runs.py",)),
     Mutant("draft-beside-a-sharded-target-out-of-memory-ends-the-job", "ColocatedDraft.propose",
         "            if is_out_of_memory(error):\n",
         "            if False:\n",
@@ -180,7 +180,7 @@ HOST_FAULTS = (
     Mutant("emulated-branches-catch-less-than-measured", "_greedy_draft",
         "missed_by_W = (1 - _spread(int(is_wrong_V.sum()), generator)) ** (-1 / RANK_EXPONENT) - 1",
         "missed_by_W = (1 - _spread(int(is_wrong_V.sum()), generator)) ** -2 - 1",
-        ("tests/emulation/test_markov.py",)),
+        ("tests/lab/emulation/test_markov.py",)),
     Mutant("planned-draft-on-rank-0-takes-no-memory", "fit",
         "        both = _share(gpu, beside, sampling, of_target, target=target, tp_size=tp_size, draft=draft)\n",
         "        both = _share(gpu, beside, sampling, of_target, target=target, tp_size=tp_size)\n",
@@ -188,7 +188,7 @@ HOST_FAULTS = (
     Mutant("emulated-batch-is-filled-a-chunk-at-a-time", "Window.should_stop",
         "            engine.scheduler.settings = limits\n",
         "",
-        ("tests/emulation/test_modes.py",)),
+        ("tests/lab/emulation/test_modes.py",)),
     Mutant("second-step-is-run-for-nothing", "RunLengths.next",
         "return min(max(1, int(",
         "return min(max(2, int(",
@@ -200,5 +200,5 @@ HOST_FAULTS = (
     Mutant("best-of-several-measurements-is-reported", "Outcome.median",
         "ordered[(len(ordered) - 1) // 2]",
         "ordered[0]",
-        ("tests/emulation/test_modes.py",)),
+        ("tests/lab/emulation/test_modes.py",)),
 )

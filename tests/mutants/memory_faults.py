@@ -7,7 +7,7 @@ PLAIN = f"{MEMORY}::test_tokens_follow_the_target_s_distribution[plain]"
 ONE_HOT = f"{MEMORY}::test_one_hot_targets_emit_what_they_emit_alone"
 BATCH = f"{MEMORY}::test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices"
 REPEATED = f"{MEMORY}::test_a_text_that_repeats_itself_is_accepted_as_a_whole"
-INDEX = "tests/drafters/test_ngram_index.py"
+INDEX = "tests/policies/ngrams/test_ngram_index.py"
 
 MEMORY_FAULTS = (
     Mutant("memory-judged-with-a-draft-models-probability", "MemoryDraft.propose",
@@ -94,7 +94,7 @@ MEMORY_FAULTS = (
     Mutant("memory-is-weighed-by-passes-alone", "BlockLengths.observe_round",
         "ns = costs.pass_ns(num_pass_tokens, num_rows, num_context) + costs.message.at(num_rows)",
         "ns = costs.pass_ns(num_pass_tokens, num_rows, num_context)",
-        ("tests/drafters/test_block_lengths.py",)),
+        ("tests/policies/ngrams/test_block_lengths.py",)),
     Mutant("slot-keeps-the-last-sequences-chances", "NgramState.begin",
         "self.num_right[slots] = self.num_tried[slots] = 0",
         "pass",

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-PAPERS = ("tests/papers/test_papers.py",)
+PAPERS = ("tests/lab/papers/test_papers.py",)
 
 PAPERS_FAULTS = (
     Mutant("truncated-completion-is-drafted-past-its-end", "_truncated",

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 CHOSEN = "tests/engine/test_goodput.py::"
 FOLLOWS_TARGET = CHOSEN + "test_goodput_follows_the_target_s_distribution[chosen-plain]"
 SAME_MODEL = CHOSEN + "test_goodput_accepts_a_draft_that_is_the_target[chosen]"
-ROUNDS, LESSONS = "tests/theory/test_rounds.py", "tests/engine/test_lessons.py"
+ROUNDS, LESSONS = "tests/policies/test_rounds.py", "tests/engine/test_lessons.py"
 
 ROUND_FAULTS = (
     Mutant("target-goes-on-alone-while-drafted-tokens-wait", "AheadDrafter.num_rounds_alone",
@@ -40,7 +40,7 @@ ROUND_FAULTS = (
     Mutant("a-fixed-length-is-that-of-blocks-ahead-too", "RoundChooser.__init__",
         "self._lengths_K = np.arange(1, max_draft_tokens + 1)",
         "self._lengths_K = np.arange(1 if fixed_length is None else fixed_length, max_draft_tokens + 1)",
-        (ROUNDS, "tests/emulation/test_virtual.py")),
+        (ROUNDS, "tests/lab/emulation/test_virtual.py")),
     Mutant("any-length-in-turns-though-it-is-fixed", "RoundChooser._work_out",
         "in_turns_K[self._is_in_turns_K].max()",
         "in_turns_K.max()",
@@ -48,7 +48,7 @@ ROUND_FAULTS = (
     Mutant("time-to-spare-is-kept-for-steps-without-room", "AheadDrafter._round",
         "most_tokens=self.shape.num_ahead - 1 if is_ahead else None,",
         "most_tokens=None,",
-        ("tests/emulation/test_virtual.py",)),
+        ("tests/lab/emulation/test_virtual.py",)),
     Mutant("goodput-plans-steps-without-room", "Goodput._most_steps",
         "else min(most_tokens, room)) -",
         "else most_tokens) -",
@@ -68,11 +68,11 @@ ROUND_FAULTS = (
     Mutant("what-a-proposal-adds-is-counted-without-the-round", "calibrated",
         "proposals_ns = [_beside_passes_ns(passes, stats) - round_ns for stats in drafting]",
         "proposals_ns = [_beside_passes_ns(passes, stats) for stats in drafting]",
-        ("tests/planning/test_validate.py",)),
+        ("tests/lab/plan/test_validate.py",)),
     Mutant("all-repeats-count-alike", "_fastest_curve",
         "[min(times) for times in zip(*(curve.ns for curve in curves), strict=True)]",
         "[max(times) for times in zip(*(curve.ns for curve in curves), strict=True)]",
-        ("tests/planning/test_validate.py",)),
+        ("tests/lab/plan/test_validate.py",)),
     Mutant("first-prompts-stand-beside-rounds", "RoundChooser.observe_pass",
         "        if not num_new_tokens:\n            return\n",
         "",
@@ -120,11 +120,11 @@ ROUND_FAULTS = (
     Mutant("acceptance-is-not-learned", "RoundChooser.observe",
         "kept * self._acceptance + (num_accepted, num_verified)",
         "kept * self._acceptance",
-        ("tests/planning/test_sweep.py",)),
+        ("tests/lab/plan/test_sweep.py",)),
     Mutant("acceptance-of-long-ago-is-not-forgotten", "RoundChooser.observe",
         "kept = 0.5 ** (num_verified / MEMORY)",
         "kept = 1.0",
-        ("tests/planning/test_sweep.py",)),
+        ("tests/lab/plan/test_sweep.py",)),
     Mutant("draft-learns-before-its-reply", "DraftWorker._respond",
         "        if wanted_now:\n            self._lessons",
         "        if True:\n            self._lessons",

@@ -2,10 +2,10 @@
 
 from tests.mutants.mutant import Mutant
 
-ANSWERS = "tests/evaluation/test_answers.py"
-CHOICE = "tests/evaluation/test_multiple_choice.py"
-GSM8K = "tests/evaluation/test_gsm8k.py"
-PROGRAMS = "tests/evaluation/test_programs.py"
+ANSWERS = "tests/results/evaluate/test_answers.py"
+CHOICE = "tests/results/evaluate/test_multiple_choice.py"
+GSM8K = "tests/results/evaluate/test_gsm8k.py"
+PROGRAMS = "tests/results/evaluate/test_programs.py"
 
 SCORE_FAULTS = (
     Mutant("thinking-without-an-end-is-an-answer", "without_thinking",

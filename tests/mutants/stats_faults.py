@@ -3,11 +3,11 @@
 from tests.mutants.mutant import Mutant
 
 LEDGER = "tests/engine/test_stats_recorder.py"
-STATS = "tests/stats/test_shard.py"
+STATS = "tests/data/stats/test_shard.py"
 TRACING = "tests/engine/test_tracing.py::test_tracing_changes_nothing_and_agrees_with_the_statistics[none-greedy-fixed]"
 
-ROOFLINE = "tests/planning/test_roofline.py"
-SAMPLING, CALIBRATION = "tests/planning/test_sampling.py", "tests/planning/test_calibration.py"
+ROOFLINE = "tests/lab/plan/test_roofline.py"
+SAMPLING, CALIBRATION = "tests/lab/plan/test_sampling.py", "tests/lab/plan/test_calibration.py"
 COUNTS = "tests/gpu/test_counts.py::test_the_last_line_has_what_is_counted_and_it_is_no_worse"
 
 STATS_FAULTS = (
@@ -100,5 +100,5 @@ STATS_FAULTS = (
     Mutant("report-mixes-replicas", "replicas_table",
         'is_its_S = run.shards["replica"] == place',
         'is_its_S = run.shards["replica"] >= place',
-        ("tests/reporting/test_figures.py",)),
+        ("tests/results/report/test_figures.py",)),
 )

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specdist.benchmark.choices import policy_choices
-from specdist.benchmark.results import BenchmarkResult, MethodResult
-from specdist.data.files import write_json
-from specdist.data.heartbeat import now_utc
+from specdist.data.leases.heartbeat import now_utc
+from specdist.data.store.files import write_json
+from specdist.lab.benchmark.choices import policy_choices
+from specdist.lab.benchmark.results import BenchmarkResult, MethodResult
 from specdist.utils.table import Table
-from tests.emulation.policies import GOODPUT, OTHERS
+from tests.lab.emulation.policies import GOODPUT, OTHERS
 from tests.ranks import REPOSITORY
 
 TARGET_ONLY = "target only"

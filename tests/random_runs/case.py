@@ -24,8 +24,8 @@ HEADS = ("specdecpp", "sprinter")
 class Row:
     """A prompt and its options.
 
-    ``options``: fields of :class:`specdist.sampling.options.TokenOptions`; ``regex``: its constraint; the
-    empty string: none.
+    ``options``: fields of :class:`specdist.sampling.processing.options.TokenOptions`; ``regex``: its
+    constraint; the empty string: none.
     """
 
     prompt: tuple[int, ...] = (1,)

@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from specdist.constraints.constraint import Constraint
 from specdist.engine.request import Completion
+from specdist.sampling.constraints.constraint import Constraint
 from tests.random_runs.case import Case, Row
 from tests.random_runs.models import decode_of, pair_of, special_ids_of
 from tests.random_runs.oracle import (

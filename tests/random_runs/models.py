@@ -7,12 +7,12 @@ from typing import TypeAlias
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.constraints.letters import END, TOKENS, text_of
 from tests.engine.harness import decode
 from tests.engine.markov import MarkovModel, markov_pair, repetitive_model
 from tests.job.pair import random_llama, train_tokenizer
 from tests.models.families import noisy_copy, tiny_model
 from tests.random_runs.case import Case
+from tests.sampling.constraints.letters import END, TOKENS, text_of
 
 Model: TypeAlias = PreTrainedModel | MarkovModel
 NOISE = 0.02

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from specdist.sampling.keys import stream_key
-from tests.constraints.reference import allowed_by_llguidance
 from tests.engine.markov import MarkovModel
+from tests.sampling.constraints.reference import allowed_by_llguidance
 
 GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 MASK = 2**64 - 1

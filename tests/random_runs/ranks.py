@@ -11,12 +11,12 @@ from typing import cast
 
 import torch.distributed as dist
 
-from specdist.engine.collectives import RANK_ZERO
+from specdist.engine.draft.on_demand import DraftOnDemand
+from specdist.engine.draft.remote import RemoteDraft, serve_draft
 from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.on_demand import DraftOnDemand
-from specdist.engine.remote import RemoteDraft, serve_draft
-from specdist.engine.timeline import Timeline
-from specdist.models.runner import ModelRunner
+from specdist.engine.target.collectives import RANK_ZERO
+from specdist.engine.times.timeline import Timeline
+from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.engine.harness import PAGE_SIZE
 from tests.engine.markov import MarkovModel, MarkovRunner

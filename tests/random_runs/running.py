@@ -9,31 +9,31 @@ from typing import Any, cast
 
 import numpy as np
 
-from specdist.cache.draft_window import WindowPageTable
-from specdist.constraints.constraint import Constraint
-from specdist.constraints.masker import RowRule
+from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
-from specdist.engine.colocated import ColocatedDraft
-from specdist.engine.detokenizer import Detokenizer
+from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.on_demand import DraftOnDemand
 from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.request import Completion, Request
-from specdist.engine.stopping import StopRules
-from specdist.models.hidden import HiddenStateHead
+from specdist.engine.schedule.detokenizer import Detokenizer
+from specdist.engine.schedule.stopping import StopRules
+from specdist.models.cache.draft_window import WindowPageTable
+from specdist.models.passes.hidden import HiddenStateHead
 from specdist.policies import LengthPolicy
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.registry import POLICIES
+from specdist.policies.rounds import RoundChooser, RoundShape
+from specdist.sampling.constraints.constraint import Constraint
+from specdist.sampling.constraints.masker import RowRule
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.options import Processing, TokenOptions
-from specdist.stats.shard import Stats
-from specdist.theory.rounds import RoundChooser, RoundShape
-from tests.constraints.letters import letters_masker
+from specdist.sampling.processing.options import Processing, TokenOptions
 from tests.engine.harness import PAGE_SIZE, Harness
 from tests.engine.heads import random_head
 from tests.engine.markov import MarkovModel
 from tests.engine.sliced import SlicedMarkovReplica
 from tests.random_runs.case import HEADS, Case, Row
 from tests.random_runs.models import decode_of, pair_of, special_ids_of
+from tests.sampling.constraints.letters import letters_masker
 
 # Costs with which rounds of every kind are worth their time, in batches of up to twenty sequences.
 COSTS = CostModel(Curve([1, 41], [100, 150]), Curve([1, 41], [10, 30]))

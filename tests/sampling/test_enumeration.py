@@ -21,7 +21,7 @@ from specdist.sampling.rejection_sampler import (
     known_next_tokens,
     recovered_distributions,
 )
-from tests.theory.sprinter_formulas import sprinter_acceptance
+from tests.job.sprinter_formulas import sprinter_acceptance
 
 VOCAB_SIZE = 7
 SETTINGS = [

@@ -14,8 +14,8 @@ from specdist.sampling.distributions import (
     SamplingSettings,
     distributions_from_logits,
 )
-from specdist.sampling.filters import tempered
 from specdist.sampling.keys import stream_key
+from specdist.sampling.processing.filters import tempered
 from specdist.sampling.vocab_parallel import (
     candidate_probabilities,
     likeliest,

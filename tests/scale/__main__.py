@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from specdist.data import RunFolder
+from specdist.data.run.run_folder import RunFolder
 from tests.scale.processes import run_processes
 from tests.scale.reading import measured_by_state, seconds_to_read
 from tests.scale.sharing import SharingSimulation

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from specdist.data import RunFolder, claim_folders, claims, heartbeat
-from specdist.data.claims import Claim, Claims, View, shard_and_split
+from specdist.data.leases import claim_folders, claims, heartbeat
+from specdist.data.leases.claims import Claim, Claims, View, shard_and_split
+from specdist.data.run.run_folder import RunFolder
 from tests.scale.counting import METADATA, NAMES_PER_OPERATION, CountingFiles
 from tests.scale.events import Events
 

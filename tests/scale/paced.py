@@ -18,9 +18,9 @@ from typing import Any
 
 from specdist.cli.generate import main
 from specdist.engine.request import Completion, Request
-from specdist.job.lengths import ExpectedLengths
-from specdist.job.recording import Recorder
-from specdist.models.runner import ModelRunner
+from specdist.job.rows.lengths import ExpectedLengths
+from specdist.job.rows.recording import Recorder
+from specdist.models.passes.runner import ModelRunner
 from tests.forked import fork
 from tests.job.launching import arguments
 from tests.job.pair import TEXT, random_llama, save, train_tokenizer, write_arrow

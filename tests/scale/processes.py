@@ -11,8 +11,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from specdist.data import Membership, RunFolder, ShardQueue
-from specdist.data.opening import open_run_folder
+from specdist.data.leases.membership import Membership
+from specdist.data.leases.shard_queue import ShardQueue
+from specdist.data.run.opening import open_run_folder
+from specdist.data.run.run_folder import RunFolder
 from tests.scale.counting import CountingFiles
 from tests.scale.simulation import MIDDLE, PHASES, START, START_S, TABLE, TAIL, Outcome, manifest_of
 

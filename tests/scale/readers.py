@@ -15,10 +15,10 @@ from pathlib import Path
 from unittest import mock
 
 import specdist
-from specdist.data import RunFolder
-from specdist.data.merging import merge_run
-from specdist.job.status import StatusReader
-from specdist.reporting import write_report
+from specdist.data.run.merging import merge_run
+from specdist.data.run.run_folder import RunFolder
+from specdist.job.totals.status import StatusReader
+from specdist.results.report import write_report
 
 
 def main(path: Path, name: str) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from specdist.data import Membership, RunFolder, shard_table
-from specdist.data.claims import shard_name, split_name
-from specdist.data.layout import layout_info
-from specdist.data.opening import open_run_folder
-from specdist.job.totals import write_total
-from specdist.stats.shard import Stats
+from specdist.data.leases.claims import shard_name, split_name
+from specdist.data.leases.membership import Membership
+from specdist.data.run.layout import layout_info
+from specdist.data.run.opening import open_run_folder
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.rows import shard_table
+from specdist.data.stats.shard import Stats
+from specdist.job.totals.totals import write_total
 from tests.data.samples import row_result
 from tests.finished_runs import manifest_with, shard_stats
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import fsspec
 
-from specdist.data.object_store import ObjectStore
-from specdist.data.storage import StorePath
+from specdist.data.store.object_store import ObjectStore
+from specdist.data.store.storage import StorePath
 
 NAMES_PER_REQUEST = 1000
 REQUESTS = "requests"

@@ -25,7 +25,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from specdist.data import converted, open_prompts
+from specdist.data.formats import converted
+from specdist.data.formats.prompts import open_prompts
 from specdist.utils.table import Table, decimals
 from tests.ranks import REPOSITORY
 

@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from specdist.data import PartLog, RunFolder
-from specdist.data.claim_folders import placed
-from specdist.data.claims import Claim
-from specdist.data.heartbeat import BEATS_PER_SILENCE
-from specdist.data.layout import CLAIMS_FOLDER
-from specdist.data.opening import is_open, open_run_folder
-from specdist.job import recording
+from specdist.data.leases.claim_folders import placed
+from specdist.data.leases.claims import Claim
+from specdist.data.leases.heartbeat import BEATS_PER_SILENCE
+from specdist.data.run.layout import CLAIMS_FOLDER
+from specdist.data.run.opening import is_open, open_run_folder
+from specdist.data.run.parts import PartLog
+from specdist.data.run.run_folder import RunFolder
+from specdist.job.rows import recording
 from tests.scale.counting import CountingFiles
 from tests.scale.indexed import Indexed
 from tests.scale.simulation import MIDDLE, SETUP_S, START, START_S, TAIL, Outcome, beat_at

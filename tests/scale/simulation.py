@@ -16,15 +16,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from specdist.data import Manifest, Membership, RunFolder, ShardQueue
-from specdist.data.claim_folders import placed
-from specdist.data.claims import Claim
-from specdist.data.heartbeat import BEATS_PER_SILENCE
-from specdist.data.layout import CLAIMS_FOLDER, layout_info
-from specdist.data.opening import is_open, open_run_folder
-from specdist.data.shard_queue import ClaimedShard
-from specdist.data.storage import StorePath
-from specdist.job.totals import write_total
+from specdist.data.leases.claim_folders import placed
+from specdist.data.leases.claims import Claim
+from specdist.data.leases.heartbeat import BEATS_PER_SILENCE
+from specdist.data.leases.membership import Membership
+from specdist.data.leases.shard_queue import ClaimedShard, ShardQueue
+from specdist.data.run.layout import CLAIMS_FOLDER, layout_info
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.opening import is_open, open_run_folder
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.store.storage import StorePath
+from specdist.job.totals.totals import write_total
 from tests.scale.counting import METADATA, READS, CountingFiles
 from tests.scale.events import Events
 from tests.scale.indexed import Indexed

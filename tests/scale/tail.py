@@ -25,19 +25,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
-from specdist.data import Manifest, Membership, RunFolder, ShardPlan, open_prompts
-from specdist.data.layout import layout_info
-from specdist.data.opening import open_run_folder
-from specdist.data.shard_queue import ClaimedShard
+from specdist.data.formats.prompts import open_prompts
+from specdist.data.leases.membership import Membership
+from specdist.data.leases.shard_queue import ClaimedShard
+from specdist.data.run.layout import layout_info
+from specdist.data.run.manifest import Manifest, ShardPlan
+from specdist.data.run.opening import open_run_folder
+from specdist.data.run.run_folder import RunFolder
 from specdist.engine.request import Completion, Request
-from specdist.engine.stats_recorder import StatsRecorder
-from specdist.job.lengths import ExpectedLengths
+from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.preflight import RunPlan
-from specdist.job.progress import Progress
-from specdist.job.recording import Recorder
-from specdist.job.row_requests import RowRequests
-from specdist.job.tokens import PromptEncoder
-from specdist.job.uploads import Uploads
+from specdist.job.rows.lengths import ExpectedLengths
+from specdist.job.rows.recording import Recorder
+from specdist.job.rows.row_requests import RowRequests
+from specdist.job.rows.uploads import Uploads
+from specdist.job.texts.tokens import PromptEncoder
+from specdist.job.totals.progress import Progress
 from tests.scale.events import Events
 
 # A pass of a 70B target over a batch, and its growth per sequence; seconds between looks of a simulated

@@ -16,8 +16,8 @@ import psutil
 import pytest
 import yaml
 
-from specdist.data import Membership
-from specdist.data.claims import shard_name
+from specdist.data.leases.claims import shard_name
+from specdist.data.leases.membership import Membership
 from tests.job.launching import read_output, run_here, shard_bytes
 from tests.job.pair import Pair, build_pair, some_texts, write_arrow
 from tests.ranks import REPOSITORY

@@ -1,0 +1,331 @@
+"""OpenAI's batch format in: a request per line, ``{"custom_id", "method", "url", "body"}``.
+
+Every request becomes a row with its body as it was given, and its options and constraint as columns that rows
+of any input may have. What a row asks for and cannot get is its error; the run goes on. The format:
+https://platform.openai.com/docs/guides/batch; ``top_k``, ``min_p``, ``repetition_penalty`` and
+``chat_template_kwargs`` are vLLM's additions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from specdist.config.processing import RULES, STRUCT, WHOLE_NUMBERS
+from specdist.data.formats.jsonl import json_chunks
+from specdist.data.formats.messages import MessageError, chat_message
+from specdist.utils.errors import UserError
+
+REQUEST_KEYS = ("custom_id", "method", "url", "body")
+BODY, CONSTRAINT = "body", "constraint"
+SCHEMA = pa.schema([(name, pa.string()) for name in (*REQUEST_KEYS, STRUCT, CONSTRAINT)])
+CHAT_URL, TEXT_URL = "/v1/chat/completions", "/v1/completions"
+# No number of a request is as large.
+MOST = 2**63
+# Fields of a body that are a row's own options.
+OPTIONS = {
+    "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty", "seed": "seed", "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens", "n": "num_samples",
+}  # fmt: skip
+# Fields that change no token of a batch: the model is the run's target.
+IGNORED = frozenset(
+    ["model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+     "stream_options", "parallel_tool_calls"]
+)  # fmt: skip
+# Fields that are honoured elsewhere, and values that ask for nothing.
+READ = frozenset(
+    ["messages", "prompt", "tools", "tool_choice", "response_format", "stop", "logprobs",
+     "top_logprobs", "prompt_logprobs", "echo", "chat_template_kwargs"]
+)  # fmt: skip
+NEUTRAL: Mapping[str, Any] = {"stream": False, "best_of": 1, "logit_bias": {}, "suffix": ""}
+REMEDIES = {"logit_bias": "the same for all rows is --logit_bias", "stream": "a batch has no streams"}
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation, and variables of the chat template for it alone, such as its tools."""
+
+    messages: list[dict[str, Any]]
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Unusable(Exception):
+    """A row's error."""
+
+
+@dataclass
+class Batch:
+    """What a batch asks for.
+
+    Attributes:
+        url: that of all requests.
+        reasons: why rows cannot be used, by row number.
+        options: names of the options that any row has.
+        has_constraints: whether any row has one.
+        num_logprobs, num_prompt_logprobs: likeliest tokens to write, the most of any row; None if no row asks
+            for any.
+    """
+
+    url: str = ""
+    reasons: dict[int, str] = field(default_factory=dict)
+    options: list[str] = field(default_factory=list)
+    has_constraints: bool = False
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        return self.url == CHAT_URL
+
+
+def is_batch(files: Sequence[Path]) -> bool:
+    """Whether the first line is a request. Raises :class:`UserError` for one that is not JSON."""
+    if not files[0].name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz")):
+        return False
+    first = next(iter(json_chunks(files[0], 1)), None)
+    return first is not None and _is_request(first.rows[0])
+
+
+def _is_request(row: Mapping[str, Any]) -> bool:
+    return all(name in row for name in REQUEST_KEYS) and isinstance(row[BODY], dict)
+
+
+class BatchRows:
+    """The requests of files, with the columns ``options`` and ``constraint`` if any has some; ``batch``: what
+    they ask for, once all have been read."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files, self._known, self._place = files, set[str](), ""
+        self.batch = Batch()
+        self.options: list[Any] = ["requests"]
+
+    def tables(self, digests: Sequence[Any] = ()) -> Iterator[tuple[pa.Table, pa.Schema]]:
+        """With options as JSON: see :class:`specdist.data.formats.converted.Source`. Raises
+        :class:`UserError` for a line that is not a request, for a ``custom_id`` that occurs twice, and for a
+        url that differs from those before."""
+        num_rows = 0
+        for index, path in enumerate(self._files):
+            for chunk in json_chunks(path, digest=digests[index] if digests else None):
+                columns: dict[str, list[str | None]] = {name: [] for name in SCHEMA.names}
+                for line, row in zip(chunk.lines, chunk.rows, strict=True):
+                    self._read(f"--prompts {path}, line {line}", num_rows, row, columns)
+                    num_rows += 1
+                yield pa.table(columns, SCHEMA), SCHEMA
+
+    def finished(self, table: pa.Table) -> pa.Table:
+        names = sorted(self.batch.options)
+        place = SCHEMA.get_field_index(STRUCT)
+        kinds = {"stop": pa.list_(pa.string()), **dict.fromkeys(WHOLE_NUMBERS, pa.int64())}
+        options = [None if text is None else json.loads(text) for text in table[STRUCT].to_pylist()]
+        found = table.remove_column(place)
+        if names:
+            kind = pa.struct([(name, kinds.get(name, pa.float64())) for name in names])
+            found = found.add_column(place, STRUCT, pa.array(options, kind))
+        return found if self.batch.has_constraints else found.drop_columns(CONSTRAINT)
+
+    def told(self) -> dict[str, Any]:
+        return asdict(self.batch) | {"reasons": [*self.batch.reasons.items()]}
+
+    def tell(self, told: dict[str, Any]) -> None:
+        self.batch = Batch(**told | {"reasons": dict(told["reasons"])})
+
+    def _read(
+        self, place: str, number: int, row: dict[str, Any], columns: dict[str, list[str | None]]
+    ) -> None:
+        """Add the request of a line to the columns."""
+        _check_request(place, row, self._known)
+        batch, body = self.batch, row[BODY]
+        if not self._place:
+            batch.url, self._place = row["url"], place
+        if row["url"] != batch.url:
+            raise UserError(
+                f"{place} has url {row['url']!r}, but {self._place} has {batch.url!r}: it must be the same "
+                "in all rows; split the file"
+            )
+        own: dict[str, Any] = {}
+        constraint = text = None
+        try:
+            text = _body_text(body)
+            own, constraint, asked = _asked(row)
+            prompt_of_body(body, is_chat=batch.is_chat)
+            batch.num_logprobs = _most(batch.num_logprobs, asked)
+            of_prompt = num_prompt_logprobs_of(body, is_chat=batch.is_chat)
+            batch.num_prompt_logprobs = _most(batch.num_prompt_logprobs, of_prompt)
+        except _Unusable as error:
+            batch.reasons[number] = str(error)
+        batch.options += own.keys() - set(batch.options)
+        batch.has_constraints |= constraint is not None
+        values = {**row, BODY: text, STRUCT: json.dumps(own) if own else None, CONSTRAINT: constraint}
+        for name, column in columns.items():
+            column.append(values[name])
+
+
+def _most(first: int | None, second: int | None) -> int | None:
+    return max((number for number in (first, second) if number is not None), default=None)
+
+
+def _check_request(place: str, row: Mapping[str, Any], known: set[str]) -> None:
+    if not _is_request(row) or not _is_text(row["custom_id"]):
+        raise UserError(
+            f"{place} is not a request of a batch, as the first line is: it needs custom_id (text), method, "
+            "url and body (an object)"
+        )
+    if row["custom_id"] in known:
+        raise UserError(f"{place} has the custom_id {row['custom_id']!r} of a row before it: give it another")
+    known.add(row["custom_id"])
+    if row["url"] not in (CHAT_URL, TEXT_URL) or row["method"] != "POST":
+        raise UserError(
+            f"{place} asks for {row['method']} {row['url']}, but requests must be POST {CHAT_URL} or POST "
+            f"{TEXT_URL}"
+        )
+
+
+def _is_text(value: Any) -> bool:
+    # What is no UTF-8 was read as surrogates.
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _body_text(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _Unusable(f"body is not valid UTF-8: {error.reason}") from error
+    return text
+
+
+def _asked(row: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, int | None]:
+    """A row's options, constraint and number of likeliest tokens. Raises :class:`_Unusable`."""
+    body = {name: value for name, value in row[BODY].items() if value is not None}
+    for name, value in body.items():
+        if name in NEUTRAL and value == NEUTRAL[name]:
+            continue
+        if name not in OPTIONS and name not in IGNORED and name not in READ:
+            raise _Unusable(f"body.{name} cannot be a row's own: {REMEDIES.get(name, 'leave it out')}")
+    found: dict[str, Any] = {OPTIONS[name]: _number(name, body[name]) for name in OPTIONS if name in body}
+    stop = body.get("stop")
+    if stop is not None and stop != []:
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+            raise _Unusable("body.stop must be a text or a list of texts, none of them empty")
+        found["stop"] = stops
+    constraint = _constraint(body.get("response_format"))
+    if constraint is not None and "stop" in found:
+        raise _Unusable(
+            "body.stop and body.response_format exclude each other: a stop string could end a completion "
+            "before it matches its schema"
+        )
+    return found, constraint, num_logprobs_of(body, is_chat=row["url"] == CHAT_URL)
+
+
+def _number(name: str, value: Any) -> int | float:
+    holds, rule = RULES[OPTIONS[name]]
+    is_whole = OPTIONS[name] in WHOLE_NUMBERS
+    kind: Any = int if is_whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or abs(value) >= MOST or not holds(value):
+        kinds = "a whole number" if is_whole else "a number"
+        raise _Unusable(f"body.{name} is {value!r}, but it must be {kinds}, and {rule}")
+    number: int | float = value
+    return number
+
+
+def _constraint(response_format: Any) -> str | None:
+    """As the constraint column takes it."""
+    if response_format is None:
+        return None
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return json.dumps({"json_schema": {"type": "object"}})
+    described = response_format.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
+        raise _Unusable(
+            "body.response_format must have the type text, json_object, or json_schema with a "
+            "json_schema.schema"
+        )
+    return json.dumps({"json_schema": described["schema"]})
+
+
+def num_logprobs_of(body: Mapping[str, Any], *, is_chat: bool) -> int | None:
+    """How many likeliest tokens a request asks for; None without log-probabilities."""
+    asked = body.get("logprobs")
+    if asked is None or asked is False:
+        return None
+    number = (body.get("top_logprobs") or 0) if is_chat else asked
+    is_number = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < MOST
+    if not is_number or (is_chat and asked is not True):
+        raise _Unusable("body.logprobs and body.top_logprobs do not say how many log-probabilities to write")
+    return int(number)
+
+
+def num_prompt_logprobs_of(body: Mapping[str, Any], *, is_chat: bool) -> int | None:
+    """The same of the prompt's tokens: by ``prompt_logprobs``, which is vLLM's, or by ``echo``."""
+    asked, echo = body.get("prompt_logprobs"), body.get("echo") or False
+    if not isinstance(echo, bool) or (echo and is_chat):
+        raise _Unusable("body.echo must be true or false, and is for /v1/completions alone")
+    of_echo = num_logprobs_of(body, is_chat=is_chat) if echo else None
+    if asked is None:
+        return of_echo
+    if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked < MOST:
+        raise _Unusable("body.prompt_logprobs must be a whole number, 0 or more")
+    return _most(int(asked), of_echo)
+
+
+def prompt_of_body(body: Mapping[str, Any], *, is_chat: bool) -> str | Chat:
+    """A request's prompt, of one that a :class:`Batch` has no reason against."""
+    if not is_chat:
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+        if not isinstance(prompt, str) or not prompt:
+            raise _Unusable("body.prompt must be one text, and not empty")
+        return prompt
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _Unusable("body.messages must be a list of messages, and not empty")
+    variables: dict[str, Any] = {}
+    extra = body.get("chat_template_kwargs")
+    if extra is not None and not isinstance(extra, dict):
+        raise _Unusable("body.chat_template_kwargs must be an object")
+    choice = body.get("tool_choice") or "auto"
+    if choice not in ("auto", "none"):
+        raise _Unusable(f"body.tool_choice {choice!r} cannot be forced: use auto or none")
+    if body.get("tools") and choice == "auto":
+        variables["tools"] = body["tools"]
+    return Chat([_message(*item) for item in enumerate(messages)], {**(extra or {}), **variables})
+
+
+def _message(index: int, message: Any) -> dict[str, Any]:
+    """As chat templates take it: text in one piece, and arguments of tool calls as objects."""
+    try:
+        found = chat_message(f"body.messages[{index}]", message)
+    except MessageError as error:
+        raise _Unusable(str(error)) from error
+    if "tool_calls" in found:
+        found["tool_calls"] = _mapped_calls(index, found["tool_calls"])
+    return found
+
+
+def _mapped_calls(index: int, calls: Any) -> list[dict[str, Any]]:
+    try:
+        return [
+            {**call, "function": {**call["function"], "arguments": _arguments(call["function"])}}
+            for call in calls
+        ]
+    except (TypeError, KeyError, ValueError) as error:
+        raise _Unusable(
+            f"body.messages[{index}].tool_calls must be functions with arguments in JSON: {error!r}"
+        ) from error
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    arguments = function["arguments"]
+    return json.loads(arguments) if isinstance(arguments, str) else arguments

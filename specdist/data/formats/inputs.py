@@ -1,0 +1,221 @@
+"""The files that ``--prompts`` names, and their rows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+
+from specdist.data.formats.batches import BODY, Batch, BatchRows, is_batch
+from specdist.data.formats.converted import Source, converted, is_large
+from specdist.data.formats.csv_files import CsvRows, read_csv
+from specdist.data.formats.input_rows import InputRows, ParquetRows, TableRows
+from specdist.data.formats.jsonl import JsonRows, PromptColumn, read_jsonl
+from specdist.data.formats.streams import reading
+from specdist.data.formats.text import check_layout
+from specdist.data.store.files import FileStamp
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
+
+ARROW_FILE_MAGIC = b"ARROW1"
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+KINDS = {
+    "Arrow": (".arrow",),
+    "Parquet": (".parquet",),
+    "JSONL": (".jsonl", ".jsonl.gz", ".json", ".json.gz"),
+    "CSV": (".csv", ".csv.gz"),
+}
+SUFFIXES = tuple(suffix for suffixes in KINDS.values() for suffix in suffixes)
+
+
+def find_files(path: Path) -> list[Path]:
+    """The data files at ``path``, in row order. Raises :class:`UserError` if there are none."""
+    if path.is_file():
+        _kind(path)
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"--prompts {path}: no such file or folder; check its spelling")
+    if (path / "dataset_dict.json").is_file():
+        splits = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir()))
+        raise UserError(f"--prompts {path} is a DatasetDict: give the folder of one of its splits ({splits})")
+    if (path / "state.json").is_file():
+        return _saved_dataset_files(path)
+    return _folder_files(path)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All rows; ``unusable`` as in :class:`specdist.data.Prompts`. ``is_chat_batch``: whether the requests
+    of a batch have conversations; None if the rows are not requests. ``stamps``: of the files, if they were
+    digested while they were read."""
+
+    rows: InputRows
+    unusable: Mapping[int, str] = field(default_factory=dict)
+    is_chat_batch: bool | None = None
+    stamps: Sequence[FileStamp] = ()
+
+
+def read_inputs(
+    files: list[Path], prompts: PromptColumn, *, is_known: bool = False, spool: str | None = None
+) -> Inputs:
+    """All rows of files of one type: Arrow files are memory-mapped, and so are large text files, converted in
+    the ``spool``; of Parquet files a few row groups are in memory at a time. Raises :class:`UserError` with
+    the file.
+
+    Args:
+        is_known: these files have been checked before, and have not changed since.
+    """
+    kind = _kind(files[0])
+    if kind == "JSONL" and prompts.name == BODY and is_batch(files):
+        batch, rows, stamps = read_batch(files, spool)
+        return Inputs(rows, unusable=batch.reasons, is_chat_batch=batch.is_chat, stamps=stamps)
+    if kind in ("JSONL", "CSV") and is_large(files):
+        source: Source = JsonRows(files, prompts) if kind == "JSONL" else CsvRows(files, prompts.name)
+        found = converted(files, source, spool)
+        return Inputs(TableRows(found.table), unusable=prompts.reasons, stamps=found.stamps)
+    if kind == "JSONL":
+        return Inputs(TableRows(read_jsonl(files, prompts)), unusable=prompts.reasons)
+    if kind == "CSV":
+        return Inputs(TableRows(read_csv(files, prompts.name)))
+    if kind == "Parquet":
+        return Inputs(_parquet_rows(files, is_known=is_known))
+    tables = [_read_arrow(file) for file in files]
+    _check_same_columns(files, [table.schema for table in tables])
+    return Inputs(TableRows(pa.concat_tables(tables), tuple(accumulate(table.num_rows for table in tables))))
+
+
+def read_batch(files: Sequence[Path], spool: str | None) -> tuple[Batch, InputRows, Sequence[FileStamp]]:
+    """Requests, which are rows; and the files, if they were digested while they were read. Raises
+    :class:`UserError` with the file and the line."""
+    source = BatchRows(files)
+    if is_large(files):
+        found = converted(files, source, spool)
+        return source.batch, TableRows(found.table), found.stamps
+    tables = [table for table, _ in source.tables()]
+    return source.batch, TableRows(source.finished(pa.concat_tables(tables))), ()
+
+
+def _check_same_columns(files: list[Path], schemas: list[pa.Schema]) -> None:
+    for file, schema in zip(files, schemas, strict=True):
+        if not schema.equals(schemas[0], check_metadata=False):
+            raise UserError(
+                f"--prompts: {file} has the columns {describe_columns(schema)}, but {files[0]} has "
+                f"{describe_columns(schemas[0])}; all files must have the same columns and types"
+            )
+
+
+def _parquet_rows(files: list[Path], *, is_known: bool) -> ParquetRows:
+    """Unless the files are known, every row group is decoded once, so that a damaged file is found before any
+    model is loaded."""
+    metadata = []
+    for file in files:
+        with _refusing(file, "Parquet"):
+            metadata.append(pa.parquet.read_metadata(file, memory_map=True))
+            metadata[-1].schema.to_arrow_schema()
+    _check_same_columns(files, [found.schema.to_arrow_schema() for found in metadata])
+    rows = ParquetRows(files, metadata)
+    for number in range(0 if is_known else rows.num_groups):
+        with _refusing(rows.file_of(number), "Parquet"):
+            rows.check(number)
+    return rows
+
+
+def _kind(path: Path) -> str:
+    for kind, suffixes in KINDS.items():
+        if path.name.endswith(suffixes):
+            return kind
+    raise UserError(
+        f"--prompts {path} has an unknown file type: its name must end in one of {', '.join(SUFFIXES)}"
+    )
+
+
+def _saved_dataset_files(folder: Path) -> list[Path]:
+    """The files of ``datasets.save_to_disk``, in the order of its ``state.json``."""
+    state_path = folder / "state.json"
+    try:
+        state = parse_object(state_path.read_bytes())
+        files = [folder / entry["filename"] for entry in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--prompts {folder}: state.json is not one written by save_to_disk ({error!r}): save the "
+            "dataset again, or copy the whole folder again"
+        ) from error
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise UserError(
+            f"--prompts {folder} selects its rows through an indices file: call flatten_indices() on the "
+            "dataset and save it again"
+        )
+    if not files:
+        raise UserError(f"--prompts {folder}: state.json names no data files: save the dataset again")
+    for file in files:
+        if not file.is_file():
+            raise UserError(
+                f"--prompts {folder}: {file.name}, named in state.json, is missing: copy the whole "
+                "folder again"
+            )
+    return files
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    files = sorted(
+        entry
+        for entry in folder.iterdir()
+        if entry.is_file() and entry.name.endswith(SUFFIXES) and not entry.name.startswith((".", "_"))
+    )
+    # Next to data of another type, a .json file is dataset_info.json or the like.
+    files = [file for file in files if not file.name.endswith((".json", ".json.gz"))] or files
+    if not files:
+        raise UserError(
+            f"--prompts {folder} contains no file that ends in one of {', '.join(SUFFIXES)}: give the folder "
+            "with the files themselves (folders in it are not searched)"
+        )
+    num_files = Counter(_kind(file) for file in files)
+    if len(num_files) > 1:
+        counts = ", ".join(f"{count} {kind}" for kind, count in num_files.items())
+        raise UserError(f"--prompts {folder} mixes types of files ({counts}): give a folder of one type")
+    return files
+
+
+@contextlib.contextmanager
+def _refusing(path: Path, kind: str) -> Iterator[None]:
+    try:
+        with reading(path):
+            yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"--prompts {path} is not a complete {kind} file (damaged, truncated, or of another type?): "
+            f"{error}"
+        ) from error
+
+
+def _read_arrow(path: Path) -> pa.Table:
+    with _refusing(path, "Arrow"):
+        table = _mapped(path)
+        for column in table.columns:
+            check_layout(column)
+    return table
+
+
+def _mapped(path: Path) -> pa.Table:
+    source = pa.memory_map(str(path))
+    if source.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC:
+        return pa.ipc.open_file(source).read_all()
+    # pyarrow does not notice that a stream was cut between two record batches.
+    source.seek(max(source.size() - len(END_OF_STREAM), 0), os.SEEK_SET)
+    if source.read(len(END_OF_STREAM)) != END_OF_STREAM:
+        raise pa.ArrowInvalid("the stream has no end-of-stream marker")
+    source.seek(0)
+    return pa.ipc.open_stream(source).read_all()
+
+
+def describe_columns(schema: pa.Schema) -> str:
+    """``name (type), ...`` for messages."""
+    return ", ".join(f"{field.name} ({field.type})" for field in schema) or "(none)"

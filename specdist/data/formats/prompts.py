@@ -1,0 +1,379 @@
+"""The input: prompts in Arrow, Parquet, JSONL or CSV files, checked as a whole before any model is loaded."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from specdist.data.formats.batches import Chat, prompt_of_body
+from specdist.data.formats.input_rows import InputRows
+from specdist.data.formats.inputs import KINDS, describe_columns, find_files, read_inputs
+from specdist.data.formats.json_columns import JsonError, holds, holds_json
+from specdist.data.formats.jsonl import PromptColumn
+from specdist.data.formats.messages import MessageError, chat_messages, why_not_text, why_not_turns
+from specdist.data.formats.text import is_list, is_text, text_as_bytes
+from specdist.data.stats.columns import OUTPUT_COLUMNS
+from specdist.data.store.fetching import fetched
+from specdist.data.store.files import FileStamp, WatchedFiles
+from specdist.utils.errors import UserError
+
+
+class RowError(Exception):
+    """A row that cannot be used: the job goes on, and ``reason`` is written to the row's ``error`` column."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """The input rows. Rows are numbered from 0; Arrow and Parquet files stay on disk until a row is read."""
+
+    files: tuple[Path, ...]
+    rows: InputRows
+    column: str
+    watched: WatchedFiles
+    unusable: Mapping[int, str]
+    """Why rows of a JSONL file have no prompt: values of the wrong type."""
+    is_chat: bool
+    is_batch: bool = False
+    """Whether the rows are requests of OpenAI's batch format."""
+    has_turns: bool = False
+    """Whether a row is a list of user messages, to be answered in turn."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.num_rows
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of all input columns."""
+        return self.rows.schema
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the files' SHA-256s in order; names do not matter."""
+        return self.watched.fingerprint()
+
+    @property
+    def columns_with_own_keys(self) -> list[str]:
+        """Columns whose objects have keys of their own, and had those of all rows in earlier versions."""
+        is_text = self.files[0].name.endswith(KINDS["JSONL"])
+        return [
+            field.name
+            for field in self.schema
+            if (is_text and isinstance(field.type, pa.JsonType))
+            or (field.name == self.column and self.is_chat and _has_inner_structs(field.type))
+        ]
+
+    def table(self, start: int, stop: int) -> pa.Table:
+        """All input columns of rows ``start`` to ``stop - 1``, as a copy in memory.
+
+        Raises :class:`UserError` if one of their files changed.
+        """
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.schema) as writer:
+            writer.write_table(self.rows.read(start, stop))
+        self._check_files(start, stop)
+        return pa.ipc.open_stream(sink.getvalue()).read_all()
+
+    def sizes(self, rows: Sequence[int], *, length_column: str | None = None) -> list[float]:
+        """Of ascending rows, the bytes of their prompts, or the numbers in a column; 0 where there is
+        none. Raises :class:`UserError` if one of their files changed."""
+        if not rows:
+            return []
+        first, end = rows[0], rows[-1] + 1
+        self._check_files(first, end)
+        values = self.rows.read(first, end, [length_column or self.column]).column(0)
+        found = values.to_pylist() if length_column is not None else _num_bytes(values)
+        return [float(found[row - first] or 0) for row in rows]
+
+    def num_beginning_with(self, text: str, num_rows: int) -> int:
+        """How many of the first rows' prompts, if they are texts, begin with a text."""
+        if self.is_chat:
+            return 0
+        if self.is_batch:
+            return sum(self._begins_with(row, text) for row in range(num_rows))
+        self._check_files(0, num_rows)
+        column = self.rows.read(0, num_rows, [self.column]).column(0)
+        values = (value for chunk in column.chunks for value in text_as_bytes(chunk).to_pylist())
+        return sum(value is not None and value.startswith(text.encode()) for value in values)
+
+    def _begins_with(self, row: int, text: str) -> bool:
+        try:
+            prompt = self.prompt(row)
+        except RowError:
+            return False
+        return isinstance(prompt, str) and prompt.startswith(text)
+
+    def check_column(self, option: str, column: str) -> None:
+        """Raises :class:`UserError`, which names the ``option``, if the column is missing."""
+        if column not in self.schema.names:
+            raise UserError(
+                f"{option} {column} is not a column of --prompts {self.files[0]}, which has "
+                f"{describe_columns(self.schema)}"
+            )
+
+    def check_no_batch(self, job: str) -> None:
+        """Raises :class:`UserError`, which names the ``job``, for requests of OpenAI's batch format."""
+        if self.is_batch:
+            raise UserError(
+                f"--prompts {self.files[0]} holds requests of OpenAI's batch format, each with options of "
+                f"its own, which {job} gives to no row: use jobs/generate.py, or give the prompts alone in "
+                "a column (--prompt_column or --messages_column)"
+            )
+
+    def check_lengths(self, option: str, column: str) -> None:
+        """Raises :class:`UserError`, which names the ``option``, if the column is missing or is not of
+        numbers."""
+        kinds = {field.name: field.type for field in self.schema}
+        is_number = column in kinds and any(
+            test(kinds[column]) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+        )
+        if not is_number:
+            raise UserError(
+                f"{option} {column} is not a column of numbers of --prompts {self.files[0]}, which has "
+                f"{describe_columns(self.schema)}"
+            )
+
+    def groups(self, option: str, column: str) -> dict[str, list[int]]:
+        """Row numbers by the value of a column, in the order of the first occurrences.
+
+        Raises :class:`UserError`, which names the ``option``, if the column is missing, or is null or damaged
+        in a row.
+        """
+        self.check_column(option, column)
+        groups: dict[str, list[int]] = {}
+        for row, value in enumerate(self.values(option, column)):
+            if value is None:
+                raise UserError(f"{option} {column} is null in row {row}: every row needs a group")
+            groups.setdefault(str(value), []).append(row)
+        return groups
+
+    def values(self, option: str, column: str) -> Iterator[Any]:
+        """A column's value in every row. Raises :class:`UserError`, which names the ``option``, for bad text
+        or JSON in one of them."""
+        try:
+            yield from self.rows.values(column)
+        except (UnicodeDecodeError, JsonError) as error:
+            row, reason = next(filter(None, (self._damage(column, row) for row in range(self.num_rows))))
+            raise UserError(f"{option} {column}: row {row} cannot be read ({reason}): correct it") from error
+
+    def _damage(self, column: str, row: int) -> tuple[int, str] | None:
+        """A row whose value cannot be read, and why."""
+        try:
+            self.value(column, row)
+        except RowError as error:
+            return row, error.reason
+        return None
+
+    def prompt(self, row: int) -> str | list[dict[str, Any]] | Chat:
+        """A row's text, or its chat messages; of several turns the first.
+
+        Raises :class:`RowError` for an unusable row, and :class:`UserError` if its file changed.
+        """
+        if row in self.unusable:
+            raise RowError(self.unusable[row])
+        value = self.value(self.column, row)
+        if value is None:
+            raise RowError(f"{self.column} is null")
+        if self.has_turns:
+            return [{"role": "user", "content": self.turn(row, 0)}]
+        if self.is_batch:
+            return prompt_of_body(json.loads(value), is_chat=self.is_chat)
+        if not self.is_chat and (reason := why_not_text(self.column, value)) is not None:
+            raise RowError(reason)
+        if not value:
+            raise RowError(f"{self.column} is empty")
+        return value if isinstance(value, str) else self._messages(value)
+
+    def _messages(self, value: Any) -> list[dict[str, Any]]:
+        try:
+            messages = chat_messages(self.column, value)
+        except MessageError as error:
+            raise RowError(str(error)) from error
+        if not holds_json(self.schema.field(self.column).type):
+            for message in messages:
+                # A null of a struct is read as absent, but is what content is beside calls of tools.
+                message.setdefault("content", None)
+        return messages
+
+    def num_turns(self, row: int) -> int:
+        """User messages of a row. Raises as :meth:`prompt` does."""
+        return len(self._turns(row))
+
+    def turn(self, row: int, index: int) -> str:
+        """One of a row's user messages. Raises as :meth:`prompt` does."""
+        text = self._turns(row)[index]
+        if not text:
+            raise RowError(f"{self.column}[{index}] is {'null' if text is None else 'empty'}")
+        return text
+
+    def _turns(self, row: int) -> list[str | None]:
+        turns = self.value(self.column, row)
+        if not turns:
+            raise RowError(f"{self.column} is {'null' if turns is None else 'empty'}")
+        if (reason := why_not_turns(self.column, turns)) is not None:
+            raise RowError(reason)
+        return list(turns)
+
+    def value(self, column: str, row: int) -> Any:
+        """A row's value in another column. Raises as :meth:`prompt` does."""
+        self._check_files(row, row + 1)
+        try:
+            return self.rows.row(row, [column])[column]
+        except UnicodeDecodeError as error:
+            raise RowError(f"{column} is not valid UTF-8: {error.reason}") from error
+        except JsonError as error:
+            raise RowError(f"{column} is not valid JSON: {error}") from error
+
+    def _check_files(self, start: int, stop: int) -> None:
+        """Memory-mapped rows would change with their file, and a truncated file would crash the process."""
+        ends = self.rows.ends
+        if ends is not None:
+            for index in range(bisect_right(ends, start), bisect_left(ends, stop) + 1):
+                self.watched.check(index)
+
+
+def _num_bytes(prompts: pa.ChunkedArray) -> list[int]:
+    """Of every prompt: of a chat, in all strings of its messages."""
+    return [_bytes_in(value) for chunk in prompts.chunks for value in text_as_bytes(chunk).to_pylist()]
+
+
+def _bytes_in(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_bytes_in, value.values()))
+    if isinstance(value, list):
+        return sum(map(_bytes_in, value))
+    return len(value) if isinstance(value, bytes) else 0
+
+
+def open_prompts(
+    path: str,
+    *,
+    prompt_column: str | None,
+    messages_column: str | None,
+    has_turns: bool = False,
+    limit: int | None,
+    known: Sequence[FileStamp] = (),
+    spool: str | None = None,
+) -> Prompts:
+    """Open and check the first ``limit`` rows (None = all) of a file or folder of prompts, or of a URL, which
+    is fetched into the ``spool``.
+
+    Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet, JSONL or CSV, and exactly one of the
+    two columns; with ``has_turns`` the messages are texts of the user's turns.
+    Files that are ``known`` and unchanged were checked before, and are not read as a whole again.
+    Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
+    """
+    try:
+        files = find_files(fetched(path, spool))
+    except OSError as error:
+        raise UserError(f"--prompts {path} cannot be read: {error}") from error
+    watched = WatchedFiles(files, known)
+    assert (prompt_column is None) != (messages_column is None), "the configuration names one of the two"
+    column = PromptColumn(
+        messages_column or prompt_column or "", is_chat=messages_column is not None, is_turns=has_turns
+    )
+    found = read_inputs(files, column, is_known=watched.are_known, spool=spool)
+    watched.know([*found.stamps] or known)
+    rows = found.rows
+    if rows.num_rows == 0:
+        raise UserError(f"--prompts {path} has no rows: there is nothing to generate")
+    twice = [name for name, count in Counter(rows.schema.names).items() if count > 1]
+    if twice:
+        raise UserError(f"--prompts {path} has more than one column named {', '.join(twice)}: rename them")
+    column.check(path)
+    if messages_column is not None:
+        option = "--turns_column" if has_turns else "--messages_column"
+        field = _field(path, rows.schema, option, messages_column)
+        _check_turns_type(field) if has_turns else _check_messages_type(field)
+    else:
+        field = _field(path, rows.schema, "--prompt_column", column.name)
+        if not _is_text(field.type):
+            raise UserError(
+                f"--prompt_column {field.name} has type {field.type}, but a prompt must be text (string); "
+                "for chat messages use --messages_column"
+            )
+    _check_output_names(path, rows.schema, prompt_column)
+    return Prompts(
+        files=tuple(files),
+        rows=rows if limit is None else rows.limited(limit),
+        column=field.name,
+        watched=watched,
+        unusable=found.unusable,
+        is_chat=column.is_chat or bool(found.is_chat_batch),
+        is_batch=found.is_chat_batch is not None,
+        has_turns=has_turns,
+    )
+
+
+def _check_output_names(path: str, schema: pa.Schema, prompt_column: str | None) -> None:
+    taken = [name for name in schema.names if name in OUTPUT_COLUMNS]
+    if prompt_column == "prompt" and "prompt" in taken:
+        taken.remove("prompt")
+    if taken:
+        raise UserError(
+            f"--prompts {path} has columns with names that the output reserves: {', '.join(taken)}; rename "
+            "them"
+        )
+
+
+def _field(path: str, schema: pa.Schema, option: str, name: str) -> pa.Field:
+    if name not in schema.names:
+        raise UserError(
+            f"{option} {name} is not a column of --prompts {path}, which has {describe_columns(schema)}; "
+            "name the column with --prompt_column (text), --messages_column (chat) or "
+            "--turns_column (messages of the user)"
+        )
+    if pa.types.is_null(schema.field(name).type):
+        raise UserError(
+            f"{option} {name} is null in every row of --prompts {path}, which has "
+            f"{describe_columns(schema)}: name the column of the prompts"
+        )
+    return schema.field(name)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether its values are text; whether those of JSON are, each row tells."""
+    return is_text(kind) or isinstance(kind, pa.JsonType)
+
+
+def _has_inner_structs(messages: pa.DataType) -> bool:
+    message = messages.value_type if is_list(messages) else messages
+    return pa.types.is_struct(message) and any(holds(field.type, pa.types.is_struct) for field in message)
+
+
+def _check_turns_type(field: pa.Field) -> None:
+    kind = field.type
+    if not isinstance(kind, pa.JsonType) and not (is_list(kind) and _is_text(kind.value_type)):
+        raise UserError(
+            f"--turns_column {field.name} has type {kind}, but it must be a list of texts, the "
+            "messages of the user; for conversations with roles use --messages_column"
+        )
+
+
+def _check_messages_type(field: pa.Field) -> None:
+    kind = field.type
+    message = kind.value_type if is_list(kind) else kind
+    types = {item.name: item.type for item in message} if pa.types.is_struct(message) else {}
+    if isinstance(message, pa.JsonType) or (
+        is_list(kind)
+        and _is_text(types.get("role", pa.null()))
+        and any(test(types.get("content", pa.bool_())) for test in (_is_text, is_list, pa.types.is_null))
+    ):
+        return
+    raise UserError(
+        f"--messages_column {field.name} has type {field.type}, but chat messages must be a list of structs "
+        "with the strings role and content; for plain text use --prompt_column"
+    )

@@ -1,0 +1,295 @@
+"""A replica among those that work on a run folder: its name, heartbeat and claims."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from specdist.data.leases.claim_folders import (
+    BEAT_SUFFIX,
+    beat_folder,
+    is_level,
+    listings,
+    placed,
+    replicas_among,
+    replicas_in,
+)
+from specdist.data.leases.claims import CLAIM_FILE, WAITING_SUFFIX, Claim, Claims, View
+from specdist.data.leases.heartbeat import BEATS_MISSED, BEATS_PER_SILENCE, Heartbeat, Watch, beat_path
+from specdist.data.run.layout import CLAIMS_FOLDER
+from specdist.data.store.files import TEMPORARY_SUFFIX, unique_tag
+from specdist.utils.errors import UserError
+
+SETUP = "setup"
+# Holds the name of the replica that last completed in the run's folder what crashes had left undone.
+TIDIER = "tidier"
+POLLS_PER_SILENCE = 20
+MAX_POLL_S = 0.5
+# Replicas that wait for each other look less often the more there are and the more each has to read, but
+# never so seldom that a look comes too late to tell silence.
+REPLICAS_PER_POLL, POLLS_PER_READ, MAX_POLLS = 16, 1.6, 8
+S_PER_LISTED_FILE = 1.25e-3
+MAX_SILENCE_SHARE = 0.4
+# A heartbeat that cannot be told otherwise is kept for so many times the silence that means the end.
+SILENCES_KEPT = 10
+# A replica that leaves looks at the heartbeats of so many others.
+MAX_TIDIED = 16
+
+
+def replica_name() -> str:
+    """Host and process, for people, and a tag that makes the name unique."""
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0])[:40]
+    return f"{host}-{os.getpid()}-{unique_tag()[:4]}"
+
+
+class Membership:
+    """From :meth:`join` to :meth:`leave` this replica is seen by the others."""
+
+    def __init__(
+        self,
+        output: Path,
+        *,
+        silent_after_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        name: str | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """``silent_after_s``: seconds without a heartbeat after which a replica is gone; ``folder``: of
+        claims and heartbeats, None for that in the output's."""
+        self.output = output
+        self._folder = folder or output / CLAIMS_FOLDER
+        self._option = f"--output {output}" if folder is None else f"--claims {folder}"
+        self._poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
+        self.silent_after_s, self.clock, self._sleep = silent_after_s, clock, sleep
+        self._is_waiting = False
+        self._tidier_path = self._folder / TIDIER
+        self._was_named = name is not None
+        self.replica = name or placed(self._folder, replica_name())
+        self.heartbeat = Heartbeat(self._folder, self.replica, silent_after_s=silent_after_s, clock=clock)
+        self.watch = Watch(self._folder, silent_after_s=silent_after_s, clock=clock)
+        self.claims = Claims(self._folder, self.replica, self.watch)
+
+    def join(self) -> None:
+        """Raises :class:`UserError` if the folder cannot be written."""
+        if self.output.exists() and not self.output.is_dir():
+            raise UserError(f"--output {self.output} is a file: give a folder")
+        try:
+            self.create_folder()
+            self.heartbeat.start()
+            # An earlier program of the same process may have failed without releasing its claims. A new name
+            # has none, and all the claims of many replicas would be read for nothing.
+            for claim in self.claims.latest().values() if self._was_named else ():
+                holding = self.claims.holding(claim)
+                if holding is not None and holding.replica == self.replica:
+                    self.claims.release(claim, holding.rows)
+        except OSError as error:
+            raise UserError(f"{self._option} cannot be written: {error}") from error
+
+    def create_folder(self) -> None:
+        """The folder of heartbeats and claims. Raises OSError."""
+        beat_folder(self._folder, self.replica).mkdir(parents=True, exist_ok=True)
+
+    def leave(self) -> None:
+        """To be called after all claims were released."""
+        now = self._newest_beat_s()
+        self.heartbeat.stop()
+        with contextlib.suppress(OSError):
+            self.show_waiting(False)
+            if self._tidier_path.exists() and self._tidier_path.read_text() == self.replica:
+                self._tidier_path.unlink()
+            # The last one to remove its heartbeat sees no other.
+            if not self.tidy(now):
+                self._forget_setup()
+
+    def withdraw(self) -> None:
+        """Leave, and remove the claims' folder: this is not a run folder."""
+        self.leave()
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+    def show_waiting(self, is_waiting: bool) -> None:
+        """Tell the others that this replica waits for a shard, so that all that wait share out the watch over
+        those that work. Raises OSError."""
+        if is_waiting == self._is_waiting:
+            return
+        path = self._waiting_path(self.replica)
+        if is_waiting:
+            path.touch()
+        else:
+            path.unlink(missing_ok=True)
+        self._is_waiting = is_waiting
+
+    def _waiting_path(self, replica: str) -> Path:
+        return beat_folder(self._folder, replica) / f"{replica}{WAITING_SUFFIX}"
+
+    def poll_s(self, num_files: int, *, num_replicas: int = 0, num_reads: int = 0) -> float:
+        """Seconds until the next look of a replica that waits for others; by chance a little more or less.
+
+        Args:
+            num_files: listed by a look.
+            num_replicas: that may wait for the same.
+            num_reads: of a look.
+        """
+        polls = max(1.0, min(num_replicas / REPLICAS_PER_POLL, MAX_POLLS), num_reads * POLLS_PER_READ)
+        poll_s = self._poll_s * polls + S_PER_LISTED_FILE * num_files
+        return min(poll_s, MAX_SILENCE_SHARE * self.silent_after_s) * random.uniform(0.8, 1.2)
+
+    def listing_s(self, num_files: int) -> float:
+        """Seconds from one listing of so many files to the next one of a replica that is at work."""
+        return min(S_PER_LISTED_FILE * num_files, MAX_SILENCE_SHARE * self.silent_after_s)
+
+    @contextlib.contextmanager
+    def setup(self, is_needless: Callable[[], bool] | None = None) -> Iterator[bool]:
+        """One replica at a time may change what belongs to all; the others wait, unless there is nothing that
+        they would change: see :meth:`is_settled`. Yields whether this one may."""
+        try:
+            claim = self._turn(is_needless)
+        except OSError as error:
+            raise UserError(f"--output {self.output} cannot be written: {error}") from error
+        try:
+            yield claim is not None
+        finally:
+            if claim is not None:
+                self.claims.release(claim)
+
+    def _turn(self, is_needless: Callable[[], bool] | None) -> Claim | None:
+        while True:
+            if is_needless is not None and self.is_settled(is_needless):
+                return None
+            view = self.claims.look()
+            if (claim := self.take_setup(view)) is not None:
+                return claim
+            self._sleep(self.poll_s(view.num_files, num_replicas=view.num_replicas))
+
+    def is_settled(self, is_needless: Callable[[], bool]) -> bool:
+        """Whether a replica at work has tidied, and ``is_needless`` finds nothing to change, while nobody
+        held the setup: then many that join need not wait one behind another.
+
+        This replica's heartbeat is older than what is looked at, so whoever takes the setup later sees it.
+        """
+        latest = self.claims.in_force(SETUP)
+        holding = None if latest is None else self.claims.holding(latest)
+        return (
+            latest is not None
+            and holding is not None
+            and holding.replica is None
+            and self._is_tidier_at_work()
+            and is_needless()
+            and self.claims.is_held(latest)
+        )
+
+    def take_setup(self, view: View) -> Claim | None:
+        """Try once for what :meth:`setup` waits for."""
+        return self.claims.take(SETUP, view.latest.get(SETUP))
+
+    def _forget_setup(self) -> None:
+        """The last replica to leave removes the claims of the setup.
+
+        Others may join meanwhile: a replica writes its heartbeat before it looks at any claim. One that is
+        not among the others while the setup is held here has not looked yet, so it will see this claim and
+        wait, or see none and begin anew.
+        """
+        latest = self.claims.latest().get(SETUP)
+        if latest is None or self.others():
+            return
+        claim = self.claims.take(SETUP, latest)
+        if claim is None:
+            return
+        if self.others():
+            self.claims.release(claim)
+        else:
+            self._tidier_path.unlink(missing_ok=True)
+            self.claims.remove_up_to(claim)
+
+    def others(self) -> list[str]:
+        """The other replicas that have a heartbeat, at work or not."""
+        return [name for name in replicas_in(self._folder) if name != self.replica]
+
+    def find_another(self) -> str | None:
+        """Another replica that is at work, for a message; waits until it is certain that there is none."""
+        for name in self.others():
+            while (is_at_work := self.watch.is_at_work(name)) is None:
+                self._sleep(self._poll_s)
+            if is_at_work:
+                beat = self.watch.beat(name)
+                return str(beat.process) if beat else name
+        return None
+
+    def another_has_tidied(self) -> bool:
+        """Whether another replica completed what crashes had left undone, and is at work; if not, this one is
+        to do it, and says so. To be asked within :meth:`setup`."""
+        if self._is_tidier_at_work():
+            return True
+        self._tidier_path.write_text(self.replica)
+        return False
+
+    def _is_tidier_at_work(self) -> bool:
+        """Ages are told by the file server's clock: this replica's heartbeat is new."""
+        try:
+            name = self._tidier_path.read_text()
+            times = (beat_path(self._folder, replica).stat().st_mtime for replica in (self.replica, name))
+            is_new = next(times) - next(times) < BEATS_MISSED * self.silent_after_s / BEATS_PER_SILENCE
+            return name != self.replica and is_new and self.watch.is_at_work(name) is not False
+        except OSError:
+            return False
+
+    def tidy(self, now: float = 0.0) -> list[str]:
+        """Remove half-made claims, and the heartbeats of replicas that have ended, or have not beaten for so
+        long that they vanished with their machine. Of many replicas, it looks at a few by chance. ``now``: by
+        the clock of the file server; 0 if it is not known. Returns the others that had a heartbeat."""
+        found = listings(self._folder)
+        for level, names in found.items():
+            for name in names:
+                if name.endswith(TEMPORARY_SUFFIX):
+                    (self._folder / level / name).unlink(missing_ok=True)
+        beating = replicas_among(itertools.chain.from_iterable(found.values()))
+        others = [name for name in beating if name != self.replica]
+        chosen = random.sample(others, min(len(others), MAX_TIDIED))
+        vanished = {name for name in chosen if self._has_vanished(name, now)}
+        for name in vanished - self._holders() if vanished else ():
+            for path in (beat_path(self._folder, name), self._waiting_path(name)):
+                path.unlink(missing_ok=True)
+        return [name for name in others if name not in vanished]
+
+    def _newest_beat_s(self) -> float:
+        """About the present by the clock of the file server, which wrote down this replica's last beat; 0 if
+        it did not."""
+        try:
+            return beat_path(self._folder, self.replica).stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def _has_vanished(self, name: str, now: float) -> bool:
+        """A replica that was only paused writes its heartbeat anew."""
+        beat = self.watch.beat(name)
+        if beat is None:
+            return False
+        is_alive = beat.process.is_alive()
+        try:
+            age_s = now - beat_path(self._folder, name).stat().st_mtime
+        except OSError:
+            return False
+        return is_alive is False or (is_alive is None and age_s > SILENCES_KEPT * beat.silent_after_s)
+
+    def _holders(self) -> set[str | None]:
+        """Of the claims in force, each of which is read."""
+        holdings = map(self.claims.holding, self.claims.latest().values())
+        return {holding.replica for holding in holdings if holding is not None}
+
+
+def is_membership_file(name: str) -> bool:
+    """Whether a file or folder in the claims' folder was made by a replica."""
+    return (
+        name.endswith((BEAT_SUFFIX, WAITING_SUFFIX, TEMPORARY_SUFFIX))
+        or CLAIM_FILE.fullmatch(name) is not None
+        or name == TIDIER
+        or is_level(name)
+    )

@@ -1,0 +1,365 @@
+"""The next shard of a replica: neither complete nor claimed by another replica that is at work.
+
+While replicas wait for one, those that hold shards offer *splits* of them: rows that they have not begun. A
+split is claimed like a shard; its holder logs the rows and removes the claim, and the shard's holder
+publishes them. Rows of a split that is gone without having been finished are the shard's again.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from specdist.data.leases.claims import (
+    Claim,
+    View,
+    shard_and_split,
+    shard_name,
+    split_name,
+)
+from specdist.data.leases.membership import Membership
+from specdist.data.leases.shard_choice import FEW_REPLICAS, OpenShards, first_choices, watch_period, watched
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.parts import PartLog
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.run.segments import check_continues
+from specdist.data.store.files import writing
+from specdist.utils.errors import UserError
+
+# Of shards that turn out to be complete or claimed, until a replica looks anew; and of looks per attempt.
+MAX_LATE, MAX_LOOKS = 2, 8
+# Watched claims change after so many times the silence after which a replica counts as gone.
+PERIOD_IN_SILENCES = 2.5
+# Completion records are listed at most so often that a replica reads this many names per second.
+RECORDS_PER_S = 250.0
+# Offered splits that a replica tries to get at a time.
+MAX_TRIED = 3
+
+
+@dataclass(frozen=True)
+class ClaimedShard:
+    """A shard of this replica, or the ``rows`` of a split of one, and the claim with which it is finished or
+    released."""
+
+    shard: int
+    claim: Claim
+    split: int | None = None
+    rows: tuple[int, ...] | None = None
+
+
+class ShardQueue:
+    """The shards of a run as one of its replicas sees them."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        membership: Membership,
+        manifest: Manifest,
+        num_shards: int,
+        *,
+        on_done_elsewhere: Callable[[int], None] = lambda shard: None,
+    ) -> None:
+        """``manifest``: this replica's, which the folder must keep. ``on_done_elsewhere``: called with every
+        shard that another replica completed."""
+        self._folder = folder
+        self._membership = membership
+        self._claims = membership.claims
+        self._manifest = manifest
+        self._open = OpenShards(num_shards)
+        self._mine: dict[int, Claim] = {}
+        self._my_splits: dict[str, ClaimedShard] = {}
+        self._next_listing_at = -math.inf
+        # As last seen, and the claims watched since.
+        self._view = View({}, num_replicas=1, num_waiting=0, num_files=0)
+        self._num_watched = 0
+        self._watched: list[str] = []
+        self.on_done_elsewhere = on_done_elsewhere
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all shards are known to be complete."""
+        return not self._open
+
+    @property
+    def is_all_mine(self) -> bool:
+        """Whether this replica holds every shard that is not known to be complete."""
+        return len(self._mine) >= len(self._open)
+
+    def take(self) -> ClaimedShard | None:
+        """Claim a shard, or a split of one; None if all others are claimed or complete.
+
+        Raises :class:`UserError` if the folder now holds another run, or cannot be written.
+        """
+        with writing(self._folder.path):
+            taken = self._take()
+            self._membership.show_waiting(taken is None and not self.is_done)
+            return taken
+
+    @property
+    def is_last_claimed(self) -> bool:
+        """Whether all open shards had claims when this replica looked last. Of many replicas, it may not know
+        of those that are complete; then some of them wait at the end, and tell."""
+        return all(shard in self._mine or shard in self._view.shards for shard in self._open)
+
+    def look(self) -> View:
+        """The claims in force now. Raises :class:`UserError` as :meth:`take` does."""
+        self._check_run()
+        with writing(self._folder.path):
+            self._view = self._claims.look()
+            return self._view
+
+    @property
+    def view(self) -> View:
+        """The claims in force when this replica looked last."""
+        return self._view
+
+    def _take(self) -> ClaimedShard | None:
+        for _ in range(MAX_LOOKS):
+            view = self._claims.look()
+            self._view = view
+            claims = view.shards
+            if view.num_replicas <= FEW_REPLICAS:
+                return self._take_first(claims) or self._take_split(self._splits())
+            is_out_of_date, taken = self._take_unclaimed(claims)
+            if taken is not None:
+                return taken
+            if not is_out_of_date:
+                fresh = [claim for shard, claim in view.fresh_splits if shard in self._open]
+                tried = random.sample(fresh, min(len(fresh), MAX_TRIED))
+                return self._take_split(tried) or self._take_abandoned()
+        return None
+
+    def _take_first(self, claims: Mapping[int, Claim]) -> ClaimedShard | None:
+        """The first shard that can be had, among few replicas."""
+        others = self._open_elsewhere()
+        self._num_watched = sum(shard in claims for shard in others)
+        for shard in others:
+            latest = claims.get(shard)
+            if latest is None and self._see_complete(shard):
+                continue
+            if (taken := self._claim(shard, latest)) is not None:
+                return taken
+        return None
+
+    def _take_unclaimed(self, claims: Mapping[int, Claim]) -> tuple[bool, ClaimedShard | None]:
+        """A shard without a claim; and if there is none, whether to look again, since others were faster."""
+        num_late = 0
+        unclaimed = self._open.without(self._mine, self._view.in_order)
+        for shard in first_choices(unclaimed, self._view.in_order, self._view.num_replicas):
+            if shard not in self._open:
+                continue
+            if not self._see_recorded(shard) and (taken := self._claim(shard, None)) is not None:
+                return False, taken
+            num_late += 1
+            if num_late == MAX_LATE:
+                return self._see_listed(are_none_claimed=not claims), None
+        return False, None
+
+    def _take_abandoned(self) -> ClaimedShard | None:
+        """A shard, or a split of one, whose holder released it or is gone."""
+        mine = {claim.name for claim in self._mine.values()} | self._my_splits.keys()
+        view = self._view
+        replica, period_s = self._membership.replica, PERIOD_IN_SILENCES * self._membership.silent_after_s
+        period = watch_period(self._membership.clock(), period_s, replica=replica)
+        chosen = watched(
+            view.held_names, view.held_hashes, view.num_waiting, replica=replica, period=period, mine=mine
+        )
+        # Whoever begins to watch one whose holder is gone knows so only after the whole silence.
+        chosen += [name for name in self._watched if name not in chosen and self._is_suspect(name)]
+        self._watched, self._num_watched = chosen, len(chosen)
+        for name in chosen:
+            latest, shard = view.latest[name], view.held[name]
+            if shard not in self._open:
+                continue
+            is_split = latest is not view.shards.get(shard)
+            taken = self._take_split([latest]) if is_split else self._claim(shard, latest)
+            if taken is not None:
+                return taken
+        return None
+
+    def _is_suspect(self, name: str) -> bool:
+        return name in self._view.latest and self._claims.is_suspect(self._view.latest[name])
+
+    def _splits(self) -> list[Claim]:
+        """The claims of splits of open shards as last seen, without those of this replica: first those that
+        nobody has taken yet, else in random order, so that few replicas try the same one."""
+        found = [claim for shard, claim in self._view.splits
+                 if shard in self._open and claim.name not in self._my_splits]  # fmt: skip
+        random.shuffle(found)
+        return sorted(found, key=lambda claim: claim.generation > 1)
+
+    def _take_split(self, splits: Sequence[Claim]) -> ClaimedShard | None:
+        """The first of these splits that can be had."""
+        for latest in splits:
+            taken = self._claims.take_split(latest)
+            if taken is None:
+                continue
+            claim, rows = taken
+            place = shard_and_split(claim.name)
+            assert place is not None
+            shard, split = place
+            if self._see_complete(shard):
+                self._claims.forget(claim.name)
+                continue
+            self._check_run()
+            claimed = self._my_splits[claim.name] = ClaimedShard(shard, claim, split, rows)
+            return claimed
+        return None
+
+    def offer(self, claimed: ClaimedShard, rows: Sequence[int], number: int) -> str | None:
+        """Offer rows of a shard to everybody as the split of this number: the name to look for in a
+        :class:`View`. None if there is such a split already, or the shard is another replica's by now."""
+        with writing(self._folder.path):
+            level = self._folder.claims_level(claimed.shard)
+            offered = self._claims.offer(split_name(claimed.shard, number, level), rows)
+            if offered is None:
+                return None
+            if not self._claims.is_held(claimed.claim):
+                self._claims.forget(offered.name)
+                return None
+            return offered.name
+
+    def offered(self, shard: int) -> dict[str, tuple[int, ...]]:
+        """The rows of every split of a shard of this replica, by name, for which claims were last seen."""
+        found = {}
+        for name, claim in self._view.latest.items():
+            place = shard_and_split(name)
+            if place is not None and place[0] == shard and place[1] is not None:
+                holding = self._claims.holding(claim)
+                if holding is not None and holding.rows is not None:
+                    found[name] = holding.rows
+        return found
+
+    def is_gone(self, name: str) -> bool:
+        """Whether a split has no claim any more: it is finished, or was given up."""
+        return name not in self._view.latest and not self._claims.is_claimed(name)
+
+    def next_split(self, shard: int) -> int:
+        """A number that no split of the shard has had."""
+        numbers = [log.split for log in self._folder.logs(shard) if log.split is not None]
+        places = filter(None, map(shard_and_split, self._view.latest))
+        numbers += [split for of_shard, split in places if of_shard == shard and split is not None]
+        return max(numbers, default=0) + 1
+
+    def _claim(self, shard: int, latest: Claim | None) -> ClaimedShard | None:
+        """Claim a shard; None if another replica holds it, or has completed it."""
+        name = shard_name(shard, self._folder.claims_level(shard))
+        above = max(self._folder.log_generations(shard), default=0) if latest is None else 0
+        if above and self._claims.is_claimed(name):
+            # Its holder has begun since the claims were read.
+            return None
+        claim = self._claims.take(name, latest, above=above)
+        if claim is None:
+            return None
+        # Another may have completed it and dropped its claims after they were read.
+        if self._folder.complete_from_attempts(shard) or self._folder.is_complete(shard):
+            self._folder.sweep(shard)
+            self._forget_shard(shard)
+            self._see_complete(shard)
+            return None
+        self._check_run()
+        self._mine[shard] = claim
+        return ClaimedShard(shard, claim)
+
+    def _see_listed(self, *, are_none_claimed: bool) -> bool:
+        """See at once all shards that have a completion record; False if that was done so lately that listing
+        them again would cost the file server more than it tells. At the end, without claims, it is done."""
+        now = self._membership.clock()
+        if not are_none_claimed and now < self._next_listing_at:
+            return False
+        recorded = self._folder.recorded_shards(self._open)
+        self._next_listing_at = now + len(recorded) / RECORDS_PER_S
+        for shard in self._open_elsewhere():
+            if shard in recorded:
+                self._complete_elsewhere(shard)
+        return True
+
+    def _open_elsewhere(self) -> list[int]:
+        """The shards that are not known to be complete, without those of this replica."""
+        return self._open.without(self._mine)
+
+    @property
+    def poll_s(self) -> float:
+        """Seconds to wait after :meth:`take` found nothing."""
+        return self._membership.poll_s(self._view.num_files, num_reads=self._num_watched)
+
+    def log(self, claimed: ClaimedShard, rows: Collection[int] | None = None) -> PartLog:
+        """The part log of this claim, with those of ``rows`` that other logs of the shard have."""
+        return self._folder.parts(claimed.shard, claimed.claim.generation, rows, claimed.split)
+
+    def is_held(self, claimed: ClaimedShard) -> bool:
+        """Whether the claim is still in force. Raises :class:`UserError` as :meth:`take` does."""
+        self._check_run()
+        with writing(self._folder.path):
+            return self._claims.is_held(claimed.claim)
+
+    def finished(self, claimed: ClaimedShard) -> None:
+        """Remove the claims of a complete shard, or of a split whose rows are all in its log, durably."""
+        with writing(self._folder.path):
+            if claimed.split is None:
+                self._mine.pop(claimed.shard, None)
+                self._open.discard(claimed.shard)
+                self._forget_shard(claimed.shard)
+                return
+            self._my_splits.pop(claimed.claim.name, None)
+            if self._claims.is_held(claimed.claim):
+                self._claims.forget(claimed.claim.name)
+            self._sweep_late(claimed.shard)
+
+    def lost(self, claimed: ClaimedShard) -> None:
+        """Forget a shard, or a split, that another replica took over; it can be claimed again if that replica
+        is lost too.
+
+        If the other completed it, it may have died before it removed the claims.
+        """
+        if claimed.split is not None:
+            self._my_splits.pop(claimed.claim.name, None)
+            self._sweep_late(claimed.shard)
+            return
+        self._mine.pop(claimed.shard, None)
+        if self._folder.is_complete(claimed.shard):
+            self._forget_shard(claimed.shard)
+
+    def _forget_shard(self, shard: int) -> None:
+        self._claims.forget_shard(shard, self._folder.claims_level(shard))
+
+    def _sweep_late(self, shard: int) -> None:
+        """Remove the log of a split if its shard was completed without it: nobody else will."""
+        if self._folder.is_complete(shard):
+            self._folder.sweep(shard)
+
+    def give_back(self) -> None:
+        """Release all claims of this replica."""
+        for claimed in self._my_splits.values():
+            self._claims.release(claimed.claim, claimed.rows)
+        for claim in self._mine.values():
+            self._claims.release(claim)
+        self._my_splits.clear()
+        self._mine.clear()
+
+    def _see_complete(self, shard: int) -> bool:
+        if not self._folder.is_complete(shard):
+            return False
+        self._complete_elsewhere(shard)
+        return True
+
+    def _see_recorded(self, shard: int) -> bool:
+        """As :meth:`_see_listed` does: the record alone counts."""
+        if not self._folder.record_path(shard).is_file():
+            return False
+        self._complete_elsewhere(shard)
+        return True
+
+    def _complete_elsewhere(self, shard: int) -> None:
+        if shard in self._open:
+            self._open.discard(shard)
+            self.on_done_elsewhere(shard)
+
+    def _check_run(self) -> None:
+        """A replica that was paused must not write into a run that replaced its own."""
+        try:
+            check_continues(self._folder.manifest, self._manifest)
+        except UserError as error:
+            raise UserError(f"the run in this folder has been replaced by another. {error}") from error

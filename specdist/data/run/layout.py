@@ -1,0 +1,303 @@
+"""Where the files of a run lie.
+
+A run of many shards has their files in numbered folders, so that none holds more than a few thousand; which
+shards share a folder is in the manifest's ``info``. Sorted by path, the shards' data is in input order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.publishing import ShardPaths
+from specdist.data.store.files import fsync_folder, names_in, sizes_in
+
+SHARD_FOLDERS = ("shards", "stats", "parts")
+SHARD_FILE = re.compile(
+    r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:(?:\.split-(\d{5,}))?\.(\d{5,}))?\.jsonl)"
+    r"(?:(?:\.[\w-]+)?\.tmp)?"
+)
+DATA_FILE = re.compile(r"shard-(\d{5,})\.arrow")
+TRACE_FILE = re.compile(r"shard-(\d{5,})\.trace\.arrow")
+# Completion records and statistics have the same names, in different folders.
+RECORD_FILE = re.compile(r"shard-(\d{5,})\.json")
+NUMBERED_FOLDER = re.compile(r"\d{5,}")
+TOTAL_FILE = re.compile(r"total-(\d{5,})\.json")
+SUBTOTAL_FILE = re.compile(r"subtotal-(\d{5,})\.json")
+FIGURES_FILE = re.compile(r"figures-(\d{5,})\.json")
+# In the manifest's ``info``, if the shards lie in numbered folders.
+SHARDS_PER_FOLDER = "shards_per_folder"
+RUN_TAG = "run_tag"
+# Begins the names of objects with which a replica tries out a store; one that is killed leaves its own.
+PROBE = "specdist-probe"
+# The folder of claims and heartbeats, if it is not in the run's own (``--claims``); and in it, by the run's
+# tag, which data was chosen for each shard.
+CLAIMS, CLAIMS_FOLDER, DECISIONS = "claims", "claims", "chosen"
+# Up to so many lie in one folder, without a number.
+MAX_SHARDS_PER_FOLDER = 1000
+# In the manifest's ``info``, if claims lie in numbered folders, too (in older runs they do not): of so many
+# shards each, since replicas list all of them, and few of the shards have claims at a time.
+SHARDS_PER_CLAIM_FOLDER, MAX_SHARDS_PER_CLAIM_FOLDER = "shards_per_claim_folder", 4000
+
+
+def layout_info(num_shards: int) -> dict[str, Any]:
+    """What the manifest's ``info`` says about the layout of a new run."""
+    if num_shards <= MAX_SHARDS_PER_FOLDER:
+        return {}
+    return {SHARDS_PER_FOLDER: MAX_SHARDS_PER_FOLDER, SHARDS_PER_CLAIM_FOLDER: MAX_SHARDS_PER_CLAIM_FOLDER}
+
+
+def data_pattern(info: Mapping[str, Any]) -> str:
+    """A glob pattern of all shards' data in a run with this ``info``, relative to its folder."""
+    return "shards/*/shard-*.arrow" if SHARDS_PER_FOLDER in info else "shards/shard-*.arrow"
+
+
+def trace_pattern(info: Mapping[str, Any]) -> str:
+    """The same of the shards' traces."""
+    return data_pattern(info).replace("shards/", "stats/", 1).replace(".arrow", ".trace.arrow")
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A part log: of the claim of this generation of a shard, or of a split of it."""
+
+    path: Path
+    split: int | None
+    generation: int
+
+
+class RunLayout:
+    """The names of a run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._shards_per_folder: int | None = None
+        self._run_tag = ""
+        self._claims: str | None = None
+        self._shards_per_claim_folder: int | None = None
+        self._is_layout_known = False
+        # Groups whose folders are known to be there: they are never removed.
+        self._made = set[str]()
+        self._places: dict[tuple[str, int | None], Path] = {}
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest in force. Raises :class:`UserError` if it is missing or damaged."""
+        return Manifest.read(self.manifest_path)
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def card_path(self) -> Path:
+        """The card of a complete run: see :mod:`specdist.job.totals.card`."""
+        return self.path / "README.md"
+
+    @property
+    def logs_path(self) -> Path:
+        return self.path / "logs"
+
+    def data_path(self, shard: int) -> Path:
+        return self._place("shards", shard) / f"shard-{shard:05d}.arrow"
+
+    def record_path(self, shard: int) -> Path:
+        return self._place("shards", shard) / f"shard-{shard:05d}.json"
+
+    def stats_path(self, shard: int) -> Path:
+        return self._place("stats", shard) / f"shard-{shard:05d}.json"
+
+    def trace_path(self, shard: int) -> Path:
+        """Exists in runs with ``--trace``."""
+        return self._place("stats", shard) / f"shard-{shard:05d}.trace.arrow"
+
+    def parts_path(self, shard: int, generation: int = 0, split: int | None = None) -> Path:
+        """The log of the holder of this claim of the shard, or of a split of it; generation 0 is that of a
+        run without claims."""
+        middle = f".{generation:05d}" if generation else ""
+        if split is not None:
+            middle = f".split-{split:05d}{middle}"
+        return self._place("parts", shard) / f"shard-{shard:05d}{middle}.jsonl"
+
+    def paths(self, shard: int) -> ShardPaths:
+        return ShardPaths(
+            data=self.data_path(shard),
+            stats=self.stats_path(shard),
+            trace=self.trace_path(shard),
+            record=self.record_path(shard),
+            decision=self._decision(shard),
+        )
+
+    def _decision(self, shard: int) -> Path | None:
+        self._read_layout()
+        if self._claims is None:
+            return None
+        folder = self.claims_path / f"{DECISIONS}-{self.run_tag}"
+        return folder / f"{shard // MAX_SHARDS_PER_FOLDER:05d}" / f"shard-{shard:05d}"
+
+    @property
+    def claims_path(self) -> Path:
+        """The folder of claims and heartbeats."""
+        self._read_layout()
+        return self.path / CLAIMS_FOLDER if self._claims is None else Path(self._claims)
+
+    @property
+    def shards_per_folder(self) -> int | None:
+        """None if all shards lie in one folder. Raises :class:`UserError` as :attr:`manifest` does."""
+        self._read_layout()
+        return self._shards_per_folder
+
+    @property
+    def run_tag(self) -> str:
+        """Of a run on a store: names its files on each machine, so that a run begun anew has others."""
+        self._read_layout()
+        return self._run_tag
+
+    def _read_layout(self) -> None:
+        if not self._is_layout_known and self.manifest_path.exists():
+            self.set_layout(self.manifest)
+
+    def set_layout(self, manifest: Manifest) -> None:
+        """The layout of a run with this manifest, from now on."""
+        self._shards_per_folder = manifest.info.get(SHARDS_PER_FOLDER)
+        self._run_tag = manifest.info.get(RUN_TAG, "")
+        self._claims = manifest.info.get(CLAIMS)
+        self._shards_per_claim_folder = manifest.info.get(SHARDS_PER_CLAIM_FOLDER)
+        self._is_layout_known = True
+
+    def group_of(self, shard: int) -> str:
+        """The name of the numbered folder of a shard; empty if there are no such folders."""
+        size = self.shards_per_folder
+        return "" if size is None else f"{shard // size:05d}"
+
+    def by_group(self, shards: Iterable[int]) -> dict[str, list[int]]:
+        """These shards by the name of their group, groups in order."""
+        size = self.shards_per_folder
+        found: dict[int, list[int]] = {}
+        for shard in shards:
+            found.setdefault(0 if size is None else shard // size, []).append(shard)
+        return {self.group_of(found[number][0]): found[number] for number in sorted(found)}
+
+    def claims_level(self, shard: int) -> str:
+        """The name of the numbered folder of a shard's claims; empty if there are no such folders."""
+        self._read_layout()
+        size = self._shards_per_claim_folder
+        return "" if size is None else f"{shard // size:05d}"
+
+    def shards_of(self, group: str, num_shards: int) -> range:
+        """The shards of a group, in a run of so many."""
+        size = self.shards_per_folder
+        return range(num_shards) if size is None else range(num_shards)[int(group) * size :][:size]
+
+    def groups(self) -> list[str]:
+        """The groups of shards that have a folder, in order."""
+        if self.shards_per_folder is None:
+            return [""]
+        names = {name for kind in SHARD_FOLDERS for name in _names_in(self.path / kind)}
+        return sorted(filter(NUMBERED_FOLDER.fullmatch, names))
+
+    def total_path(self, group: str) -> Path:
+        """The summed statistics of a group's shards, once all are complete."""
+        return self.path / "stats" / f"total-{group}.json"
+
+    def subtotal_path(self, group: str) -> Path:
+        """The summed statistics of some of a group's shards, while not all are complete."""
+        return self.path / "stats" / f"subtotal-{group}.json"
+
+    def figures_path(self, group: str) -> Path:
+        """Figures of each of the shards that the group's total or subtotal sums: see
+        :mod:`specdist.data.stats.figures`."""
+        return self.path / "stats" / f"figures-{group}.json"
+
+    def totalled_groups(self) -> set[str]:
+        """The groups that have a total, by one listing."""
+        return self._groups_of(TOTAL_FILE)
+
+    def subtotalled_groups(self) -> set[str]:
+        """The groups that have a subtotal, by one listing."""
+        return self._groups_of(SUBTOTAL_FILE)
+
+    def figured_groups(self) -> set[str]:
+        """The groups that have a file of figures, by one listing."""
+        return self._groups_of(FIGURES_FILE)
+
+    def _groups_of(self, file: re.Pattern[str]) -> set[str]:
+        if self.shards_per_folder is None:
+            return set()
+        return {match[1] for name in _names_in(self.path / "stats") if (match := file.fullmatch(name))}
+
+    def make_folders(self, shard: int) -> None:
+        """The numbered folders of a shard, durably. Raises OSError."""
+        if self.shards_per_folder is None or self.group_of(shard) in self._made:
+            return
+        for kind in SHARD_FOLDERS:
+            folder = self._place(kind, shard)
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True)
+                fsync_folder(folder.parent)
+        self._made.add(self.group_of(shard))
+
+    def files(self, kind: str, group: str, shard: int | None = None) -> list[tuple[Path, re.Match[str]]]:
+        """The files of a group's shards, or of one of them, in one of :data:`SHARD_FOLDERS`, temporary ones
+        too, sorted by name; by one listing."""
+        folder = self.path / kind / group
+        start = "shard-" if shard is None else f"shard-{shard:05d}."
+        found = map(SHARD_FILE.fullmatch, sorted(_names_in(folder, start)))
+        return [(folder / match[0], match) for match in found if match]
+
+    def logs(self, shard: int) -> list[LogFile]:
+        """The part logs of a shard, by one listing: its own by ascending generation, then those of splits."""
+        files = self.files("parts", self.group_of(shard), shard)
+        found = [
+            LogFile(path, None if match[2] is None else int(match[2]), int(match[3] or 0))
+            for path, match in files
+            if path.suffix == ".jsonl"
+        ]
+        return sorted(found, key=lambda log: (-1 if log.split is None else log.split, log.generation))
+
+    def recorded_in(self, group: str) -> set[int]:
+        """The shards of a group that have a completion record, by one listing."""
+        return self._with_record_name("shards", group)
+
+    def with_stats_in(self, group: str) -> set[int]:
+        """The shards of a group that have statistics, by one listing."""
+        return self._with_record_name("stats", group)
+
+    def _with_record_name(self, kind: str, group: str) -> set[int]:
+        names = _names_in(self.path / kind / group)
+        return {int(match[1]) for name in names if (match := RECORD_FILE.fullmatch(name))}
+
+    def sizes_of_data(self, group: str) -> dict[int, int]:
+        """Bytes of the data of a group's shards; on a store by one listing."""
+        return self._sizes("shards", group, DATA_FILE)
+
+    def sizes_of_traces(self, group: str) -> dict[int, int]:
+        """The same of their traces; no other shard has one."""
+        return self._sizes("stats", group, TRACE_FILE)
+
+    def _sizes(self, kind: str, group: str, name: re.Pattern[str]) -> dict[int, int]:
+        return {int(match[1]): size for match, size in sizes_in(self.path / kind / group, name)}
+
+    def _place(self, kind: str, shard: int) -> Path:
+        # Not by the group's name, which takes longer to write than everything else here.
+        size = self.shards_per_folder
+        key = kind, None if size is None else shard // size
+        if key not in self._places:
+            self._places[key] = self.path / kind / self.group_of(shard)
+        return self._places[key]
+
+
+def _names_in(folder: Path, prefix: str = "") -> list[str]:
+    """None without the folder."""
+    try:
+        return names_in(folder, prefix)
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,148 @@
+"""The settings that a run was started with, and whether a relaunch has the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from specdist.data.store.files import write_json
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
+
+FORMAT_VERSION = 1
+# The numbers of folders have five digits, so that their order is that of the shards.
+MAX_SHARDS = 10**7
+ABSENT = "(absent)"
+# In the manifest's info, where rows have a number of completions of their own: their sums by shard.
+COMPLETIONS_PER_SHARD = "completions_per_shard"
+# In ``info``: whether the class ``tokens`` leaves rounding out, which may decide between two tokens.
+UP_TO_ROUNDING = "up_to_rounding"
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Shard i begins with row i·rows_per_shard; the last shard may be shorter.
+
+    ``num_samples``: completions of every row, unless rows have their own numbers: then
+    ``completions_per_shard`` are their sums.
+    """
+
+    num_rows: int
+    rows_per_shard: int
+    num_samples: int = 1
+    completions_per_shard: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_shards > MAX_SHARDS:
+            raise UserError(
+                f"--rows_per_shard {self.rows_per_shard} splits {self.num_rows} rows into {self.num_shards} "
+                f"shards, more than {MAX_SHARDS}: raise it to {-(-self.num_rows // MAX_SHARDS)} or more"
+            )
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.num_rows // self.rows_per_shard)
+
+    def first(self, share: float) -> ShardPlan:
+        """The first shards that together hold at least this share of the rows."""
+        num_shards = max(1, math.ceil(share * self.num_rows / self.rows_per_shard))
+        sums = self.completions_per_shard
+        return replace(
+            self,
+            num_rows=min(self.num_rows, num_shards * self.rows_per_shard),
+            completions_per_shard=None if sums is None else sums[:num_shards],
+        )
+
+    def num_completions_of(self, shard: int) -> int:
+        """Errors among them."""
+        if self.completions_per_shard is not None:
+            return self.completions_per_shard[shard]
+        first, end = self.bounds(shard)
+        return (end - first) * self.num_samples
+
+    @property
+    def num_completions(self) -> int:
+        if self.completions_per_shard is not None:
+            return sum(self.completions_per_shard)
+        return self.num_rows * self.num_samples
+
+    def bounds(self, shard: int) -> tuple[int, int]:
+        """A shard's first row, and the row after its last. Raises IndexError for a shard not in the plan."""
+        if not 0 <= shard < self.num_shards:
+            raise IndexError(f"shard {shard} is not one of {self.num_shards}")
+        start = shard * self.rows_per_shard
+        return start, min(start + self.rows_per_shard, self.num_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """``fingerprint``: everything that decides the output. ``info``: fixed at the start, not compared."""
+
+    fingerprint: dict[str, Any]
+    info: dict[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def write(self, path: Path) -> None:
+        write_json(path, dataclasses.asdict(self))
+
+    @staticmethod
+    def read(path: Path) -> Manifest:
+        """Raises :class:`UserError` if the file is not a manifest, or one of a newer format."""
+        try:
+            values = parse_object(path.read_bytes())
+            version, fingerprint, info = values["format_version"], values["fingerprint"], values["info"]
+            if not (type(version) is int and isinstance(fingerprint, dict) and isinstance(info, dict)):
+                raise TypeError("a field has the wrong type")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is not a readable manifest of a run ({error!r}): use another --output; to keep the "
+                "rows in this one, copy the new run's manifest.json over this one and start again here"
+            ) from error
+        if version > FORMAT_VERSION:
+            raise UserError(
+                f"{path} has format version {version}, written by a newer specdist; this one knows up to "
+                f"{FORMAT_VERSION}: update specdist, or use another --output"
+            )
+        return Manifest(fingerprint=fingerprint, info=info, format_version=version)
+
+
+def check_same(old: Manifest, new: Manifest) -> None:
+    """Raises :class:`UserError` that names every field in which the fingerprints differ."""
+    before, now = _flat(old.fingerprint), _flat(as_json(new.fingerprint))
+    differences = [
+        f"  {name}: {_shown(before, name)} in --output, {_shown(now, name)} now"
+        for name in {**before, **now}
+        if name not in before or name not in now or before[name] != now[name]
+    ]
+    if differences:
+        raise UserError(
+            "--output holds a run with different settings:\n"
+            + "\n".join(differences)
+            + "\nUse another --output, or --overwrite to delete that run's results and start afresh"
+        )
+
+
+def as_json(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is read from a manifest: in JSON a tuple is a list."""
+    found: dict[str, Any] = json.loads(json.dumps(fingerprint))
+    return found
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name], ensure_ascii=False) if name in values else ABSENT

@@ -1,0 +1,205 @@
+"""Opens the folder of a run, new or resumed, and completes what a crash has left undone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from specdist.data.leases.claims import claim_files
+from specdist.data.leases.membership import is_membership_file
+from specdist.data.run.layout import CLAIMS_FOLDER, PROBE, SHARD_FOLDERS
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.run_folder import CARD_MARK, RunFolder
+from specdist.data.run.segments import check_continues, draft_fields, next_segment, segments_of
+from specdist.data.store.files import TEMPORARY_SUFFIX, fsync_folder, write_atomically
+from specdist.utils.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+def open_run_folder(
+    path: Path,
+    manifest: Manifest,
+    config_yaml: str,
+    overwrite: bool,
+    find_another: Callable[[], str | None] | None = None,
+    *,
+    is_tidied: bool = False,
+) -> RunFolder:
+    """Create the folder, or resume its run if that has the same manifest.
+
+    With ``overwrite`` the run's files are deleted first, and no others (``logs/`` stays). A resumed run
+    keeps its manifest and the ``info`` in it, and gets the new ``config.yaml``. Raises :class:`UserError`
+    if the folder holds another run or other files, if it cannot be written, or if the run is to be
+    replaced while ``find_another`` finds a replica at work on it. Opening completes what a crash has left
+    undone, for which the files of all shards are listed, unless a replica at work has done so lately:
+    ``is_tidied``.
+
+    Replicas must not open a folder at the same time: see :meth:`specdist.data.Membership.setup`.
+    """
+    folder = RunFolder(path)
+    try:
+        _take(folder, manifest, overwrite, find_another)
+        write_atomically(folder.config_path, lambda file: file.write(config_yaml.encode()))
+        if not is_tidied:
+            _tidy(folder)
+    except OSError as error:
+        raise UserError(f"--output {path} cannot be written: {error}") from error
+    return folder
+
+
+def is_open(path: Path, manifest: Manifest, config_yaml: str) -> bool:
+    """Whether :func:`open_run_folder` without ``overwrite`` would change nothing of a run that is tidied."""
+    folder = RunFolder(path)
+    try:
+        old = folder.manifest
+        check_continues(old, manifest)
+        is_same_config = folder.config_path.read_bytes() == config_yaml.encode()
+    except (OSError, UserError):
+        return False
+    return is_same_config and draft_fields(manifest) == segments_of(old)[-1]["fingerprint"]
+
+
+def _take(
+    folder: RunFolder,
+    manifest: Manifest,
+    overwrite: bool,
+    find_another: Callable[[], str | None] | None,
+) -> None:
+    """Give the folder to a run with this manifest, or refuse."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    has_run = folder.manifest_path.exists()
+    if has_run:
+        old = folder.manifest
+        # A run that failed before its first row, perhaps for the size of its cache, may be replaced.
+        has_no_rows = not any(_files_of(folder, group) for group in folder.groups())
+        is_other = old.fingerprint != manifest.fingerprint
+        is_replaced = overwrite or (has_no_rows and is_other)
+        other = find_another() if is_replaced and find_another is not None else None
+        if overwrite and other is not None:
+            raise UserError(
+                f"--overwrite would delete the results that {other} is writing into --output "
+                f"{folder.path}: wait for it to end, or stop it; without --overwrite this replica joins "
+                "that run"
+            )
+        if not overwrite and (other is not None or not has_no_rows):
+            if (following := next_segment(old, manifest, folder, find_another)) is not None:
+                following.write(folder.manifest_path)
+        elif has_no_rows and is_other:
+            manifest.write(folder.manifest_path)
+    else:
+        _check_empty(folder)
+        # Written first: a folder with other files and without a manifest would be refused.
+        manifest.write(folder.manifest_path)
+    for name in (*SHARD_FOLDERS, "logs"):
+        (folder.path / name).mkdir(exist_ok=True)
+    if has_run and overwrite:
+        delete_run_files(folder)
+        manifest.write(folder.manifest_path)
+    folder.set_layout(folder.manifest)
+    fsync_folder(folder.path)
+
+
+def _check_empty(folder: RunFolder) -> None:
+    """Allow logs, which a launcher may write, a crash's temporary manifest, and probes of a store."""
+    others = sorted(entry.name for entry in folder.path.iterdir() if not _is_harmless(folder, entry))
+    if others:
+        shown = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
+        raise UserError(
+            f"--output {folder.path} is not empty and is not a run folder (no manifest.json; it contains "
+            f"{shown}): give a new folder. --overwrite deletes only files that a run has written"
+        )
+
+
+def _is_harmless(folder: RunFolder, entry: Path) -> bool:
+    if entry.name == CLAIMS_FOLDER and entry.is_dir():
+        return all(is_membership_file(file.name) for file in entry.iterdir())
+    is_torn = entry.suffix == TEMPORARY_SUFFIX and entry.name.startswith(folder.manifest_path.name)
+    return entry.name == folder.logs_path.name or is_torn or entry.name.startswith(f"{PROBE}.")
+
+
+def _files_of(folder: RunFolder, group: str) -> list[tuple[Path, int]]:
+    """All files of a group's shards, temporary ones too, with the shard's number; records come first."""
+    found = [
+        (path, int(match[1])) for kind in SHARD_FOLDERS for path, match in folder.files(kind, group)
+    ]  # fmt: skip
+    return sorted(found, key=lambda file: file[0] != folder.record_path(file[1]))
+
+
+def delete_run_files(folder: RunFolder) -> None:
+    """Delete results, durably before the new manifest atomically replaces the old one."""
+    groups = folder.groups()
+    paths = [folder.total_path(group) for group in folder.totalled_groups()]
+    paths += [folder.subtotal_path(group) for group in folder.subtotalled_groups()]
+    paths += [folder.figures_path(group) for group in folder.figured_groups()]
+    paths += [path for group in groups for path, _ in _files_of(folder, group)]
+    claims = (path for path, _ in claim_files(folder.claims_path))
+    for path in [*paths, *claims]:
+        path.unlink(missing_ok=True)
+    if folder.card_path.is_file() and CARD_MARK.encode() in folder.card_path.read_bytes():
+        folder.card_path.unlink()
+    for emptied in {folder.path / kind / group for kind in SHARD_FOLDERS for group in {"", *groups}}:
+        if emptied.is_dir():
+            fsync_folder(emptied)
+
+
+def _tidy(folder: RunFolder) -> None:
+    """Complete shards after a crash, and remove temporary files and claims that are not needed.
+
+    Temporary files of claimed shards may be in use, and are removed when the shard is complete.
+    """
+    for path in (folder.manifest_path, folder.config_path, folder.card_path):
+        for temporary in folder.path.glob(f"{path.name}*{TEMPORARY_SUFFIX}"):
+            temporary.unlink(missing_ok=True)
+    totalled = folder.totalled_groups()
+    # Shards may have been deleted since: one is written anew as shards are finished.
+    for group in folder.subtotalled_groups():
+        folder.subtotal_path(group).unlink(missing_ok=True)
+    for group in folder.groups():
+        files = _files_of(folder, group)
+        if group in totalled and _is_whole(folder, group, files):
+            continue
+        if group in totalled:
+            folder.total_path(group).unlink(missing_ok=True)
+            totalled.remove(group)
+        _tidy_group(folder, files)
+    for group in folder.figured_groups() - totalled:
+        folder.figures_path(group).unlink(missing_ok=True)
+    if totalled:
+        for path, shard in claim_files(folder.claims_path):
+            if folder.group_of(shard) in totalled:
+                path.unlink(missing_ok=True)
+
+
+def _is_whole(folder: RunFolder, group: str, files: Sequence[tuple[Path, int]]) -> bool:
+    """Whether each shard of a group has data, statistics and a record, and nothing else."""
+    shards = folder.shards_of(group, folder.plan().num_shards)
+    needed = {path for shard in shards for path in folder.paths(shard).needed}
+    found = {path for path, _ in files}
+    return needed <= found and found <= needed | {folder.trace_path(shard) for shard in shards}
+
+
+def _tidy_group(folder: RunFolder, files: Sequence[tuple[Path, int]]) -> None:
+    # Read after the files: claims outlive them, and end when the shard is complete.
+    claims = claim_files(folder.claims_path)
+    claimed = {shard for _, shard in claims}
+    shards = sorted({shard for _, shard in files})
+    for shard in shards:
+        folder.complete_from_attempts(shard)
+    complete = {shard for shard in shards if folder.is_complete(shard)}
+    for shard in shards:
+        if shard not in complete | claimed and folder.data_path(shard).exists():
+            logger.warning(
+                "%s does not match its completion record (damaged, or partly deleted?): generating the "
+                "shard again",
+                folder.data_path(shard),
+            )
+    for path, shard in files:
+        is_stale = path == folder.record_path(shard) or path.suffix == TEMPORARY_SUFFIX
+        is_leftover = path.suffix == TEMPORARY_SUFFIX or path.parent.name == "parts"
+        if is_leftover if shard in complete else is_stale and shard not in claimed:
+            path.unlink(missing_ok=True)
+    for path, shard in claims:
+        if shard in complete:
+            path.unlink(missing_ok=True)

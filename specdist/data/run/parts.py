@@ -1,0 +1,185 @@
+"""The finished rows of an unfinished shard: a log of checksummed lines, which survives a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from specdist.data.stats.rows import RowResult
+from specdist.data.store.files import fsync_folder, writing
+
+SYNC_INTERVAL_S = 1.0
+LINE = re.compile(rb'\{"crc32":"([0-9a-f]{8})",("(row|stats)":(.*)\})\n', re.DOTALL)
+
+
+class PartLog:
+    """Append-only log of finished rows and of the latest statistics.
+
+    Opening keeps all lines before the first bad one, such as a torn last line, and cuts off the rest. A line
+    survives the end of the process; a power loss costs what was appended in about the last second. Then a
+    thread of its own syncs the log, so that nobody waits for the disk. If the disk is full or gone,
+    :class:`UserError` is raised, at the latest by the next call, and earlier lines are kept.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        earlier: Sequence[Path] = (),
+        beside: Sequence[Path] = (),
+        rows: Collection[int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open or create the log; ``clock`` gives seconds.
+
+        ``earlier``: logs of previous holders of the shard, oldest first. They are only read, since one may
+        still be appended to; of two results for a sample, that of the oldest log counts.
+        ``beside``: logs of other parts of the same shard, of which only the rows count.
+        ``rows``: those that belong here; others are ignored, since a log may have been renamed.
+        """
+        self.results: dict[tuple[int, int], RowResult] = {}
+        """By (row_id, sample_index), in the order in which they were appended."""
+        self.stats: dict[str, Any] | None = None
+        """The latest snapshot."""
+        self._clock, self._rows = clock, rows
+        for log in earlier:
+            self.stats = _load(log, self.results, rows)[1] or self.stats
+        self._path = path
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
+            self._num_bytes, stats = _load(path, self.results, rows)
+            self.stats = stats or self.stats
+            self._file.truncate(self._num_bytes)
+            fsync_folder(path.parent)
+        for log in beside:
+            self.add_rows(log)
+        self._synced_at = clock()
+        self._syncing: threading.Thread | None = None
+        self._sync_error: OSError | None = None
+
+    def append(self, result: RowResult) -> None:
+        """Record a finished completion; a second one of the same row and sample is ignored."""
+        key = (result.row_id, result.sample_index)
+        if key in self.results:
+            return
+        self._write_line(b'"row":' + result.to_json() + b"}")
+        self.results[key] = result
+        if self._clock() - self._synced_at >= SYNC_INTERVAL_S:
+            self.begin_sync()
+
+    def add_rows(self, path: Path) -> None:
+        """Take the rows of another log too, which stay where they are."""
+        with contextlib.suppress(FileNotFoundError):
+            _load(path, self.results, self._rows)
+
+    def snapshot(self, stats: dict[str, Any]) -> None:
+        """Record the shard's statistics so far, which replace those recorded before."""
+        self._write_line(b'"stats":' + json.dumps(stats).encode() + b"}")
+        self.stats = stats
+
+    def begin_sync(self) -> None:
+        """Begin what :meth:`sync` does, unless it is under way."""
+        if self._syncing is not None and self._syncing.is_alive():
+            return
+        self._end_sync()
+        self._synced_at = self._clock()
+        self._syncing = threading.Thread(target=self._sync, name="part log sync", daemon=True)
+        self._syncing.start()
+
+    def sync(self) -> None:
+        """Make everything appended so far survive a power loss."""
+        self._end_sync()
+        self._sync()
+        self._end_sync()
+        self._synced_at = self._clock()
+
+    def _sync(self) -> None:
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._sync_error = error
+
+    def _end_sync(self) -> None:
+        """Wait until one that was begun is over. Raises :class:`UserError` if it has failed."""
+        if self._syncing is not None:
+            self._syncing.join()
+        self._syncing, error, self._sync_error = None, self._sync_error, None
+        with writing(self._path):
+            if error is not None:
+                raise error
+
+    def keep(self) -> None:
+        """Make everything appended so far available to the replica that goes on with the shard."""
+        self.sync()
+
+    def close(self) -> None:
+        try:
+            self._end_sync()
+        finally:
+            self._file.close()
+
+    def __enter__(self) -> PartLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write_line(self, content: bytes) -> None:
+        line = b'{"crc32":"%08x",%s\n' % (zlib.crc32(content), content)
+        with writing(self._path):
+            try:
+                written = 0
+                while written < len(line):
+                    written += self._file.write(line[written:])
+            except BaseException:
+                # After a torn line, later ones would be lost at the next opening.
+                self._file.truncate(self._num_bytes)
+                raise
+        self._num_bytes += len(line)
+
+
+def read_rows(paths: Iterable[Path]) -> list[RowResult]:
+    """The rows of logs that others may be writing; of each sample the first result."""
+    results: dict[tuple[int, int], RowResult] = {}
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            _load(path, results)
+    return list(results.values())
+
+
+def read_stats(path: Path) -> dict[str, Any] | None:
+    """The latest statistics in a log; None if it has none, or is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return _load(path, {})[1]
+    return None
+
+
+def _load(
+    path: Path, results: dict[tuple[int, int], RowResult], rows: Collection[int] | None = None
+) -> tuple[int, dict[str, Any] | None]:
+    """Read up to the first bad line into ``results``; returns the number of bytes and the last statistics."""
+    num_bytes, stats = 0, None
+    with path.open("rb") as file:
+        for line in file:
+            match = LINE.fullmatch(line)
+            if match is None or int(match[1], 16) != zlib.crc32(match[2]):
+                break
+            num_bytes += len(line)
+            if match[3] == b"stats":
+                stats = json.loads(match[4])
+            else:
+                result = RowResult.from_json(match[4])
+                if rows is None or result.row_id in rows:
+                    results.setdefault((result.row_id, result.sample_index), result)
+    return num_bytes, stats

@@ -1,0 +1,229 @@
+"""The folder of a run: its files, and how an unfinished shard becomes a complete one.
+
+A shard's data file, statistics, trace and completion record become durable in this order; then its part logs
+are removed. After a crash at any moment a shard is complete, can be completed from its files, or is generated
+again from its part logs. :mod:`specdist.data.run.publishing` does so, also if several replicas work on one
+shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from specdist.data.run.layout import SHARD_FOLDERS, RunLayout
+from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, ShardPlan
+from specdist.data.run.parts import PartLog, read_rows, read_stats
+from specdist.data.run.publishing import Attempt
+from specdist.data.run.stored_parts import StoredPartLog, forget_logs
+from specdist.data.stats.figures import surely_complete
+from specdist.data.stats.rows import RowResult
+from specdist.data.store.files import (
+    TEMPORARY_SUFFIX,
+    fsync_folder,
+    unique_tag,
+    unsealed,
+    writing,
+)
+from specdist.data.store.storage import StorePath, in_parallel
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
+
+# A README.md without this line was written by the user, and is kept.
+CARD_MARK = "<!-- Written by specdist. --overwrite deletes this file while it has this line. -->"
+
+
+class RunFolder(RunLayout):
+    """A run's files. ``RunFolder(path)`` changes nothing by itself; :mod:`specdist.data.run.opening`
+    creates or resumes a run."""
+
+    def plan(self) -> ShardPlan:
+        """The run's shards. Raises :class:`UserError` as :attr:`manifest` does."""
+        manifest = self.manifest
+        found, sums = manifest.fingerprint, manifest.info.get(COMPLETIONS_PER_SHARD)
+        try:
+            num_rows, rows_per_shard = int(found["num_rows"]), int(found["rows_per_shard"])
+            return ShardPlan(num_rows, rows_per_shard, int(found["num_samples"]), sums)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{self.manifest_path} does not say how many rows the run has: {error!r}"
+            ) from error
+
+    def freeze(self, name: str, value: Any) -> None:
+        """Add a value measured at the start to the manifest's ``info``, for restarts to use again."""
+        manifest = self.manifest
+        with writing(self.manifest_path):
+            replace(manifest, info={**manifest.info, name: value}).write(self.manifest_path)
+
+    def is_complete(self, shard: int) -> bool:
+        """Whether the shard has a completion record, statistics, and data of the recorded size."""
+        return self.paths(shard).is_complete()
+
+    def parts(
+        self, shard: int, generation: int = 0, rows: Collection[int] | None = None, split: int | None = None
+    ) -> PartLog:
+        """The log of the finished rows of a shard, or of a split of it, open for appending, with the rows of
+        earlier generations and of the shard's other logs; close it before :meth:`finish_shard`."""
+        self.make_folders(shard)
+        logs = self.logs(shard)
+        earlier = [log.path for log in logs if log.split == split and log.generation < generation]
+        beside = [log.path for log in logs if log.split != split]
+        path = self.parts_path(shard, generation, split)
+        if isinstance(path, StorePath):
+            record = self.record_path(shard)
+            return StoredPartLog(
+                path,
+                self.spooled_log(path),
+                earlier=earlier,
+                beside=beside,
+                rows=rows,
+                is_complete=record.exists,
+            )
+        return PartLog(path, earlier=earlier, beside=beside, rows=rows)
+
+    def spooled_log(self, path: Path) -> Path:
+        """Where a part log of a run on a store is appended to."""
+        assert isinstance(path, StorePath)
+        return path.spool / f"run-{self.run_tag}" / path.name
+
+    def part_rows(self, shard: int) -> list[RowResult]:
+        """The finished rows in the shard's part logs, which replicas may be writing."""
+        return read_rows(log.path for log in self.logs(shard))
+
+    def split_stats(self, shard: int) -> list[dict[str, Any]]:
+        """The latest statistics of every split of a shard that has any."""
+        latest: dict[int, dict[str, Any]] = {}
+        for log in self.logs(shard):
+            if log.split is not None and (stats := read_stats(log.path)) is not None:
+                latest[log.split] = stats
+        return list(latest.values())
+
+    def recorded_shards(self, among: Iterable[int] | None = None) -> set[int]:
+        """The shards that have a completion record, by listings: their data is not looked at. Groups that
+        have a total are not listed, nor, with ``among``, those that have none of these shards."""
+        groups = self.groups() if among is None else list(self.by_group(among))
+        totalled = self.totalled_groups()
+        num_shards = self.plan().num_shards if totalled else 0
+        found = set[int]()
+        for group in groups:
+            if group in totalled:
+                found.update(self.shards_of(group, num_shards))
+            else:
+                found |= self.recorded_in(group)
+        return found
+
+    def unrecorded_shards(self, num_shards: int) -> list[int]:
+        """Of so many shards those without a completion record, ascending."""
+        recorded = self.recorded_shards()
+        return [shard for shard in range(num_shards) if shard not in recorded]
+
+    def begun_shards(self) -> list[int]:
+        """The shards that have part logs, ascending."""
+        files = (file for group in self.groups() for file in self.files("parts", group))
+        return sorted({int(match[1]) for path, match in files if path.suffix == ".jsonl"})
+
+    def log_generations(self, shard: int) -> list[int]:
+        """The generations of the shard's own part logs, ascending."""
+        return [log.generation for log in self.logs(shard) if log.split is None]
+
+    def finish_shard(
+        self,
+        shard: int,
+        table: pa.Table,
+        stats: dict[str, Any],
+        trace: pa.Table | None = None,
+        is_held: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Write a shard's output, statistics and trace, record that it is complete, and drop its part logs.
+
+        It can be called again after a crash. Of several replicas that finish a shard, the one that makes it
+        complete gets True, be it with its own files or with those that another left unpublished. The others
+        get False and change nothing, as does a replica for which ``is_held`` turned false. Raises
+        :class:`UserError` if the disk fails; then existing files are unchanged.
+        """
+        with writing(self.data_path(shard)):
+            self.make_folders(shard)
+            attempt = Attempt(self.paths(shard), unique_tag())
+            is_written = attempt.write(table, stats, trace)
+            # Asked after writing: a replica that deletes this run deletes these files too, or is noticed.
+            if not is_written or (is_held is not None and not is_held()):
+                attempt.discard()
+                return False
+            if attempt.publish_data():
+                attempt.finish()
+            elif self.complete_from_attempts(shard):
+                attempt.discard()
+            elif not self.is_complete(shard) and attempt.replace_data():
+                attempt.finish()
+            else:
+                attempt.discard()
+                return False
+            self.sweep(shard)
+            return True
+
+    def complete_from_attempts(self, shard: int) -> bool:
+        """Complete a shard that a crash stopped between its data and its record; False if there is none."""
+        if self.is_complete(shard):
+            return False
+        attempt = Attempt.that_won(self.paths(shard))
+        if attempt is None:
+            return False
+        attempt.finish()
+        return self.is_complete(shard)
+
+    def shard_stats(self) -> list[dict[str, Any]]:
+        """The statistics of all complete shards, in order."""
+        return [self.read_stats(shard) for shard in self.complete_shards()]
+
+    def complete_shards(self) -> list[int]:
+        """Ascending; those whose data has not the recorded size are not among them."""
+        return self.complete_among(sorted(self.recorded_shards()))
+
+    def complete_among(self, shards: Sequence[int]) -> list[int]:
+        """Those of these shards that are complete."""
+        complete = surely_complete(self, shards)
+        others = [shard for shard in shards if shard not in complete]
+        found = in_parallel(self.path, self.is_complete, others)
+        complete.update(shard for shard, is_complete in zip(others, found, strict=True) if is_complete)
+        return [shard for shard in shards if shard in complete]
+
+    def read_stats(self, shard: int) -> dict[str, Any]:
+        """The statistics of a complete shard. Raises :class:`UserError` if they are damaged."""
+        path = self.stats_path(shard)
+        try:
+            return unsealed(parse_object(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{path} is damaged ({error}), but not the rows of the shard: delete it, and start the run's "
+                "command again, which generates the shard again, with the same rows"
+            ) from error
+
+    def missing_shards(self) -> list[int]:
+        """The shards that are not complete. Raises :class:`UserError` as :attr:`manifest` does."""
+        plan = self.plan()
+        complete = set(self.complete_among(range(plan.num_shards)))
+        return [shard for shard in range(plan.num_shards) if shard not in complete]
+
+    def missing_message(self, missing: Sequence[int]) -> str:
+        """What to tell people about missing shards."""
+        plan = self.plan()
+        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        return (
+            f"{self.path} is not complete: {len(missing)} of {plan.num_shards} shards are missing "
+            f"({shown}); start the run's command again to finish it"
+        )
+
+    def sweep(self, shard: int) -> None:
+        """Remove a complete shard's part logs and the attempts of other replicas."""
+        group = self.group_of(shard)
+        for kind in SHARD_FOLDERS:
+            for path, _ in self.files(kind, group, shard):
+                if path.suffix == TEMPORARY_SUFFIX or kind == "parts":
+                    path.unlink(missing_ok=True)
+        if isinstance(self.path, StorePath):
+            forget_logs(self.spooled_log(self.parts_path(shard)))
+        fsync_folder(self.parts_path(shard).parent)

@@ -1,0 +1,120 @@
+"""Whether a storage can be used, found out before anything expensive starts, and what to do if not."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from specdist.data.run.layout import PROBE
+from specdist.data.store.files import unique_tag
+from specdist.data.store.object_store import CONDITIONAL, FIRST_RETRY_S, MAX_WAIT_S, told
+from specdist.data.store.storage import StorePath, storage_path
+from specdist.utils.errors import UserError
+
+CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the machine a role",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or give the machine a service account",
+    "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "hf": "set HF_TOKEN, or run hf auth login",
+}
+# A request that fails is repeated after up to MAX_WAIT_S; a heartbeat may have to be repeated twice.
+SHORT_TIMEOUT_S = 3 * MAX_WAIT_S
+ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
+
+logger = logging.getLogger(__name__)
+
+
+def claims_folder(path: Path, claims: str | None) -> Path | None:
+    """The folder of ``--claims`` in which replicas that write to this output meet: one of its own for each
+    output. Raises :class:`UserError` if the option has no effect."""
+    if claims is None:
+        return None
+    if not isinstance(path, StorePath):
+        raise UserError(
+            f"--claims {claims} has no effect on --output {path}: shards are claimed in that folder itself: "
+            "leave it out; it is for an --output in a bucket"
+        )
+    return Path(claims).absolute() / path.spool.name
+
+
+def check_output(path: Path, *, has_claims: bool = False, claim_timeout_s: float = math.inf) -> None:
+    """Warns of a ``claim_timeout_s`` that is short for a store that does not answer now and then.
+
+    Raises :class:`UserError` if a run cannot be written to this storage: without credentials, permission or a
+    bucket, or if objects cannot be created exclusively and there is no folder for claims.
+    """
+    if not isinstance(path, StorePath):
+        return
+    protocol = path.store.protocol
+    if protocol == "hf":
+        raise UserError(
+            f"--output {path}: a run is not written to a hub piece by piece: give a folder or a bucket, and "
+            "--push_to_hub owner/name, which uploads the finished data set"
+        )
+    if protocol not in CONDITIONAL and not has_claims:
+        raise UserError(
+            f"--output {path}: {protocol}:// has no conditional writes, with which replicas claim shards: "
+            "name a folder that all of them share with --claims, or give --output a folder, or a URL of "
+            f"{', '.join(f'{name}://' for name in sorted(CONDITIONAL))}"
+        )
+    with explain(f"--output {path}", path):
+        is_exclusive = path.store.check((path / PROBE).key, unique_tag(), is_conditional=not has_claims)
+    if claim_timeout_s < SHORT_TIMEOUT_S and not has_claims:
+        logger.warning(
+            "--claim_timeout %g: while the store of --output %s does not answer, replicas that only wait for "
+            "it may count as gone, and others repeat their rows; the output stays the same; %g seconds or "
+            "more avoid that",
+            claim_timeout_s, path, SHORT_TIMEOUT_S,
+        )  # fmt: skip
+    if not (is_exclusive or has_claims):
+        raise UserError(
+            f"--output {path}: this server ignores the condition If-None-Match of a write, so two replicas "
+            "could claim the same shard: name a folder that all replicas share with --claims, or use a "
+            "server that has conditional writes (AWS S3, MinIO since 2024), or a folder"
+        )
+
+
+@contextlib.contextmanager
+def reading(text: str) -> Iterator[Path]:
+    """The path of a run, and what its store answers to the first requests; see :func:`explain`."""
+    path = storage_path(text)
+    with explain(text, path) if isinstance(path, StorePath) else contextlib.nullcontext():
+        yield path
+
+
+@contextlib.contextmanager
+def explain(label: str, path: StorePath) -> Iterator[None]:
+    """For the first requests to a store: they are given up sooner, and an OSError becomes a
+    :class:`UserError` with a remedy."""
+    store = path.store
+    retry_s, store.retry_s = store.retry_s, min(store.retry_s, FIRST_RETRY_S)
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{label} {_reason(error, path)}") from error
+    finally:
+        store.retry_s = retry_s
+
+
+def _reason(error: OSError, path: StorePath) -> str:
+    protocol = path.store.protocol
+    kind = ALIASES.get(protocol, protocol)
+    bucket = path.key.split("/")[0]
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError):
+        missing = f"there is no {protocol}://{bucket} ({told(error)})"
+        return f"cannot be used: {missing}: create it, or correct the URL"
+    if cause is not None and "Credential" in type(cause).__name__:
+        remedy = CREDENTIALS.get(kind, f"see fsspec's documentation of {protocol}://")
+        return f"needs credentials, and none were found ({told(cause)}): {remedy}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return (
+            f"is refused by the store ({told(error)}): these credentials need the permission to list, read, "
+            "write and delete objects there"
+        )
+    where = " (AWS_ENDPOINT_URL)" if kind == "s3" else ""
+    return f"cannot be reached ({told(error)}): check the network and the server's address{where}"

@@ -1,0 +1,276 @@
+"""The draft's side of a round: sample the next tokens of the last round, then draft the next candidates.
+
+The target's distribution after the accepted candidates gives the next token: the *recovered* token, sampled
+from the residual, if a candidate was rejected there; else the *bonus* token, sampled from P itself.
+
+A draft that works ahead (draft_ahead.py) has drafted on after the candidates. If all of them were accepted,
+its first token stands in the next token's place and is verified like any candidate: on a *hit* it is the next
+token, and those after it are the next candidates. A draft that takes turns with the target never has a hit.
+
+R sequences that decode, W of them whose next token is sampled here, C tokens of several sequences, one after
+the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+import numpy as np
+
+from specdist.engine.draft.ahead.draft_ahead import AheadDrafter, DraftAhead
+from specdist.engine.draft.ahead.first_ahead import FirstAhead
+from specdist.engine.draft.steps.draft_loop import DraftLoop
+from specdist.engine.draft.steps.draft_runs import DraftRuns
+from specdist.engine.draft.steps.draft_scores import NOWHERE
+from specdist.engine.draft.steps.draft_state import DraftState
+from specdist.engine.draft.steps.draft_steps import DraftBatch
+from specdist.engine.draft.steps.forced_tokens import ForcingDraftLoop
+from specdist.engine.draft.steps.histories import Histories
+from specdist.engine.draft.steps.lessons import Lessons
+from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequest
+from specdist.engine.out_of_memory import DraftUndo
+from specdist.engine.target.pipeline import pipeline_of_draft
+from specdist.engine.times.device_clock import clock_of
+from specdist.engine.times.reports import RoleTimes
+from specdist.engine.times.timeline import Timeline
+from specdist.models.loading.memory import peak_memory_bytes
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
+from specdist.policies import LengthPolicy
+from specdist.policies.rounds import RoundChooser
+from specdist.sampling.distributions import Dense, SamplingSettings
+from specdist.sampling.processing.processors import TokenMasker
+from specdist.sampling.rejection_sampler import sample_next_tokens
+from specdist.utils.ranges import places_from
+
+# With prefixes that other sequences share, a draft with a window has more to run than the target.
+MAX_CONTEXT_TOKENS = 2**14
+
+
+class DraftWorker:
+    """State per slot; every method works on all sequences at once."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        policy: LengthPolicy,
+        *,
+        settings: SamplingSettings,
+        vocab_size: int,
+        stop_token_ids: Collection[int],
+        num_slots: int,
+        max_seq_len: int,
+        max_context_tokens: int = MAX_CONTEXT_TOKENS,
+        max_ahead_tokens: int = 0,
+        ahead: DraftAhead | None = None,
+        chooser: RoundChooser | None = None,
+        is_traced: bool = False,
+        clock: Timeline | None = None,
+        masker: TokenMasker | None = None,
+    ) -> None:
+        """With branches, the runner must have been allocated with slots for them.
+
+        ``max_context_tokens``: of a pass over contexts. ``max_ahead_tokens``: with those that are forced.
+        ``chooser`` chooses every round's work, at most that of ``ahead``. ``clock``: by default one on which
+        all time outside this model's work is idle. ``masker``: the draft's own, where tokens may be masked.
+        """
+        self._runner, self.device = runner, runner.device
+        self._max_context_tokens = max_context_tokens
+        ahead = ahead or DraftAhead()
+        self._draft_state = DraftState(
+            num_slots=num_slots,
+            num_branches=ahead.num_branches,
+            max_length=max_seq_len + policy.max_draft_tokens + ahead.num_tokens + 1,
+            vocab_size=vocab_size,
+            device=runner.device,
+        )
+        self._histories = Histories(policy, num_slots)
+        self._pipeline = pipeline_of_draft(
+            settings, self._draft_state, num_slots, vocab_size, runner.device, masker
+        )
+        # On a device the policy is asked after several steps; on a host that would cost steps. Where logits
+        # are processed, the host knows each token before the next one.
+        is_asynchronous = runner.is_asynchronous and self._pipeline is None
+        has_masks = self._pipeline is not None and self._pipeline.has_masks
+        new_draft_loop = DraftRuns if is_asynchronous else ForcingDraftLoop if has_masks else DraftLoop
+        self._draft_loop = new_draft_loop(
+            runner,
+            policy,
+            self._draft_state,
+            self._histories,
+            settings=settings,
+            vocab_size=vocab_size,
+            stop_token_ids=stop_token_ids,
+            keeps_scores=ahead.num_branches > 0,
+            is_traced=is_traced,
+            pipeline=self._pipeline,
+        )
+        self._ahead = AheadDrafter(
+            runner, ahead, chooser, policy, self._draft_state, self._draft_loop,
+            settings=settings, is_traced=is_traced, max_tokens=max(ahead.num_tokens, max_ahead_tokens),
+        )  # fmt: skip
+        self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
+        self._peak_memory_bytes = 0
+        self._lessons = Lessons(self._draft_state, self._histories, self._ahead, policy)
+        self._undo = DraftUndo(self._draft_state, self._histories, runner.device)
+
+    def respond(self, request: ProposalRequest) -> ProposalReply:
+        """Resolve the last round; the next candidates are those drafted ahead, and those drafted now."""
+        with self._clock.phase("draft"):
+            reply = self._respond(request)
+        # Events of a device are read while the target is at work.
+        times = self._clock.counted() if self._runner.is_asynchronous else self._clock.take()
+        return reply(times=RoleTimes(**times, peak_memory_bytes=self._peak_memory_bytes))
+
+    def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
+        """The reply without its times."""
+        self._runner.update_pages(request.page_updates)
+        state, slots_R = self._draft_state, request.slots_R
+        first = self._resolve(request)
+        self._keep(slots_R)
+        report = self._ahead.adopt_branches(slots_R, first)
+        self._ahead.begin_round(request)
+        first_R = state.num_committed[slots_R]
+        wanted_now = self._ahead.wanted_now(request)
+        if wanted_now:
+            self._lessons.learn()
+            self._forget_scores(request)
+        # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
+        # sequences: as many candidates as before their preemption, whatever the policy would say today.
+        for num_wanted_R, uses_policy in wanted_now:
+            self._ahead.adoption.finish()
+            state.num_candidates[slots_R] += self._draft_loop.extend(
+                DraftBatch(
+                    draft_slots_R=slots_R,
+                    slots_R=slots_R,
+                    tails_R=first_R + state.num_candidates[slots_R],
+                    num_wanted_R=num_wanted_R,
+                    reach_R=np.ones(len(slots_R)),
+                    round=partial(self._ahead.round_now, request),
+                    uses_policy=uses_policy,
+                )
+            )
+        self._ahead.hold_back(request)
+        num_candidates_R = state.num_candidates[slots_R]
+        places_C = places_from(slots_R, first_R, num_candidates_R)
+        pass_sizes_P, draft_steps = self._draft_loop.pass_counts.take()
+        return partial(
+            ProposalReply,
+            next_token_ids_R=state.token_ids[slots_R, first_R - 1],
+            num_drafted_R=num_candidates_R,
+            candidate_ids_C=state.token_ids[places_C],
+            draft_probabilities_C=state.probabilities[places_C],
+            ahead=report,
+            draft_pass_sizes_P=pass_sizes_P,
+            draft_steps=draft_steps,
+            num_rounds_alone=self._ahead.num_rounds_alone(slots_R),
+            traced=first.traced(state.features, places_C),
+        )
+
+    def _resolve(self, request: ProposalRequest) -> FirstAhead:
+        """Commit the accepted candidates and the next token after them."""
+        state, slots_R, num_accepted_R = self._draft_state, request.slots_R, request.num_accepted_R
+        self._ahead.take_missed(request.missed)
+        num_candidates_R = state.num_candidates[slots_R]
+        positions_R = state.num_committed[slots_R] + num_accepted_R
+        first = self._ahead.verify_first(request, positions_R)
+        is_hit_R = first.is_hit_R
+        is_rejected_R = ((num_accepted_R < num_candidates_R) | first.is_verified_R) & ~is_hit_R
+        self._lessons.keep(slots_R, num_accepted_R, first, is_rejected_R)
+        next_token_ids_R, target_W = request.next_token_ids_R, request.next_distributions_W
+        if target_W is not None:
+            assert isinstance(target_W, Dense)
+            next_token_ids_R = next_token_ids_R.copy()
+            drawn = np.flatnonzero(next_token_ids_R == DRAW)
+            slots_W, positions_W = slots_R[drawn], positions_R[drawn]
+            draft_W = Dense(state.scores.at(slots_W, np.where(is_rejected_R[drawn], positions_W, NOWHERE)))
+            sampled_W = sample_next_tokens(target_W, state.random_keys(slots_W, positions_W), draft_W)
+            next_token_ids_R[drawn] = self._draft_loop.next_tokens(
+                sampled_W, (slots_W, positions_W), must_be_known=self._ahead.is_on
+            )
+        state.num_committed[slots_R] = positions_R + 1
+        state.num_candidates[slots_R] = np.where(is_hit_R, state.num_ahead[slots_R] - 1, 0)
+        state.num_ahead[slots_R] = 0
+        state.num_misses[slots_R] += is_rejected_R
+        kept_R = np.where(is_hit_R, state.num_computed[slots_R], positions_R)
+        state.num_computed[slots_R] = np.minimum(state.num_computed[slots_R], kept_R)
+        sampled = (~is_hit_R).nonzero()[0]
+        state.token_ids[slots_R[sampled], positions_R[sampled]] = next_token_ids_R[sampled]
+        return first
+
+    def _forget_scores(self, request: ProposalRequest) -> None:
+        """Of all tokens but those that are still to be verified."""
+        state, slots_R = self._draft_state, request.slots_R
+        if state.scores.is_empty:
+            return
+        num_left_R = state.num_candidates[slots_R] + state.num_ahead[slots_R]
+        places = places_from(slots_R, state.num_committed[slots_R], num_left_R)
+        state.scores.forget_but(places)
+
+    def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
+        """After the reply, while the target runs its pass: run its contexts, then draft ahead. Learning waits
+        until the device has that to do, unless a head reads the features of the last tokens."""
+        self._ahead.adoption.finish()
+        if self._runner.has_head:
+            self._lessons.learn()
+        self._forget_scores(request)
+        with self._clock.phase("prefill"):
+            self._open_and_prefill(request)
+        with self._clock.phase("draft"):
+            self._ahead.draft(request, self._lessons.learn)
+        self._peak_memory_bytes = peak_memory_bytes(self.device)
+        self._undo.begin()
+        self._clock.settle()
+
+    def follow(self, request: ProposalRequest) -> None:
+        """A round in which the draft was not asked: run what its cache lacks, and the contexts."""
+        with self._clock.phase("prefill"):
+            self._runner.update_pages(request.page_updates)
+            self._ahead.take_missed(request.missed)
+            self._open_and_prefill(request)
+            self._ahead.follow(request)
+            self._keep(request.slots_R)
+        self._undo.begin()
+
+    def _open_and_prefill(self, request: ProposalRequest) -> None:
+        """Put the preempted sequences' histories aside, begin the new sequences, and run the contexts."""
+        state, opened = self._draft_state, request.opened
+        if len(request.suspended_slots):
+            self._histories.suspend(request.suspended_slots, state.stream_keys[request.suspended_slots])
+        if len(opened.slots):
+            self._histories.open(opened.slots, opened.stream_keys)
+            state.stream_keys[opened.slots] = opened.stream_keys
+            state.num_misses[opened.slots] = opened.num_misses
+            state.max_lengths[opened.slots] = opened.max_lengths
+            state.context_lengths[opened.slots] = opened.context_lengths
+            state.num_candidates[opened.slots] = state.num_ahead[opened.slots] = 0
+            self._ahead.drop_branches(opened.slots)
+            if self._pipeline is not None:
+                self._pipeline.open(opened)
+            self._runner.pages.begin(opened.slots)
+        for context in request.context.parts(self._max_context_tokens):
+            state.put_undrafted((context.slots_T, context.positions_T), np.asarray(context.token_ids_T))
+            # Positions ascend within a slot, so the last write is the largest.
+            state.num_committed[context.slots_T] = context.positions_T + 1
+            self._run_context(context)
+
+    def _run_context(self, context: FlatBatch) -> None:
+        self._runner.forward(context, [])
+        self._draft_state.num_computed[context.slots_T] = context.positions_T + 1
+        self._keep(context.slots_T)
+
+    def _keep(self, slots: np.ndarray) -> None:
+        """What tokens of these slots may still see; the last of a context may be run once more."""
+        state = self._draft_state
+        if self._runner.pages.is_window:
+            positions = np.minimum(state.num_computed[slots], state.num_committed[slots] - 1)
+            self._runner.pages.keep_from(slots, np.maximum(positions, 0))
+
+    def recover(self, *, has_replied: bool) -> None:
+        """The last request failed for lack of memory: see :meth:`DraftUndo.recover`."""
+        if has_replied:
+            self._lessons.learn()
+        self._lessons.drop()
+        self._ahead.adoption.drop()
+        self._undo.recover(has_replied=has_replied)

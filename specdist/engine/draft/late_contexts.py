@@ -1,0 +1,98 @@
+"""Contexts that the draft has not run: put off until it is asked about their sequences, if it ever is.
+
+A page stands for the same tokens in both models' caches, and a sequence may share pages that the draft has
+never written. So it is noted which of them it has written. Where several sequences share pages that it has
+not, the first of them runs their tokens, for all.
+
+A sequences, T tokens of several, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from specdist.engine.draft.steps.draft_state import DraftState
+from specdist.engine.messages.proposals import ProposalRequest
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
+from specdist.utils.ranges import places_from
+
+
+class LateContexts:
+    """By slot, the context of its sequence; by page, whether the draft has written it."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        draft_state: DraftState,
+        *,
+        num_slots: int,
+        num_pages: int,
+        page_size: int,
+        max_tokens: int,
+    ) -> None:
+        """``max_tokens``: of a pass."""
+        self._runner, self._draft_state, self._max_tokens = runner, draft_state, max_tokens
+        self._page_size = page_size
+        # Of each context, the tokens before the first one that was told, in shared pages; and all so far.
+        self._num_shared, self._ends = np.zeros((2, num_slots), np.int64)
+        self._is_written = np.zeros(num_pages, bool)
+        self._request: ProposalRequest | None = None
+
+    def follow(self, request: ProposalRequest) -> None:
+        """Sequences begin, and pages change hands. To be called before the page table is updated."""
+        self._request = request
+        contexts, opened, updates = request.context, request.opened.slots, request.page_updates
+        slots, firsts = np.unique(contexts.slots_T, return_index=True)
+        begins = dict(zip(slots.tolist(), contexts.positions_T[firsts].tolist(), strict=True))
+        self._num_shared[opened] = [begins[slot] for slot in opened.tolist()]
+        ends = np.where(np.isin(updates.slots, opened), self._num_shared[updates.slots], 0)
+        self._is_written[updates.pages[updates.indices * self._page_size >= ends]] = False
+
+    def put_off(self, context: FlatBatch) -> None:
+        """These tokens, which the draft state has; a sequence's first ones come first."""
+        slots_T, positions_T = context.slots_T, context.positions_T
+        is_first_T = positions_T == self._num_shared[slots_T]
+        self._draft_state.num_computed[slots_T[is_first_T]] = 0
+        # Positions ascend within a slot, so the last write is the largest.
+        self._ends[slots_T] = positions_T + 1
+
+    def run(self, slots_A: np.ndarray) -> None:
+        """What the cache lacks of these sequences' contexts; and of the tokens since, if they are too many
+        for one pass."""
+        state = self._draft_state
+        late = slots_A[state.num_computed[slots_A] < self._ends[slots_A]]
+        if len(late):
+            begins = np.fromiter(self._begins(late), np.int64, len(late))
+            self._run_up_to(late, begins, self._ends[late])
+        # The pass that draws the next token has the last token of each, at least.
+        begins_A, ends_A = state.num_computed[slots_A], state.num_committed[slots_A] - 1
+        if np.maximum(ends_A - begins_A, 0).sum() > self._max_tokens:
+            lacking = ends_A > begins_A
+            self._run_up_to(slots_A[lacking], begins_A[lacking], ends_A[lacking])
+
+    def _run_up_to(self, slots: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
+        places_T = places_from(slots, begins, ends - begins)
+        for part in FlatBatch(self._draft_state.token_ids[places_T], *places_T).parts(self._max_tokens):
+            self._runner.forward(part, [])
+        self._draft_state.num_computed[slots] = ends
+
+    def _begins(self, slots: np.ndarray) -> Iterator[int]:
+        """Where each sequence's pass begins, after the pages that have been written or will be before it."""
+        for slot in slots.tolist():
+            pages = self._runner.pages.pages[slot, : self._ends[slot] // self._page_size]
+            lacking = np.flatnonzero(~self._is_written[pages])
+            begin = int(lacking[0]) * self._page_size if len(lacking) else len(pages) * self._page_size
+            self._is_written[pages] = True
+            if begin < self._num_shared[slot]:
+                self._read_shared(slot)
+            yield begin
+
+    def _read_shared(self, slot: int) -> None:
+        """The tokens of the shared pages, which were not told with the others."""
+        assert self._request is not None
+        index = int(np.flatnonzero(self._request.slots_R == slot)[0])
+        num_shared = int(self._num_shared[slot])
+        self._draft_state.token_ids[slot, :num_shared] = self._request.sequences[index].token_ids[:num_shared]

@@ -1,0 +1,166 @@
+"""Features of drafted tokens, and a trained head's estimates: for policies, heads and traces that use them.
+
+A pass over a token gives the head's estimate of that token, so the estimate comes with the pass after the
+token's draw; the other features come with the draw. (A head that reads the drawing state gives its estimate
+with the draw, too.) A token that the draft has not drawn has no features and gets no estimate.
+
+R sequences, A draft slots that are drafting, T tokens, C tokens of several sequences, one after the other,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.engine.draft.steps.draft_steps import Step, Told
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
+from specdist.policies import NUM_FEATURES, DraftFeatures, VerifiedTokens
+from specdist.sampling.uploads import upload
+from specdist.utils.ranges import arange_segments
+
+# Index of a token's last feature, the head's estimate.
+ESTIMATE = 3
+UNKNOWN = np.nan
+Places = tuple[np.ndarray, np.ndarray]
+
+
+class TokenFeatures:
+    """The fields of DraftFeatures by draft slot and position, NaN where unknown. Memory that is never written
+    costs nothing."""
+
+    def __init__(self, num_draft_slots: int, max_length: int) -> None:
+        self._features = np.zeros((NUM_FEATURES, num_draft_slots, max_length), np.float32)
+        # Where nothing asks for any, none is unknown.
+        self.are_kept = True
+
+    def forget(self, places: Places) -> None:
+        """The tokens here are not drafted ones."""
+        if not self.are_kept:
+            return
+        self._features[:, places[0], places[1]] = UNKNOWN
+
+    def is_drafted(self, places: Places) -> np.ndarray:
+        """Which tokens the draft has drawn; known only if features are kept."""
+        return ~np.isnan(self._features[0, places[0], places[1]])
+
+    def keep(self, places: Places, features_3T: np.ndarray) -> None:
+        """All features but the estimate, of the tokens drawn here."""
+        self._features[:ESTIMATE, places[0], places[1]] = features_3T
+
+    def keep_estimates(self, places: Places, estimates_T: np.ndarray | float) -> None:
+        """A head's estimates of tokens that were drawn before, or ``UNKNOWN``."""
+        self._features[ESTIMATE, places[0], places[1]] = estimates_T
+
+    def at(self, places: Places) -> DraftFeatures:
+        return DraftFeatures(*self._features[:, places[0], places[1]].astype(np.float64))
+
+    def verified(
+        self,
+        slots_R: np.ndarray,
+        begins_R: np.ndarray,
+        num_verified_R: np.ndarray,
+        num_accepted_R: np.ndarray,
+    ) -> VerifiedTokens:
+        """What a policy that learns from single tokens is told: each sequence's verified tokens, from
+        ``begins`` on, of which the first ones were accepted."""
+        depths_C = arange_segments(num_verified_R)
+        places_C = np.repeat(slots_R, num_verified_R), np.repeat(begins_R, num_verified_R) + depths_C
+        return VerifiedTokens(
+            features=self.at(places_C),
+            depths_C=depths_C,
+            is_accepted_C=depths_C < np.repeat(num_accepted_R, num_verified_R),
+        )
+
+    def head_inputs_at(self, places: Places) -> np.ndarray:
+        """float32 [3, T]: what a head reads, 0 where unknown; its estimate there is dropped anyway."""
+        return np.nan_to_num(self._features[:ESTIMATE, places[0], places[1]])
+
+    def copy(self, sources: Places, targets: Places) -> None:
+        """Let the targets have the features of the sources."""
+        if not self.are_kept:
+            return
+        self._features[:, targets[0], targets[1]] = self._features[:, sources[0], sources[1]]
+
+
+class HeadReader:
+    """Runs the draft's passes where the draft has a trained head."""
+
+    def __init__(
+        self, runner: ModelRunner, features: TokenFeatures, *, keeps_estimates: bool, are_read: bool
+    ) -> None:
+        """``keeps_estimates``: for later; ``are_read``: by the policy."""
+        self._runner = runner
+        self._features = features
+        self._keeps_estimates = keeps_estimates
+        self._are_read = are_read
+
+    def forward(
+        self,
+        batch: FlatBatch,
+        logits_index: np.ndarray,
+        places: Places,
+        features_3A: Tensor | None,
+        *,
+        is_first: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [A, V] and the head's estimates [A].
+
+        Args:
+            places: of the tokens whose logits are wanted.
+            features_3A: of these tokens, which the step before has drawn; in the first pass of a draft loop,
+                an earlier loop has kept them.
+        """
+        features_3A = self.inputs(places, features_3A, is_first=is_first)
+        return self._runner.forward_with_estimates(batch, logits_index, features_3A)
+
+    def inputs(self, places: Places, features_3A: Tensor | None, *, is_first: bool) -> Tensor | None:
+        """What the head reads beside hidden states, on the device; the arguments are those of
+        :meth:`forward`."""
+        if not self._runner.head_uses_features:
+            return None
+        if is_first:
+            (kept_3A,) = upload(self._runner.device, self._features.head_inputs_at(places).astype(np.float64))
+            return kept_3A.float()
+        return features_3A
+
+    def known(self, estimates_A: Tensor, places: Places, *, is_first: bool) -> Tensor | None:
+        """The estimates, on the host, where they are asked for; a token that was not drafted has none. Those
+        from the drawing state are not of tokens drawn before: see :meth:`told`."""
+        if self._runner.head_reads_drawing_state:
+            return estimates_A
+        if not self._keeps_estimates:
+            return estimates_A if self._are_read and not is_first else None
+        if is_first:
+            estimates_A = estimates_A.where(torch.from_numpy(self._features.is_drafted(places)), UNKNOWN)
+        self._features.keep_estimates(places, estimates_A.numpy())
+        return estimates_A
+
+    def with_estimates(self, step: Step, estimates_A: Tensor | None) -> Step:
+        """A step, with what the pass before it says of the tokens before, or of its own if the head can."""
+        if estimates_A is not None and self._runner.head_reads_drawing_state:
+            assert step.features_3A is not None
+            estimates_A = self._runner.estimates_of_draws(
+                estimates_A, step.features_3A.to(estimates_A.device)
+            )
+        return step._replace(earlier_estimates_A=estimates_A)
+
+    def told(self, step: Step, places: Places, *, is_first: bool) -> Step:
+        """The same, on the host, as a policy is told. At first the token before is not in the block."""
+        if not self._runner.head_reads_drawing_state:
+            return step._replace(earlier_estimates_A=None) if is_first else step
+        assert step.earlier_estimates_A is not None
+        own_A = step.earlier_estimates_A.cpu()
+        self._features.keep_estimates(places, own_A.numpy())
+        return step._replace(earlier_estimates_A=None, estimates_A=own_A)
+
+
+def told_of(step: Step, *, uses_features: bool) -> Told:
+    """What a policy is told of a step that is on the host."""
+    features_3A = step.features_3A if uses_features else None
+    features = None if features_3A is None else DraftFeatures(*features_3A.double().numpy())
+    earlier_A, estimates_A = step.earlier_estimates_A, step.estimates_A
+    told = Told(step.active_A, features, None if earlier_A is None else earlier_A.numpy())
+    return told if estimates_A is None else told.with_estimates(estimates_A.numpy())

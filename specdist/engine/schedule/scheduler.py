@@ -1,0 +1,209 @@
+"""Which tokens run in the next pass: continuous batching over the free pages. No tensors.
+
+A sequence that finishes frees its slot and pages, and the next request is admitted in the following round;
+prompts are prefilled in chunks under the pass's token budget. When the pages run out, the youngest sequence
+is preempted: it waits, is prefilled again, and continues where its last block began.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from specdist.engine.limits import SchedulerSettings
+from specdist.engine.request import Request, Requests
+from specdist.engine.schedule.round_plan import Chunk, RoundPlan, candidates_within
+from specdist.engine.schedule.sequence import Sequence
+from specdist.models.cache.pages import NO_UPDATES, PageTable, PageUpdates
+from specdist.sampling.keys import stream_key
+
+
+class Scheduler:
+    """Holds the waiting and the running sequences, in admission order."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        pages: PageTable,
+        requests: Requests,
+        *,
+        scores_prompts: bool = False,
+    ) -> None:
+        self.settings = settings
+        self._scores_prompts = scores_prompts
+        self._pages = pages
+        self._requests = requests
+        self.waiting: deque[Sequence] = deque()
+        self._free_slots = list(range(settings.num_slots - 1, -1, -1))
+        self._num_admitted = 0
+        self.running: list[Sequence] = []
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that can be handed out now."""
+        return self._pages.num_available
+
+    def plan(self, known: tuple[list[Sequence], list[int], PageUpdates] | None = None) -> RoundPlan:
+        """The next round. Empty when every request is finished. ``known``: the running sequences, whose
+        contexts are complete, the most candidates of each, and the updates that gave all of them pages."""
+        prefilling: list[Sequence] = []
+        if known is None:
+            limits, suspended_slots = self._reserve_blocks()
+            decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
+            prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
+            draft_limits, updates = [limits[sequence.order] for sequence in decoding], NO_UPDATES
+        else:
+            (decoding, draft_limits, updates), suspended_slots = known, []
+        budget = self.settings.max_num_batched_tokens - sum(draft_limits) - len(decoding)
+        chunks: list[Chunk] = []
+        opened: list[Sequence] = []
+        while budget > 0:
+            if prefilling:
+                sequence = prefilling.pop(0)
+            elif (candidate := self._admit()) is not None:
+                sequence = candidate
+                opened.append(candidate)
+            else:
+                break
+            chunks.append(self._next_chunk(sequence, budget))
+            budget -= chunks[-1].end - chunks[-1].begin
+        return RoundPlan(
+            decoding=decoding,
+            draft_limits=draft_limits,
+            chunks=chunks,
+            opened=opened,
+            suspended_slots=suspended_slots,
+            page_updates=updates.followed_by(self._pages.drain_updates()),
+        )
+
+    def look_ahead(self, num_wanted: int = 1) -> None:
+        """Ask for the next requests until so many wait, so that free slots need not wait for them."""
+        while len(self.waiting) < num_wanted and (request := next(self._requests, None)) is not None:
+            self.waiting.append(self._new_sequence(request))
+
+    def finish(self, sequence: Sequence) -> None:
+        """Free the slot and pages of a sequence that has ended."""
+        self._give_back(sequence)
+        self.running.remove(sequence)
+
+    def restart(self, settings: SchedulerSettings) -> None:
+        """Preempt all sequences, and go on under these limits. The contents of all pages are lost."""
+        while self.running:
+            self._preempt(self.running[-1])
+        self._pages.forget_contents()
+        self.settings = settings
+        self._free_slots = list(range(settings.num_slots - 1, -1, -1))
+
+    def _reserve_blocks(self) -> tuple[dict[int, int], list[int]]:
+        """Reserve pages for every decoding sequence's next block.
+
+        Returns the most candidates of each (by order), and the slots of the sequences preempted for it.
+        """
+        limits, suspended_slots = dict[int, int](), list[int]()
+        for sequence in list(filter(self.must_recompute, reversed(self.running))):
+            suspended_slots.append(sequence.slot)
+            self._preempt(sequence, keeps_block=True)
+        most = self.most_candidates
+        for sequence in list(self.running):
+            if sequence.slot < 0 or sequence.is_prefilling:
+                continue
+            length = len(sequence.token_ids)
+            limits[sequence.order] = candidates_within(most, self.room(sequence))
+            reach = self._reach(sequence, length, most)
+            while sequence.slot >= 0 and not self._reserve(sequence, reach):
+                suspended_slots.append(self.running[-1].slot)
+                self._preempt(self.running[-1])
+        return limits, suspended_slots
+
+    def room(self, sequence: Sequence) -> int:
+        """Tokens that may follow before the sequence ends, or is run anew: no block crosses the border."""
+        end, border = sequence.max_length, self.settings.recomputed_from
+        if border is not None and sequence.context_length <= border:
+            end = min(end, border + 1)
+        return end - len(sequence.token_ids)
+
+    def must_recompute(self, sequence: Sequence) -> bool:
+        """Whether the sequence has become longer than the border since it was admitted."""
+        border = self.settings.recomputed_from
+        return border is not None and sequence.context_length <= border < len(sequence.token_ids)
+
+    @property
+    def most_candidates(self) -> int:
+        """Of a sequence in a pass, as many as run now."""
+        return self.settings.most_candidates(max(1, len(self.running)))
+
+    def _reach(self, sequence: Sequence, length: int, most: int) -> int:
+        """Tokens that need pages when the next block follows so many tokens."""
+        limit = candidates_within(most, sequence.max_length - length)
+        return min(length + 1 + limit + self.settings.num_ahead_tokens, sequence.max_length)
+
+    def _reserve(self, sequence: Sequence, reach: int) -> bool:
+        if reach > sequence.num_reserved:
+            if not self._pages.extend(sequence.slot, reach):
+                return False
+            sequence.num_reserved = self._pages.num_pages_for(reach) * self._pages.page_size
+        return True
+
+    def reserve_early(self, num_candidates: list[int]) -> PageUpdates | None:
+        """Pages for the blocks after a pass over so many candidates of each running sequence, however many
+        are accepted. None where pages are few."""
+        block = self._pages.num_pages_for(1 + self.settings.max_draft_tokens + self.settings.num_ahead_tokens)
+        if self.num_free_pages < 2 * len(self.running) * (block + 1):
+            return None
+        most = self.most_candidates
+        for sequence, num_more in zip(self.running, num_candidates, strict=True):
+            self._reserve(sequence, self._reach(sequence, len(sequence.token_ids) + num_more, most))
+        return self._pages.drain_updates()
+
+    def _preempt(self, sequence: Sequence, *, keeps_block: bool = False) -> None:
+        self.running.remove(sequence)
+        self._give_back(sequence)
+        sequence.rewind(keeps_block=keeps_block)
+        self.waiting.appendleft(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._pages.close(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+
+    def _admit(self) -> Sequence | None:
+        """Open the next sequence, if its context fits and, if others run, a block of each fits beside it."""
+        if not self._free_slots:
+            return None
+        self.look_ahead()
+        if not self.waiting:
+            return None
+        sequence, slot = self.waiting[0], self._free_slots[-1]
+        token_ids, is_shared = sequence.token_ids, not sequence.runs_whole_prompt
+        rope_length = sequence.num_prompt_tokens if self.settings.recomputed_from is None else len(token_ids)
+        num_shared = self._pages.open(slot, token_ids, is_shared=is_shared, rope_length=rope_length)
+        reach = self.settings.max_draft_tokens + 1 + self.settings.num_ahead_tokens
+        spare = (len(self.running) + 1) * (self._pages.num_pages_for(reach) + 1) if self.running else 0
+        length = min(len(sequence.token_ids) + self.settings.num_ahead_tokens, sequence.max_length)
+        missing = self._pages.num_pages_for(length) - num_shared // self._pages.page_size
+        if missing + spare > self._pages.num_available or not self._pages.extend(slot, length):
+            self._pages.close(slot)
+            return None
+        self._free_slots.pop()
+        self.running.append(self.waiting.popleft())
+        sequence.admit(slot, num_shared)
+        return sequence
+
+    def _new_sequence(self, request: Request) -> Sequence:
+        self._num_admitted += 1
+        limit = self.settings.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
+        seed = self.settings.seed if request.seed is None else request.seed
+        return Sequence(
+            request=request,
+            order=self._num_admitted,
+            stream_key=stream_key(seed, request.row_id, request.sample_index, len(request.earlier)),
+            max_length=min(len(request.prompt_ids) + limit, self.settings.max_seq_len),
+            token_ids=list(request.prompt_ids),
+            runs_whole_prompt=self._scores_prompts and len(request.prompt_ids) > 1,
+        )
+
+    def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk:
+        begin = sequence.num_prefilled
+        end = min(sequence.context_length, begin + budget)
+        sequence.num_prefilled = end
+        self._pages.publish(sequence.slot, end)
+        return Chunk(sequence, begin, end)

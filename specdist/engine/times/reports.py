@@ -1,0 +1,177 @@
+"""What rounds report besides tokens: times, passes, traffic, the outcome of the work ahead, traced tokens.
+
+R sequences that decode, C candidates of all of them, one after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from specdist.data.stats.shard import AheadOutcome
+from specdist.engine.messages.packing import BoolArray, FloatArray, Packed
+from specdist.policies import NUM_FEATURES
+
+
+@dataclass
+class RoleTimes:
+    """Nanoseconds that the draft's side has spent since its last reply, and its peak memory."""
+
+    prefill: int = 0
+    draft: int = 0
+    transfer: int = 0
+    idle: int = 0
+    peak_memory_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLoad:
+    """Running sequences, and free pages of the cache."""
+
+    num_seqs: int = 0
+    num_free_pages: int = 0
+
+
+@dataclass(frozen=True)
+class DraftSteps:
+    """Draft passes of a sequence or branch since the last reply: all (N_draft of SpecDec++), those that
+    drafted no token, and those that gave a trained head's estimate; and tokens that were drafted without a
+    pass, since no other one is allowed."""
+
+    num_row_steps: int = 0
+    num_empty: int = 0
+    num_head_tokens: int = 0
+    num_forced: int = 0
+
+
+NO_DRAFT_STEPS = DraftSteps()
+
+
+class PassCounts:
+    """The draft's passes since the last reply."""
+
+    def __init__(self, *, has_head: bool) -> None:
+        self._has_head = has_head
+        self._sizes: list[int] = []
+        self._num_row_steps = self._num_drafted = self._num_forced = 0
+
+    def count(self, num_tokens: int, num_row_steps: int) -> None:
+        """A pass over so many tokens, for so many sequences and branches."""
+        self._sizes.append(num_tokens)
+        self._num_row_steps += num_row_steps
+
+    def count_drafted(self, num_drafted_R: np.ndarray) -> None:
+        """The tokens that these passes have drafted."""
+        self._num_drafted += int(num_drafted_R.sum())
+
+    def count_forced(self, num_tokens: int) -> None:
+        """So many of the drafted tokens needed no pass."""
+        self._num_forced += num_tokens
+
+    def take(self) -> tuple[np.ndarray, DraftSteps]:
+        """Tokens of every pass, and what the passes were for."""
+        steps = DraftSteps(
+            self._num_row_steps,
+            self._num_row_steps + self._num_forced - self._num_drafted,
+            self._num_row_steps if self._has_head else 0,
+            self._num_forced,
+        )
+        sizes_P = np.array(self._sizes, np.int64)
+        self._sizes, self._num_row_steps, self._num_drafted, self._num_forced = [], 0, 0, 0
+        return sizes_P, steps
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Messages and bytes sent, between the target's rank 0 and the draft or among the target's ranks.
+    ``num_state_bytes``: of the target's hidden states that the draft was given, sent or not."""
+
+    num_messages: int = 0
+    num_bytes: int = 0
+    num_state_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.num_messages + other.num_messages,
+            self.num_bytes + other.num_bytes,
+            self.num_state_bytes + other.num_state_bytes,
+        )
+
+    def __sub__(self, earlier: Traffic) -> Traffic:
+        return Traffic(
+            self.num_messages - earlier.num_messages,
+            self.num_bytes - earlier.num_bytes,
+            self.num_state_bytes - earlier.num_state_bytes,
+        )
+
+
+Features = Annotated[np.ndarray, Packed(np.float64, num_rows=NUM_FEATURES)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedDrafts:
+    """What a trace records of drafted tokens. Features are NaN where no pass has given the estimate yet.
+
+    Attributes:
+        features_4C: of the candidates of this reply.
+        is_verified_R, is_hit_R: whether a token had been drafted ahead in the place of the next token and was
+            verified, and whether it was accepted.
+        token_ids_R, features_4R, acceptance_R: of that token; the probability with which it is accepted.
+    """
+
+    features_4C: Features
+    is_verified_R: BoolArray
+    is_hit_R: BoolArray
+    token_ids_R: np.ndarray
+    features_4R: Features
+    acceptance_R: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadReport:
+    """The outcome of the work ahead, for every sequence that decodes.
+
+    Attributes:
+        num_tokens_R: tokens that had been drafted ahead.
+        is_hit_R: the first of them is the next token and the others are the candidates; else they are
+            dropped.
+        num_branches_R: branches that had been prepared.
+        num_branch_tokens_R: tokens of those that have not become candidates.
+        branch_ranks_R: rank (from 1) of the alternative whose branch has become the candidates; 0 if none
+            has.
+    """
+
+    num_tokens_R: np.ndarray
+    is_hit_R: BoolArray
+    num_branches_R: np.ndarray
+    num_branch_tokens_R: np.ndarray
+    branch_ranks_R: np.ndarray
+
+    @staticmethod
+    @functools.cache
+    def nothing(num_seqs: int) -> AheadReport:
+        """Of a draft that did not work ahead; nobody writes to it."""
+        none_R = np.zeros(num_seqs, np.int64)
+        return AheadReport(
+            num_tokens_R=none_R,
+            is_hit_R=none_R.astype(bool),
+            num_branches_R=none_R,
+            num_branch_tokens_R=none_R,
+            branch_ranks_R=none_R,
+        )
+
+    def outcomes(self) -> list[AheadOutcome]:
+        """Sequence by sequence."""
+        columns = (
+            self.num_tokens_R,
+            self.is_hit_R,
+            self.num_branches_R,
+            self.num_branch_tokens_R,
+            self.branch_ranks_R,
+        )
+        return [
+            AheadOutcome(*values) for values in zip(*(column.tolist() for column in columns), strict=True)
+        ]

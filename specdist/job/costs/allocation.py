@@ -1,0 +1,364 @@
+"""How many pages of keys and values fit into a rank's memory.
+
+On a GPU the cache gets the memory that is free after the models are loaded, less the reserve of the passes
+(:mod:`specdist.models.loading.reserve`). On a host, whose memory is shared with other processes, it gets at
+most a fraction of the available memory; pages that are never written take none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdist.config.generate import GenerateConfig
+from specdist.engine.assembly import PAGE_SIZE
+from specdist.engine.limits import SchedulerSettings
+from specdist.engine.target.collectives import RANK_ZERO
+from specdist.job.ranks.topology import Topology
+from specdist.job.replica.model_plan import ModelPlan
+from specdist.models.cache.branch_pages import pages_per_branch
+from specdist.models.eagle.eagle import NUM_STATES
+from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.files.sizes import ModelSize, model_size
+from specdist.models.loading.memory import DeviceMemory, available_memory_bytes, device_memory
+from specdist.models.loading.reserve import PassLimits, Reserve, Sampling, gib, page_overhead, reserve
+from specdist.models.passes.runner import ModelRunner
+from specdist.models.passes.static_runs import LONGEST_RUN
+from specdist.models.quantized.quantized import quantization_of
+
+# In the place of a number of pages.
+NO_ROOM = -1
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchLimits:
+    """How much may run at a time.
+
+    Attributes:
+        num_branch_slots, max_branch_tokens: of the draft, on the rank that holds it.
+        works_ahead: the draft works while the target does.
+        num_state_numbers: of every token, that an EAGLE-3 draft reads.
+    """
+
+    scheduling: SchedulerSettings
+    num_branch_slots: int = 0
+    max_branch_tokens: int = 0
+    works_ahead: bool = False
+    num_state_numbers: int = 0
+
+    @property
+    def pages_per_seq(self) -> int:
+        """Pages of a sequence of ``max_seq_len`` tokens."""
+        return -(-self.scheduling.max_seq_len // PAGE_SIZE)
+
+    @property
+    def num_seq_pages(self) -> int:
+        """Pages of as many sequences of ``max_seq_len`` tokens as may run at a time."""
+        return self.scheduling.num_slots * self.pages_per_seq
+
+    @property
+    def num_window_pages(self) -> int:
+        """Of a draft with a window, which follows no page table; 0 without."""
+        if self.scheduling.draft_window is None:
+            return 0
+        return self.scheduling.num_window_pages + self.num_branch_pages
+
+    @property
+    def num_branch_pages(self) -> int:
+        return self.num_branch_slots * pages_per_branch(self.max_branch_tokens, PAGE_SIZE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldModel:
+    """A model, or a rank's shard of one, on a GPU, and its largest pass there; a draft may have a window."""
+
+    size: ModelSize
+    tp_size: int
+    limits: PassLimits
+    has_window: bool = False
+
+    @property
+    def page_bytes(self) -> int:
+        return PAGE_SIZE * self.size.cache_bytes_per_token(self.tp_size)
+
+    @property
+    def copied_page_bytes(self) -> int:
+        """Of one layer, which a pass without an attention kernel may copy."""
+        return 0 if self.limits.has_kernel else PAGE_SIZE * page_overhead(self.size, self.tp_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheRoom:
+    """The number of pages that fit into one rank's memory, and how it was computed.
+
+    Attributes:
+        num_pages: pages of sequences; those of branches are not counted. Negative if not even those fit.
+        cache_bytes: memory of both.
+        budget_bytes: the most that the cache may take.
+        memory, needs: memory and reserve of a GPU; None on a host.
+    """
+
+    name: str
+    num_pages: int
+    cache_bytes: int
+    budget_bytes: int
+    memory: DeviceMemory | None = None
+    needs: Reserve | None = None
+
+    @property
+    def graph_bytes(self) -> int:
+        """Of a GPU's memory, what recorded passes may take beside tensors: what is reserved for that, or more
+        where the cache leaves it."""
+        if self.memory is None or self.needs is None:
+            return 0
+        left = self.memory.free_bytes - self.cache_bytes - (self.needs.total - self.needs.graph_nodes)
+        return max(left, self.needs.graph_nodes)
+
+    def __str__(self) -> str:
+        """The use of the memory, in GiB."""
+        used = f"cache {gib(self.cache_bytes)} ({self.num_pages} pages, {self.num_pages * PAGE_SIZE} tokens)"
+        if self.memory is None or self.needs is None:
+            return f"{self.name} in GiB: {gib(self.budget_bytes)} for the cache at most; {used}"
+        taken = self.memory.total_bytes - self.memory.free_bytes
+        return (
+            f"{self.name} in GiB: {gib(self.memory.total_bytes)} in all = {gib(taken)} taken by weights and "
+            f"libraries + {gib(self.needs.total)} reserved ({self.needs}) + {gib(self.budget_bytes)} for the "
+            f"cache at most; {used}"
+        )
+
+
+def target_limits(
+    limits: BatchLimits, sampling: Sampling, *, decides: bool = True, has_kernel: bool = True
+) -> PassLimits:
+    """The largest target pass: chunks of prompts and verification blocks fill it up to
+    ``max_num_batched_tokens``."""
+    batch = limits.scheduling
+    num_logits = batch.num_slots * (batch.max_draft_tokens + 1)
+    if sampling.scores_prompts:
+        num_logits = batch.max_num_batched_tokens
+    # The distributions of the next tokens are kept until the next round.
+    num_kept = batch.num_slots if decides and sampling.next_distributions == "rejection" else 0
+    return PassLimits(
+        num_tokens=batch.max_num_batched_tokens,
+        num_logits=min(batch.max_num_batched_tokens, num_logits),
+        num_seqs=batch.num_slots,
+        max_seq_len=batch.max_seq_len,
+        num_kept=num_kept,
+        num_drawn=num_kept,
+        decides=decides,
+        has_kernel=has_kernel,
+        num_state_numbers=limits.num_state_numbers,
+    )
+
+
+def draft_limits(limits: BatchLimits, sampling: Sampling, *, has_kernel: bool = True) -> PassLimits:
+    """The draft's largest passes: chunks of the same prompts, and steps of all sequences and branches."""
+    batch = limits.scheduling
+    num_seqs = batch.num_slots + limits.num_branch_slots
+    is_random = sampling.next_distributions == "rejection"
+    steps = (1 + limits.works_ahead) * (batch.max_draft_tokens + 1)
+    num_kept = batch.num_slots * steps + limits.num_branch_slots * limits.max_branch_tokens
+    return PassLimits(
+        # The first step of a round runs two tokens of a sequence whose last block was accepted whole.
+        num_tokens=max(batch.max_num_batched_tokens, 2 * num_seqs),
+        num_logits=num_seqs,
+        num_seqs=num_seqs,
+        max_seq_len=batch.max_seq_len,
+        num_kept=num_kept if is_random or limits.num_branch_slots else 0,
+        num_drawn=batch.num_slots if is_random else 0,
+        num_run_steps=LONGEST_RUN,
+        has_kernel=has_kernel,
+        num_state_numbers=limits.num_state_numbers,
+    )
+
+
+def sampling_of(config: GenerateConfig) -> Sampling:
+    """The run's sampling, as far as memory depends on it."""
+    if config.is_greedy:
+        return Sampling(next_distributions="greedy", scores_prompts=config.prompt_logprobs is not None)
+    return Sampling(
+        next_distributions=config.acceptance,
+        has_top_p=config.top_p < 1 or config.processes_logits,
+        scores_prompts=config.prompt_logprobs is not None,
+    )
+
+
+def room_on_gpu(
+    models: Sequence[HeldModel],
+    limits: BatchLimits,
+    sampling: Sampling,
+    memory: DeviceMemory,
+    *,
+    num_communicators: int = 0,
+    given_bytes: int | None = None,
+    name: str = "memory",
+) -> CacheRoom:
+    """The pages of a GPU on which the models have been loaded; pure arithmetic.
+
+    Args:
+        models: the model on the GPU, or two that take turns.
+        num_communicators: NCCL communicators of this rank that are not connected yet.
+        given_bytes: size of the cache; None takes the memory that is left.
+    """
+    reserves = (
+        reserve(
+            held.size,
+            held.limits,
+            sampling,
+            device_bytes=memory.total_bytes,
+            tp_size=held.tp_size,
+            num_communicators=num_communicators,
+        )
+        for held in models
+    )
+    needs = functools.reduce(Reserve.beside, reserves)
+    budget = max(0, memory.free_bytes - needs.total) if given_bytes is None else given_bytes
+    following = [held for held in models if not held.has_window]
+    # Passes may copy pages: these copies are a part of the memory that is left, but not of a given size.
+    copied_bytes = max(held.copied_page_bytes for held in models) if given_bytes is None else 0
+    num_pages, cache_bytes = shared_out(
+        limits,
+        budget,
+        page_bytes=sum(held.page_bytes for held in following),
+        window_page_bytes=sum(held.page_bytes for held in models if held.has_window),
+        copied_bytes=copied_bytes,
+    )
+    return CacheRoom(
+        name=name,
+        num_pages=num_pages,
+        cache_bytes=cache_bytes,
+        budget_bytes=budget,
+        memory=memory,
+        needs=needs,
+    )
+
+
+def shared_out(
+    limits: BatchLimits, budget: int, *, page_bytes: int, window_page_bytes: int, copied_bytes: int = 0
+) -> tuple[int, int]:
+    """Pages of the models that follow the page table, and the bytes of all pages. A window's are as many as
+    it needs, whatever is left."""
+    of_window = limits.num_window_pages * window_page_bytes
+    left = budget - of_window - (limits.num_window_pages * copied_bytes if window_page_bytes else 0)
+    if not page_bytes:
+        return (limits.num_seq_pages if left >= 0 else NO_ROOM), of_window
+    num_pages = min(left // (page_bytes + copied_bytes) - limits.num_branch_pages, limits.num_seq_pages)
+    return num_pages, of_window + max(0, num_pages + limits.num_branch_pages) * page_bytes
+
+
+def room_for_cache(
+    config: GenerateConfig,
+    models: ModelPlan,
+    topology: Topology,
+    limits: BatchLimits,
+    *,
+    target: ModelRunner | None,
+    draft: ModelRunner | None,
+    is_connected: bool = True,
+) -> CacheRoom:
+    """The pages that fit into this rank's memory beside the models that it has loaded; also logged.
+
+    ``is_connected``: NCCL has taken its buffers. If not they are estimated, and nothing is logged.
+    """
+    given, name = config.cache_bytes(), f"memory of {topology.device}"
+    if topology.device.type == "cuda":
+        sampling, held = sampling_of(config), []
+        if models.draft is not None and models.draft.is_eagle:
+            hidden_size = models.target.config.get_text_config().hidden_size
+            limits = dataclasses.replace(limits, num_state_numbers=NUM_STATES * hidden_size)
+        if target is not None:
+            decides, has_kernel = topology.rank == RANK_ZERO, target.has_kernel(PAGE_SIZE)
+            passes = target_limits(limits, sampling, decides=decides, has_kernel=has_kernel)
+            size = _size(models.target, target)
+            held.append(HeldModel(size=size, tp_size=topology.tp_size, limits=passes))
+        if draft is not None:
+            assert models.draft is not None
+            passes = draft_limits(limits, sampling, has_kernel=draft.has_kernel(PAGE_SIZE))
+            has_window = limits.scheduling.draft_window is not None
+            held.append(
+                HeldModel(size=_size(models.draft, draft), tp_size=1, limits=passes, has_window=has_window)
+            )
+        room = room_on_gpu(
+            held,
+            limits,
+            sampling,
+            device_memory(topology.device),
+            num_communicators=0 if is_connected else _num_communicators(topology),
+            given_bytes=given,
+            name=name,
+        )
+        assert room.memory is not None and room.needs is not None
+        missing = room.cache_bytes + room.needs.total - room.memory.free_bytes
+        if missing > 0 and given is not None and is_connected:
+            logger.warning(
+                "--cache_memory %s leaves %s GiB less than passes may need: lower it if memory runs out",
+                config.cache_memory,
+                gib(missing),
+            )
+    else:
+        num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        budget = given if given is not None else available_memory_bytes(num_local_ranks)
+        of_target, of_draft = (
+            0 if runner is None else runner.bytes_per_page(PAGE_SIZE) for runner in (target, draft)
+        )
+        has_window = limits.scheduling.draft_window is not None
+        num_pages, cache_bytes = shared_out(
+            limits,
+            budget,
+            page_bytes=of_target + (0 if has_window else of_draft),
+            window_page_bytes=of_draft if has_window else 0,
+        )
+        room = CacheRoom(name=name, num_pages=num_pages, cache_bytes=cache_bytes, budget_bytes=budget)
+    if is_connected:
+        logger.info("%s", room)
+    return room
+
+
+def refusal(config: GenerateConfig, limits: BatchLimits, room: CacheRoom) -> str:
+    """The error message where memory does not hold one sequence; ``room`` is the rank's with the least."""
+    num_tokens = max(0, room.num_pages) * PAGE_SIZE
+    lower = f", or lower --max_seq_len to {num_tokens}" if num_tokens else ""
+    longest = limits.scheduling.max_seq_len
+    if room.num_pages < 0 and config.draft_window is not None:
+        return (
+            f"--draft_window {config.draft_window} needs {limits.num_window_pages} pages of the draft's "
+            f"cache for {limits.scheduling.num_slots} sequences, more than memory holds ({room}): lower it, "
+            "or --max_num_seqs"
+        )
+    short = f"can hold {num_tokens} tokens, fewer than one sequence of --max_seq_len {longest}"
+    if config.cache_memory is not None:
+        return f"--cache_memory {config.cache_memory} {short}: raise --cache_memory{lower}"
+    if room.needs is None:
+        return (
+            f"--cache_memory was not given, and the {room.budget_bytes} bytes of free memory {short}: raise "
+            f"--cache_memory{lower}"
+        )
+    return (
+        f"the GPU memory left for keys and values {short}. {room}. Share the weights among more ranks "
+        "(--tp_size); reduce the reserve with a lower --max_num_batched_tokens and "
+        f"--max_num_seqs{lower or ', or lower --max_seq_len'}; or give --cache_memory, which is not checked "
+        "against the reserve"
+    )
+
+
+def _size(checkpoint: Checkpoint, runner: ModelRunner) -> ModelSize:
+    return model_size(
+        checkpoint.name,
+        checkpoint.config,
+        runner.dtype.itemsize,
+        trusts_code=checkpoint.trusts_code,
+        quantization=quantization_of(checkpoint),
+    )
+
+
+def _num_communicators(topology: Topology) -> int:
+    """That of the target's ranks, and that of rank 0 with the draft's."""
+    of_target = topology.tp_size > 1 and topology.holds_target
+    of_draft = topology.has_draft_rank and topology.rank in (RANK_ZERO, topology.draft_rank)
+    return int(of_target) + int(of_draft)

@@ -1,0 +1,292 @@
+"""Measures what the rounds of a replica cost: passes, context, and asking the draft.
+
+It takes at most :data:`LEAST_BUDGET_S` or :data:`BUDGET_SHARE` of the work that the prompts promise,
+whichever is longer; only two sizes of passes of each model are timed whatever they take. No batch is larger
+than the run's rows can fill.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from specdist.data.stats.regression import NS_PER_S
+from specdist.engine.assembly import Assembly
+from specdist.engine.draft.remote import RemoteDraft
+from specdist.engine.target.collectives import RANK_ZERO
+from specdist.job.costs.costs import context_slopes, draft_work, target_work
+from specdist.job.costs.host_times import host_times
+from specdist.job.costs.pass_times import Budget, Fits, PassTimer, PassTimes
+from specdist.job.costs.request_times import (
+    FIRST_TOKENS,
+    NOTHING,
+    answer_messages,
+    drafting_curves,
+    message_curve,
+)
+from specdist.job.ranks.topology import Topology, broadcast_from_rank0
+from specdist.job.workload import Workload
+from specdist.models.eagle.eagle_runner import EagleRunner
+from specdist.models.passes.runner import ModelRunner
+from specdist.policies.costs import ContextCosts, CostModel, Curve
+
+logger = logging.getLogger(__name__)
+
+# What may be spent in all: see the module's docstring.
+LEAST_BUDGET_S, BUDGET_SHARE = 3.0, 0.02
+# Up to where the target's passes may go, and its passes after more context; and of what is left then, the
+# draft's steps.
+TARGET_SHARE, TARGET_SLOPES_SHARE = 0.45, 0.6
+DRAFT_SHARE, DRAFT_SLOPES_SHARE = 0.5, 0.6
+# Without a draft model: of each sequence's blocks, and of all, the passes that are measured.
+MEASURED_BLOCK, MEASURED_TOKENS = 8, 256
+
+
+class ModelTimes(NamedTuple):
+    """Passes over their size; what context adds for every sequence, and for every token. Of the draft also
+    what rounds in turns and ahead take beyond their steps, over the number of sequences."""
+
+    passes: Curve
+    slopes: tuple[float, float]
+    turns: Curve = NOTHING
+    ahead: Curve = NOTHING
+
+
+NO_DRAFT = ModelTimes(NOTHING, (0.0, 0.0))
+
+
+def measure_costs(
+    assembly: Assembly,
+    topology: Topology,
+    workload: Workload,
+    *,
+    target: ModelRunner | None,
+    draft: ModelRunner | None,
+    group: dist.ProcessGroup | None,
+    num_branch_slots: int,
+    max_seq_len: int,
+    uses_features: bool,
+    asks_draft: bool,
+    begin: Callable[[str], None] = lambda phase: None,
+) -> CostModel:
+    """Measured by target and draft, one after the other; of the target's ranks, rank 0's times count. All
+    ranks must call it at the same time.
+
+    Measured at the same time they would slow each other down where they share a memory, more than in a run.
+
+    Args:
+        target, draft: the models on this rank.
+        group: the ranks that share the target, if there are several.
+        uses_features: a draft step includes the features of its tokens.
+        asks_draft: measure requests to the draft's rank too.
+        begin: is called with every phase.
+    """
+    found: list[ModelTimes | None] = [None, None]
+    budget = Budget(LEAST_BUDGET_S * NS_PER_S)
+    begin("measuring passes of the target")
+    if target is not None:
+        found[0] = measure_target(
+            assembly, target, group, workload=workload, max_seq_len=max_seq_len, budget=budget
+        )
+    left_ns = broadcast_from_rank0(topology, budget.left_ns)
+    has_host = target is not None and draft is not None and topology.world_size == 1
+    if draft is not None:
+        begin("measuring steps of the draft")
+        found[1] = measure_draft(
+            assembly,
+            draft,
+            num_branch_slots=num_branch_slots,
+            uses_features=uses_features,
+            chooses_rounds=asks_draft,
+            budget=Budget(left_ns * (DRAFT_SHARE if has_host else 1.0)),
+            workload=workload,
+            max_seq_len=max_seq_len,
+        )
+    num_rows = workload.rows_at_a_time(assembly.scheduling.num_slots)
+    message = NOTHING
+    if asks_draft:
+        begin("measuring messages to the draft")
+        if topology.is_rank0:
+            remote = RemoteDraft(topology.draft_rank, device=topology.device)
+            message = message_curve(assembly, remote, topology.device, num_rows)
+        elif draft is not None:
+            answer_messages(assembly, draft)
+    everywhere = [(found, message)] * topology.world_size
+    if dist.is_initialized():
+        dist.all_gather_object(everywhere, (found, message))
+    of_target, of_draft_rank = everywhere[RANK_ZERO][0][0], NO_DRAFT
+    if topology.uses_draft:
+        of_draft_rank = everywhere[topology.draft_rank][0][1] or NO_DRAFT
+    assert of_target is not None
+    context = context_of(assembly, workload, max_seq_len)[0]
+    costs = combined_costs(of_target, of_draft_rank, everywhere[RANK_ZERO][1], context, num_rows)
+    # Not of a draft that reads the target's states, which nobody sends it here.
+    if has_host and not isinstance(draft, EagleRunner):
+        assert target is not None and draft is not None
+        begin("measuring rounds of the engine")
+        costs = host_times(assembly, target, draft, costs, num_rows, budget.until(1.0)).added_to(costs)
+    if topology.is_rank0:
+        logger.info("%s", _summary(costs, budget.spent_ns))
+    return costs
+
+
+def _summary(costs: CostModel, spent_ns: float) -> str:
+    rows = costs.context.num_rows
+    passes, draft = costs.target, costs.draft
+    alone = f"a pass of the target takes {float(passes(rows)) / 1e6:,.1f} ms for {rows} tokens"
+    step = f", a draft step {float(draft(rows)) / 1e6:,.1f} ms" if draft is not NOTHING else ""
+    sizes = f"{len(passes.sizes)} sizes up to {max(passes.sizes)} tokens"
+    return f"{alone}{step}; measured in {spent_ns / NS_PER_S:,.1f} s at {sizes}"
+
+
+def _measured_block(assembly: Assembly) -> int:
+    """Candidates of every sequence in the largest measured pass. The time of longer blocks, from memory,
+    follows from that."""
+    batch = assembly.scheduling
+    if assembly.memory is None:
+        return batch.max_draft_tokens
+    return min(batch.max_draft_tokens, max(MEASURED_BLOCK, MEASURED_TOKENS // batch.num_slots))
+
+
+def context_of(assembly: Assembly, workload: Workload, max_seq_len: int) -> tuple[int, int]:
+    """The context of the measured passes, and the longest possible one."""
+    room = max(0, max_seq_len - assembly.scheduling.max_draft_tokens - 1)
+    return min(workload.num_context_tokens, room), room
+
+
+def measure_target(
+    assembly: Assembly,
+    target: ModelRunner,
+    group: dist.ProcessGroup | None,
+    *,
+    workload: Workload,
+    max_seq_len: int,
+    budget: Budget,
+) -> ModelTimes | None:
+    """On all ranks of the target at the same time; None on all but rank 0, which decides what is timed."""
+    timer = PassTimer(target, target_work(assembly.settings, assembly.vocab_size), group)
+    if group is not None and dist.get_rank(group):
+        timer.follow()
+        return None
+    num_slots, per_row = assembly.scheduling.num_slots, 1 + _measured_block(assembly)
+    num_rows = workload.rows_at_a_time(num_slots)
+    found = timed_model(
+        timer,
+        num_rows=num_rows,
+        num_tokens_per_row=per_row,
+        largest=max(num_rows, min(num_rows * per_row, assembly.scheduling.max_num_batched_tokens)),
+        contexts=context_of(assembly, workload, max_seq_len),
+        fits=budget.until(TARGET_SHARE),
+        slopes_fit=budget.until(TARGET_SLOPES_SHARE),
+        prepares=timer.is_asynchronous,
+        on_first=lambda curve: budget.raise_to(BUDGET_SHARE * workload.ns(curve, num_slots)),
+    )
+    timer.close()
+    return found
+
+
+def timed_model(
+    timer: Callable[[int, int, int], int],
+    *,
+    num_rows: int,
+    num_tokens_per_row: int,
+    largest: int,
+    contexts: tuple[int, int],
+    fits: Fits,
+    slopes_fit: Fits,
+    prepares: bool,
+    most_rows: int | None = None,
+    on_first: Callable[[Curve], None] = lambda curve: None,
+) -> ModelTimes:
+    """Passes over up to ``largest`` tokens, and what context adds to them; see :class:`PassTimes`.
+
+    Args:
+        contexts: of the measured passes, and the longest possible one.
+        fits, slopes_fit: until when passes may be timed, and others after more context.
+        on_first: is called with the times of the first two sizes.
+    """
+    context, room = contexts
+    times = PassTimes(
+        timer,
+        num_rows=num_rows,
+        largest=largest,
+        most_rows=most_rows,
+        num_context_tokens=context,
+        prepares=prepares,
+    )
+    times.time_first(fits)
+    on_first(times.curve())
+    times.time_more(fits)
+    times.repeat(fits)
+    slopes = context_slopes(
+        timer,
+        times.curve(),
+        slopes_fit,
+        num_rows=num_rows,
+        num_tokens_per_row=num_tokens_per_row,
+        num_context_tokens=context,
+        max_context_tokens=room,
+    )
+    return ModelTimes(times.curve(), slopes)
+
+
+def measure_draft(
+    assembly: Assembly,
+    draft: ModelRunner,
+    *,
+    num_branch_slots: int,
+    workload: Workload,
+    max_seq_len: int,
+    uses_features: bool,
+    budget: Budget,
+    chooses_rounds: bool = False,
+) -> ModelTimes:
+    """On the draft's rank. ``chooses_rounds``: measure the host's time in rounds, too."""
+    num_slots = assembly.scheduling.num_slots
+    num_rows = workload.rows_at_a_time(num_slots)
+    contexts = context_of(assembly, workload, max_seq_len)
+    timer = PassTimer(draft, draft_work(assembly.settings, assembly.vocab_size, uses_features=uses_features))
+    # Branches are rows, too.
+    widest = num_rows + num_rows * num_branch_slots // num_slots
+    found = timed_model(
+        timer,
+        num_rows=num_rows,
+        num_tokens_per_row=1,
+        largest=widest,
+        most_rows=widest,
+        contexts=contexts,
+        fits=budget.until(DRAFT_SHARE),
+        slopes_fit=budget.until(DRAFT_SLOPES_SHARE),
+        prepares=timer.is_asynchronous,
+    )
+    if not chooses_rounds:
+        return found
+    costs = combined_costs(found, found, NOTHING, contexts[0], num_rows)
+    turns, ahead, step = drafting_curves(
+        assembly,
+        draft,
+        lambda size: float(costs.draft_ns(size, FIRST_TOKENS)),
+        num_rows=num_rows,
+        num_branches=num_branch_slots // num_slots,
+        uses_features=uses_features,
+        fits=budget.until(1.0),
+    )
+    return found._replace(passes=found.passes.plus(step), turns=turns, ahead=ahead)
+
+
+def combined_costs(
+    of_target: ModelTimes, of_draft: ModelTimes, message: Curve, num_context_tokens: int, num_rows: int
+) -> CostModel:
+    """Measured after so many tokens of context, with at most so many sequences."""
+    row_ns, token_ns = of_target.slopes
+    return CostModel(
+        of_target.passes,
+        of_draft.passes,
+        ContextCosts(num_context_tokens, num_rows, row_ns, token_ns, of_draft.slopes[0]),
+        message,
+        of_draft.turns,
+        of_draft.ahead,
+    )

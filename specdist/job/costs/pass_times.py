@@ -1,0 +1,241 @@
+"""Times passes of a model until a budget is spent: the most telling sizes first, and few of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from specdist.engine.target.collectives import RANK_ZERO, Collectives
+from specdist.engine.times.device_clock import synchronized_ns
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
+from specdist.policies.costs import Curve
+
+# Passes of a size, of which the fastest counts; fewer where the budget ends.
+NUM_PASSES = 7
+# Tokens of every row in the second pass that is timed: more than in plain decoding, and few.
+FEW = 4
+# Where two sizes predict the one between them to this part of its time, none between is timed.
+TOLERANCE = 0.05
+# Whether something that takes so many nanoseconds may still be measured.
+Fits = Callable[[float], bool]
+NO_SHAPE = (0, 0, 0)
+
+
+def always(ns: float) -> bool:
+    """A budget without an end."""
+    return True
+
+
+class Budget:
+    """Time for all that is measured, from now on."""
+
+    def __init__(self, total_ns: float, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.total_ns = total_ns
+        self._now_ns = now_ns
+        self._began_ns = now_ns()
+
+    @property
+    def left_ns(self) -> float:
+        return max(0.0, self.total_ns - self.spent_ns)
+
+    def raise_to(self, total_ns: float) -> None:
+        """At least so much from now on."""
+        self.total_ns = max(self.total_ns, total_ns)
+
+    @property
+    def spent_ns(self) -> int:
+        return self._now_ns() - self._began_ns
+
+    def until(self, share: float) -> Fits:
+        """Whether something ends before this share of the total is spent."""
+        return lambda ns: self.spent_ns + ns <= share * self.total_ns
+
+
+class PassTimer:
+    """Runs passes with the work that follows on their logits. The contents of the cache do not matter; they
+    are overwritten.
+
+    Of a sharded model rank 0 decides what is run: it calls the timer, and :meth:`close` at the end; the other
+    ranks :meth:`follow`.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        finish: Callable[[Tensor], object],
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """
+        Args:
+            finish: the work on a pass's logits, such as :func:`specdist.job.costs.costs.verify_logits`; its
+                time counts.
+            group: the ranks that share the model; None for a whole model.
+        """
+        self._runner = runner
+        self._finish = finish
+        self._collectives = None if group is None else Collectives(group)
+        # Work is queued: the first pass of a size may compile it, or record it as a graph.
+        self.is_asynchronous = runner.is_asynchronous
+
+    def __call__(self, num_rows: int, num_tokens: int, num_context_tokens: int) -> int:
+        """Nanoseconds of a pass over so many tokens, spread over the rows, until the device has finished."""
+        self._tell((num_rows, num_tokens, num_context_tokens))
+        begin_ns = synchronized_ns(self._runner.device)
+        self._run(num_rows, num_tokens, num_context_tokens)
+        return synchronized_ns(self._runner.device) - begin_ns
+
+    def close(self) -> None:
+        """The other ranks need follow no more."""
+        self._tell(NO_SHAPE)
+
+    def follow(self) -> None:
+        """On the other ranks of a sharded model: run the same passes."""
+        assert self._collectives is not None
+        zeros = torch.zeros(len(NO_SHAPE), dtype=torch.int64)
+        while (shape := tuple(self._collectives.from_rank0(zeros).tolist())) != NO_SHAPE:
+            self._run(*shape)
+
+    def _tell(self, shape: tuple[int, int, int]) -> None:
+        if self._collectives is not None:
+            assert self._collectives.rank == RANK_ZERO
+            self._collectives.from_rank0(torch.tensor(shape))
+
+    def _run(self, num_rows: int, num_tokens: int, num_context_tokens: int) -> None:
+        lengths = [len(part) for part in np.array_split(np.arange(num_tokens), num_rows)]
+        batch = FlatBatch(
+            np.zeros(num_tokens, np.int64),
+            np.repeat(np.arange(num_rows), lengths),
+            num_context_tokens + np.concatenate([np.arange(length) for length in lengths]),
+        )
+        self._finish(self._runner.forward(batch, np.arange(len(batch))))
+
+
+class PassTimes:
+    """Of passes over up to ``largest`` tokens, each row after a context.
+
+    Timed first are a token of every row, and :data:`FEW` times as many: what plain decoding costs, and what
+    more tokens add to it. These two are timed whatever they take. Then come the smallest size and the
+    largest; then powers of two between sizes that do not predict them, and all again, as long as the budget
+    allows.
+    """
+
+    def __init__(
+        self,
+        timer: Callable[[int, int, int], int],
+        *,
+        num_rows: int,
+        largest: int,
+        most_rows: int | None = None,
+        num_context_tokens: int = 0,
+        tolerance: float = TOLERANCE,
+        prepares: bool = False,
+    ) -> None:
+        """
+        Args:
+            timer: of a pass; see :meth:`PassTimer.__call__`.
+            num_rows: sequences of a batch.
+            most_rows: over which a pass may be spread; by default ``num_rows``.
+            tolerance: see :data:`TOLERANCE`; 0 times every power of two.
+            prepares: a size's first pass takes longer: there is always a second.
+        """
+        self._timer = timer
+        self._num_rows = num_rows
+        self._largest = largest
+        self._most_rows = most_rows or num_rows
+        self._context = num_context_tokens
+        self._tolerance = tolerance
+        self._prepares = prepares
+        self._found: dict[int, list[int]] = {}
+
+    def timed(self, fits: Fits) -> PassTimes:
+        """With all that fits."""
+        self.time_first(fits)
+        self.time_more(fits)
+        self.repeat(fits)
+        return self
+
+    def time_first(self, fits: Fits) -> None:
+        """The two that are timed in any case; again where that fits."""
+        first = list(dict.fromkeys((self._num_rows, min(FEW * self._num_rows, self._largest))))
+        for size in first:
+            self._time(size)
+        for size in first:
+            self._time_again(size, fits)
+
+    def time_more(self, fits: Fits) -> None:
+        """Other sizes, after :meth:`time_first`."""
+        for size in (1, self._largest):
+            if fits(self._expected_ns(size)):
+                self._time_new(size, fits)
+        gaps = list(itertools.pairwise(sorted(self._found)))
+        while gaps:
+            gap = max(gaps, key=self._doubt)
+            gaps.remove(gap)
+            middle = _middle(*gap)
+            # A pass over more tokens takes no less: where both ends take as long, so does all between.
+            is_flat = self._is_near(self.ns(gap[0]), self.ns(gap[1]))
+            if middle is None or is_flat or not fits(self._expected_ns(middle)):
+                continue
+            predicted_ns = float(np.interp(middle, gap, [self.ns(end) for end in gap]))
+            self._time_new(middle, fits)
+            if not self._is_near(predicted_ns, self.ns(middle)):
+                gaps += [(gap[0], middle), (middle, gap[1])]
+
+    def repeat(self, fits: Fits) -> None:
+        """All in turn, several times: a temporary disturbance of the machine affects all."""
+        while min(map(len, self._found.values())) < NUM_PASSES:
+            if not fits(sum(map(self.ns, self._found))):
+                break
+            for size in self._found:
+                self._time(size)
+
+    def ns(self, size: int) -> int:
+        """The fastest: others at work on this machine only add to it."""
+        return min(self._found[size])
+
+    def curve(self) -> Curve:
+        """A pass over fewer tokens cannot take longer than one over more: then it was disturbed."""
+        sizes = sorted(self._found)
+        bounded = np.minimum.accumulate([self.ns(size) for size in sizes][::-1])[::-1]
+        return Curve(sizes, bounded.astype(int).tolist())
+
+    def _time_new(self, size: int, fits: Fits) -> None:
+        if size not in self._found:
+            self._time(size)
+            self._time_again(size, fits)
+
+    def _time_again(self, size: int, fits: Fits) -> None:
+        if self._prepares or fits(self.ns(size)):
+            self._time(size)
+
+    def _is_near(self, ns: float, other_ns: float) -> bool:
+        return abs(ns - other_ns) < self._tolerance * other_ns
+
+    def _time(self, size: int) -> None:
+        ns = self._timer(min(size, self._most_rows), size, self._context)
+        self._found.setdefault(size, []).append(ns)
+
+    def _expected_ns(self, size: int) -> float:
+        """Of a size that was not timed: not more than a larger one takes, nor in proportion to a smaller."""
+        larger = [self.ns(known) for known in self._found if known >= size]
+        smaller = max((known for known in self._found if known < size), default=size)
+        return min(larger) if larger else self.ns(smaller) * size / smaller
+
+    def _doubt(self, gap: Sequence[int]) -> float:
+        """How much the time between two sizes may differ from a line."""
+        low_ns, high_ns = (max(1.0, self.ns(size)) for size in gap)
+        return abs(math.log(high_ns / low_ns)) * math.log(gap[1] / gap[0])
+
+
+def _middle(low: int, high: int) -> int | None:
+    """The power of two in the middle between two sizes; None without one."""
+    powers = [1 << power for power in range(low.bit_length(), high.bit_length()) if low < 1 << power < high]
+    return powers[(len(powers) - 1) // 2] if powers else None

@@ -1,0 +1,254 @@
+"""Measures what requests to a draft on a rank of its own cost, with rounds of the run's own engine.
+
+A request costs more than its steps: both ranks' bookkeeping, the messages, and the sampling of next tokens on
+the draft's side. So does what the draft's host takes beyond the steps of a round. The engine makes the
+requests, with all options of the run; in the target's place no pass is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specdist.engine.assembly import Assembly
+from specdist.engine.blocks import VerifyInput
+from specdist.engine.draft.ahead.draft_ahead import DraftAhead
+from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.remote import serve_draft
+from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
+from specdist.engine.request import Request
+from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.target.collectives import RANK_ZERO
+from specdist.engine.target.local_target import FullDistributions
+from specdist.engine.times.device_clock import synchronized_ns
+from specdist.engine.times.reports import Traffic
+from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.engine.times.timeline import Timeline
+from specdist.job.costs.pass_times import Fits, always
+from specdist.models.cache.pages import PageUpdates
+from specdist.models.passes.runner import ModelRunner
+from specdist.policies import FixedLength, Goodput, LengthPolicy
+from specdist.policies.costs import CostModel, Curve
+
+NUM_REQUESTS = 7
+NUM_WARMUPS = 2
+# Of every sequence; rounds of every kind, and most draft steps in one: ahead as many as fit beside a large
+# model's pass, since a policy that is asked after each has work between any two.
+PROMPT_IDS = [0, 0]
+FIRST_TOKENS = len(PROMPT_IDS)
+NUM_ROUNDS = 5
+MOST_STEPS, MOST_STEPS_AHEAD = 4, 12
+# Rows end, and others begin: rounds with all of them are so many of all at least, or there are too few.
+LEAST_SHARE = 0.2
+NOTHING = Curve([1], [0])
+
+
+class _Asked(NamedTuple):
+    """A request: its sequences, nanoseconds until all work for it is done, and the passes that are reported
+    with the reply."""
+
+    num_rows: int
+    ns: int
+    pass_sizes: list[int]
+
+
+class _TimedDraft:
+    """A draft that notes what each request takes; it is not closed with an engine."""
+
+    def __init__(self, draft: Proposer, device: torch.device) -> None:
+        self._draft, self._device = draft, device
+        self.asked: list[_Asked] = []
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        begin_ns = synchronized_ns(self._device)
+        reply = self._draft.propose(request, clock)
+        spent_ns = synchronized_ns(self._device) - begin_ns
+        self.asked.append(_Asked(len(request.slots_R), spent_ns, reply.draft_pass_sizes_P.tolist()))
+        return reply
+
+    def close(self) -> None: ...
+
+
+class _UniformTarget:
+    """In the target's place: all tokens are as likely."""
+
+    is_single_rank = True
+
+    def __init__(self, assembly: Assembly, device: torch.device) -> None:
+        self._settings, self._vocab_size = assembly.settings, assembly.vocab_size
+        self.device, self.traffic = device, Traffic()
+
+    def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> FullDistributions:
+        del updates
+        logits_NV = torch.zeros(len(verify_input.logits_indices_N), self._vocab_size, device=self.device)
+        return FullDistributions.of(logits_NV, self._settings, verify_input)
+
+    def close(self) -> None: ...
+
+
+def _asked(
+    assembly: Assembly,
+    draft: Proposer,
+    device: torch.device,
+    *,
+    num_rows: int,
+    num_candidates: int,
+    num_ahead: int,
+    num_rounds: int,
+    fits: Fits = always,
+) -> list[_Asked]:
+    """The requests of so many rounds in which all ``num_rows`` sequences decode; fewer where they do not fit.
+    Where sequences are too short for it, of those in which the most do."""
+    limits = dataclasses.replace(
+        assembly.scheduling,
+        max_num_seqs=num_rows,
+        max_draft_tokens=num_candidates,
+        num_ahead_tokens=num_ahead,
+    )
+    timed, found = _TimedDraft(draft, device), list[_Asked]()
+    room = max(1, limits.max_seq_len - len(PROMPT_IDS))
+    engine = assembly.engine(
+        (
+            Request(row_id=row, sample_index=0, prompt_ids=PROMPT_IDS, max_new_tokens=room)
+            for row in itertools.count()
+        ),
+        target=_UniformTarget(assembly, device),
+        proposer=timed,
+        stats_recorder=StatsRecorder(),
+        limits=limits,
+    )
+
+    def is_enough() -> bool:
+        found[:] = [each for each in timed.asked if each.num_rows == limits.num_slots]
+        is_short = len(timed.asked) * LEAST_SHARE > num_rounds
+        return len(found) >= num_rounds or is_short or bool(found and not fits(found[-1].ns))
+
+    for _ in engine.run(is_enough):
+        pass
+    most = max((each.num_rows for each in timed.asked), default=0)
+    return [each for each in timed.asked if each.num_rows == most > 0]
+
+
+def _measured(assembly: Assembly) -> Assembly:
+    """For sequences whose tokens end none of them, and are not scored."""
+    settings = dataclasses.replace(assembly.settings, num_logprobs=None, num_prompt_logprobs=None)
+    stop_rules = StopRules(NO_TEXT, frozenset())
+    return dataclasses.replace(assembly, settings=settings, stop_rules=stop_rules, chooser=None)
+
+
+def drafting_curves(
+    assembly: Assembly,
+    runner: ModelRunner,
+    step_ns: Callable[[int], float],
+    *,
+    num_rows: int,
+    num_branches: int,
+    uses_features: bool,
+    fits: Fits,
+) -> tuple[Curve, Curve, Curve]:
+    """What rounds in turns and ahead take on the draft's rank beyond their steps, and beyond a round without
+    any, over the number of sequences; and what each step takes beyond its pass, over that of sequences and
+    branches. Mostly it is the host's work: between two runs of steps, and for every token.
+
+    Args:
+        step_ns: nanoseconds of a step of so many sequences, of :data:`FIRST_TOKENS` tokens each.
+        uses_features: the policy is asked after every token, as ``goodput`` is.
+    """
+    assembly = _measured(assembly)
+    most = assembly.scheduling.max_draft_tokens
+    num_steps = min(MOST_STEPS, most)
+    num_ahead = min(MOST_STEPS_AHEAD, most)
+    one, several = (DraftAhead(num_tokens=1 + num, num_branches=num_branches) for num in (1, num_ahead))
+    found: dict[int, list[int]] = {}
+    for size in dict.fromkeys((num_rows, 1)):
+        rounds_ns = []
+        for each, num_now in ((DraftAhead(), 0), (DraftAhead(), num_steps), (one, 0), (several, 0)):
+            # Of steps, as wide as they can be, in the fewest rounds.
+            width = size * (1 + each.num_branches)
+            passes_ns = (num_now + each.num_tokens) * step_ns(width)
+            if not fits(3 * passes_ns):
+                break
+            rounds_ns.append(
+                _beyond_steps_ns(assembly, runner, step_ns, size, each, num_now, uses_features, fits)
+            )
+        else:
+            nothing, in_turns, short, long = rounds_ns
+            each_ns = max(0.0, long - short) / max(1, num_ahead - 1)
+            # Ahead a step draws what stands for a next token, before the others.
+            beyond = [in_turns - nothing - num_steps * each_ns, short - nothing - 2 * each_ns, each_ns]
+            found[size] = [max(0, round(ns)) for ns in beyond]
+    sizes = sorted(found) or [1]
+    beyond_SK = np.maximum.accumulate([found.get(size, [0, 0, 0]) for size in sizes])
+    turns, with_ahead, steps = beyond_SK.T.tolist()
+    widths = [size * (1 + num_branches) for size in sizes]
+    return Curve(sizes, turns), Curve(sizes, with_ahead), Curve(widths, steps)
+
+
+def _beyond_steps_ns(
+    assembly: Assembly,
+    runner: ModelRunner,
+    step_ns: Callable[[int], float],
+    num_rows: int,
+    ahead: DraftAhead,
+    num_now: int,
+    uses_features: bool,
+    fits: Fits,
+) -> float:
+    """Nanoseconds of a round of this kind, without its steps."""
+    policy: LengthPolicy = FixedLength(num_now or max(0, ahead.num_tokens - 1))
+    if uses_features and policy.max_draft_tokens:
+        # Beside so slow a target every token pays.
+        costs = CostModel(Curve([1], [10**15]), NOTHING)
+        policy = Goodput(max_draft_tokens=policy.max_draft_tokens, costs=costs, is_coupled=True)
+    # A model that runs on the host itself takes most of the time: little is to be known beside it.
+    num_warmups, num_rounds = (NUM_WARMUPS, NUM_ROUNDS) if runner.is_asynchronous else (1, 2)
+    asked = _asked(
+        assembly,
+        ColocatedDraft(assembly.draft_worker(runner, policy, ahead=ahead)),
+        runner.device,
+        num_rows=num_rows,
+        num_candidates=policy.max_draft_tokens,
+        num_ahead=ahead.num_tokens,
+        num_rounds=num_warmups + num_rounds,
+        fits=fits,
+    )
+    # The passes ahead are those of the round before, which was the same. Others at work on this machine only
+    # add to it.
+    found = [each.ns - sum(map(step_ns, each.pass_sizes)) for each in asked]
+    return min(found[min(num_warmups, len(found) - 1) :], default=0.0)
+
+
+def message_curve(assembly: Assembly, draft: Proposer, device: torch.device, num_rows: int) -> Curve:
+    """On rank 0: times over the number of sequences; :func:`answer_messages` runs on the draft's rank."""
+    sizes = sorted({1, num_rows})
+    times = []
+    for size in sizes:
+        asked = _asked(
+            _measured(assembly),
+            draft,
+            device,
+            num_rows=size,
+            num_candidates=0,
+            num_ahead=0,
+            num_rounds=NUM_WARMUPS + NUM_REQUESTS,
+        )
+        found = [each.ns for each in asked]
+        times.append(int(statistics.median(found[NUM_WARMUPS:] or found or [0])))
+    draft.close()
+    return Curve(sizes, np.maximum.accumulate(times).tolist())
+
+
+def answer_messages(assembly: Assembly, runner: ModelRunner) -> None:
+    """The draft's part of :func:`message_curve`."""
+    clock = Timeline("transfer")
+    # Neither drafts nor branches: no pass is run.
+    worker = assembly.draft_worker(runner, FixedLength(0), clock, ahead=DraftAhead())
+    serve_draft(worker, RANK_ZERO, vocab_size=assembly.vocab_size, clock=clock)

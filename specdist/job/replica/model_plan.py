@@ -1,0 +1,146 @@
+"""The models of a run: opened and checked, not loaded; and the limits of a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from specdist.config.generate import GenerateConfig
+from specdist.config.groups import SELF
+from specdist.engine.assembly import PAGE_SIZE
+from specdist.engine.limits import SchedulerSettings
+from specdist.job.eagle import check_eagle_run
+from specdist.job.replica.same_tokens import check_same_tokens, common_vocab_size
+from specdist.job.texts.constraints import RunConstraints
+from specdist.job.texts.memory_texts import MemoryTexts, read_memory
+from specdist.job.texts.processing import sampling_settings
+from specdist.job.texts.tokens import check_chat_template, check_chat_variables, check_split_special_tokens
+from specdist.models.attention.rope import recomputed_from, rope_borders
+from specdist.models.cache.draft_window import DraftWindow
+from specdist.models.files.adapter_folder import open_adapter
+from specdist.models.files.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, check_family, open_checkpoint
+from specdist.models.files.fitting import check_weights
+from specdist.models.files.generation import default_options
+from specdist.models.heads.drafts import DraftHead, open_draft_head
+from specdist.utils.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPlan:
+    """The models, as every rank must know them."""
+
+    target: Checkpoint
+    draft: Checkpoint | None
+    vocab_size: int
+    max_seq_len: int
+    constraints: RunConstraints
+    head: DraftHead | None = None
+    memory_texts: MemoryTexts | None = None
+
+
+def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> ModelPlan:
+    """Open and check both checkpoints. ``may_read_states``: the draft may be an EAGLE-3 draft. Raises
+    :class:`UserError`."""
+    target = _open_model("--target", config.target, config, config.tp_size)
+    draft = head = None
+    if config.uses_draft_model:
+        assert config.draft is not None
+        if config.draft.startswith(SELF):
+            kind = config.draft.removeprefix(SELF)
+            draft = dataclasses.replace(
+                target, option="--draft", name=config.draft, quantization=kind, is_self=True
+            )
+            check_weights(draft, 1)
+        else:
+            draft = _open_model("--draft", config.draft, config)
+            if draft.is_eagle:
+                check_eagle_run(config, target, draft, may_read_states=may_read_states)
+            else:
+                check_same_tokens(target, draft)
+        head = open_draft_head(config, draft)
+    chat = config.messages_column and f"--messages_column {config.messages_column}"
+    check_chat_template(target, chat)
+    check_chat_variables(target, config.chat_format)
+    check_split_special_tokens(target, config.split_special_tokens)
+    # Positions of an EAGLE-3 draft need no table: its configuration's number is that of its training.
+    longest = min(
+        model.max_positions for model in (target, draft) if model is not None and not model.is_eagle
+    )
+    if config.max_seq_len is not None and config.max_seq_len > longest:
+        raise UserError(
+            f"--max_seq_len {config.max_seq_len} is more than the {longest} positions that the models "
+            "support: lower it"
+        )
+    vocab_size = common_vocab_size(target, draft)
+    sampling_settings(config, target, vocab_size)
+    return ModelPlan(
+        target=target,
+        draft=draft,
+        vocab_size=vocab_size,
+        max_seq_len=config.max_seq_len or longest,
+        constraints=RunConstraints(config, target),
+        head=head,
+        memory_texts=read_memory(config, target, vocab_size),
+    )
+
+
+def with_model_defaults(
+    config: GenerateConfig, target: Checkpoint, given: Collection[str] = ()
+) -> GenerateConfig:
+    """With ``--generation_config model``, the options with the target's own settings as defaults of those
+    that were not ``given``. Raises :class:`UserError`."""
+    if config.generation_config == "none":
+        return config
+    defaults = {name: value for name, value in default_options(target).items() if name not in given}
+    try:
+        config = dataclasses.replace(config, **defaults)
+    except UserError as error:
+        raise UserError(
+            f"--generation_config model: {target.name}/{GENERATION_CONFIG_NAME} has a value that "
+            f"cannot be used: {error}"
+        ) from error
+    shown = ", ".join(f"--{name} {value}" for name, value in defaults.items()) or "nothing"
+    logger.info("from the target's %s: %s", GENERATION_CONFIG_NAME, shown)
+    return config
+
+
+def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 0) -> SchedulerSettings:
+    """How many sequences and tokens may run at a time."""
+    window = config.draft_window if config.uses_draft_model else None
+    configs = [model.config for model in (models.target, models.draft) if model is not None]
+    limits = SchedulerSettings(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_draft_tokens=config.block_tokens - 1,
+        max_new_tokens=config.max_new_tokens,
+        max_seq_len=models.max_seq_len,
+        seed=config.seed,
+        draft_window=None if window is None else DraftWindow.of_tokens(window, PAGE_SIZE),
+        shares_room=config.shares_room,
+        rope_borders=rope_borders(*configs),
+        recomputed_from=recomputed_from(models.target.config),
+    )
+    for _ in range(num_halvings):
+        limits = limits.halved()
+    return limits
+
+
+def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int = 1) -> Checkpoint:
+    role = option.removeprefix("--")
+    quantization, adapter = (getattr(config, f"{role}_{what}") for what in ("quantization", "adapter"))
+    checkpoint = open_checkpoint(
+        option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
+    )
+    checkpoint = dataclasses.replace(checkpoint, quantization=quantization)
+    if checkpoint.is_eagle and option == "--draft":
+        return checkpoint
+    check_family(checkpoint, tp_size)
+    check_weights(checkpoint, tp_size)
+    if adapter is not None:
+        found = open_adapter(f"{option}_adapter", adapter, checkpoint)
+        checkpoint = dataclasses.replace(checkpoint, adapter=found)
+    return checkpoint

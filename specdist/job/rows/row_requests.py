@@ -1,0 +1,177 @@
+"""From input rows to requests, and from their completions to rows of the output."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from specdist.config.generate import GenerateConfig
+from specdist.data.formats.prompts import Prompts, RowError
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.rows import RowResult
+from specdist.engine.faults import too_large
+from specdist.engine.request import Completion, Request
+from specdist.job.replica.model_plan import ModelPlan
+from specdist.job.rows.output_columns import ThinkingColumns
+from specdist.job.rows.row_options import RowOptionReader
+from specdist.job.rows.row_results import error_result, result_of, with_turns
+from specdist.job.texts.constraints import RunConstraints
+from specdist.job.texts.template_clock import run_clock
+from specdist.job.texts.tokens import PromptEncoder, load_tokenizer
+from specdist.job.totals.status import error_kind
+from specdist.utils.errors import UserError
+
+# Reasons that are shown where no row can be used.
+MAX_KINDS = 3
+
+
+def prompt_encoder(
+    config: GenerateConfig, models: ModelPlan, folder: RunFolder | None = None
+) -> PromptEncoder:
+    """For the prompts of a run with these options; of that in a ``folder`` at the time of its start."""
+    chat_format = config.chat_format
+    if folder is not None:
+        chat_format = replace(chat_format, now=run_clock(folder))
+    return PromptEncoder(
+        load_tokenizer(models.target),
+        max_prompt_tokens=models.max_seq_len - 1,
+        split_special_tokens=config.split_special_tokens,
+        chat_format=chat_format,
+        vocab_size=models.vocab_size,
+    )
+
+
+def check_any_usable(prompts: Prompts, encoder: PromptEncoder, constraints: RunConstraints) -> None:
+    """Raises :class:`UserError` if no row can be used, for one reason or for what the options make of its
+    prompt: say, since the chat template refuses the system prompt. The rows up to the first that can be used
+    are read."""
+    rows = RowRequests(prompts, encoder, constraints=constraints)
+    firsts: dict[str, tuple[int, str]] = {}
+    kinds = Counter[str]()
+    has_prompts = False
+    for row in range(prompts.num_rows):
+        [found] = rows.begin(row, [0], 0)
+        if isinstance(found, Request):
+            return
+        reason = str(found.error)
+        kinds[error_kind(reason)] += 1
+        firsts.setdefault(error_kind(reason), (row, reason))
+        has_prompts = has_prompts or rows.has_prompt(row)
+    if len(kinds) > 1 and not has_prompts:
+        return
+    shown = "; ".join(
+        f"{count} of {prompts.num_rows}, such as row {firsts[kind][0]}: {firsts[kind][1]}"
+        for kind, count in kinds.most_common(MAX_KINDS)
+    )
+    raise UserError(
+        f"no row of --prompts {prompts.files[0]} can be used ({shown}): change the options or the rows"
+    )
+
+
+class RowRequests:
+    """Of one run."""
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        encoder: PromptEncoder,
+        *,
+        num_samples: int = 1,
+        constraints: RunConstraints | None = None,
+        row_options: RowOptionReader | None = None,
+        thinking: ThinkingColumns | None = None,
+        too_large: Collection[tuple[int, int]] = (),
+    ) -> None:
+        """
+        Args:
+            thinking: of a run that writes the thinking and the answer in columns of their own.
+            too_large: rows and samples for which memory was not enough.
+        """
+        self._num_samples = num_samples
+        self._prompts = prompts
+        self._encoder = encoder
+        self._constraints = constraints
+        self._row_options = row_options
+        self._thinking = thinking
+        self._too_large = too_large
+
+    def num_samples(self, row: int) -> int:
+        """Completions of a row."""
+        own = None if self._row_options is None else self._row_options.num_samples
+        return self._num_samples if own is None else own[row]
+
+    def num_completions(self, rows: Iterable[int]) -> int:
+        return sum(map(self.num_samples, rows))
+
+    def has_prompt(self, row: int) -> bool:
+        """Whether a row has one, whatever becomes of it."""
+        try:
+            return bool(self._prompts.prompt(row))
+        except RowError:
+            return False
+
+    def begin(self, row_id: int, samples: Sequence[int], shard: int) -> Iterator[Request | RowResult]:
+        """A request for each of a row's samples, or the row with its error. ``shard``: see
+        :class:`Request`."""
+        text: str | None = None
+        try:
+            rendered = self._encoder.rendered(self._prompts.prompt(row_id))
+            text = rendered.text
+            prompt_ids = self._encoder.token_ids(rendered)
+            rule = self._constraints.of_row(self._prompts, row_id) if self._constraints else {}
+        except RowError as error:
+            yield from (error_result(row_id, sample, text, error.reason) for sample in samples)
+            return
+        options = rule if self._row_options is None else rule | self._row_options.of(row_id)
+        for sample in samples:
+            if (row_id, sample) in self._too_large:
+                reason = too_large("memory ran out in a replica that was generating it alone")
+                yield error_result(row_id, sample, text, reason)
+                continue
+            yield Request(
+                row_id=row_id,
+                sample_index=sample,
+                prompt_ids=prompt_ids,
+                prompt=text,
+                shard=shard,
+                **options,
+            )
+
+    def end(self, completion: Completion) -> RowResult | Request:
+        """The row that a completion becomes, or the request of the next turn of its conversation."""
+        result = result_of(completion, self._thinking)
+        if not self._prompts.has_turns:
+            return result
+        earlier, row_id = completion.request.earlier, completion.request.row_id
+        number = len(earlier) + 1
+        if completion.error is not None:
+            return with_turns(replace(result, error=f"turn {number}: {completion.error}"), earlier)
+        done = (*earlier, completion)
+        if number == self._prompts.num_turns(row_id):
+            return with_turns(result, done)
+        text: str | None = None
+        try:
+            rendered = self._encoder.rendered(self._conversation(row_id, done))
+            text = rendered.text
+            prompt_ids = self._encoder.token_ids(rendered)
+        except RowError as error:
+            reason = f"turn {number + 1}: {error.reason}"
+            return with_turns(error_result(result.row_id, result.sample_index, text, reason), done)
+        return replace(completion.request, prompt_ids=prompt_ids, prompt=text, earlier=done)
+
+    def _conversation(self, row_id: int, done: tuple[Completion, ...]) -> list[dict[str, Any]]:
+        """Up to the first turn that has not been answered. Raises :class:`RowError` for one that is none."""
+        messages: list[dict[str, Any]] = []
+        for index, completion in enumerate(done):
+            text = self._prompts.turn(row_id, index)
+            answer = {"role": "assistant", "content": completion.text}
+            if self._thinking is not None:
+                # A template that shows the thinking of earlier turns reads it by this name.
+                found = self._thinking.of(completion)
+                answer["content"] = found["completion_answer"]
+                if found["completion_thinking"] is not None:
+                    answer["reasoning_content"] = found["completion_thinking"]
+            messages += [{"role": "user", "content": text}, answer]
+        return [*messages, {"role": "user", "content": self._prompts.turn(row_id, len(done))}]

@@ -1,0 +1,153 @@
+"""Texts of earlier runs, or any others, that memory looks through: ``--draft_memory``."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.ipc
+import pyarrow.parquet
+
+from specdist.config.generate import GenerateConfig
+from specdist.data.formats.inputs import find_files
+from specdist.data.formats.text import is_text
+from specdist.data.run.manifest import Manifest
+from specdist.job.texts.tokens import load_tokenizer
+from specdist.kernels import cpu_library
+from specdist.models.files.checkpoint import Checkpoint
+from specdist.utils.errors import UserError, first_line
+
+# The column of a run's completions first, then what data sets call a text.
+COLUMNS = ("completion", "text", "response", "output", "answer")
+MANIFEST, SHARDS = "manifest.json", "shards"
+BATCH = 1024
+
+
+@dataclass(frozen=True)
+class MemoryTexts:
+    """Token ids, text after text, the last ones that there is room for; ``sha256`` of all of them."""
+
+    token_ids: list[np.ndarray]
+    sha256: str
+
+
+def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> MemoryTexts | None:
+    """None without ``--draft_memory``. Raises :class:`UserError`, also where memory has no compiled code."""
+    if not config.uses_memory:
+        return None
+    _check_library()
+    if not config.draft_memory:
+        return None
+    tokenizer = load_tokenizer(target)
+    found: list[np.ndarray] = []
+    for name in config.draft_memory:
+        path = Path(name)
+        if is_run_of(path, vocab_size):
+            found += _completions(path)
+            continue
+        texts = _texts(path, config.memory_column)
+        for begin in range(0, len(texts), BATCH):
+            encoded = tokenizer(texts[begin : begin + BATCH], add_special_tokens=False)["input_ids"]
+            found += [np.array(ids, np.int32) for ids in encoded if ids and max(ids) < vocab_size]
+    found = _latest([ids for ids in found if ids.max() < vocab_size], config.memory_size)
+    digest = hashlib.sha256()
+    for ids in found:
+        digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
+    return MemoryTexts(found, digest.hexdigest())
+
+
+def _check_library() -> None:
+    """Raises :class:`UserError` where nothing can be looked up."""
+    try:
+        cpu_library.ngrams_library()
+    except cpu_library.NOT_COMPILED as error:
+        raise UserError(
+            f"--draft memory looks n-grams up in compiled code, which cannot be made ({first_line(error)}): "
+            "it takes a C compiler (gcc, clang, or what the variable CC names) and a folder that can be "
+            "written ($XDG_CACHE_HOME or ~/.cache); or leave --draft out"
+        ) from error
+
+
+@cache
+def finished_rows(output: str, memory_size: int) -> list[np.ndarray]:
+    """Completions of the shards that are finished in a local folder: a relaunch remembers what it said."""
+    folder = Path(output)
+    return _latest(_completions(folder), memory_size) if any((folder / SHARDS).rglob("*.arrow")) else []
+
+
+def _latest(texts: list[np.ndarray], num_tokens: int) -> list[np.ndarray]:
+    """The last ones that there is room for: the oldest would be overwritten by those after them."""
+    for index in range(len(texts), 0, -1):
+        num_tokens -= len(texts[index - 1]) + 1
+        if num_tokens < 0:
+            return texts[index:]
+    return texts
+
+
+def is_run_of(path: Path, vocab_size: int) -> bool:
+    """Whether it is the folder of a run whose target had as many tokens: then its token ids are taken."""
+    if not (path / MANIFEST).is_file():
+        return False
+    try:
+        return bool(Manifest.read(path / MANIFEST).info.get("vocab_size") == vocab_size)
+    except (OSError, ValueError):
+        return False
+
+
+def _completions(path: Path) -> list[np.ndarray]:
+    found = []
+    for file in _shards(path):
+        column = _table(file)["completion_ids"].combine_chunks()
+        ids, lengths = column.flatten().to_numpy(), pa.compute.list_value_length(column).to_numpy()
+        found += np.split(np.asarray(ids, np.int32), np.cumsum(lengths))[:-1]
+    return [ids for ids in found if len(ids)]
+
+
+def _shards(path: Path) -> list[Path]:
+    files = sorted((path / SHARDS).rglob("*.arrow"))
+    if not files:
+        raise UserError(f"--draft_memory {path}: the run has no finished shard")
+    return files
+
+
+def _texts(path: Path, column_name: str | None) -> list[str]:
+    """Of a run's folder the completions, else the texts of this column, or of the first with a known name."""
+    if (path / MANIFEST).is_file():
+        files = _shards(path)
+    else:
+        try:
+            files = find_files(path)
+        except UserError as error:
+            raise UserError(str(error).replace("--prompts", "--draft_memory")) from error
+    found: list[str] = []
+    for file in files:
+        table = _table(file)
+        names = COLUMNS if column_name is None else (column_name,)
+        columns = [name for name in names if name in table.column_names]
+        if not columns:
+            raise UserError(
+                f"--draft_memory {file} has none of the columns {', '.join(names)}, but "
+                f"{', '.join(table.column_names)}: name the one with the text by --memory_column"
+            )
+        column = table[columns[0]]
+        if not is_text(column.type):
+            raise UserError(f"--draft_memory {file}: column {columns[0]!r} is {column.type}, not text")
+        found += [text for text in column.to_pylist() if text]
+    return found
+
+
+def _table(file: Path) -> pa.Table:
+    try:
+        if file.suffix == ".parquet":
+            return pa.parquet.read_table(file)
+        if file.suffix == ".arrow":
+            with pa.memory_map(str(file)) as source:
+                return pa.ipc.open_file(source).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"--draft_memory {file} cannot be read: {error}") from error
+    raise UserError(f"--draft_memory {file}: give Arrow or Parquet files, or the folder of a run")

@@ -1,0 +1,65 @@
+"""The date in chat prompts: ``strftime_now`` of chat templates, told by a clock that stands still.
+
+transformers gives templates the time at which each row is read: a run over midnight, a restart, or replicas
+in two time zones would have prompts with several dates. So the template gets a macro of the same name before
+it, which Jinja finds first, with all that ``strftime`` says of one moment.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import string
+from datetime import datetime
+from functools import lru_cache
+
+from specdist.data.leases.membership import Membership
+from specdist.data.run.run_folder import RunFolder
+
+# In the manifest: the local time, with its time zone, at which a run was first started.
+CLOCK = "clock"
+NAME = "strftime_now"
+# Directives may have a flag, such as %-d for a day without its zero.
+CODES = [f"%{flag}{letter}" for flag in ("", *"-_0^#") for letter in string.ascii_letters]
+# Its end of the line is Jinja's, so that the template begins as it would alone.
+MACRO = (
+    "{% set strftime_texts = TEXTS %}"
+    "{% macro strftime_now(format) %}"
+    '{% set told = namespace(text=format.replace("%%", "\\u0000")) %}'
+    "{% for code, text in strftime_texts.items() if code in format %}"
+    "{% set told.text = told.text.replace(code, text) %}{% endfor %}"
+    '{{ told.text.replace("\\u0000", "%") }}{% endmacro %}\n'
+)
+
+logger = logging.getLogger(__name__)
+
+
+@lru_cache
+def with_clock(template: str, now: datetime) -> str:
+    """The template, with ``now`` as its time."""
+    if NAME not in template:
+        return template
+    return MACRO.replace("TEXTS", json.dumps({code: now.strftime(code) for code in CODES})) + template
+
+
+def clock_info() -> dict[str, str]:
+    """Of a run that begins now, for the manifest's ``info``."""
+    return {CLOCK: datetime.now().astimezone().isoformat()}
+
+
+def run_clock(folder: RunFolder) -> datetime:
+    """The local time of a run's first start, where that was; of a run of an earlier version the time of its
+    manifest, on the clock of this machine."""
+    found = folder.manifest.info.get(CLOCK)
+    if found is None:
+        return datetime.fromtimestamp(folder.manifest_path.stat().st_mtime)
+    return datetime.fromisoformat(found).replace(tzinfo=None)
+
+
+def keep_clock(folder: RunFolder, membership: Membership) -> None:
+    """Freeze the time of a run of an earlier version, for all replicas and restarts."""
+    if CLOCK in folder.manifest.info:
+        return
+    with membership.setup():
+        if CLOCK not in folder.manifest.info:
+            folder.freeze(CLOCK, run_clock(folder).astimezone().isoformat())

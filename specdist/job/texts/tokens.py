@@ -1,0 +1,282 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import re
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from specdist.config.chat import RESERVED, ChatFormat
+from specdist.data.formats.batches import Chat
+from specdist.data.formats.prompts import Prompts, RowError
+from specdist.engine.schedule.detokenizer import Detokenizer
+from specdist.job.texts.special_tokens import SpecialTokenSplitter
+from specdist.job.texts.template_clock import with_clock
+from specdist.models.files.checkpoint import SMALL_FILE_SUFFIXES, Checkpoint
+from specdist.models.files.damage import reading
+from specdist.utils.errors import UserError
+
+TRIAL_TEXT = "A text."
+# Of tokenizers with byte fallback.
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+# What a text may stand after, for its tokens there.
+TEXTS_BEFORE = ("\n", "a", ".")
+# Number of prompts whose lengths stand for those of all.
+NUM_SAMPLED = 32
+
+logger = logging.getLogger(__name__)
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    """The model's own tokenizer; while its files stay the same it is loaded once, for all to use and none to
+    change. Raises :class:`UserError` if it has none, or one that cannot be used."""
+    with reading(f"{checkpoint.option} {checkpoint.name} has no tokenizer that can be loaded: it"):
+        files = [path for path in sorted(checkpoint.folder.iterdir()) if path.suffix in SMALL_FILE_SUFFIXES]
+        stamps = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+        return _tokenizer_of(checkpoint.folder, checkpoint.trusts_code, stamps)
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer_of(folder: Path, trusts_code: bool, stamps: Hashable) -> PreTrainedTokenizerBase:
+    """``stamps``: of the files in the folder."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code)
+    # Some damage shows only in use.
+    ids = tokenizer(TRIAL_TEXT)["input_ids"]
+    _text(tokenizer, ids, True)
+    max(tokenizer.get_vocab().values())
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A prompt as one text.
+
+    Attributes:
+        text: the model's input.
+        is_chat: a chat template has written it, including its special tokens.
+        hidden: for a chat with ``--split_special_tokens``, the text with stand-ins for the special tokens of
+            the messages.
+    """
+
+    text: str
+    is_chat: bool
+    hidden: str | None = None
+
+
+class PromptEncoder:
+    """Turns one input row into token ids.
+
+    With ``split_special_tokens`` special tokens in the text of a prompt or a message are encoded as text.
+    ``chat_format``: what the chat template gets beside a row's messages. ``vocab_size``: ids from there on
+    have no embedding, as those of tokens that were added to a tokenizer alone; by default there are none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_prompt_tokens: int,
+        split_special_tokens: bool = False,
+        chat_format: ChatFormat | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        self._max_prompt_tokens = max_prompt_tokens
+        self._chat_format = chat_format or ChatFormat()
+        self._splitter = SpecialTokenSplitter(tokenizer) if split_special_tokens else None
+
+    @cached_property
+    def detokenizer(self) -> Detokenizer:
+        """For completions of the prompts."""
+        return detokenizer_of(self._tokenizer)
+
+    def rendered(self, prompt: str | list[dict[str, Any]] | Chat) -> RenderedPrompt:
+        """The prompt as one text: chat messages go through the chat template.
+
+        Raises :class:`RowError` if the template refuses them.
+        """
+        splitter = self._splitter
+        variables = dict(self._chat_format.variables)
+        if isinstance(prompt, Chat):
+            variables |= self._own_variables(prompt)
+            prompt = prompt.messages
+        if not isinstance(prompt, str):
+            prompt = self._chat_format.messages(prompt)
+        if splitter is not None:
+            splitter.check(prompt)
+        if isinstance(prompt, str):
+            return RenderedPrompt(prompt, is_chat=False)
+        messages = prompt if splitter is None else splitter.hidden(prompt)
+        try:
+            template = self._tokenizer.get_chat_template(tools=variables.get("tools"))
+            text = str(
+                self._tokenizer.apply_chat_template(
+                    messages,
+                    chat_template=with_clock(template, self._chat_format.now),
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **variables,
+                )
+            )
+        except Exception as error:  # a template can raise anything, and speaks of this row alone
+            raise RowError(f"the chat template rejects the messages: {error}") from error
+        if splitter is None:
+            return RenderedPrompt(text, is_chat=True)
+        return RenderedPrompt(splitter.shown(text), is_chat=True, hidden=text)
+
+    def _own_variables(self, chat: Chat) -> dict[str, Any]:
+        found = dict(chat.variables)
+        reserved = [name for name in found if name in RESERVED]
+        unread = unread_variables(self._tokenizer, found)
+        if reserved or unread:
+            raise RowError(f"the chat template does not read {', '.join(reserved or unread)}")
+        if self._splitter is not None and found:
+            self._splitter.check([found])
+            found = self._splitter.hidden([found])[0]
+        return found
+
+    def prompt_ids(self, prompt: str | list[dict[str, Any]] | Chat) -> list[int]:
+        """The prompt's tokens. Raises :class:`RowError` as the two steps do."""
+        return self.token_ids(self.rendered(prompt))
+
+    def token_ids(self, prompt: RenderedPrompt) -> list[int]:
+        """Raises :class:`RowError` for a prompt of no tokens, too many, or one that the model has not."""
+        token_ids: list[int]
+        if self._splitter is None:
+            # A chat template has written the special tokens already.
+            token_ids = self._tokenizer(prompt.text, add_special_tokens=not prompt.is_chat)["input_ids"]
+        elif prompt.hidden is None:
+            token_ids = self._splitter.text_ids(prompt.text)
+        else:
+            token_ids = self._splitter.chat_ids(prompt.hidden)
+        if not token_ids:
+            raise RowError("the prompt has no tokens")
+        last = max(token_ids)
+        if self._vocab_size is not None and last >= self._vocab_size:
+            raise RowError(
+                f"the prompt has token {last} ({self._tokenizer.convert_ids_to_tokens(last)!r}), which the "
+                f"tokenizer has and the model has not: its ids end at {self._vocab_size - 1}"
+            )
+        if len(token_ids) > self._max_prompt_tokens:
+            raise RowError(
+                f"the prompt has {len(token_ids)} tokens; with --max_seq_len {self._max_prompt_tokens + 1} "
+                f"at most {self._max_prompt_tokens} leave room for a completion"
+            )
+        return token_ids
+
+    def continuation_ids(self, text: str) -> list[int]:
+        """Tokens of text after a prompt, without those that a tokenizer adds."""
+        return ids_within(self._tokenizer, text, split_special_tokens=self._splitter is not None)
+
+    def sampled_lengths(self, prompts: Prompts) -> Iterator[int]:
+        """Numbers of tokens of a few prompts spread over all, without those that cannot be used."""
+        step = max(1, prompts.num_rows // NUM_SAMPLED)
+        for row in range(0, prompts.num_rows, step):
+            with contextlib.suppress(RowError):
+                yield len(self.prompt_ids(prompts.prompt(row)))
+
+    def usable_prompts(
+        self, prompts: Prompts, rows: Sequence[int], num_wanted: int
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Row and tokens of ``num_wanted`` prompts, spread evenly over the rows. One that cannot be used is
+        replaced by the next that can, up to the next one of the spread."""
+        num_wanted = min(num_wanted, len(rows))
+        bounds = [index * len(rows) // num_wanted for index in range(num_wanted + 1)]
+        for first, end in pairwise(bounds):
+            for row in rows[first:end]:
+                try:
+                    prompt_ids = self.prompt_ids(prompts.prompt(row))
+                except RowError as error:
+                    logger.warning("row %d is left out: %s", row, error.reason)
+                    continue
+                yield row, prompt_ids
+                break
+
+
+def detokenizer_of(tokenizer: PreTrainedTokenizerBase) -> Detokenizer:
+    """Of a target's tokenizer."""
+    vocabulary = tokenizer.get_vocab()
+    # Mistral's own tokenizers cannot say which tokens were added.
+    added = tokenizer.added_tokens_decoder if getattr(tokenizer, "is_fast", False) else {}
+    return Detokenizer(
+        partial(_text, tokenizer),
+        special_ids=frozenset(
+            {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
+        ),
+        byte_ids=frozenset(vocabulary[name] for name in BYTE_TOKENS if name in vocabulary),
+    )
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], skip_special_tokens: bool) -> str:
+    """As the model wrote it: not cleaned up, which takes spaces away before punctuation."""
+    return str(
+        tokenizer.decode(
+            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+    )
+
+
+def ids_within(
+    tokenizer: PreTrainedTokenizerBase, text: str, *, split_special_tokens: bool = False
+) -> list[int]:
+    """Tokens of a text that stands inside another: without the space that some tokenizers put where a text
+    begins."""
+
+    def ids_of(text: str) -> list[int]:
+        split = {"split_special_tokens": True} if split_special_tokens else {}
+        return list(tokenizer(text, add_special_tokens=False, **split)["input_ids"])
+
+    own = ids_of(text)
+    for before in TEXTS_BEFORE:
+        before_ids, whole = ids_of(before), ids_of(before + text)
+        is_kept = whole[: len(before_ids)] == before_ids
+        for found in (own, whole[len(before_ids) :] if is_kept else own):
+            if _text(tokenizer, before_ids + found, False) == _text(tokenizer, before_ids, False) + text:
+                return found
+    return own
+
+
+def check_chat_template(checkpoint: Checkpoint, chat: str | None) -> None:
+    """Raises :class:`UserError` for chat messages, which ``chat`` names, without a chat template: every row
+    would fail."""
+    if chat is not None and not load_tokenizer(checkpoint).chat_template:
+        raise UserError(
+            f"{chat} needs a chat template, and the tokenizer of --target "
+            f"{checkpoint.name} has none: choose a chat model, or give plain text with --prompt_column"
+        )
+
+
+def unread_variables(tokenizer: PreTrainedTokenizerBase, names: Iterable[str]) -> list[str]:
+    """Those that the chat template does not mention."""
+    template = tokenizer.chat_template
+    text = " ".join(template.values()) if isinstance(template, dict) else template or ""
+    return [name for name in names if not re.search(rf"\b{re.escape(name)}\b", text)]
+
+
+def check_chat_variables(checkpoint: Checkpoint, chat_format: ChatFormat) -> None:
+    """Raises :class:`UserError` for variables that the chat template never reads."""
+    unread = unread_variables(load_tokenizer(checkpoint), chat_format.variables)
+    if unread:
+        raise UserError(
+            f"--chat_template_kwargs: the chat template of --target {checkpoint.name} does not read "
+            f"{', '.join(unread)}: correct the name, or leave it out"
+        )
+
+
+def check_split_special_tokens(checkpoint: Checkpoint, split_special_tokens: bool) -> None:
+    """Raises :class:`UserError` for a slow tokenizer, which cannot split special tokens."""
+    if split_special_tokens and not load_tokenizer(checkpoint).is_fast:
+        raise UserError(
+            f"--split_special_tokens needs a fast tokenizer (tokenizer.json), and that of --target "
+            f"{checkpoint.name} is not one: leave it out, or convert the tokenizer"
+        )

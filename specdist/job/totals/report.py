@@ -1,0 +1,222 @@
+"""The totals of a run's finished shards, and a comparison of theory and practice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from specdist.data.run.reading import read_columns, traces_to_read
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.shard import Stats
+from specdist.job.totals.predictions import Comparison, Predictions, TokenFlops, operations_of, predictions_of
+from specdist.job.totals.sprinter import verifier_figures, verifier_rates
+from specdist.job.totals.totals import total_of
+from specdist.policies.costs import CostModel
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import from_fields
+
+# Label and format, by name.
+THEORY = {
+    "tokens_per_row_pass": ("tokens of a sequence per target pass", "{:.2f}"),
+    "draft_acceptance_rate": ("draft tokens accepted", "{:.1%}"),
+    "verification_rate": ("target passes of a sequence per token", "{:.3f}"),
+    "discard_rate": ("draft tokens discarded per token", "{:.3f}"),
+    "wall_time_factor": ("wall-time factor, of the whole replica", "{:.2f}"),
+    "ready_rate": ("passes of a sequence with candidates", "{:.1%}"),
+}
+OPERATIONS = {
+    "target_calls_per_token": ("target passes of a sequence per token", "{:.3f}"),
+    "target_flops_per_token": ("operations of the target", "{:.3g}"),
+    "flops_per_token": ("operations of all models", "{:.3g}"),
+}
+# Columns of a trace with a verifier; about as many bytes of traces are read: more would change no figure.
+VERIFIER_COLUMNS = ("acceptance_probability", "head_probability")
+MAX_TRACE_BYTES = 160_000_000
+VERIFIER = {
+    "block_length": ("tokens of a block", "{:.2f}"),
+    "tokens_per_call": ("tokens per speculative step", "{:.2f}"),
+    "calls_over_verifying_all": ("target passes over --verify all", "{:.3f}"),
+    "distance": ("distance from the target's distribution", "{:.3f}"),
+}
+DRIFT = {
+    "target_pass_s": ("seconds of a target pass", "{:.5f}"),
+    "draft_step_s": ("seconds of a draft step", "{:.5f}"),
+    "rounds_s": ("seconds of all rounds", "{:.2f}"),
+}
+# A run and its evaluation warn if more than this share of the completions was cut.
+CUT_SHARE = 0.1
+REGRESSIONS = {
+    "measured": "timed",
+    "fitted": "fitted to completions",
+    "fitted_over_shards": "fitted to shards",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """The totals of a run's finished shards, with predictions for them."""
+
+    total: Stats
+    predictions: Predictions
+    operations: Mapping[str, Comparison]
+    verifier: Mapping[str, Comparison]
+
+
+def run_figures(folder: RunFolder, total: Stats) -> RunFigures:
+    """All predictions for a run's total. Raises :class:`UserError` for a damaged manifest."""
+    return RunFigures(
+        total=total,
+        predictions=run_predictions(folder, total),
+        operations=run_operations(folder, total),
+        verifier=run_verifier(folder, total),
+    )
+
+
+def total_stats(folder: RunFolder) -> Stats:
+    """The statistics of all complete shards. Raises :class:`UserError` for damaged ones."""
+    return total_of(folder, folder.complete_shards()).stats
+
+
+def is_often_cut(num_cut: int, num_completions: int) -> bool:
+    """Whether so many completions ended at a length limit that a warning is due."""
+    return num_cut > CUT_SHARE * num_completions
+
+
+def cut_line(num_cut: int, num_completions: int, settings: Mapping[str, Any]) -> str:
+    """A sentence on completions that a length limit has cut. ``settings``: the manifest's fingerprint, or
+    empty."""
+    limits = [f"--{name} {settings.get(name, '')}".rstrip() for name in ("max_new_tokens", "max_seq_len")]
+    share = num_cut / max(1, num_completions)
+    line = (
+        f"{num_cut:,} of {num_completions:,} completions ({share:.0%}) were cut by {' or '.join(limits)} "
+        "(finish_reason length)"
+    )
+    if is_often_cut(num_cut, num_completions):
+        line += ": raise --max_new_tokens for complete ones"
+    return line
+
+
+def frozen_costs(folder: RunFolder) -> CostModel | None:
+    """The manifest's costs of passes, if it has any. Raises :class:`UserError` for damaged ones."""
+    costs = folder.manifest.info.get("costs")
+    try:
+        return CostModel.from_json(costs) if costs is not None else None
+    except ValueError as error:
+        raise _damaged(folder, "costs", error) from error
+
+
+def totals_document(
+    folder: RunFolder, figures: RunFigures, *, num_devices: float, is_complete: bool
+) -> dict[str, Any]:
+    """The document in the last line that a run prints: its totals, and the predictions for them."""
+    return {
+        "output": str(folder.path),
+        "exact": folder.manifest.info["exact"],
+        "draft_placement": folder.manifest.info.get("draft_placement"),
+        "complete": is_complete,
+        **figures.total.summary(num_devices),
+        "predictions": figures.predictions.to_json(),
+        "operations": _to_json(figures.operations),
+        "verifier": _to_json(figures.verifier),
+    }
+
+
+def _to_json(figures: Mapping[str, Comparison]) -> dict[str, Any]:
+    return {name: figure.to_json() for name, figure in figures.items()}
+
+
+def run_predictions(folder: RunFolder, total: Stats) -> Predictions:
+    """Predictions for a run's total, by the costs that the manifest has frozen."""
+    return predictions_of(total, frozen_costs(folder))
+
+
+def run_operations(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
+    """Operations per token, predicted and measured; empty if the manifest lacks the models' sizes."""
+    info = folder.manifest.info
+    flops = info.get("flops_per_token")
+    try:
+        known = from_fields(TokenFlops, flops) if flops is not None else None
+    except ValueError as error:
+        raise _damaged(folder, "flops_per_token", error) from error
+    return operations_of(total, known, is_exact=info.get("exact") is True) if known else {}
+
+
+def run_verifier(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
+    """SPRINTER's figures for a traced run's verifier; empty for runs without a verifier or a trace."""
+    settings, head = folder.manifest.fingerprint, folder.manifest.info.get("head")
+    if settings.get("policy") != "sprinter" or not isinstance(head, Mapping) or not total.num_drafts:
+        return {}
+    paths, _ = traces_to_read(folder, folder.complete_shards(), MAX_TRACE_BYTES)
+    if not paths:
+        return {}
+    table = pa.concat_tables(read_columns(path, VERIFIER_COLUMNS) for path in paths).drop_null()
+    rates = verifier_rates(
+        *(table[name].to_numpy() for name in VERIFIER_COLUMNS),
+        max_ratio=head["max_ratio"],
+        threshold=settings["verifier_threshold"],
+    )
+    if rates is None:
+        return {}
+    is_exact = folder.manifest.info["exact"]
+    return verifier_figures(rates, total, max_draft_tokens=settings["max_draft_tokens"], is_exact=is_exact)
+
+
+def check_results(folder: RunFolder) -> None:
+    """Raises :class:`UserError` for damage that would keep the run from reporting its totals at its end."""
+    frozen_costs(folder)
+    run_operations(folder, total_stats(folder))
+
+
+def _damaged(folder: RunFolder, name: str, error: Exception) -> UserError:
+    return UserError(
+        f"{folder.manifest_path}: {name} is damaged ({error}): delete this field, and start the run's "
+        "command again"
+    )
+
+
+def comparison_lines(figures: RunFigures) -> list[str]:
+    """Tables of what was predicted and measured; empty if nothing was drafted."""
+    predictions, costs = figures.predictions, figures.total.costs()
+    operations, verifier = figures.operations, figures.verifier
+    lines = []
+    if predictions.theory:
+        lines += _table("theory and measurement", predictions.theory, THEORY)
+        acceptance, ratio = _shown(predictions.acceptance, "{:.3f}"), _shown(predictions.cost_ratio, "{:.3f}")
+        best = _shown(predictions.best_num_draft_tokens, "{}")
+        lines.append(f"  acceptance {acceptance}, cost ratio {ratio}: best fixed length {best}")
+    if predictions.drift:
+        lines += _table("frozen costs beside this run", predictions.drift, DRIFT)
+        share = _shown(predictions.target_share_in_curve, "{:.0%}")
+        lines.append(f"  (target passes of measured sizes only: {share} of the time of all)")
+    if operations:
+        lines += _table("work per token, as SPRINTER counts it", operations, OPERATIONS)
+    if verifier:
+        lines += _table("a verifier by SPRINTER's theorems", verifier, VERIFIER)
+    if predictions.theory:
+        lines += [_regression(label, costs.get(name)) for name, label in REGRESSIONS.items()]
+    return lines
+
+
+def _table(title: str, figures: Mapping[str, Comparison], labels: Mapping[str, tuple[str, str]]) -> list[str]:
+    lines = [f"{title:<40} {'predicted':>10} {'measured':>10} {'ratio':>7}"]
+    for name, figure in figures.items():
+        label, style = labels[name]
+        predicted, measured = _shown(figure.predicted, style), _shown(figure.measured, style)
+        lines.append(f"  {label:<38} {predicted:>10} {measured:>10} {_shown(figure.ratio, '{:.3f}'):>7}")
+    return lines
+
+
+def _regression(label: str, fit: Mapping[str, float] | None) -> str:
+    if fit is None:
+        return f"{f'time per pass, {label}':<40} unknown: too few passes, or too similar ones"
+    return (
+        f"{f'time per pass, {label}':<40} draft {fit['t_draft_s']:.5f} s, target {fit['t_target_s']:.5f} s, "
+        f"R2 {fit['r_squared']:.3f}"
+    )
+
+
+def _shown(value: float | None, style: str) -> str:
+    return "-" if value is None else style.format(value)

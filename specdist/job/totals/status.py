@@ -1,0 +1,194 @@
+"""The progress of a run and its replicas, read from its folder. Imports no torch, and changes nothing."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specdist.data.leases.claim_folders import replicas_in
+from specdist.data.leases.claims import Claims
+from specdist.data.leases.heartbeat import Beat, Watch, beat_path
+from specdist.data.run.reading import read_columns
+from specdist.data.run.run_folder import RunFolder
+from specdist.job.totals.totals import Total, subtotalled, total_of
+from specdist.utils.errors import UserError
+
+# For replicas that have left no heartbeat.
+SILENT_AFTER_S = 60.0
+MAX_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class HeldShard:
+    """A claimed shard, with its replica, and the time of the claim by that replica's clock."""
+
+    shard: int
+    replica: str
+    since: str
+    num_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """Shards are done, running, failed (their replica has ended, none has taken them over) or waiting.
+
+    ``num_rows`` counts completions, of ``num_expected_rows``. ``tokens_per_s`` and ``left_s`` are estimated
+    from the replicas at work; None if there are none, or none has finished a row.
+    """
+
+    num_shards: int
+    num_done: int
+    running: list[HeldShard]
+    failed: list[HeldShard]
+    num_waiting: int
+    num_expected_rows: int
+    num_rows: int
+    num_tokens: int
+    num_replicas: int
+    tokens_per_s: float | None
+    left_s: float | None
+    errors: dict[str, int]
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_done == self.num_shards
+
+    def to_json(self) -> dict[str, Any]:
+        return {"complete": self.is_complete, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = [
+            f"shards    {self.num_done} of {self.num_shards} done, {len(self.running)} running, "
+            f"{len(self.failed)} failed, {self.num_waiting} waiting",
+            f"rows      {self.num_rows:,} of {self.num_expected_rows:,}, {self.num_tokens:,} tokens",
+        ]
+        if not self.is_complete:
+            rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:,.1f}"
+            replicas = "1 replica" if self.num_replicas == 1 else f"{self.num_replicas} replicas"
+            lines.append(f"speed     {rate} tokens/s by {replicas}")
+            end = "unknown" if self.left_s is None else f"about {time.ctime(time.time() + self.left_s)}"
+            lines.append(f"end       {end}")
+        for label, shards in (("running", self.running), ("failed", self.failed)):
+            lines += [
+                f"{label:<9} shard {held.shard}: {held.num_rows} rows, by {held.replica} since {held.since}"
+                for held in shards[:MAX_SHOWN]
+            ]
+            if len(shards) > MAX_SHOWN:
+                lines.append(f"{label:<9} and {len(shards) - MAX_SHOWN} more")
+        lines += [f"errors    {count:,} rows: {kind}" for kind, count in self.errors.items()]
+        return lines
+
+
+class StatusReader:
+    """Reads the status of a run repeatedly; complete shards are read only once.
+
+    At the first read a replica on another machine counts as ended by the age of its heartbeat's file, which
+    assumes that the clocks of this machine and the file server agree; later, if its heartbeat does not
+    change.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._folder = RunFolder(output)
+        self._claims_folder = self._folder.claims_path
+        self._watch = Watch(self._claims_folder, silent_after_s=SILENT_AFTER_S)
+        self._claims = Claims(self._claims_folder, "", self._watch)
+        self._done = set[int]()
+        self._total = Total()
+        self._errors: Counter[str] = Counter()
+
+    def read(self) -> RunStatus:
+        """Raises :class:`UserError` if there is no run."""
+        if not self._folder.manifest_path.is_file():
+            raise UserError(f"{self._folder.path} is not the folder of a run: it has no manifest.json")
+        plan = self._folder.plan()
+        claimed = self._claims.look().shards if self._claims_folder.is_dir() else {}
+        running: list[HeldShard] = []
+        failed: list[HeldShard] = []
+        # A replica may hold many shards, and has a heartbeat besides.
+        is_gone = functools.cache(self._is_gone)
+        errors = Counter[str]()
+        num_rows = num_tokens = num_waiting = 0
+        # Before the completion records: a shard that is finished meanwhile counts as finished.
+        begun = set(self._folder.begun_shards())
+        self._see_done(plan.num_shards)
+        for shard in range(plan.num_shards):
+            if shard in self._done:
+                continue
+            rows = self._folder.part_rows(shard) if shard in begun else []
+            num_rows += len(rows)
+            num_tokens += sum(row.num_completion_tokens for row in rows)
+            errors.update(error_kind(row.error) for row in rows if row.error is not None)
+            holding = self._claims.holding(claimed[shard]) if shard in claimed else None
+            if holding is None or holding.replica is None:
+                num_waiting += 1
+                continue
+            held = HeldShard(shard, holding.replica, holding.since, len(rows))
+            (failed if is_gone(holding.replica) else running).append(held)
+        beats = list(self._beats(is_gone))
+        num_rows += self._total.num_rows
+        num_expected = plan.num_completions
+        rows_per_s = sum(beat.num_rows / beat.elapsed_s for beat in beats)
+        return RunStatus(
+            num_shards=plan.num_shards,
+            num_done=len(self._done),
+            running=running,
+            failed=failed,
+            num_waiting=num_waiting,
+            num_expected_rows=num_expected,
+            num_rows=num_rows,
+            num_tokens=num_tokens + self._total.stats.num_completion_tokens,
+            num_replicas=len(beats),
+            tokens_per_s=sum(beat.num_tokens / beat.elapsed_s for beat in beats) if beats else None,
+            left_s=(num_expected - num_rows) / rows_per_s if rows_per_s else None,
+            errors=dict((self._errors + errors).most_common()),
+        )
+
+    def _see_done(self, num_shards: int) -> None:
+        recorded = self._folder.recorded_shards(set(range(num_shards)) - self._done)
+        totalled = self._folder.totalled_groups()
+        new = {shard for shard in recorded - self._done if self._folder.group_of(shard) in totalled}
+        for group in self._folder.subtotalled_groups():
+            new |= subtotalled(self._folder, group) & recorded - self._done
+        new |= {*self._folder.complete_among(sorted(recorded - self._done - new))}
+        found = total_of(self._folder, new)
+        self._errors.update(error_kinds(self._folder, found.error_shards))
+        self._total.add(found)
+        self._done |= new
+
+    def _beats(self, is_gone: Callable[[str], bool]) -> Iterable[Beat]:
+        for name in replicas_in(self._claims_folder):
+            beat = self._watch.beat(name)
+            if beat is not None and beat.elapsed_s > 0 and not is_gone(name):
+                yield beat
+
+    def _is_gone(self, replica: str) -> bool:
+        is_at_work = self._watch.is_at_work(replica)
+        if is_at_work is not None:
+            return not is_at_work
+        beat = self._watch.beat(replica)
+        try:
+            age_s = time.time() - beat_path(self._claims_folder, replica).stat().st_mtime
+        except OSError:
+            return True
+        return age_s > (beat.silent_after_s if beat is not None else SILENT_AFTER_S)
+
+
+def error_kinds(folder: RunFolder, shards: Iterable[int]) -> Counter[str]:
+    """How many rows of finished shards have errors of each kind."""
+    kinds = Counter[str]()
+    for shard in shards:
+        table = read_columns(folder.data_path(shard), ["error"])
+        kinds.update(error_kind(error) for error in table["error"].drop_null().to_pylist())
+    return kinds
+
+
+def error_kind(reason: str) -> str:
+    """An error's text without its numbers, so that errors of one kind are counted together."""
+    return re.sub(r"\d+", "N", reason)

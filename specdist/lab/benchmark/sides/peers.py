@@ -1,0 +1,161 @@
+"""Other engines as methods of a benchmark: each in an environment and a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdist.lab.benchmark.config import BenchmarkConfig
+from specdist.lab.benchmark.methods import Generated, Row
+from specdist.lab.benchmark.setting import Setting
+from specdist.utils.errors import UserError
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+# Of the time between its runs: an engine that spins would slow the others.
+MAX_IDLE_SHARE = 0.05
+STOP_SECONDS = 20
+SHOWN_CHARACTERS = 400
+
+logger = logging.getLogger(__name__)
+
+
+class VllmEngine:
+    """A worker process with one engine of vLLM."""
+
+    def __init__(self, command: Sequence[str], options: dict[str, Any], num_threads: int) -> None:
+        """Raises :class:`UserError` if the engine does not start. ``options``: of the worker's ``Engine``."""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 closed with the process
+        environment = os.environ | {"OMP_NUM_THREADS": str(num_threads)}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            encoding="utf-8",
+        )
+        try:
+            self.version: str = self._ask(options)["version"]
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """What a method of the worker's ``Engine`` returns."""
+        answer = self._ask([method, arguments])
+        if answer["idle_cpu_share"] > MAX_IDLE_SHARE:
+            logger.warning(
+                "vLLM used %.0f%% of a processor while others were measured: their figures are too low",
+                100 * answer["idle_cpu_share"],
+            )
+        return answer["found"]
+
+    def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _ask(self, document: object) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(document), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        if "error" in answer:
+            raise UserError(
+                f"--peers vllm: vLLM failed ({answer['error'][-SHOWN_CHARACTERS:]}): leave --peers out, or "
+                "choose models that it can run"
+            )
+        return answer
+
+    def _last_words(self) -> str:
+        self._process.wait(STOP_SECONDS)
+        self._log.seek(0)
+        text = self._log.read().decode("utf-8", "replace").strip()
+        return f"exit code {self._process.returncode}: {text[-SHOWN_CHARACTERS:]}"
+
+
+class Vllm:
+    """vLLM with the target alone, or with a constant number of draft tokens."""
+
+    order = placement = None
+
+    def __init__(self, setting: Setting, engine: VllmEngine, num_draft_tokens: int, batch_size: int) -> None:
+        self.name = f"vLLM, K = {num_draft_tokens}" if num_draft_tokens else "vLLM, target only"
+        self.batch_size = batch_size
+        self._engine = engine
+        self._stop_token_ids = sorted(setting.pair.stop_token_ids)
+        settings = setting.paged.settings
+        self._sampling: dict[str, Any] = {"temperature": 0.0}
+        if not settings.is_greedy:
+            self._sampling = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p")}
+
+    def prepare(self) -> None:
+        self._engine.call("prepare", batch_size=self.batch_size)
+
+    def generate(self, rows: Sequence[Row]) -> Generated:
+        completions = self._engine.call(
+            "generate",
+            prompts=[row.prompt_ids for row in rows],
+            limits=[row.max_new_tokens for row in rows],
+            stop_token_ids=self._stop_token_ids,
+            sampling=self._sampling,
+        )
+        return Generated(completions)
+
+
+def peer_python(config: BenchmarkConfig) -> str:
+    """The interpreter of vLLM's environment. Raises :class:`UserError` where there is none."""
+    python = Path(config.peers_folder, "vllm", "bin", "python")
+    if not python.exists():
+        raise UserError(
+            f"--peers vllm needs an environment with vLLM, but {python} does not exist: make it with "
+            f"`bash jobs/benchmarks/peers.sh {config.peers_folder}`, or name the folder that has it with "
+            "--peers_folder"
+        )
+    return str(python)
+
+
+@contextlib.contextmanager
+def peer_engines(config: BenchmarkConfig, setting: Setting) -> Iterator[dict[int, VllmEngine]]:
+    """vLLM's engines by number of draft tokens; none without ``--peers``."""
+    if not config.peers:
+        yield {}
+        return
+    assert config.batch_sizes
+    # Isolated: modules of this folder would be found instead of Python's own.
+    command = [peer_python(config), "-I", str(WORKER)]
+    pair, work = setting.pair, setting.work
+    with contextlib.ExitStack() as stack:
+        engines = {}
+        for length in (0, config.num_draft_tokens):
+            logger.info("starting vLLM with %d draft tokens", length)
+            options = {
+                "target": str(pair.target_checkpoint.folder),
+                "draft": str(pair.draft_checkpoint.folder) if length else None,
+                "num_draft_tokens": length,
+                "dtype": pair.dtype,
+                "max_num_seqs": config.batch_sizes[-1],
+                "max_seq_len": min(pair.max_positions, work.longest_prompt + work.longest_limit + length + 1),
+                "seed": config.seed,
+            }
+            engines[length] = VllmEngine(command, options, torch.get_num_threads())
+            stack.callback(engines[length].close)
+        yield engines

@@ -1,0 +1,286 @@
+"""The emulation from its options to its result."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdist.data.leases.heartbeat import now_utc
+from specdist.data.store.files import write_atomically, write_json
+from specdist.engine.assembly import PAGE_SIZE, Assembly
+from specdist.engine.draft.ahead.draft_ahead import DraftAhead
+from specdist.engine.limits import SchedulerSettings
+from specdist.engine.request import Completion
+from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.stopping import StopRules
+from specdist.job.costs.costs import plan_ahead
+from specdist.lab.benchmark.sides.draft_rank import DraftRank, torch_threads
+from specdist.lab.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
+from specdist.lab.emulation.markov import PairSettings, markov_pair
+from specdist.lab.emulation.picture import picture
+from specdist.lab.emulation.results import EmulationResult, Outcome
+from specdist.lab.emulation.rows import RowSettings, open_rows
+from specdist.lab.emulation.session import NUM_WARMUPS, Replica, Run
+from specdist.lab.emulation.sides import DraftSide, EmulatedOrder
+from specdist.lab.plan.job import open_model
+from specdist.lab.plan.model.counted import DRAFT_PASS, TARGET_PASS
+from specdist.lab.plan.model.hardware import find_gpu
+from specdist.lab.plan.model.roofline import Placement, roofline_costs
+from specdist.lab.plan.model.simulate import (
+    OWN_GPU,
+    PREFILL_CHUNK_TOKENS,
+    Mode,
+    ReplicaCosts,
+    Settings,
+    predict,
+)
+from specdist.policies.choice import PolicyChoice
+from specdist.policies.costs import BRANCH_COUNTS, CostModel
+from specdist.policies.formulas import caught_share
+from specdist.policies.registry import needs_costs
+from specdist.policies.rounds import RoundChooser
+from specdist.sampling.distributions import SamplingSettings
+
+# Before the batch is full, sequences that are in it generate; then come warm-ups.
+NUM_MORE_ROUNDS = 100
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One thing to measure."""
+
+    batch_size: int
+    mode: Mode
+    choice: PolicyChoice
+
+    @property
+    def has_own_gpu(self) -> bool:
+        return self.mode in (*OWN_GPU, AUTO)
+
+    @property
+    def needs_host_times(self) -> bool:
+        """Whether what is done depends on them. A fixed amount of work is planned by passes alone."""
+        has_costs = self.has_own_gpu and needs_costs(self.choice.policy)
+        return self.mode == AUTO or has_costs
+
+
+class Emulation:
+    """A pair of models on a GPU that is not there."""
+
+    def __init__(self, config: EmulationConfig) -> None:
+        """Raises :class:`UserError` for models or a GPU that cannot be used."""
+        self._config = config
+        target, dtype = open_model("--target", config.target, config.dtype)
+        draft, _ = open_model("--draft", config.draft, config.dtype)
+        gpu = find_gpu(config.emulate, dtype, config.calibration)
+        context_tokens = config.prompt_tokens + config.output_tokens / 2
+        shared: dict[str, Any] = {
+            "gpu": gpu,
+            "context_tokens": context_tokens,
+            "sampling": SamplingSettings(temperature=config.temperature),
+        }
+        self.target = Placement(model=target, tp_size=config.tp_size, counts=TARGET_PASS, **shared)
+        self.draft = Placement(model=draft, counts=DRAFT_PASS, drafts=True, **shared)
+        self.pair = PairSettings(
+            vocab_size=config.vocab_size,
+            acceptance=config.acceptance,
+            variation=config.variation,
+            stretch_tokens=config.stretch_tokens,
+            temperature=config.temperature,
+            seed=config.seed,
+        )
+
+        then = config.acceptance if config.acceptance_then is None else config.acceptance_then
+        self.then = dataclasses.replace(self.pair, acceptance=then)
+
+    def side(self) -> DraftSide:
+        """For a process of the draft's own."""
+        return DraftSide(pair=self.pair, then=self.then, placement=self.draft, slowdown=self._config.slowdown)
+
+    def replica(self, rank: DraftRank | None) -> Replica:
+        """With a draft of its own on ``rank``."""
+        pairs = markov_pair(self.pair), markov_pair(self.then)
+        return Replica(*pairs, self.target, self.draft, rank, self._config.slowdown)
+
+    def cases(self) -> Iterator[Case]:
+        config = self._config
+        modes = [MODE_OPTIONS[name] for name in config.modes or []]
+        for batch_size in config.batch_sizes or []:
+            yield Case(batch_size=batch_size, mode=TARGET_ONLY, choice=PolicyChoice())
+            for mode in modes:
+                for choice in config.choices if mode != TARGET_ONLY else []:
+                    yield Case(batch_size=batch_size, mode=mode, choice=choice)
+
+    def costs(self, case: Case) -> ReplicaCosts:
+        """The planner's, with nothing for the host."""
+        most = case.batch_size * (case.choice.max_draft_tokens + 1) + PREFILL_CHUNK_TOKENS
+        costs = roofline_costs(
+            self.target,
+            self.draft,
+            num_rows=case.batch_size,
+            most_tokens=most,
+            most_draft_rows=case.batch_size * (1 + BRANCH_COUNTS[-1]),
+        )
+        return dataclasses.replace(costs, round_s=0.0, proposal_s=0.0)
+
+    def order(self, case: Case, costs: CostModel | None = None) -> EmulatedOrder:
+        """The assembly as the main job would make it from these costs, by default those of the passes."""
+        config, choice, num_slots = self._config, case.choice, case.batch_size
+        costs = costs or self.costs(case).passes
+        ahead = DraftAhead()
+        if case.mode in ("ahead", "branches"):
+            sizes: dict[str, Any] = {
+                "num_rows": num_slots,
+                "max_draft_tokens": choice.max_draft_tokens,
+                "acceptance": config.acceptance,
+            }
+            count = config.num_branches if case.mode == "branches" else 0
+            ahead = plan_ahead(costs, **sizes, num_branches=count)
+            if case.mode == "branches" and not ahead.num_branches:
+                ahead = plan_ahead(costs, **sizes, num_branches=1)
+        block, chooser = choice.max_draft_tokens + 1, None
+        if case.mode == AUTO:
+            fixed_length = choice.first_length if choice.policy == "fixed" else None
+            ahead = DraftAhead(num_tokens=choice.max_draft_tokens + 1, num_branches=BRANCH_COUNTS[-1])
+            chooser = RoundChooser(costs, max_draft_tokens=choice.max_draft_tokens, fixed_length=fixed_length)
+        max_seq_len = config.prompt_tokens + config.output_tokens
+        row_pages = -(-(max_seq_len + block + ahead.num_tokens) // PAGE_SIZE) + 1
+        assembly = Assembly(
+            settings=SamplingSettings(temperature=config.temperature),
+            vocab_size=config.vocab_size,
+            stop_rules=StopRules(NO_TEXT),
+            scheduling=SchedulerSettings(
+                max_num_seqs=num_slots,
+                max_num_batched_tokens=max(PREFILL_CHUNK_TOKENS, 2 * num_slots * block),
+                max_draft_tokens=block - 1,
+                num_ahead_tokens=ahead.num_tokens,
+                max_new_tokens=config.output_tokens,
+                max_seq_len=max_seq_len,
+                seed=config.seed,
+            ),
+            num_pages=(2 * num_slots + 1) * row_pages,
+            max_cache_len=max_seq_len + block + ahead.num_tokens,
+            ahead=ahead,
+            chooser=chooser,
+        )
+        return EmulatedOrder(
+            assembly=assembly,
+            choice=choice,
+            costs=costs if needs_costs(choice.policy) else None,
+            num_full=num_slots,
+            prompt_tokens=config.prompt_tokens,
+            num_rounds=NUM_WARMUPS + config.rounds // 2,
+            num_branch_slots=num_slots * max(1, ahead.num_branches),
+            max_branch_tokens=block,
+        )
+
+    def measure(
+        self,
+        replica: Replica,
+        case: Case,
+        on_completion: Callable[[Completion], None] | None = None,
+    ) -> tuple[Outcome, Run]:
+        config, order = self._config, self.order(case)
+        if case.needs_host_times:
+            # The main job measures them at its start, too.
+            order = self.order(case, replica.with_host_times(order, self.costs(case).passes))
+        # More cannot end in these rounds.
+        num_rounds = config.rounds + NUM_MORE_ROUNDS
+        num_ended = num_rounds * case.batch_size * (case.choice.max_draft_tokens + 2) // config.output_tokens
+        rows = RowSettings(
+            num_rows=2 * case.batch_size + num_ended,
+            num_slots=case.batch_size,
+            prompt_tokens=config.prompt_tokens,
+            output_tokens=config.output_tokens,
+            vocab_size=config.vocab_size,
+            rows_per_shard=config.rows_per_shard,
+            seed=config.seed,
+        )
+        with open_rows(rows) as opened:
+            run = replica.run(
+                order,
+                opened,
+                num_rounds=config.rounds,
+                on_own_rank=case.has_own_gpu,
+                on_completion=on_completion,
+            )
+        ahead = order.assembly.ahead
+        outcome = Outcome.of(
+            run,
+            batch_size=case.batch_size,
+            mode=case.mode,
+            policy=case.choice.label,
+            num_gpus=config.tp_size + case.has_own_gpu,
+            num_ahead_tokens=ahead.num_tokens,
+            num_branches=ahead.num_branches,
+            planned_tokens_per_s=self._planned(case, ahead),
+        )
+        return outcome, run
+
+    def _planned(self, case: Case, ahead: DraftAhead) -> float | None:
+        """The planner's tokens per second without any host; None for lengths that are not fixed."""
+        config, choice = self._config, case.choice
+        is_fixed = choice.policy in ("fixed", "none") and case.mode != AUTO
+        if not is_fixed or self.then != self.pair:
+            return None
+        settings = Settings(
+            mode=case.mode,
+            num_rows=case.batch_size,
+            num_draft_tokens=ahead.num_tokens - 1 if ahead.num_tokens else choice.max_draft_tokens,
+            acceptance=config.acceptance,
+            caught=caught_share(ahead.num_branches),
+        )
+        lengths = {"prompt_tokens": config.prompt_tokens, "output_tokens": config.output_tokens}
+        return predict(self.costs(case), settings, **lengths).tokens_per_s
+
+
+def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
+    """Measure every case, and write ``--output`` and ``--picture`` at the end.
+
+    Raises :class:`UserError` before anything is measured, and if the draft's own process dies.
+    """
+    emulation = Emulation(config)
+    cases = list(emulation.cases())
+    measured: list[list[Outcome]] = [[] for _ in cases]
+    drawn: dict[str, tuple[str, Run]] = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch_threads(1))
+        rank = None
+        if any(case.has_own_gpu for case in cases):
+            rank = stack.enter_context(DraftRank(emulation.side(), torch.device("cpu")))
+        replica = emulation.replica(rank)
+        for number, case in enumerate(cases * config.repeats):
+            outcome, run = emulation.measure(replica, case)
+            # Of the modes at the first batch size and with the first policy.
+            if case.mode not in drawn:
+                drawn[case.mode] = f"{case.mode}, {case.choice.label}, batch {case.batch_size}", run
+            outcome = outcome.at_full_pace(config.slowdown)
+            measured[number % len(cases)].append(outcome)
+            logger.info(
+                "%d of %d: batch %d, %s, %s: %.1f tokens/s, %.1f%% of the time host",
+                *(number + 1, len(cases) * config.repeats, case.batch_size, case.mode, case.choice.label),
+                *(outcome.tokens_per_s, 100 * outcome.exposed_host_share),
+            )
+    result = EmulationResult(
+        command=command,
+        date=now_utc(),
+        settings=dataclasses.asdict(config),
+        figures=emulation.target.gpu.figures,
+        outcomes=[Outcome.median(repeats) for repeats in measured],
+    )
+    if config.output is not None:
+        Path(config.output).parent.mkdir(parents=True, exist_ok=True)
+        write_json(Path(config.output), result.to_json())
+    if config.picture is not None:
+        Path(config.picture).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(config.picture), lambda file: file.write(picture(list(drawn.values()))))
+    return result

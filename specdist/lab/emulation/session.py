@@ -1,0 +1,215 @@
+"""The emulated replica: one engine after another, each measured while its batch is full."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from specdist.engine.draft.ahead.draft_ahead import DraftAhead
+from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.no_draft import NoDraft
+from specdist.engine.engine import Engine
+from specdist.engine.interfaces import Proposer
+from specdist.engine.limits import SchedulerSettings
+from specdist.engine.request import Completion
+from specdist.engine.schedule.sequence import Sequence
+from specdist.job.costs.request_times import message_curve
+from specdist.lab.benchmark.sides.draft_rank import DraftRank
+from specdist.lab.emulation.accounting import RoundTimes, round_times
+from specdist.lab.emulation.device import EmulatedDevice
+from specdist.lab.emulation.markov import MarkovPair
+from specdist.lab.emulation.rows import EmulatedRows
+from specdist.lab.emulation.runner import EmulatedRunner, Pace
+from specdist.lab.emulation.sides import (
+    EmulatedOrder,
+    ObservedProposer,
+    ObservedTarget,
+    Recording,
+    SideLog,
+    half_of_the_cores,
+    new_draft,
+    timeline,
+)
+from specdist.lab.plan.model.roofline import Placement
+from specdist.models.passes.runner import ModelRunner
+from specdist.policies.choice import PolicyChoice
+from specdist.policies.costs import CostModel, Curve
+
+# Rounds before the first that is measured, and after the last.
+NUM_WARMUPS = 8
+ALL_TOKENS = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one engine did in its steady rounds.
+
+    Attributes:
+        num_tokens: emitted in these rounds.
+        edges_R1: beginnings of their target passes, and of the next one, as in the logs.
+        times: see :func:`specdist.lab.emulation.accounting.round_times`.
+    """
+
+    num_tokens: int
+    edges_R1: np.ndarray
+    times: RoundTimes
+    target: SideLog
+    draft: SideLog | None
+
+
+class Window:
+    """Stops the engine when enough rounds have been measured, and counts their tokens.
+
+    ``first_pass``: number of the target pass with which they begin. Rounds are counted by their passes: the
+    round in which a lone sequence ends with its next token has none.
+    """
+
+    def __init__(self, runner: EmulatedRunner, limits: SchedulerSettings, num_rounds: int) -> None:
+        """``limits``: of the batch, from when it is full; before, all prompts may be in one pass, so that no
+        sequence is further on in the measured rounds than in a batch that has run for long."""
+        self._runner = runner
+        self._limits = limits
+        self._num_rounds = num_rounds
+        self._num_before_full = 0
+        self._is_begun = self._is_over = False
+        # By their order of admission.
+        self._sequences: dict[int, Sequence] = {}
+        self._newest = 0
+        self.first_pass = self.num_tokens = 0
+
+    def should_stop(self, engine: Engine, num_passes: int) -> bool:
+        """To be called before every round."""
+        running = engine.scheduler.running
+        # They are in the order of admission.
+        if running and running[-1].order > self._newest:
+            self._newest = running[-1].order
+            self._sequences |= {sequence.order: sequence for sequence in running}
+        if not self._runner.is_full:
+            self._num_before_full = num_passes
+            limits = dataclasses.replace(self._limits, max_num_batched_tokens=ALL_TOKENS)
+            engine.scheduler.settings = limits
+        elif not self._is_begun:
+            engine.scheduler.settings = self._limits
+        if not self._is_begun:
+            self._is_begun = num_passes >= self._num_before_full + NUM_WARMUPS
+            if self._is_begun:
+                engine.commit()
+                self.first_pass, self.num_tokens = num_passes, -self._count()
+            return False
+        num_measured = num_passes - self.first_pass
+        if num_measured >= self._num_rounds and not self._is_over:
+            self._is_over = True
+            engine.commit()
+            self.num_tokens += self._count()
+        # The pass of one more round ends the last one that is measured.
+        return num_measured > self._num_rounds
+
+    def _count(self) -> int:
+        """Of all sequences so far; one that has ended may not have been made known yet."""
+        return sum(sequence.num_completion_tokens for sequence in self._sequences.values())
+
+
+class Replica:
+    """The target's side of all engines; ``rank`` is that of a draft with a GPU of its own."""
+
+    def __init__(
+        self,
+        pair: MarkovPair,
+        then: MarkovPair,
+        target: Placement,
+        draft: Placement,
+        rank: DraftRank | None,
+        slowdown: int = 1,
+    ) -> None:
+        """``then``: the same target with another draft, which takes the place of the first."""
+        self._device = EmulatedDevice()
+        self._target = EmulatedRunner(pair.target, Pace(target, slowdown), self._device)
+        self._draft = EmulatedRunner(pair.draft, Pace(draft, slowdown), self._device, then.draft)
+        self._rank = rank
+        self._slowdown = slowdown
+
+    def run(
+        self,
+        order: EmulatedOrder,
+        rows: EmulatedRows,
+        *,
+        num_rounds: int,
+        on_own_rank: bool,
+        on_completion: Callable[[Completion], None] | None = None,
+    ) -> Run:
+        """Generate until so many rounds of a full batch have been measured, or until there are no requests.
+
+        Raises RuntimeError if there are too few of them.
+        """
+        device = self._device
+        assembly = dataclasses.replace(order.assembly, stop_rules=rows.stop_rules)
+        device.forget()
+        recording = Recording(device)
+        assembly.allocate(cast(ModelRunner, self._target))
+        self._target.fill(order.num_full, order.prompt_tokens)
+        target = ObservedTarget(assembly.local_target(cast(ModelRunner, self._target)), recording, device)
+        window = Window(self._target, assembly.scheduling, num_rounds)
+        with half_of_the_cores(0), self._proposer(order, recording, on_own_rank=on_own_rank) as proposer:
+            engine = assembly.engine(
+                rows.requests(),
+                target=target,
+                proposer=proposer,
+                stats_recorder=rows.stats_recorder,
+                clock=timeline("host", device),
+            )
+            for completion in engine.run(lambda: window.should_stop(engine, len(target.pass_numbers))):
+                rows.recorder.record(completion)
+                if on_completion is not None:
+                    on_completion(completion)
+        draft_log = self._rank.call("log") if self._rank is not None and on_own_rank else None
+        numbers = target.pass_numbers[window.first_pass : window.first_pass + num_rounds + 1]
+        if len(numbers) <= num_rounds:
+            raise RuntimeError("the requests ended before all rounds were measured")
+        target_log = recording.log()
+        edges_R1 = target_log.passes_P2[numbers, 0]
+        return Run(
+            num_tokens=window.num_tokens,
+            edges_R1=edges_R1,
+            times=round_times(edges_R1, target_log, draft_log, works_ahead=assembly.ahead.num_tokens > 0),
+            target=target_log,
+            draft=draft_log,
+        )
+
+    def with_host_times(self, order: EmulatedOrder, costs: CostModel) -> CostModel:
+        """The costs with what the draft's host and messages to it take, as the main job measures them. Like
+        the passes' times they are those at full pace."""
+        assert self._rank is not None
+        turns, ahead, step = self._rank.call("measure", order)
+        # Neither drafts nor branches: no pass is run.
+        silent = dataclasses.replace(order.assembly, ahead=DraftAhead(), chooser=None)
+        self._rank.build(dataclasses.replace(order, assembly=silent, choice=PolicyChoice()))
+        recording = Recording(self._device)
+        with half_of_the_cores(0), self._rank.serving(recording.busy_wait) as proposer:
+            num_rows = silent.scheduling.num_slots
+            message = message_curve(silent, proposer, self._target.device, num_rows)
+        message, turns, ahead, step = (
+            Curve(curve.sizes, [each // self._slowdown for each in curve.ns])
+            for curve in (message, turns, ahead, step)
+        )
+        return dataclasses.replace(
+            costs, draft=costs.draft.plus(step), message=message, turns=turns, ahead=ahead
+        )
+
+    @contextlib.contextmanager
+    def _proposer(
+        self, order: EmulatedOrder, recording: Recording, *, on_own_rank: bool
+    ) -> Iterator[Proposer]:
+        if not order.choice.max_draft_tokens:
+            yield NoDraft()
+        elif on_own_rank:
+            assert self._rank is not None
+            self._rank.build(order)
+            with self._rank.serving(recording.busy_wait) as proposer:
+                yield order.assembly.asked_when_it_pays(ObservedProposer(proposer, recording))
+        else:
+            yield ColocatedDraft(new_draft(order, self._draft, timeline("idle", self._device)))

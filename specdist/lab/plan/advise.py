@@ -1,0 +1,256 @@
+"""The best plan of every mode (ranks, batch size, draft length), and the one to take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from specdist.lab.plan.filling import Shape, Site, shape_of
+from specdist.lab.plan.model.counted import DRAFT_PASS, TARGET_PASS
+from specdist.lab.plan.model.memory import Fit, fit
+from specdist.lab.plan.model.roofline import Placement, roofline_costs
+from specdist.lab.plan.model.simulate import (
+    MODES,
+    OWN_GPU,
+    PREFILL_CHUNK_TOKENS,
+    Mode,
+    Prediction,
+    ReplicaCosts,
+    Settings,
+    predict,
+)
+from specdist.lab.plan.sampling import DEFAULTS
+from specdist.models.files.sizes import ModelSize
+from specdist.sampling.distributions import SamplingSettings
+
+MAX_DRAFT_TOKENS = 16
+# A smaller speed-up is within the error of the model, so the simpler plan is chosen.
+WORTHWHILE = 1.05
+S_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Lengths are those of every row, in tokens; ``caught`` is the share of misses that branches catch;
+    ``draft_window``: what the draft sees of a sequence, if not all; ``sampling``: how tokens are drawn."""
+
+    prompt_tokens: int
+    output_tokens: int
+    num_prompts: int
+    acceptance: float
+    caught: float
+    draft_window: int | None = None
+    sampling: SamplingSettings = DEFAULTS
+
+    @property
+    def row_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def mean_context_tokens(self) -> float:
+        """Mean length of a sequence while its completion grows."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+    @property
+    def draft_context_tokens(self) -> float:
+        """What of it the draft sees, without the few tokens that a page has more."""
+        return min(self.mean_context_tokens, self.draft_window or math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One mode with its settings, and the prediction for them.
+
+    Attributes:
+        num_replicas: side by side.
+        most_rows: sequences that memory has room for; ``settings.num_rows`` are used.
+        prediction: of one replica.
+        tokens_per_s: of all replicas; ``tokens_per_s_per_gpu`` counts the GPUs that they use.
+    """
+
+    settings: Settings
+    shape: Shape
+    num_replicas: int
+    most_rows: int
+    fit: Fit
+    prediction: Prediction
+    num_prompts: int
+    output_tokens: int
+
+    @property
+    def tp_size(self) -> int:
+        return self.shape.tp_size
+
+    @property
+    def num_gpus(self) -> int:
+        """Of one replica, which has as many processes."""
+        return self.shape.num_gpus
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.prediction.tokens_per_s * self.num_replicas
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        return self.prediction.tokens_per_s / self.num_gpus
+
+    @property
+    def hours(self) -> float:
+        return self.num_prompts * self.output_tokens / self.tokens_per_s / S_PER_HOUR
+
+
+class Planner:
+    """Searches plans for a pair of models (or a target alone) on a site."""
+
+    def __init__(self, target: ModelSize, draft: ModelSize | None, site: Site, work: Work) -> None:
+        self._target = target
+        self._draft = draft
+        self._site = site
+        self._work = work
+        # An EAGLE-3 draft takes turns with its target.
+        self._reads_states = draft is not None and draft.num_read_numbers > 0
+        self._costs = cache(self._measure)
+        self._fits = cache(self._measure_fit)
+
+    def best_plans(self) -> list[Plan]:
+        """For each mode that fits, in the order of :data:`MODES`, the plan with the most tokens per second on
+        the whole site."""
+        best = [max(self._plans(mode), key=lambda plan: plan.tokens_per_s, default=None) for mode in MODES]
+        return [plan for plan in best if plan is not None]
+
+    def most_per_gpu(self, mode: Mode, num_rows: int, *, num_idle: int = 0) -> float | None:
+        """The most tokens per second per GPU used of replicas with so many sequences at a time,
+        or as many of them as fit; None if none fits. ``num_idle``: further GPUs of each, which have nothing
+        to do."""
+        # Where it does not pay, a draft on rank 0 drafts nothing, but has its memory there.
+        lengths = [0] if mode == "target only" else range(int(mode in OWN_GPU), MAX_DRAFT_TOKENS + 1)
+        found = [
+            prediction.tokens_per_s / (shape.num_gpus + num_idle)
+            for shape in self._shapes(mode)
+            for length in lengths
+            for most in [min(num_rows, self._fit(mode, shape, length).most_rows)]
+            if most > 0
+            for prediction in [self._predict(mode, shape, most, length)]
+        ]
+        return max(found, default=None)
+
+    def fits(self) -> list[tuple[Mode, int, Fit]]:
+        """The memory of every mode and number of ranks, whether it fits or not."""
+        return [
+            (mode, shape.tp_size, self._fit(mode, shape, 1))
+            for mode in MODES
+            if mode not in ("in turns" if not self._reads_states else "ahead", "branches")
+            for shape in self._shapes(mode)
+        ]
+
+    def _shapes(self, mode: Mode) -> list[Shape]:
+        if mode != "target only" and self._draft is None:
+            return []
+        if self._reads_states and mode in ("ahead", "branches"):
+            return []
+        most = self._site.gpus_per_node - (mode in OWN_GPU)
+        return [shape_of(self._site, mode, tp_size) for tp_size in self._target.tp_sizes(most)]
+
+    def _fit(self, mode: Mode, shape: Shape, num_draft_tokens: int) -> Fit:
+        return self._fits(mode, shape.tp_size, num_draft_tokens)
+
+    def _measure_fit(self, mode: Mode, tp_size: int, num_draft_tokens: int) -> Fit:
+        return fit(
+            self._target,
+            self._draft,
+            self._site.gpu,
+            mode,
+            tp_size=tp_size,
+            row_tokens=self._work.row_tokens,
+            num_draft_tokens=num_draft_tokens,
+            num_branches=self._settings(mode, 1, num_draft_tokens).num_branches,
+            draft_window=self._work.draft_window,
+            settings=self._work.sampling,
+        )
+
+    def _plans(self, mode: Mode) -> Iterator[Plan]:
+        lengths = [0] if mode == "target only" else range(1, MAX_DRAFT_TOKENS + 1)
+        for shape in self._shapes(mode):
+            # Fewer prompts than replicas leave some without work.
+            num_replicas = min(shape.num_replicas, self._work.num_prompts)
+            for length in lengths if num_replicas else ():
+                room = self._fit(mode, shape, length)
+                most = min(room.most_rows, -(-self._work.num_prompts // num_replicas))
+                for num_rows in _batch_sizes(min(most, self._site.max_num_seqs or most)):
+                    yield Plan(
+                        settings=self._settings(mode, num_rows, length),
+                        shape=shape,
+                        num_replicas=num_replicas,
+                        most_rows=room.most_rows,
+                        fit=room,
+                        prediction=self._predict(mode, shape, num_rows, length),
+                        num_prompts=self._work.num_prompts,
+                        output_tokens=self._work.output_tokens,
+                    )
+
+    def _predict(self, mode: Mode, shape: Shape, num_rows: int, num_draft_tokens: int) -> Prediction:
+        return predict(
+            self._costs(shape.tp_size, num_rows),
+            self._settings(mode, num_rows, num_draft_tokens),
+            prompt_tokens=self._work.prompt_tokens,
+            output_tokens=self._work.output_tokens,
+        )
+
+    def _settings(self, mode: Mode, num_rows: int, num_draft_tokens: int) -> Settings:
+        return Settings(
+            mode=mode,
+            num_rows=num_rows,
+            num_draft_tokens=num_draft_tokens,
+            acceptance=self._work.acceptance,
+            caught=self._work.caught,
+        )
+
+    def _measure(self, tp_size: int, num_rows: int) -> ReplicaCosts:
+        target, draft = (
+            None
+            if model is None
+            else Placement(
+                model=model,
+                gpu=self._site.gpu,
+                tp_size=ranks,
+                context_tokens=context,
+                counts=counts,
+                sampling=self._work.sampling,
+                drafts=counts is DRAFT_PASS,
+            )
+            for model, ranks, counts, context in (
+                (self._target, tp_size, TARGET_PASS, self._work.mean_context_tokens),
+                (self._draft, 1, DRAFT_PASS, self._work.draft_context_tokens),
+            )
+        )
+        assert target is not None
+        branches = self._settings("branches", num_rows, 1)
+        return roofline_costs(
+            target,
+            draft,
+            num_rows=num_rows,
+            most_tokens=num_rows * (MAX_DRAFT_TOKENS + 1) + PREFILL_CHUNK_TOKENS,
+            most_draft_rows=num_rows * max(2, 1 + branches.num_branches),
+        )
+
+
+def _batch_sizes(most: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... and the most that fits."""
+    size = 1
+    while size < most:
+        yield size
+        size = size + max(1, size // 2 if size & (size - 1) == 0 else size // 3)
+    if most > 0:
+        yield most
+
+
+def recommend(plans: Sequence[Plan]) -> Plan | None:
+    """The plan with the most tokens per second; a later mode, which is less simple, must be clearly faster.
+    None without any plan."""
+    chosen: Plan | None = None
+    for plan in plans:
+        if chosen is None or plan.tokens_per_s > WORTHWHILE * chosen.tokens_per_s:
+            chosen = plan
+    return chosen

@@ -1,0 +1,263 @@
+"""``jobs/plan.py`` from its options to its text and its JSON document."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
+
+from specdist.config.groups import SELF, DrawingOptions, values_of
+from specdist.data.store.files import write_atomically
+from specdist.job.ranks.topology import local_device
+from specdist.lab.plan.advise import Planner, Work, recommend
+from specdist.lab.plan.documents import (
+    fit_document,
+    longest_row,
+    options_yaml,
+    plan_document,
+    run_options,
+    run_yaml,
+    shapes_note,
+)
+from specdist.lab.plan.filling import Site
+from specdist.lab.plan.launch import launch_of
+from specdist.lab.plan.measuring import measure_here
+from specdist.lab.plan.model.hardware import GB, GIB, HERE, TERA, Gpu, find_gpu
+from specdist.lab.plan.model.memory import graphs_note
+from specdist.lab.plan.options import PlanConfig
+from specdist.lab.plan.report import memory_table, plan_table, reason, validation_table
+from specdist.lab.plan.validate import validate
+from specdist.lab.plan.worth import worth_per_gpu, worth_table
+from specdist.lab.synthetic.shapes import SHAPES
+from specdist.models.files.checkpoint import Checkpoint, check_family
+from specdist.models.files.sizes import ModelSize, model_size
+from specdist.models.quantized.quantized import quantization_of
+from specdist.sampling.distributions import SamplingSettings
+from specdist.utils.errors import UserError
+
+WITHIN = 0.15
+# The context length of a shape, which is not limited.
+ANY_LENGTH = 2**20
+TRACE_FILES = "stats/*.trace.arrow"
+
+
+def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
+    """The text to print, and the document. Raises :class:`UserError`."""
+    if config.validate:
+        validations = validate(config, local_device(config.device))
+        num_close = sum(abs(found.error) <= WITHIN for found in validations)
+        text = f"{validation_table(validations)}\n{num_close} of {len(validations)} within {WITHIN:.0%}"
+        return text, {
+            "comparisons": [{**dataclasses.asdict(found), "error": found.error} for found in validations]
+        }
+    trusts = {"trust_remote_code": config.trust_remote_code}
+    target, dtype = open_model(
+        "--target", config.target, config.dtype, quantization=config.target_quantization, **trusts
+    )
+    draft = None
+    if config.draft is not None:
+        is_self = config.draft.startswith(SELF)
+        # Without --dtype each model has its own, as in the job.
+        draft, _ = open_model(
+            "--draft",
+            config.target if is_self else config.draft,
+            config.dtype,
+            quantization=config.draft.removeprefix(SELF) if is_self else config.draft_quantization,
+            is_self=is_self,
+            **trusts,
+        )
+    acceptance = config.acceptance if config.trace is None else acceptance_of(Path(config.trace))
+    work = Work(
+        prompt_tokens=config.prompt_tokens,
+        output_tokens=config.output_tokens,
+        num_prompts=config.num_prompts,
+        acceptance=acceptance or 0.0,
+        caught=config.caught,
+        draft_window=config.draft_window,
+        sampling=SamplingSettings(**values_of(config, DrawingOptions)),
+    )
+    _check_lengths(work, target, draft)
+    gpu = (
+        measure_here(local_device(config.device), getattr(torch, dtype))
+        if config.gpu == HERE
+        else find_gpu(config.gpu, dtype, config.calibration)
+    )
+    assert config.gpus_per_node is not None and config.nodes is not None
+    site = Site(
+        gpu=gpu,
+        gpus_per_node=config.gpus_per_node,
+        num_nodes=config.nodes,
+        max_num_seqs=config.max_num_seqs,
+    )
+    planner = Planner(target, draft, site, work)
+    fits = planner.fits()
+    parts = [_describe(target, draft, dtype, gpu, site), memory_table(fits, work)]
+    parts += filter(None, [graphs_note(gpu)])
+    document: dict[str, Any] = {
+        "gpu": dataclasses.asdict(gpu),
+        "num_parameters": {
+            "target": target.num_parameters,
+            "draft": None if draft is None else draft.num_parameters,
+        },
+        "acceptance": acceptance,
+        "memory": [
+            {"mode": mode, "tp_size": tp_size, "fits": fit.most_rows > 0, **fit_document(fit)}
+            for mode, tp_size, fit in fits
+        ],
+    }
+    if config.memory:
+        return "\n\n".join(parts), document
+    plans = planner.best_plans()
+    chosen = recommend(plans)
+    if chosen is None:
+        raise UserError(
+            f"--target {config.target} does not fit: raise --gpus_per_node, choose a --gpu with more memory, "
+            f"or lower --prompt_tokens and --output_tokens\n{parts[1]}"
+        )
+    max_positions = min(model.max_positions for model in (target, draft) if model is not None)
+    options = run_options(config, chosen, work, max_positions=max_positions)
+    launch = launch_of(
+        chosen,
+        site,
+        options,
+        config_path=config.output_config,
+        prompts=config.prompts,
+        output=config.output,
+        on_cpu=config.gpu == HERE and local_device(config.device).type == "cpu",
+    )
+    as_yaml = []
+    if config.output_config is not None:
+        _write_config(config.output_config, run_yaml(options, command, launch.lines()))
+    else:
+        as_yaml = [
+            f"The same options as a file for --config (--output_config writes it):\n{options_yaml(options)}"
+        ]
+    longest = longest_row(chosen, work, max_positions)
+    worth = []
+    if draft is not None:
+        worth = worth_per_gpu(target, draft, site, work, compares=config.compare_gpus)
+    parts += [
+        plan_table(plans, chosen),
+        reason(plans, chosen, target, site),
+        *([worth_table(worth)] if worth else []),
+        f"Prompt and completion may have {longest:,} tokens together; a longer prompt becomes an error row.",
+        "\n".join([*launch.lines(), *filter(None, [shapes_note(options)])]),
+        *as_yaml,
+    ]
+    document |= {
+        "plans": [plan_document(plan) for plan in plans],
+        "recommended": plan_document(chosen),
+        "draft_gpu": [dataclasses.asdict(found) | {"worth_up_to": found.most_rows} for found in worth],
+        "options": options,
+        "launch": {"commands": list(launch.commands), "num_nodes": launch.num_nodes},
+    }
+    return "\n\n".join(parts), document
+
+
+def _write_config(path: str, content: str) -> None:
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(path), lambda file: file.write(content.encode()))
+    except OSError as error:
+        raise UserError(f"--output_config {path} cannot be written: {error}") from error
+
+
+def _check_lengths(work: Work, target: ModelSize, draft: ModelSize | None) -> None:
+    for model in (target, draft):
+        if model is not None and work.row_tokens > model.max_positions:
+            raise UserError(
+                f"--prompt_tokens {work.prompt_tokens} and --output_tokens {work.output_tokens} make "
+                f"{work.row_tokens} tokens, but {model.name} supports {model.max_positions}: lower one"
+            )
+
+
+def _describe(target: ModelSize, draft: ModelSize | None, dtype: str, gpu: Gpu, site: Site) -> str:
+    models = " and ".join(
+        f"{model.name} ({model.num_parameters / 1e9:.2f}B)" for model in (target, draft) if model is not None
+    )
+    rate = gpu.sustained_flops_per_s(target.bytes_per_number) / TERA
+    return (
+        f"{models} in {dtype} on {site.num_nodes} x {site.gpus_per_node} {gpu.name}: "
+        f"{gpu.memory_bytes / GIB:.1f} GiB, {gpu.sustained_bytes_per_s / GB:,.0f} GB/s and "
+        f"{rate:,.2f} TFLOP/s\n"
+        f"Figures of the GPU: {gpu.figures}"
+    )
+
+
+def open_model(
+    option: str,
+    name: str,
+    dtype: str,
+    *,
+    trust_remote_code: bool = False,
+    quantization: str | None = None,
+    is_self: bool = False,
+) -> tuple[ModelSize, str]:
+    """The sizes of a model and the type of its numbers, from a shape or from its configuration alone.
+
+    Raises :class:`UserError` if it cannot be read, or its family is not supported.
+    """
+    if name in SHAPES:
+        shape = SHAPES[name]
+        config = shape.llama_config(num_layers=shape.num_layers, dtype=torch.bfloat16)
+        config.max_position_embeddings = ANY_LENGTH
+    else:
+        try:
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError, StrictDataclassError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"{option} {name} has no readable configuration ({reason}): name a folder with a "
+                f"config.json, a hub model that you can access, or a shape ({', '.join(SHAPES)})"
+            ) from error
+    model = Checkpoint(
+        option=option,
+        name=name,
+        folder=Path(name),
+        config=config,
+        weight_files=(),
+        trusts_code=trust_remote_code,
+        quantization=quantization,
+        is_self=is_self,
+    )
+    check_family(model, 1)
+    torch_dtype = model.torch_dtype(dtype)
+    size = model_size(
+        name,
+        config,
+        torch_dtype.itemsize,
+        trusts_code=trust_remote_code,
+        quantization=quantization_of(model),
+    )
+    return size, str(torch_dtype).removeprefix("torch.")
+
+
+def acceptance_of(path: Path) -> float:
+    """The share of verified tokens that were accepted, in a run with ``--trace`` or one of its trace files.
+
+    Raises :class:`UserError` if no trace can be read, or it has no verified token.
+    """
+    files = sorted(path.glob(TRACE_FILES)) if path.is_dir() else [path]
+    if not files:
+        raise UserError(
+            f"--trace {path} holds no {TRACE_FILES}: name the --output of a run with --trace that has "
+            "finished a shard, or one such file"
+        )
+    num_verified = num_accepted = 0
+    for file in files:
+        try:
+            table = pa.ipc.open_file(file.read_bytes()).read_all().select(["is_verified", "is_accepted"])
+        except (OSError, pa.ArrowInvalid, KeyError) as error:
+            raise UserError(f"--trace {file} is not a trace of jobs/generate.py: {error}") from error
+        num_verified += pc.sum(table["is_verified"]).as_py() or 0
+        num_accepted += pc.sum(table["is_accepted"]).as_py() or 0
+    if not num_verified:
+        raise UserError(f"--trace {path} contains no verified token: give --acceptance instead")
+    return float(num_accepted / num_verified)

@@ -1,0 +1,284 @@
+"""GPUs for the planner: size and bandwidth of the memory, and arithmetic rates.
+
+Peaks are those of the vendor's data sheets. The share of them that kernels reach is assumed, and so is what
+launches and waits take. ``--calibration`` replaces the figures of a row by what was measured on such a GPU,
+and ``--gpu here`` the row by this machine's device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import get_args
+
+from specdist.data.stats.regression import NS_PER_S
+from specdist.lab.plan.model.calibration import Calibration, Filters, MeasuredSampling, MeasuredSum
+from specdist.policies.costs import Curve
+from specdist.utils.errors import UserError
+
+GB = 10**9
+MIB, GIB = 2**20, 2**30
+TERA = 10**12
+US = 1e-6
+# Reading a matrix once, as decoding does: copies of a gigabyte reach nine tenths of the memory's peak, and
+# kernels of a few dozen microseconds less.
+BANDWIDTH_EFFICIENCY = 0.8
+# Products of a few hundred tokens with a large matrix; those of thousands come nearer to the peak.
+ARITHMETIC_EFFICIENCY = 0.6
+# A small all-reduce inside a node by NCCL: its kernel, and the steps over the links. Assumed.
+NVLINK_LATENCY_S = 15 * US
+PCIE_LATENCY_S = 30 * US
+# Messages of a few megabytes; those of hundreds come nearer to the peak. Assumed.
+LINK_EFFICIENCY = 0.7
+# A kernel of a replayed graph beside reading, writing and computing: its start and end, and the gap to the
+# next. Assumed. "Getting Started with CUDA Graphs" (Gray 2019, developer.nvidia.com/blog/cuda-graphs) reports
+# 3.4 microseconds from one short kernel to the next in a graph, most of them the kernel's own.
+KERNEL_S = 2 * US
+# A kernel or a copy that is launched by itself: the host's work in Python and in torch, which a device waits
+# for that has nothing else to do. Assumed.
+EAGER_KERNEL_S = 5 * US
+# Launching a graph of any size. Assumed.
+GRAPH_S = 20 * US
+# The host waits for the device, and the device for what the host launches next. Assumed.
+SYNCHRONISATION_S = 15 * US
+HERE = "here"
+PUBLISHED = "published peaks and assumed shares of them, not measured"
+WEIGHT_PRODUCTS = ("int8 weights", "int4 weights")
+INT8, INT8_AND_FLOAT8 = ("int8",), ("int8", "float8")
+# Without tensor cores for float8 (before compute capability 8.9), or for any 8-bit numbers.
+WITHOUT_FLOAT8, WITHOUT_NARROW = ("a100-80", "a100-40", "a10", "rtx-3090"), ("v100-32",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One device.
+
+    Attributes:
+        half_flops_per_s, float_flops_per_s: peaks for dense products of 16-bit and of float32 numbers; torch
+            runs float32 products without TF32.
+        link_bytes_per_s: to the other GPUs of the node, in one direction.
+        link_latency_s: of a small all-reduce among them.
+        has_bfloat16: whether 16-bit products may be bfloat16.
+        bandwidth_efficiency, arithmetic_efficiency: share of the peaks that kernels reach.
+        reserved_bytes: taken by the driver and the CUDA context before anything is loaded.
+        is_host: a CPU, for which the job reserves memory in another way.
+        narrow_products: products of 8-bit numbers that run at twice the rate of 16-bit ones.
+        kernel_s, eager_kernel_s, graph_s, wait_s: of a kernel in a graph beside its work, of one launched by
+            itself, of launching a graph, and of a wait of the host for the device.
+        num_multiprocessors: that work side by side.
+        sums, sampling: as measured; without any, by bytes.
+        graph_node_bytes: of a kernel in a graph, where that was measured.
+        device: pattern of the driver's name for it.
+        figures: where all these come from.
+    """
+
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    half_flops_per_s: float
+    float_flops_per_s: float
+    link_bytes_per_s: float
+    link_latency_s: float
+    has_bfloat16: bool = True
+    bandwidth_efficiency: float = BANDWIDTH_EFFICIENCY
+    arithmetic_efficiency: float = ARITHMETIC_EFFICIENCY
+    reserved_bytes: int = GIB
+    is_host: bool = False
+    narrow_products: tuple[str, ...] = ()
+    kernel_s: float = KERNEL_S
+    eager_kernel_s: float = EAGER_KERNEL_S
+    graph_s: float = GRAPH_S
+    wait_s: float = SYNCHRONISATION_S
+    num_multiprocessors: int = 1
+    sums: tuple[MeasuredSum, ...] = ()
+    sampling: tuple[MeasuredSampling, ...] = ()
+    graph_node_bytes: float | None = None
+    device: str = ""
+    figures: str = PUBLISHED
+
+    @property
+    def sustained_bytes_per_s(self) -> float:
+        """Rate at which kernels read memory."""
+        return self.bandwidth_bytes_per_s * self.bandwidth_efficiency
+
+    def has_product(self, kind: str | None) -> bool:
+        """Whether torch has a kernel for products of quantised layers of this kind on it. Those of narrow
+        weights with plain inputs are for bfloat16."""
+        return kind in self.narrow_products or (
+            kind in WEIGHT_PRODUCTS and self.has_bfloat16 and not self.is_host
+        )
+
+    def narrow_flops_per_s(self, kind: str | None, bytes_per_number: int) -> float:
+        """Rate of products of quantised layers."""
+        factor = 2 if kind in self.narrow_products else 1
+        return factor * self.sustained_flops_per_s(bytes_per_number)
+
+    def sustained_flops_per_s(self, bytes_per_number: int) -> float:
+        """Rate of products of numbers of this width."""
+        peak = self.half_flops_per_s if bytes_per_number <= 2 else self.float_flops_per_s
+        return peak * self.arithmetic_efficiency
+
+    def send_s(self, num_bytes: float) -> float:
+        """Seconds that bytes are on their way to another GPU of the node, without the latency."""
+        return num_bytes / (LINK_EFFICIENCY * self.link_bytes_per_s)
+
+    def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
+        """Seconds to sum ``num_bytes`` over ranks of a node, as measured over so many; else a ring sends
+        2 (n - 1) / n of them per link."""
+        if num_ranks == 1:
+            return 0.0
+        if num_ranks in self._sum_curves:
+            return float(self._sum_curves[num_ranks](num_bytes)) / NS_PER_S
+        sent_bytes = 2 * (num_ranks - 1) / num_ranks * num_bytes
+        return self.link_latency_s + sent_bytes / (LINK_EFFICIENCY * self.link_bytes_per_s)
+
+    @cached_property
+    def _sum_curves(self) -> dict[int, Curve]:
+        """By number of ranks."""
+        found: dict[int, dict[int, float]] = {}
+        for one in self.sums:
+            found.setdefault(one.num_ranks, {})[one.num_bytes] = one.seconds
+        return {num_ranks: _curve(seconds) for num_ranks, seconds in found.items()}
+
+    @cached_property
+    def sampling_curves(self) -> dict[Filters, SamplingCurves]:
+        """By filters, of those that were measured."""
+        names = {one.filters for one in self.sampling}
+        return {
+            name: SamplingCurves.of([one for one in self.sampling if one.filters == name]) for name in names
+        }
+
+    def is_named(self, device: str) -> bool:
+        """Whether a driver's name is that of such a GPU."""
+        return re.search(self.device, device) is not None
+
+    def calibrated(self, found: Calibration, source: str) -> Gpu:
+        """With what was measured; its links stay as they are where a single GPU was."""
+        assert found.half_flops_per_s is not None
+        return replace(
+            self,
+            memory_bytes=found.memory_bytes,
+            bandwidth_bytes_per_s=found.read_bytes_per_s,
+            half_flops_per_s=found.half_flops_per_s,
+            float_flops_per_s=found.flops_per_s["float32"],
+            bandwidth_efficiency=1.0,
+            arithmetic_efficiency=1.0,
+            kernel_s=found.graph_node_s,
+            eager_kernel_s=found.launch_s,
+            graph_s=found.graph_s,
+            wait_s=found.wait_s,
+            sums=found.all_reduce,
+            sampling=found.sampling,
+            graph_node_bytes=found.graph_node_bytes,
+            figures=f"measured on one {found.gpu_name} on {found.date[:10]}, {source}{_unmeasured(found)}",
+        )
+
+
+def _unmeasured(found: Calibration) -> str:
+    """What stays as it was, for a message."""
+    names = [] if found.all_reduce else ["sums over GPUs"]
+    filters = [name for name in get_args(Filters) if name not in {one.filters for one in found.sampling}]
+    names += [f"sampling with filters {', '.join(filters)}"] if filters else []
+    return f"; not measured: {' and '.join(names)}" if names else ""
+
+
+@dataclass(frozen=True)
+class SamplingCurves:
+    """Measured seconds by the number of rows, of ``vocab_size`` ids; in proportion of others."""
+
+    vocab_size: int
+    process: Curve
+    draw: Curve
+
+    @staticmethod
+    def of(found: Sequence[MeasuredSampling]) -> SamplingCurves:
+        size = found[0].vocab_size
+        scaled = [(one, size / one.vocab_size) for one in found]
+        return SamplingCurves(
+            size,
+            _curve({one.num_rows: scale * one.process_s for one, scale in scaled}),
+            _curve({one.num_rows: scale * one.draw_s for one, scale in scaled}),
+        )
+
+    def process_s(self, num_rows: float, vocab_size: int) -> float:
+        """From logits to distributions."""
+        return float(self.process(num_rows)) / NS_PER_S * vocab_size / self.vocab_size
+
+    def draw_s(self, num_rows: float, vocab_size: int) -> float:
+        """To draw from each."""
+        return float(self.draw(num_rows)) / NS_PER_S * vocab_size / self.vocab_size
+
+
+def _curve(seconds: dict[int, float]) -> Curve:
+    sizes = sorted(seconds)
+    return Curve(sizes, [round(seconds[size] * NS_PER_S) for size in sizes])
+
+
+def _gpu(
+    name: str, memory_gb: float, bandwidth_gb: float, half_tera: float, float_tera: float, link_gb: float,
+    num_multiprocessors: int, device: str, *, is_nvlink: bool, has_bfloat16: bool = True,
+) -> Gpu:  # fmt: skip
+    return Gpu(
+        name=name,
+        memory_bytes=int(memory_gb * GIB),
+        bandwidth_bytes_per_s=bandwidth_gb * GB,
+        half_flops_per_s=half_tera * TERA,
+        float_flops_per_s=float_tera * TERA,
+        link_bytes_per_s=link_gb * GB,
+        link_latency_s=NVLINK_LATENCY_S if is_nvlink else PCIE_LATENCY_S,
+        has_bfloat16=has_bfloat16,
+        num_multiprocessors=num_multiprocessors,
+        device=device,
+        narrow_products=() if name in WITHOUT_NARROW else INT8 if name in WITHOUT_FLOAT8 else INT8_AND_FLOAT8,
+    )
+
+
+# NVIDIA's data sheets and architecture whitepapers of each product; tensor figures are dense ones, half of
+# those "with sparsity". Memory in GiB is about what the driver reports, which is less than the sheet's.
+# Links: half of NVLink's total, which counts both directions (900 GB/s for H100 and H200 SXM, 600 for A100,
+# 300 for V100), else one direction of PCIe (64 GB/s for generation 5 × 16, 32 for generation 4).
+# columns: memory GiB, bandwidth GB/s, 16-bit TFLOP/s, float32 TFLOP/s, link GB/s,
+# multiprocessors, the driver's name
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("b200", 179, 8000, 2250, 75, 900, 148, r"\bG?B200\b", is_nvlink=True),
+        _gpu("h200", 140, 4800, 989, 67, 450, 132, r"\bG?H200\b", is_nvlink=True),
+        _gpu("h100-sxm", 79.6, 3350, 989, 67, 450, 132, r"H100 80GB HBM3", is_nvlink=True),
+        _gpu("h100-pcie", 79.6, 2000, 756, 51, 64, 114, r"H100 PCIe", is_nvlink=False),
+        _gpu("a100-80", 79.3, 2039, 312, 19.5, 300, 108, r"A100.*80GB", is_nvlink=True),
+        _gpu("a100-40", 39.4, 1555, 312, 19.5, 300, 108, r"A100.*40GB", is_nvlink=True),
+        _gpu("l40s", 44.5, 864, 362, 91.6, 32, 142, r"\bL40S\b", is_nvlink=False),
+        _gpu("l4", 22.5, 300, 121, 30.3, 32, 58, r"\bL4\b", is_nvlink=False),
+        _gpu("a10", 22.5, 600, 125, 31.2, 32, 72, r"\bA10G?\b", is_nvlink=False),
+        _gpu("v100-32", 31.7, 900, 125, 15.7, 150, 80, r"V100.*32GB", is_nvlink=True, has_bfloat16=False),
+        _gpu("rtx-4090", 23.6, 1008, 165, 82.6, 32, 128, r"RTX 4090\b", is_nvlink=False),
+        _gpu("rtx-3090", 23.6, 936, 71, 35.6, 32, 82, r"RTX 3090\b", is_nvlink=False),
+    )
+}
+
+
+def find_gpu(name: str, dtype: str, calibration: str | None = None) -> Gpu:
+    """A row of the table, with what the file ``calibration`` says of such a GPU. Raises :class:`UserError`
+    for another name, an unsupported ``dtype``, and a file of another GPU."""
+    gpu = GPUS.get(name.lower())
+    if gpu is None:
+        raise UserError(
+            f"--gpu {name} is not in the table: choose one of {', '.join(GPUS)}, or {HERE} to measure this "
+            "machine's device"
+        )
+    if dtype == "bfloat16" and not gpu.has_bfloat16:
+        raise UserError(f"--dtype bfloat16 is not supported by --gpu {name}: use --dtype float16")
+    if calibration is None:
+        return gpu
+    found = Calibration.read(Path(calibration))
+    if not gpu.is_named(found.gpu_name):
+        fitting = [one.name for one in GPUS.values() if one.is_named(found.gpu_name)]
+        raise UserError(
+            f"--calibration {calibration} was measured on {found.gpu_name}, which is not a {gpu.name}: "
+            + (f"give {fitting[0]} instead" if fitting else "give the file of such a GPU, or leave it out")
+        )
+    return gpu.calibrated(found, calibration)

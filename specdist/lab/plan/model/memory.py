@@ -1,0 +1,230 @@
+"""Memory of a replica: weights, buffers of passes and cache on every GPU, and the most sequences that fit.
+
+The arithmetic is the job's own (:mod:`specdist.job.costs.allocation`), before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specdist.engine.assembly import PAGE_SIZE
+from specdist.engine.limits import SchedulerSettings
+from specdist.job.costs.allocation import (
+    BatchLimits,
+    HeldModel,
+    draft_limits,
+    room_on_gpu,
+    shared_out,
+    target_limits,
+)
+from specdist.lab.plan.model.hardware import Gpu
+from specdist.lab.plan.model.simulate import PREFILL_CHUNK_TOKENS, Mode
+from specdist.lab.plan.sampling import DEFAULTS
+from specdist.models.cache.draft_window import DraftWindow
+from specdist.models.files.sizes import ModelSize
+from specdist.models.loading.memory import RESERVED_FRACTION, DeviceMemory
+from specdist.models.loading.reserve import GRAPH_NODE_BYTES, Sampling
+from specdist.sampling.distributions import SamplingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The memory of one GPU, in bytes.
+
+    Attributes:
+        branch_bytes_per_row: cache of the draft's branches.
+        reserved_bytes: buffers of passes with ``most_rows`` running, or with one where none fits.
+        usable_bytes: all but these and the driver's.
+    """
+
+    weight_bytes: int
+    cache_bytes_per_row: int
+    branch_bytes_per_row: int = 0
+    reserved_bytes: int
+    usable_bytes: int
+    most_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A replica's memory: of each GPU that holds the target, and of the draft's own GPU if there is one."""
+
+    target: Share
+    draft: Share | None
+
+    @property
+    def most_rows(self) -> int:
+        """Sequences of the full length that every GPU has room for: they share one page table."""
+        return min(share.most_rows for share in (self.target, self.draft) if share is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """Lengths and drafting of every row."""
+
+    row_tokens: int
+    num_draft_tokens: int
+    num_branches: int = 0
+    works_ahead: bool = False
+    draft_window: DraftWindow | None = None
+    num_state_numbers: int = 0
+
+    def limits(self, num_rows: int) -> BatchLimits:
+        """The limits of a job with this many running sequences."""
+        block_tokens = self.num_draft_tokens + 1
+        return BatchLimits(
+            scheduling=SchedulerSettings(
+                max_num_seqs=num_rows,
+                max_num_batched_tokens=max(PREFILL_CHUNK_TOKENS, num_rows * block_tokens),
+                max_draft_tokens=self.num_draft_tokens,
+                max_new_tokens=self.row_tokens,
+                max_seq_len=self.row_tokens,
+                seed=0,
+                draft_window=self.draft_window,
+            ),
+            num_branch_slots=num_rows * self.num_branches,
+            max_branch_tokens=block_tokens if self.num_branches else 0,
+            works_ahead=self.works_ahead,
+            num_state_numbers=self.num_state_numbers,
+        )
+
+
+def fit(
+    target: ModelSize,
+    draft: ModelSize | None,
+    gpu: Gpu,
+    mode: Mode,
+    *,
+    tp_size: int,
+    row_tokens: int,
+    num_draft_tokens: int = 0,
+    num_branches: int = 0,
+    draft_window: int | None = None,
+    settings: SamplingSettings = DEFAULTS,
+) -> Fit:
+    """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job plans it; the draft
+    holds ``draft_window`` tokens of each, if not all. ``settings``: how tokens are drawn."""
+    drafts = draft is not None and mode != "target only"
+    sampling = Sampling(has_top_p=settings.top_p < 1)
+    if settings.is_greedy:
+        sampling = Sampling(next_distributions="greedy")
+    window = None if draft_window is None else DraftWindow.of_tokens(draft_window, PAGE_SIZE)
+    work = _Work(
+        row_tokens=row_tokens,
+        num_draft_tokens=num_draft_tokens if drafts else 0,
+        num_state_numbers=draft.num_read_numbers if draft is not None and drafts else 0,
+    )
+    of_target = int(tp_size > 1)
+    if draft is None or mode == "target only":
+        return Fit(target=_share(gpu, work, sampling, of_target, target=target, tp_size=tp_size), draft=None)
+    if mode == "colocated":
+        beside = dataclasses.replace(work, draft_window=window)
+        both = _share(gpu, beside, sampling, of_target, target=target, tp_size=tp_size, draft=draft)
+        return Fit(target=both, draft=None)
+    drafting = _Work(
+        row_tokens=row_tokens,
+        num_draft_tokens=num_draft_tokens,
+        num_branches=num_branches,
+        works_ahead=mode in ("ahead", "branches"),
+        draft_window=window,
+        num_state_numbers=draft.num_read_numbers,
+    )
+    return Fit(
+        target=_share(gpu, work, sampling, of_target + 1, target=target, tp_size=tp_size),
+        draft=_share(gpu, drafting, sampling, 1, draft=draft),
+    )
+
+
+def graphs_note(gpu: Gpu) -> str | None:
+    """A remark where the job reserves less for its graphs than they take; it measures what they take, and
+    records as many passes as there is memory for."""
+    if (gpu.graph_node_bytes or 0) <= GRAPH_NODE_BYTES:
+        return None
+    return (
+        f"A recorded kernel takes {gpu.graph_node_bytes:,.0f} bytes on this GPU, and {GRAPH_NODE_BYTES:,} "
+        "are reserved for each: where the cache takes the rest, fewer passes are recorded, and the others "
+        "are slower."
+    )
+
+
+def _share(
+    gpu: Gpu,
+    work: _Work,
+    sampling: Sampling,
+    num_communicators: int,
+    *,
+    target: ModelSize | None = None,
+    tp_size: int = 1,
+    draft: ModelSize | None = None,
+) -> Share:
+    """The GPU of the rank that needs the most: the target's rank 0, or the draft."""
+
+    def held(limits: BatchLimits) -> list[HeldModel]:
+        models = []
+        if target is not None:
+            passes = target_limits(limits, sampling)
+            models.append(HeldModel(size=target, tp_size=tp_size, limits=passes))
+        if draft is not None:
+            passes = draft_limits(limits, sampling)
+            has_window = work.draft_window is not None
+            models.append(HeldModel(size=draft, tp_size=1, limits=passes, has_window=has_window))
+        return models
+
+    one = held(work.limits(1))
+    weight_bytes = sum(model.size.weight_bytes(model.tp_size) for model in one)
+    memory = DeviceMemory(
+        total_bytes=gpu.memory_bytes,
+        free_bytes=max(0, gpu.memory_bytes - gpu.reserved_bytes - weight_bytes),
+    )
+
+    def reserved_bytes(num_rows: int) -> int:
+        if gpu.is_host:
+            return int(RESERVED_FRACTION * gpu.memory_bytes)
+        limits = work.limits(num_rows)
+        room = room_on_gpu(held(limits), limits, sampling, memory, num_communicators=num_communicators)
+        assert room.needs is not None
+        return room.needs.total
+
+    def fits(num_rows: int) -> bool:
+        limits = work.limits(num_rows)
+        if gpu.is_host:
+            left = memory.free_bytes - reserved_bytes(num_rows)
+            return shared_out(limits, left, **page_bytes)[0] >= limits.num_seq_pages
+        room = room_on_gpu(held(limits), limits, sampling, memory, num_communicators=num_communicators)
+        return room.num_pages >= limits.num_seq_pages
+
+    def cache_bytes(num_rows: int) -> int:
+        limits = work.limits(num_rows)
+        of_window = limits.num_window_pages * page_bytes["window_page_bytes"]
+        return of_window + (limits.num_seq_pages + limits.num_branch_pages) * page_bytes["page_bytes"]
+
+    page_bytes = {
+        "page_bytes": sum(model.page_bytes for model in one if not model.has_window),
+        "window_page_bytes": sum(model.page_bytes for model in one if model.has_window),
+    }
+
+    most_rows = _largest(fits)
+    reserved = reserved_bytes(max(1, most_rows))
+    branch_bytes = work.limits(1).num_branch_pages * sum(page_bytes.values())
+    return Share(
+        weight_bytes=weight_bytes,
+        cache_bytes_per_row=cache_bytes(2) - cache_bytes(1) - branch_bytes,
+        branch_bytes_per_row=branch_bytes,
+        reserved_bytes=reserved,
+        usable_bytes=gpu.memory_bytes - gpu.reserved_bytes - reserved,
+        most_rows=most_rows,
+    )
+
+
+def _largest(holds: Callable[[int], bool]) -> int:
+    """The largest number for which ``holds`` is true, as for all smaller ones; 0 if not for 1."""
+    above = 1
+    while holds(above):
+        above *= 2
+    below = above // 2
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (middle, above) if holds(middle) else (below, middle)
+    return below

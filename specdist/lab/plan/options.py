@@ -1,0 +1,200 @@
+"""The options of ``jobs/plan.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from specdist.config.arguments import option
+from specdist.config.groups import SELF, DrawingOptions, QuantizationOptions, TrustOptions
+from specdist.config.processing import RULES
+from specdist.config.speculation import require_model
+from specdist.lab.plan.model.hardware import GPUS, HERE
+from specdist.lab.synthetic.shapes import SHAPES
+from specdist.utils.errors import UserError
+
+GPUS_PER_NODE = 8
+# Draft lengths of the runs by which --validate calibrates the engine's overhead.
+CALIBRATION_LENGTHS = (1, 4)
+
+
+@dataclass(kw_only=True)
+class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
+    """Every option of ``jobs/plan.py``. Raises :class:`UserError` for values that do not go together."""
+
+    _argument_group_name = "Planning"
+
+    # Models: configurations are enough
+    target: str = option(help=f"hub id or folder of the large model, or a shape: {', '.join(SHAPES)}")
+    draft: str | None = option(
+        None, help=f"hub id, folder or shape of the small model, or {SELF}int4; none = target only"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", help="auto = the configuration's; bfloat16 for a shape"
+    )
+
+    # Hardware
+    gpu: str = option(HERE, help=f"{HERE} = measure this machine's device, or one of {', '.join(GPUS)}")
+    calibration: str | None = option(
+        None,
+        help="calibration.json of a first day on such a GPU (python -m tests.gpu.first_day): what was "
+        "measured there, instead of published and assumed figures",
+    )
+    gpus_per_node: int | None = option(
+        None, help=f"GPUs of a node (default: --num_gpus, at most {GPUS_PER_NODE}); a target is on one node"
+    )
+    nodes: int | None = option(None, help="nodes (default: as many as --num_gpus takes)")
+    num_gpus: int | None = option(None, help="GPUs of all nodes, to be filled (default: those of --nodes, 1)")
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", help=f"device that --gpu {HERE} and --validate run on"
+    )
+
+    # Work
+    prompt_tokens: int = option(512, help="tokens per prompt")
+    output_tokens: int = option(256, help="tokens per completion")
+    num_prompts: int = option(10_000, help="number of completions to generate")
+    acceptance: float | None = option(None, help="probability that a drafted token is accepted, 0 to 1")
+    trace: str | None = option(
+        None, help="instead of --acceptance: output of a run with --trace, or one of its trace files"
+    )
+    draft_window: int | None = option(
+        None, help="the draft sees only so many last tokens of a sequence (default: all)"
+    )
+    caught: float = option(0.5, help="share of the misses that branches catch, from 0 to below 1")
+    max_num_seqs: int | None = option(
+        None, help="maximum number of running sequences (default: what memory allows)"
+    )
+
+    # What to do
+    memory: bool = option(False, help="report only what fits in memory")
+    compare_gpus: bool = option(
+        False,
+        help="say for every GPU of the table, not only for --gpu, where a GPU for the draft is worth it",
+    )
+    output_config: str | None = option(None, help="write the recommendation as a YAML file for generate.py")
+    prompts: str | None = option(None, help="file or folder of prompts, for the commands that are printed")
+    output: str | None = option(None, help="folder of the run, for the commands that are printed")
+    validate: bool = option(
+        False, help="predict runs of --target and --draft (folders) on this machine, run them, and compare"
+    )
+    batch_sizes: list[int] | None = option(None, help="batch sizes of --validate (1 4)", action="extend")
+    draft_lengths: list[int] | None = option(
+        None, help="draft tokens per round of --validate (3 5)", action="extend"
+    )
+    repeats: int = option(5, help="runs of each setting of --validate; the fastest is used")
+
+    def __post_init__(self) -> None:
+        self.draft = None if self.draft in (None, "none", "") else self.draft
+        require_model(self.draft)
+        self.check_quantization(self.draft)
+        for name in ("prompt_tokens", "output_tokens", "num_prompts", "repeats"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
+        for name in ("gpus_per_node", "nodes", "num_gpus"):
+            value = getattr(self, name)
+            _require(name, value, value is None or value >= 1, "must be at least 1")
+        for item in fields(DrawingOptions):
+            value, (holds, rule) = getattr(self, item.name), RULES[item.name]
+            _require(item.name, value, holds(value), rule)
+            if self.validate and value != item.default:
+                raise UserError(
+                    f"--{item.name} {value} has no effect with --validate, whose runs are greedy: leave it "
+                    "out"
+                )
+        window = self.draft_window
+        _require("draft_window", window, window is None or window >= 1, "must be at least 1")
+        if window is not None and (self.draft is None or self.validate):
+            raise UserError(
+                f"--draft_window {window} has no effect without --draft, or with --validate: leave it out"
+            )
+        self._check_gpus()
+        for name in ("batch_sizes", "draft_lengths"):
+            values = getattr(self, name)
+            _require(name, values, values is None or min(values, default=0) >= 1, "must be at least 1")
+            if values and not self.validate:
+                raise UserError(f"--{name} has no effect without --validate: leave it out or add it")
+        known = set(CALIBRATION_LENGTHS).intersection(self.draft_lengths or [])
+        if known:
+            raise UserError(
+                f"--draft_lengths {min(known)} is used by --validate for calibration, so predicting it "
+                "proves nothing: choose other lengths"
+            )
+        rows = self.max_num_seqs
+        _require("max_num_seqs", rows, rows is None or rows >= 1, "must be at least 1")
+        rate = self.acceptance
+        _require("acceptance", rate, rate is None or 0 <= rate <= 1, "must be in [0, 1]")
+        _require(
+            "caught", self.caught, 0 <= self.caught < 1, "must be in [0, 1): branches never catch every miss"
+        )
+        self._check_calibration()
+        if self.memory and self.validate:
+            raise UserError("--memory and --validate exclude each other: leave one out")
+        if self.output_config is not None and (self.memory or self.validate):
+            raise UserError(
+                f"--output_config {self.output_config} writes a recommendation, and --memory and --validate "
+                "make none: leave it out"
+            )
+        for name in ("prompts", "output"):
+            if getattr(self, name) is not None and (self.memory or self.validate):
+                raise UserError(
+                    f"--{name} {getattr(self, name)} is used in the commands that start a run, and --memory "
+                    "and --validate print none: leave it out"
+                )
+        if self.validate and self.draft is None:
+            raise UserError("--validate compares speculative runs: give --draft too")
+        for name in ("acceptance", "trace"):
+            self._check_rate(name, getattr(self, name))
+        if rate is not None and self.trace is not None:
+            raise UserError("--acceptance and --trace exclude each other: leave one out")
+        given = rate is not None or self.trace is not None
+        if self.draft is not None and not given and not (self.memory or self.validate):
+            raise UserError(
+                "--acceptance is missing: give the share of drafted tokens that you expect the target to "
+                "accept (0.6 to 0.8 for a draft of the target's family), or the --trace of a run, or leave "
+                "out --draft"
+            )
+
+    def _check_gpus(self) -> None:
+        total = self.num_gpus
+        if total is not None and self.gpus_per_node is None:
+            self.gpus_per_node = min(total, GPUS_PER_NODE) if self.nodes is None else -(-total // self.nodes)
+        self.gpus_per_node = self.gpus_per_node or 1
+        if self.nodes is None:
+            self.nodes = 1 if total is None else -(-total // self.gpus_per_node)
+        if total is not None and total != self.nodes * self.gpus_per_node:
+            raise UserError(
+                f"--num_gpus {total} is not a number of whole nodes: {self.nodes} of --gpus_per_node "
+                f"{self.gpus_per_node} have {self.nodes * self.gpus_per_node}; leave one of them out"
+            )
+
+    def _check_calibration(self) -> None:
+        if self.calibration is None:
+            return
+        given = f"--calibration {self.calibration}"
+        if self.validate or self.gpu == HERE:
+            instead = "--validate" if self.validate else f"--gpu {HERE}"
+            raise UserError(
+                f"{given} has no effect with {instead}, which measures this machine: leave it out, or name "
+                f"the file's GPU with --gpu ({', '.join(GPUS)})"
+            )
+        if self.compare_gpus:
+            raise UserError(
+                f"{given} is of one GPU, and --compare_gpus compares the published figures of all: leave one "
+                "out"
+            )
+
+    def _check_rate(self, name: str, value: float | str | None) -> None:
+        if value is None:
+            return
+        if self.validate:
+            raise UserError(
+                f"--{name} {value} has no effect with --validate, which measures it: leave it out"
+            )
+        if self.draft is None:
+            raise UserError(
+                f"--{name} {value} has no effect without --draft: add it or leave this option out"
+            )
+
+
+def _require(name: str, value: Any, holds: bool, rule: str) -> None:
+    if not holds:
+        raise UserError(f"--{name} {value!r} {rule}")

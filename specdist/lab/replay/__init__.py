@@ -1,0 +1,7 @@
+"""Length policies replayed on a trace, without any model. Imports no torch."""
+
+from specdist.lab.replay.batch import ReplaySettings
+from specdist.lab.replay.replay import Oracle, ReplayResult, replay
+from specdist.lab.replay.trace import ExhaustiveTrace, PromptTrace
+
+__all__ = ["ExhaustiveTrace", "Oracle", "PromptTrace", "ReplayResult", "ReplaySettings", "replay"]

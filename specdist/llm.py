@@ -1,0 +1,266 @@
+"""Speculative generation from Python, on one device and without a run folder.
+
+    from specdist import SamplingOptions, SpeculativeLLM
+
+    llm = SpeculativeLLM(target="runs/demo/pair/target", draft="runs/demo/pair/draft")
+    for result in llm.generate(["The capital of France is"], SamplingOptions(max_new_tokens=32)):
+        print(result.text)
+
+It runs the job's :class:`specdist.job.replica.replica.Replica` with one rank, so that the same prompts,
+options and seed give the tokens of ``jobs/generate.py``. For several ranks, large data sets and restarts use
+the job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import operator
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, TypeAlias, cast
+
+from tqdm.auto import tqdm
+
+from specdist.config.generate import GenerateConfig
+from specdist.config.groups import CompletionOptions
+from specdist.data.formats.messages import MessageError, chat_messages
+from specdist.data.formats.prompts import RowError
+from specdist.data.stats.shard import Stats
+from specdist.engine.request import Completion, FinishReason, PromptLogprobs, Request, TokenLogprobs
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.job.ranks.topology import Topology, local_device
+from specdist.job.replica.model_plan import plan_models
+from specdist.job.replica.replica import Replica
+from specdist.job.texts.added_tokens import added_token_warnings
+from specdist.job.texts.tokens import PromptEncoder, load_tokenizer
+from specdist.job.workload import Workload
+from specdist.models.files.generation import default_options, unused_settings
+from specdist.utils.errors import UserError
+
+# Text, token ids, or chat messages for the target's chat template.
+Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
+# For options of the job that are not used here: no files are read or written.
+NO_PATH = "(none)"
+# Tokens before a measured pass, since the prompts are not known yet.
+TYPICAL_CONTEXT_TOKENS = 256
+
+logger = logging.getLogger(__name__)
+
+
+# Options that name columns of an input, which there is none of here.
+OF_THE_INPUT = ("constraint_column", "turns_column")
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """One completion of one prompt.
+
+    Attributes:
+        prompt_index, sample_index: index of the prompt, and of the completion among those of the prompt.
+        finish_reason: ``stop``, ``length`` or ``error``.
+        text: without the stop token or string.
+        token_ids: of the completion, including a stop token.
+        error: why there is no completion; otherwise None.
+        num_spec_steps: target passes with draft tokens of this sequence.
+        num_draft_tokens, num_accepted_draft_tokens: drafted candidates, and the accepted ones.
+        logprobs: of every token, with ``SamplingOptions(logprobs=N)``; otherwise None.
+        prompt_logprobs: of every token of the prompt, with ``SamplingOptions(prompt_logprobs=N)``.
+    """
+
+    prompt_index: int
+    sample_index: int
+    _: KW_ONLY
+    finish_reason: FinishReason
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class SpeculativeLLM:
+    """A target and a draft on one device.
+
+    Args:
+        target: hub id or folder of the model whose distribution the output follows.
+        draft: of the model that proposes tokens; None generates with the target alone.
+        policy: how many tokens to draft; by default ``goodput``, which measures what pays.
+        options: any other option of ``jobs/generate.py`` that concerns models, speculation, batch or memory,
+            by its name there: ``dtype``, ``device``, ``acceptance``, ``num_draft_tokens``, ``max_num_seqs``,
+            ``max_seq_len``, ``cache_memory``, ``json_schema``, ``regex``, ...
+
+    Attributes:
+        default_sampling: what :meth:`generate` uses when it is called without; with
+            ``generation_config="model"`` the settings of the target's generation_config.json.
+
+    Raises :class:`specdist.utils.errors.UserError` (a ValueError) for what the job would refuse.
+    """
+
+    def __init__(
+        self, target: str, draft: str | None = None, *, policy: str | None = None, **options: Any
+    ) -> None:
+        known = {item.name for item in dataclasses.fields(GenerateConfig)}
+        per_call = {item.name for item in dataclasses.fields(CompletionOptions)}
+        for name in options:
+            if name in per_call:
+                raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
+            if (removed := GenerateConfig._removed_options.get(name)) is not None:
+                raise UserError(f"{name} is not an option any more: {removed.remedy}")
+            if name not in known or name in OF_THE_INPUT:
+                raise UserError(f"{name} is not an option: python jobs/generate.py --help lists them")
+        policy = policy or ("fixed" if draft is None else "auto")
+        self._options = {"target": target, "draft": draft, "policy": policy, **options}
+        config = self._config(CompletionOptions())
+        config.check_world(1)
+        models = plan_models(config, may_read_states=True)
+        self.default_sampling = CompletionOptions()
+        if config.generation_config == "model":
+            self.default_sampling = CompletionOptions(**default_options(models.target))
+            config = self._config(self.default_sampling)
+            if (unused := unused_settings(models.target, None)) is not None:
+                logger.warning(unused)
+        self._tokenizer = load_tokenizer(models.target)
+        # What chat templates that ask for the date are told, in all calls.
+        self._now = config.chat_format.now
+        self._models = models
+        self._replica = Replica(
+            config,
+            models,
+            Topology(
+                rank=0,
+                world_size=1,
+                tp_size=1,
+                uses_draft=config.uses_draft_model,
+                device=local_device(config.device),
+            ),
+            workload=Workload(num_context_tokens=min(TYPICAL_CONTEXT_TOKENS, models.max_seq_len // 2)),
+        )
+        self._stats = Stats()
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """Statistics of the last call of :meth:`generate`, with the names of a run's ``stats/*.json``."""
+        return self._stats.summary()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: CompletionOptions | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[GeneratedText]:
+        """Complete every prompt ``sampling.num_samples`` times, in the order of the prompts.
+
+        Args:
+            prompts: texts, lists of token ids, or lists of chat messages (``{"role": ..., "content": ...}``);
+                a text alone is one prompt.
+            sampling: by default :attr:`default_sampling`, temperature 1 and 256 tokens; to change a part of
+                it, ``dataclasses.replace(llm.default_sampling, max_new_tokens=64)``.
+            use_tqdm: show a progress bar.
+
+        A prompt that cannot be used (empty, or too long) has a result with ``finish_reason`` ``error``.
+        """
+        sampling = sampling or self.default_sampling
+        config = self._config(sampling)
+        encoder = PromptEncoder(
+            self._tokenizer,
+            max_prompt_tokens=self._models.max_seq_len - 1,
+            split_special_tokens=config.split_special_tokens,
+            chat_format=dataclasses.replace(config.chat_format, now=self._now),
+            vocab_size=self._models.vocab_size,
+        )
+        items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
+        texts = [prompt for prompt in items if isinstance(prompt, str)]
+        for warning in added_token_warnings(
+            self._tokenizer,
+            len(texts),
+            lambda text, most: sum(prompt.startswith(text) for prompt in texts[:most]),
+            split_special_tokens=config.split_special_tokens,
+        ):
+            logger.warning(warning)
+        found: dict[tuple[int, int], GeneratedText] = {}
+        requests: list[Request] = []
+        for index, prompt in enumerate(items):
+            try:
+                prompt_ids = self._prompt_ids(encoder, prompt)
+            except RowError as error:
+                found |= {
+                    (index, k): GeneratedText(index, k, finish_reason="error", error=str(error))
+                    for k in range(config.num_samples)
+                }
+                continue
+            requests += [
+                Request(
+                    row_id=index,
+                    sample_index=k,
+                    prompt_ids=prompt_ids,
+                    **self._models.constraints.of_all_rows,
+                )
+                for k in range(config.num_samples)
+            ]
+        self._replica.resample(config)
+        end_ids = self._models.target.stop_token_ids()
+        stop_rules = StopRules(encoder.detokenizer, end_ids, tuple(config.stop or ()))
+        recorder = StatsRecorder()
+        with tqdm(total=len(requests), unit="completion", disable=not use_tqdm) as bar:
+            for completion in self._replica.engine(iter(requests), stop_rules, recorder).run():
+                request = completion.request
+                found[request.row_id, request.sample_index] = _result(completion)
+                bar.update()
+        self._stats = recorder.close_shard(0)
+        return [found[key] for key in sorted(found)]
+
+    def _config(self, sampling: CompletionOptions) -> GenerateConfig:
+        return GenerateConfig(
+            prompts=NO_PATH, output=NO_PATH, **self._options, **dataclasses.asdict(sampling)
+        )
+
+    def _prompt_ids(self, encoder: PromptEncoder, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return encoder.prompt_ids(prompt)
+        if not len(prompt):
+            raise RowError("the prompt is empty")
+        if isinstance(prompt[0], dict):
+            if not self._tokenizer.chat_template:
+                raise UserError(
+                    "chat messages need a chat template, and the target's tokenizer has none: give texts"
+                )
+            try:
+                return encoder.prompt_ids(chat_messages("messages", list(prompt)))
+            except MessageError as error:
+                raise RowError(str(error)) from error
+        try:
+            ids = [operator.index(token_id) for token_id in cast("Sequence[int]", prompt)]
+        except TypeError as error:
+            raise UserError(
+                "a prompt is a text, a sequence of token ids, or a sequence of chat messages "
+                f"({{'role': ..., 'content': ...}}): {error}"
+            ) from error
+        if min(ids) < 0 or max(ids) >= self._models.vocab_size:
+            raise RowError(f"a token id is not in [0, {self._models.vocab_size})")
+        if len(ids) >= self._models.max_seq_len:
+            raise RowError(f"{len(ids)} tokens leave no room below max_seq_len {self._models.max_seq_len}")
+        return ids
+
+
+def _result(completion: Completion) -> GeneratedText:
+    return GeneratedText(
+        prompt_index=completion.request.row_id,
+        sample_index=completion.request.sample_index,
+        text=completion.text,
+        token_ids=completion.token_ids,
+        finish_reason=completion.finish_reason,
+        error=completion.error,
+        num_prompt_tokens=len(completion.request.prompt_ids),
+        num_spec_steps=completion.num_spec_steps,
+        num_draft_tokens=completion.num_draft_tokens,
+        num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
+        logprobs=completion.logprobs,
+        prompt_logprobs=completion.prompt_logprobs,
+    )

@@ -1,0 +1,181 @@
+"""Attention over the paged cache, plugged into any transformers model through its attention registry.
+
+The registry hands over queries, keys and values of one layer; the pass in which this happens knows the pages
+and every layer's scale, sliding window and soft cap. So no model code is copied.
+
+T flat tokens, H heads, G key/value heads, D head width, R segments of a group,
+Q queries and L keys of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from specdist.models.cache.key_value import KeyValueCache
+from specdist.models.passes.flat import AttentionGroup, AttentionPlan
+
+ATTENTION_NAME = "specdist_paged"
+
+
+class AttentionRules(NamedTuple):
+    """A layer's parameters of attention."""
+
+    scale: float | None
+    window: int | None
+    softcap: float | None
+
+
+class AttentionKind(NamedTuple):
+    """What distinguishes the attention of one layer from that of another."""
+
+    num_heads: int
+    num_kv_heads: int
+    width: int
+    rules: AttentionRules
+
+
+class LayerAttention(Protocol):
+    """What the models call once per layer."""
+
+    def attend(
+        self,
+        layer: int,
+        queries_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        rules: AttentionRules,
+    ) -> Tensor: ...
+
+
+class _Pass(NamedTuple):
+    attention: LayerAttention
+    rules: Mapping[int, AttentionRules]
+
+
+_running: ContextVar[_Pass] = ContextVar("the pass of this thread")
+
+
+@contextlib.contextmanager
+def attending(attention: LayerAttention, rules: Mapping[int, AttentionRules]) -> Iterator[None]:
+    """A context in which a model's layers call ``attention`` with their ``rules``.
+
+    Not a keyword argument of the call, which some families do not hand on to their layers. The rules are
+    those of a dry run, see :mod:`specdist.models.loading.dry_run`: what a layer hands over is not all of
+    them.
+    """
+    token = _running.set(_Pass(attention, rules))
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def is_running() -> bool:
+    """Whether a pass over pages runs in this thread."""
+    return _running.get(None) is not None
+
+
+def running_attention() -> LayerAttention:
+    """For layers that know their rules themselves."""
+    return _running.get().attention
+
+
+def paged_attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """The registry's interface: query [1, H, T, D], key and value [1, G, T, D] → ([1, T, H, D], None)."""
+    attention, rules = _running.get()
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    queries_THD, keys_TGD, values_TGD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    output_THD = attention.attend(layer, queries_THD, keys_TGD, values_TGD, rules[layer])
+    # Some families take a view of it.
+    return output_THD[None].contiguous(), None
+
+
+AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
+
+
+class PagedAttention:
+    """One pass: writes its keys and values into the cache, then reads each group's pages."""
+
+    def __init__(self, cache: KeyValueCache, plan: AttentionPlan) -> None:
+        self._cache = cache
+        self._plan = plan
+
+    def attend(
+        self,
+        layer: int,
+        queries_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        rules: AttentionRules,
+    ) -> Tensor:
+        self._cache.write(layer, self._plan.cache_index_T, keys_TGD, values_TGD)
+        page_keys, page_values = self._cache.keys[layer], self._cache.values[layer]
+        heads, width = self._cache.shapes[layer]
+        output_THD = None
+        for group in self._plan.groups:
+            index = group.query_index_RQ
+            group_queries = queries_THD if index is None else queries_THD[index]
+            keys_RGLD, values_RGLD = (
+                self._gather(pages, group, heads, width) for pages in (page_keys, page_values)
+            )
+            num_repeats = group_queries.shape[1] // heads
+            bias = group.bias(rules.window, num_repeats, group_queries.dtype)
+            group_output = attend_segments(group_queries, keys_RGLD, values_RGLD, bias, rules)
+            if group.output_index is None:
+                return group_output
+            if output_THD is None:
+                output_THD = torch.empty_like(queries_THD, memory_format=torch.contiguous_format)
+            source, destination = group.output_index
+            output_THD[destination] = group_output[source]
+        assert output_THD is not None
+        return output_THD
+
+    def _gather(self, pages: Tensor, group: AttentionGroup, heads: int, width: int) -> Tensor:
+        gathered = (
+            pages[group.pages] if isinstance(group.pages, slice) else pages.index_select(0, group.pages)
+        )
+        if group.foreign_keys is not None:
+            # With several sequences this is a copy.
+            gathered.view(-1, heads * width).index_fill_(0, group.foreign_keys, 0.0)
+        return gathered.view(group.num_segments, -1, heads, width)[:, : group.num_keys].transpose(1, 2)
+
+
+def attend_segments(
+    queries: Tensor, keys_RGLD: Tensor, values_RGLD: Tensor, bias: Tensor | None, rules: AttentionRules
+) -> Tensor:
+    """[R × Q, H, D] → the same shape. Query heads that share a key/value head become more queries of it.
+
+    Args:
+        bias: additive mask [R, 1, H / G × Q, L], as of :func:`specdist.models.passes.flat.causal_bias`.
+    """
+    num_segments, num_kv_heads, _, width = keys_RGLD.shape
+    num_queries, num_repeats = queries.shape[0] // num_segments, queries.shape[1] // num_kv_heads
+    folded = (
+        queries.reshape(num_segments, num_queries, num_kv_heads, num_repeats, width)
+        .permute(0, 2, 3, 1, 4)
+        .reshape(num_segments, num_kv_heads, num_repeats * num_queries, width)
+    )
+    if rules.softcap is None:
+        output = F.scaled_dot_product_attention(
+            folded, keys_RGLD, values_RGLD, attn_mask=bias, scale=rules.scale
+        )
+    else:
+        scores = folded @ keys_RGLD.transpose(2, 3) * (width**-0.5 if rules.scale is None else rules.scale)
+        scores = rules.softcap * torch.tanh(scores / rules.softcap)
+        scores = scores if bias is None else scores + bias
+        output = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype) @ values_RGLD
+    return (
+        output.view(num_segments, num_kv_heads, num_repeats, num_queries, width)
+        .permute(0, 3, 1, 2, 4)
+        .reshape(num_segments * num_queries, num_kv_heads * num_repeats, width)
+    )

@@ -1,0 +1,198 @@
+"""Attention over pages as one call for all segments, in three implementations.
+
+torch's FlashAttention reads the pages where they lie if its version takes their size: FlashAttention-2, which
+torch carries, wants a multiple of 256 tokens; FlashAttention-3, once activated, takes any. Our own Triton
+kernel takes any size, dtype and rule. SDPA on copies of the pages is the last resort.
+:mod:`specdist.models.attention.probe` finds out at the start what this device can use.
+
+T flat tokens, S segments, L keys per segment, H heads, G key/value heads, D head width, R rows.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import attention as torch_attention
+
+from specdist.models.attention.attention import AttentionRules, attend_segments
+from specdist.models.cache.key_value import KeyValueCache
+from specdist.models.passes.flat import causal_bias
+from specdist.models.passes.segments import PagedSegments
+
+# Keys that SDPA gathers at once: 2**17 keys of 8 heads of width 128 in bfloat16 are 256 MiB.
+MAX_GATHERED_KEYS = 2**17
+# More splits would fill the device better at small batches and long contexts, but FlashAttention-2 joins the
+# splits of packed segments wrongly (https://github.com/pytorch/pytorch/issues/194167), and the number of
+# splits depends on the batch: with one, a segment's result does not.
+NUM_SPLITS = 1
+# What the Triton kernel may write, and read again, of the parts of long sequences that it works on at once.
+MAX_SPLIT_BYTES = 2**26
+UNLIMITED = -1
+
+
+class PagedKernel(Protocol):
+    """Attention of all segments in one call."""
+
+    name: str
+
+    def attend(
+        self,
+        queries_THD: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        segments: PagedSegments,
+        rules: AttentionRules,
+    ) -> Tensor:
+        """Output [T, H, D]; the pages are [pages, page_size, G, D]."""
+        ...
+
+
+class KernelAttention:
+    """One pass: writes its keys and values into the cache, then calls a kernel over the pages."""
+
+    def __init__(
+        self, cache: KeyValueCache, kernel: PagedKernel, segments: PagedSegments, cache_index_T: Tensor
+    ) -> None:
+        self._cache = cache
+        self._kernel = kernel
+        self._segments = segments
+        self._cache_index_T = cache_index_T
+
+    def attend(
+        self,
+        layer: int,
+        queries_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        rules: AttentionRules,
+    ) -> Tensor:
+        self._cache.write(layer, self._cache_index_T, keys_TGD, values_TGD)
+        shape = (-1, self._cache.page_size, *self._cache.shapes[layer])
+        key_pages, value_pages = self._cache.keys[layer].view(shape), self._cache.values[layer].view(shape)
+        return self._kernel.attend(queries_THD, key_pages, value_pages, self._segments, rules)
+
+
+class SdpaKernel:
+    """For every device, dtype and rule, and slow: SDPA, or a soft cap, on each token's own copy of its
+    pages."""
+
+    name = "SDPA on gathered pages"
+
+    def __init__(self, max_gathered_keys: int = MAX_GATHERED_KEYS) -> None:
+        self._max_gathered_keys = max_gathered_keys
+
+    def attend(
+        self,
+        queries_THD: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        segments: PagedSegments,
+        rules: AttentionRules,
+    ) -> Tensor:
+        num_tokens, num_heads, _ = queries_THD.shape
+        segment_T, used_T = segments.of_tokens(num_tokens)
+        num_keys = segments.block_table_SP.shape[1] * key_pages.shape[1]
+        bias = causal_bias(
+            used_T[:, None] - 1,
+            num_keys,
+            window=rules.window,
+            num_repeats=num_heads // key_pages.shape[2],
+            dtype=queries_THD.dtype,
+        )
+        # What lies after a token's keys is hidden by the bias, but 0 × NaN is NaN.
+        foreign_TL11 = (torch.arange(num_keys, device=used_T.device) >= used_T[:, None])[:, :, None, None]
+        num_at_once = max(1, self._max_gathered_keys // num_keys)
+        outputs = []
+        for first in range(0, num_tokens, num_at_once):
+            own = slice(first, first + num_at_once)
+            table_RP = segments.block_table_SP[segment_T[own]]
+            keys_RGLD, values_RGLD = (
+                pages.index_select(0, table_RP.reshape(-1))
+                .view(len(table_RP), num_keys, *pages.shape[2:])
+                .masked_fill_(foreign_TL11[own], 0.0)
+                .transpose(1, 2)
+                for pages in (key_pages, value_pages)
+            )
+            outputs.append(attend_segments(queries_THD[own], keys_RGLD, values_RGLD, bias[own], rules))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+class TritonKernel:
+    """Our own, for every dtype, rule, page size and mixture of segments. The pages are read where they
+    lie."""
+
+    name = "Triton kernel on pages"
+
+    def attend(
+        self,
+        queries_THD: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        segments: PagedSegments,
+        rules: AttentionRules,
+    ) -> Tensor:
+        # Triton is not everywhere; the probe then says so.
+        from specdist.kernels.paged_attention import paged_attention
+
+        return paged_attention(
+            queries_THD,
+            key_pages,
+            value_pages,
+            segments.block_table_SP,
+            segments.used_S,
+            segments.query_starts_S1,
+            max_keys=segments.num_keys,
+            max_split_bytes=MAX_SPLIT_BYTES,
+            scale=rules.scale,
+            window=rules.window,
+            softcap=rules.softcap,
+        )
+
+
+class VarlenKernel:
+    """torch's FlashAttention: float16 and bfloat16, no soft cap."""
+
+    name = "varlen_attn on pages"
+
+    def attend(
+        self,
+        queries_THD: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        segments: PagedSegments,
+        rules: AttentionRules,
+    ) -> Tensor:
+        # Older versions of torch lack it; the probe then says so.
+        from torch.nn.attention.varlen import varlen_attn
+
+        if rules.softcap is not None:
+            raise ValueError("varlen_attn takes no soft cap")
+        if rules.window is not None:
+            window = (rules.window - 1, 0)  # counted to the left of the query's own position
+        elif segments.num_queries == 1:
+            # The only query is the last token and sees every key. Without a mask, query heads that share a
+            # key/value head are processed together.
+            window = (UNLIMITED, UNLIMITED)
+        else:
+            window = (UNLIMITED, 0)
+        # FlashAttention-2 insists on the keys' offsets and ignores them; its successors refuse them.
+        impl = torch_attention.current_flash_attention_impl()
+        output = varlen_attn(
+            queries_THD,
+            key_pages,
+            value_pages,
+            segments.query_starts_S1,
+            segments.query_starts_S1 if impl in (None, "FA2") else None,
+            segments.num_queries,
+            segments.num_keys,
+            scale=rules.scale,
+            window_size=window,
+            enable_gqa=True,
+            seqused_k=segments.used_S,
+            block_table=segments.block_table_SP,
+            num_splits=NUM_SPLITS,
+        )
+        assert isinstance(output, Tensor)
+        return output

@@ -1,0 +1,106 @@
+"""Attention over pages by other libraries, where they are installed: FlashAttention-3, made for GPUs of the
+Hopper generation, and TensorRT-LLM's kernels in FlashInfer, made for Blackwell.
+
+Each takes tensors alone, so that a pass with it can be recorded. :mod:`specdist.models.attention.probe`
+decides at the start whether one is used. Of FlashInfer only these kernels can be: its others want the lengths
+of every pass on the host.
+
+T flat tokens, S segments, H heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdist.models.attention.attention import AttentionRules
+from specdist.models.attention.kernel import NUM_SPLITS, UNLIMITED
+from specdist.models.passes.segments import PagedSegments
+
+# FlashInfer's scratch memory, zeros at first.
+WORKSPACE_BYTES = 2**27
+
+
+class FlashAttention3Kernel:
+    """``flash_attn_interface`` of https://github.com/Dao-AILab/flash-attention (folder ``hopper``)."""
+
+    name = "FlashAttention-3 on pages"
+
+    def attend(
+        self,
+        queries_THD: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        segments: PagedSegments,
+        rules: AttentionRules,
+    ) -> Tensor:
+        from flash_attn_interface import flash_attn_with_kvcache
+
+        output = flash_attn_with_kvcache(
+            queries_THD,
+            key_pages,
+            value_pages,
+            cache_seqlens=segments.used_S,
+            page_table=segments.block_table_SP,
+            cu_seqlens_q=segments.query_starts_S1,
+            max_seqlen_q=segments.num_queries,
+            softmax_scale=rules.scale,
+            causal=True,
+            window_size=(_keys_before(rules), UNLIMITED if rules.window is None else 0),
+            softcap=rules.softcap or 0.0,
+            # With more, a sequence's numbers would depend on the batch.
+            num_splits=NUM_SPLITS,
+        )
+        assert isinstance(output, Tensor)
+        return output
+
+
+class FlashInferKernel:
+    """``flashinfer.prefill.trtllm_batch_context_with_kv_cache``, https://docs.flashinfer.ai."""
+
+    name = "FlashInfer on pages"
+
+    def __init__(self) -> None:
+        self._workspace: Tensor | None = None
+
+    def attend(
+        self,
+        queries_THD: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        segments: PagedSegments,
+        rules: AttentionRules,
+    ) -> Tensor:
+        from flashinfer.prefill import trtllm_batch_context_with_kv_cache
+
+        if rules.softcap is not None:
+            raise ValueError("it takes no soft cap")
+        if self._workspace is None:
+            size = {"dtype": torch.uint8, "device": queries_THD.device}
+            self._workspace = torch.zeros(WORKSPACE_BYTES, **size)  # type: ignore[call-overload]
+        key_starts_S1 = torch.zeros_like(segments.query_starts_S1)
+        torch.cumsum(segments.used_S, 0, dtype=torch.int32, out=key_starts_S1[1:])
+        output = trtllm_batch_context_with_kv_cache(
+            queries_THD.contiguous(),
+            # Views: given as they are (NHD), all pages would be copied.
+            (key_pages.transpose(1, 2), value_pages.transpose(1, 2)),
+            self._workspace,
+            segments.block_table_SP,
+            segments.used_S,
+            segments.num_queries,
+            segments.num_keys,
+            queries_THD.shape[2] ** -0.5 if rules.scale is None else rules.scale,
+            1.0,
+            len(segments.used_S),
+            segments.query_starts_S1,
+            key_starts_S1,
+            window_left=_keys_before(rules),
+            kv_layout="HND",
+        )
+        assert isinstance(output, Tensor)
+        return output
+
+
+def _keys_before(rules: AttentionRules) -> int:
+    """Of those before a query that it sees."""
+    return UNLIMITED if rules.window is None else rules.window - 1

@@ -1,0 +1,165 @@
+"""An EAGLE-3 draft with its cache, run by the same function as every model.
+
+A token is run at its own position with the fused state of the token before it. Fused states lie in pages as
+keys and values do, so that shared prefixes, preemptions and rejections need no bookkeeping of their own: the
+target's states overwrite what the draft has put in their place. A sequence's first token has no state before
+it, is never run, and is seen by no other.
+
+T flat tokens, N tokens whose logits are wanted, E hidden size, S numbers of the target's three states.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.models.attention.attention import AttentionRules, LayerAttention, PagedAttention
+from specdist.models.cache.key_value import untouched_zeros
+from specdist.models.eagle.eagle import LlamaForCausalLMEagle3
+from specdist.models.passes.flat import (
+    AttentionGroup,
+    AttentionPlan,
+    FlatBatch,
+    cache_indices,
+    plan_attention,
+)
+from specdist.models.passes.runner import NOT_ALLOCATED, Acceleration, ModelRunner
+
+LAYER = 0
+RULES = AttentionRules(scale=None, window=None, softcap=None)
+
+
+class EagleRunner(ModelRunner):
+    """Contexts, of which no logits are wanted, wait for the target's states: :meth:`receive`."""
+
+    model: LlamaForCausalLMEagle3
+
+    def __init__(
+        self,
+        model: LlamaForCausalLMEagle3,
+        device: torch.device,
+        on_pass: Callable[[], None] | None = None,
+    ) -> None:
+        self._states: Tensor | None = None
+        self._incoming_TE: Tensor | None = None
+        self._outgoing_NE: Tensor | None = None
+        self._waiting: list[FlatBatch] = []
+        super().__init__(model, device, Acceleration(), model_impl="transformers", on_pass=on_pass)
+
+    def bytes_per_page(self, page_size: int) -> int:
+        own = page_size * self.model.config.hidden_size * self.dtype.itemsize
+        return super().bytes_per_page(page_size) + own
+
+    def allocate(self, *, num_pages: int, page_size: int, **sizes: Any) -> None:
+        super().allocate(num_pages=num_pages, page_size=page_size, **sizes)
+        shape = (num_pages * page_size, self.model.config.hidden_size)
+        self._states = untouched_zeros(shape, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def receive(self, slots_T: np.ndarray, positions_T: np.ndarray, states_TS: Tensor) -> None:
+        """The target's states after these tokens. The page table must be that of the pass that they are from.
+        Then run the contexts of that pass."""
+        assert self._states is not None, NOT_ALLOCATED
+        fused_TE = self.model.fc(states_TS.to(device=self.device, dtype=self.dtype))
+        self._states[self._places(FlatBatch(slots_T, slots_T, positions_T))] = fused_TE
+        waiting, self._waiting = self._waiting, []
+        for batch in waiting:
+            super().forward(batch, [])
+
+    def drop_waiting(self) -> None:
+        """The pass over the contexts that wait has failed."""
+        self._waiting = []
+
+    def forward(self, batch: FlatBatch, logits_index: Any) -> Tensor:
+        if len(logits_index):
+            return super().forward(batch, logits_index)
+        self._waiting.append(batch)
+        return torch.empty(0, self.model.config.vocab_size, device=self.device)
+
+    def _places(self, batch: FlatBatch) -> Tensor:
+        assert self._cache is not None, NOT_ALLOCATED
+        places_T = cache_indices(batch, self.pages.pages, self._cache.page_size)
+        return torch.from_numpy(places_T).to(self.device)
+
+    @torch.inference_mode()
+    def _forward_ragged(
+        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, features_3N: Tensor | None = None
+    ) -> Tensor:
+        del features_3N
+        assert self._cache is not None and self._states is not None, NOT_ALLOCATED
+        before_T = np.maximum(batch.positions_T - 1, 0)
+        before = FlatBatch(batch.token_ids_T, batch.slots_T, before_T)
+        self._incoming_TE = self._states[self._places(before)]
+        places_T = self._places(batch)
+        groups: list[AttentionGroup] = []
+        if len(asked_N):
+            asking = FlatBatch(asked_N, batch.slots_T[asked_N], batch.positions_T[asked_N])
+            plan = plan_attention(asking, pages_SP, self._cache.page_size, self.device)
+            groups = [_WithoutFirst.of(group) for group in plan.groups]
+        index_N = torch.from_numpy(asked_N).to(self.device)
+        logits_NV = self._run(
+            torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self.device),
+            torch.from_numpy(before_T).to(self.device),
+            index_N,
+            _DraftAttention(self._cache, AttentionPlan(places_T, groups)),
+        )
+        assert self._outgoing_NE is not None
+        self._states[places_T[index_N]] = self._outgoing_NE
+        return logits_NV
+
+    def _logits(
+        self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
+    ) -> Tensor:
+        incoming_TE = self._incoming_TE
+        if incoming_TE is None:
+            incoming_TE = torch.zeros(
+                len(token_ids_T), self.model.config.hidden_size, dtype=self.dtype, device=self.device
+            )
+        self._outgoing_NE, logits_NV = self.model.draft(
+            token_ids_T,
+            incoming_TE,
+            self.model.rotation(positions_T),
+            logits_index_N,
+            lambda queries, keys, values: attention.attend(LAYER, queries, keys, values, RULES),
+        )
+        return logits_NV
+
+
+class _DraftAttention(PagedAttention):
+    """Writes all keys and values, and reads them for the tokens whose logits are wanted: perhaps for none."""
+
+    def attend(
+        self,
+        layer: int,
+        queries_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        rules: AttentionRules,
+    ) -> Tensor:
+        if self._plan.groups:
+            return super().attend(layer, queries_THD, keys_TGD, values_TGD, rules)
+        self._cache.write(layer, self._plan.cache_index_T, keys_TGD, values_TGD)
+        return queries_THD
+
+
+class _WithoutFirst(AttentionGroup):
+    """Queries that do not see their sequence's first position."""
+
+    @staticmethod
+    def of(group: AttentionGroup) -> _WithoutFirst:
+        return _WithoutFirst(**{each.name: getattr(group, each.name) for each in dataclasses.fields(group)})
+
+    def bias(self, window: int | None, num_repeats: int, dtype: torch.dtype) -> Tensor:
+        found = super().bias(window, num_repeats, dtype)
+        if found is None:
+            shape = (self.num_segments, 1, num_repeats * self.num_queries, self.num_keys)
+            found = torch.zeros(shape, dtype=dtype, device=self.positions_RQ.device)
+        # One at the first position has no other to see; nothing depends on it.
+        is_hidden_RQ = (self.positions_RQ > 0).repeat(1, num_repeats)
+        found[:, 0, :, 0].masked_fill_(is_hidden_RQ, -torch.inf)
+        return found

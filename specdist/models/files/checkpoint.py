@@ -1,0 +1,274 @@
+"""A model's files, and what its configuration says before any weight is read."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from torch import Tensor
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+from specdist.models.attention.adapters import can_page_attention
+from specdist.models.eagle.eagle import is_eagle
+from specdist.models.files.damage import reading
+from specdist.models.files.lora import LoraAdapter
+from specdist.models.files.weight_files import PICKLE_SUFFIX, find_weight_files
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
+
+CONFIG_NAME, TOKENIZER_CONFIG_NAME = "config.json", "tokenizer_config.json"
+GENERATION_CONFIG_NAME = "generation_config.json"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
+# Configurations, tokenizers and chat templates, which decide completions beside the weights.
+SMALL_FILE_SUFFIXES = (".json", ".model", ".txt", ".jinja")
+HUB_PATTERNS = ["*.safetensors", *(f"*{suffix}" for suffix in SMALL_FILE_SUFFIXES)]
+FINGERPRINT_BYTES = 2**20
+# What DeepSpeed's cut does not fit is found when it is tried (specdist.models.loading.cutting). Not so for
+# these: it fails with an assertion for the first two, cuts Persimmon's joined projections in another order,
+# and X-MOD looks at values.
+UNSHARDABLE_FAMILIES = ("gpt2", "gpt_neo", "persimmon", "xmod")
+# Other kinds (chunked, linear, ...) would be run as full attention without an error.
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model's files on this machine. ``option`` (``--target`` or ``--draft``) is for messages;
+    ``trusts_code``: custom code in the folder may be run; ``quantization``: what its layers become while it
+    is loaded (``--target_quantization``), after ``adapter`` is merged into them; ``is_self``: the target's
+    own files, as those of a draft."""
+
+    option: str
+    name: str
+    folder: Path
+    config: Any
+    weight_files: tuple[Path, ...]
+    trusts_code: bool = False
+    quantization: str | None = None
+    adapter: LoraAdapter | None = None
+    is_self: bool = False
+
+    @property
+    def is_eagle(self) -> bool:
+        """Whether it is an EAGLE-3 draft, which no other part of transformers knows."""
+        return is_eagle(self.config)
+
+    @property
+    def is_pickled(self) -> bool:
+        return any(path.suffix == PICKLE_SUFFIX for path in self.weight_files)
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence that the model was made for."""
+        return int(self.config.get_text_config().max_position_embeddings)
+
+    @property
+    def vocab_width(self) -> int:
+        """Width of the logits, which may exceed the tokenizer's tokens by padding."""
+        return int(self.config.get_text_config().vocab_size)
+
+    def torch_dtype(self, name: str) -> torch.dtype:
+        """``--dtype`` for this model; ``auto`` is what its configuration names, else float32."""
+        if name != "auto":
+            return getattr(torch, name)
+        stored = self.config.dtype or self.config.get_text_config().dtype or torch.float32
+        return getattr(torch, stored) if isinstance(stored, str) else stored
+
+    def adapted(self, parameter: str, whole: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """A stored parameter, or these rows of it, with what the adapter adds."""
+        return whole if self.adapter is None else self.adapter.merged(parameter, whole, rows)
+
+    def stop_token_ids(self) -> frozenset[int]:
+        """The tokens that end a generation, from generation_config.json, else config.json.
+
+        Raises :class:`UserError` for a damaged file: without its end token a model would not stop.
+        """
+        path, found = self.folder / GENERATION_CONFIG_NAME, None
+        if path.is_file():
+            with reading(f"{self.option} {self.name}: {path.name}"):
+                found = _ids(parse_object(path.read_bytes()).get("eos_token_id"))
+        if found is None:
+            with reading(f"{self.option} {self.name}: config.json"):
+                found = _ids(getattr(self.config.get_text_config(), "eos_token_id", None))
+        return found or frozenset()
+
+    def fingerprint(self) -> str:
+        """A digest that changes with the model: all small files, and the ends of every weight file.
+
+        The header of a safetensors file lies at its beginning; reading terabytes whole would cost hours.
+        """
+        with reading(f"{self.option} {self.name}: its folder", "put it back as it was"):
+            return self._fingerprint()
+
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for path in sorted(self.folder.iterdir()):
+            if path in self.weight_files:
+                size = path.stat().st_size
+                with path.open("rb") as file:
+                    ends = file.read(FINGERPRINT_BYTES)
+                    file.seek(max(0, size - FINGERPRINT_BYTES))
+                    ends += file.read(FINGERPRINT_BYTES)
+            elif path.suffix in SMALL_FILE_SUFFIXES or (self.trusts_code and path.suffix == ".py"):
+                size, ends = path.stat().st_size, path.read_bytes()
+            else:
+                continue
+            digest.update(f"{path.name}\0{size}\0".encode() + ends)
+        return digest.hexdigest()
+
+
+def open_checkpoint(
+    option: str, name: str, *, trust_remote_code: bool = False, allow_pickle: bool = False
+) -> Checkpoint:
+    """Find the model's files, from the hub if need be. Raises :class:`UserError` for anything unusable.
+
+    Args:
+        trust_remote_code: run custom code in the model's folder.
+        allow_pickle: read pickled weights if there are no safetensors.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        extra = [*(["*.py"] if trust_remote_code else []), *(["*.bin"] if allow_pickle else [])]
+        folder = from_hub(option, name, [*HUB_PATTERNS, *extra])
+    if (folder / ADAPTER_CONFIG_NAME).is_file():
+        raise UserError(
+            f"{option} {name} holds a PEFT adapter ({ADAPTER_CONFIG_NAME}), not a whole model: for "
+            f"jobs/generate.py name the model that it was trained for with {option}, and this folder with "
+            f"{option}_adapter; for others merge it with PEFT (merge_and_unload) and save that with "
+            f"save_pretrained; if the weights beside it are merged already, move {ADAPTER_CONFIG_NAME} away"
+        )
+    if not (folder / CONFIG_NAME).is_file():
+        raise UserError(f"{option} {name} has no config.json: name a folder written by save_pretrained")
+    if not trust_remote_code:
+        for file_name in (CONFIG_NAME, TOKENIZER_CONFIG_NAME):
+            _refuse_code(option, name, folder / file_name)
+    with reading(f"{option} {name}: config.json"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    checkpoint = Checkpoint(
+        option=option,
+        name=name,
+        folder=folder,
+        config=config,
+        weight_files=find_weight_files(option, name, folder, allows_pickle=allow_pickle),
+        trusts_code=trust_remote_code,
+    )
+    checkpoint.stop_token_ids()
+    return checkpoint
+
+
+def auto_class(config: Any) -> Any:
+    """transformers' factory of models of this configuration. Models of text within models of texts and images
+    are not all among the causal language models."""
+    is_wrapped = type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+    is_known = is_wrapped and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if is_known else AutoModelForCausalLM
+
+
+def causal_model_class(checkpoint: Checkpoint) -> type[PreTrainedModel] | None:
+    """The class that transformers would build, or that of its text model; None for a family that is not a
+    causal language model."""
+    config = checkpoint.config
+    reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    if checkpoint.trusts_code and reference:
+        with reading(f"{checkpoint.option} {checkpoint.name}: its own code"):
+            return cast(type[PreTrainedModel], get_class_from_dynamic_module(reference, checkpoint.folder))
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config.get_text_config()), None)
+    if found is None and auto_class(config) is AutoModelForImageTextToText:
+        found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    return found
+
+
+def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
+    """Refuse a model that the engine cannot run, or cannot shard over ``tp_size`` ranks, by name."""
+    config = checkpoint.config.get_text_config()
+    family = config.model_type
+    what = f"{checkpoint.option} {checkpoint.name}"
+    other = "choose a model of another family (Llama, Qwen, Gemma, ...)"
+    model_class = causal_model_class(checkpoint)
+    if model_class is None:
+        raise UserError(f"{what} is of the family {family}, which is not a causal language model: {other}")
+    other_layers = set(getattr(config, "layer_types", None) or []) - LAYER_TYPES
+    if other_layers:
+        raise UserError(
+            f"{what} is of the family {family} and has layers ({', '.join(sorted(other_layers))}) that "
+            f"specdist does not implement: {other}"
+        )
+    if not can_page_attention(model_class, family):
+        raise UserError(
+            f"{what} is of the family {family}, whose attention does not go through transformers' attention "
+            f"registry: specdist cannot run it; {other}"
+        )
+    if not hasattr(config, "num_hidden_layers"):
+        raise UserError(f"{what} is of the family {family}, which is not a stack of layers: {other}")
+    # A model within another hands its arguments on.
+    if (
+        config is checkpoint.config
+        and "position_ids" not in inspect.signature(model_class.forward).parameters
+    ):
+        raise UserError(
+            f"{what} is of the family {family}, whose model ({model_class.__name__}) takes no positions of "
+            f"its tokens, and specdist runs tokens of many sequences in one pass: {other}"
+        )
+    if tp_size == 1:
+        return
+    if family in UNSHARDABLE_FAMILIES:
+        raise UserError(f"{what} is of the family {family}, which DeepSpeed cannot shard: use --tp_size 1")
+    num_heads = config.num_attention_heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    if getattr(config, "multi_query", False):
+        num_kv_heads = 1
+    if num_heads % tp_size or num_kv_heads % tp_size:
+        raise UserError(
+            f"--tp_size {tp_size} must divide the attention heads ({num_heads}) and the key/value heads "
+            f"({num_kv_heads}) of {what}"
+        )
+
+
+def _ids(found: Any) -> frozenset[int] | None:
+    """Token ids from a configuration, which names one or several."""
+    ids = [found] if isinstance(found, int) else found
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not all(type(item) is int for item in ids):
+        raise ValueError(f"eos_token_id is {found!r}, neither a token id nor a list of them")
+    return frozenset(ids)
+
+
+def _refuse_code(option: str, name: str, path: Path) -> None:
+    """Raises :class:`UserError` for a folder with custom code, which is run only if the user allows it."""
+    if not path.is_file():
+        return
+    with reading(f"{option} {name}: {path.name}"):
+        code = parse_object(path.read_bytes()).get("auto_map")
+    if code:
+        raise UserError(
+            f"{option} {name} has custom code ({path.name} names it under auto_map), which is not run by "
+            "default: read it, and pass --trust_remote_code to run it; or remove auto_map, if transformers "
+            "supports the family itself"
+        )
+
+
+def from_hub(option: str, name: str, patterns: list[str]) -> Path:
+    """The folder with these files. Raises :class:`UserError`."""
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(
+            f"{option} {name} is not a folder here, and the hub did not give it "
+            f"({type(error).__name__}): check the spelling, the network and your access"
+        ) from error

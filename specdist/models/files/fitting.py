@@ -1,0 +1,155 @@
+"""Checks before any weight is read that a checkpoint's configuration and weight files fit together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+
+import torch
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_utils import LoadStateDictConfig
+
+from specdist.models.files.checkpoint import Checkpoint, auto_class
+from specdist.models.files.damage import reading
+from specdist.models.files.weight_files import open_weights
+from specdist.models.files.weight_names import WeightNames
+from specdist.models.loading.dry_run import check_attention
+from specdist.models.quantized.quantized import (
+    CONFIG_KEY,
+    UNQUANTISED,
+    looks_quantised,
+    plain_config,
+    quantization_of,
+)
+from specdist.models.quantized.quantized_loading import PLAIN_KINDS, check_parts
+from specdist.utils.errors import UserError
+
+NUM_SHOWN = 3
+
+
+def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
+    """Compare the model of the configuration with the headers of the weight files.
+
+    Raises :class:`UserError` for a configuration from which no model, or one of other shapes, can be built,
+    and for tensors that would be ignored or misread: quantised weights, and tensors that nothing in the model
+    takes. Missing tensors are found when the files are read, but those of parameters that are stored split or
+    joined are found here.
+    """
+    what = f"{checkpoint.option} {checkpoint.name}"
+    quantization_of(checkpoint)
+    shapes: dict[str, tuple[int, ...]] = {}
+    kinds: dict[str, str] = {}
+    with reading(f"{what}: its weight files"):
+        for path in checkpoint.weight_files:
+            with open_weights(path) as file:
+                shapes |= {name: file.shape(name) for name in file.names}
+                kinds |= {name: file.kind(name) for name in file.names}
+    num_layers = checkpoint.config.get_text_config().num_hidden_layers
+    # Every layer has at least one tensor; with a damaged number, building layers could take hours.
+    if not isinstance(num_layers, int) or not 0 < num_layers <= len(shapes):
+        raise UserError(
+            f"{what}: config.json names {num_layers} layers, but the files hold {len(shapes)} tensors: fetch "
+            "both again"
+        )
+    with reading(f"{what}: config.json"), torch.device("meta"):
+        model = auto_class(checkpoint.config).from_config(
+            copy.deepcopy(plain_config(checkpoint)), trust_remote_code=checkpoint.trusts_code
+        )
+    check_attention(model, what)
+    names = WeightNames(model)
+    takers = names.takers(shapes)
+    converted = frozenset(name for name in shapes if names.is_converted(name) and takers[name])
+    if converted:
+        _check_converted(checkpoint, model, converted, shapes, tp_size)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    weights = {stored for stored, taken in takers.items() if taken & set(parameters)}
+    read_along = check_parts(checkpoint, model, shapes, kinds, tp_size)
+    for stored in filter((weights - read_along).__contains__, shapes):
+        if kinds[stored] not in PLAIN_KINDS:
+            raise UserError(
+                f"{what}: {stored} is stored as {kinds[stored]}, and neither config.json nor another file "
+                f"declares how it was quantised ({CONFIG_KEY}); its numbers alone are not the weight: "
+                f"{UNQUANTISED}"
+            )
+        for name in sorted(takers[stored] & set(parameters)):
+            if stored not in converted and parameters[name].shape != shapes[stored]:
+                raise UserError(
+                    f"{what}: {stored} is of shape {list(shapes[stored])} in the files, but config.json asks "
+                    f"for {list(parameters[name].shape)}: fetch both again"
+                )
+    _refuse_leftovers(checkpoint, model, names, takers, read_along)
+
+
+def _check_converted(
+    checkpoint: Checkpoint,
+    model: PreTrainedModel,
+    converted: Collection[str],
+    shapes: dict[str, tuple[int, ...]],
+    tp_size: int,
+) -> None:
+    """Parameters that transformers splits or joins while it loads them, such as those of single experts: by
+    its own conversion, of tensors without numbers."""
+    what = f"{checkpoint.option} {checkpoint.name}"
+    layout = (
+        f"{what} stores tensors ({_shown(sorted(converted))}) that {type(model).__name__} has split or "
+        "joined, as those of single experts"
+    )
+    if checkpoint.quantization is not None:
+        option = f"{checkpoint.option}_quantization"
+        raise UserError(f"{layout}; such models are not quantised here: leave {option} out")
+    if quantization_of(checkpoint) is not None:
+        raise UserError(f"{layout}; quantised, such models are not read here: {UNQUANTISED}")
+    if tp_size > 1:
+        raise UserError(f"{layout}; such models are not sharded here: use --tp_size 1")
+    found, _ = convert_and_load_state_dict_in_model(
+        copy.deepcopy(model),
+        {name: torch.empty(shapes[name], device="meta") for name in converted},
+        LoadStateDictConfig(
+            device_map={"": "meta"}, dtype=model.dtype, weight_mapping=get_model_conversion_mapping(model)
+        ),
+    )
+    for name, text in sorted(found.conversion_errors.items()):
+        reason = text.split("\nError")[0].splitlines()[-1]
+        raise UserError(
+            f"{what}: {name} cannot be made of the tensors in its files ({reason.strip()}): one of them is "
+            "missing, or of another shape; fetch it again"
+        )
+    for name, of_files, wanted in sorted(found.mismatched_keys):
+        raise UserError(
+            f"{what}: the tensors in its files make {name} of shape {list(of_files)}, but config.json asks "
+            f"for {list(wanted)}: fetch both again"
+        )
+
+
+def _refuse_leftovers(
+    checkpoint: Checkpoint,
+    model: PreTrainedModel,
+    names: WeightNames,
+    takers: dict[str, set[str]],
+    read_along: set[str],
+) -> None:
+    what = f"{checkpoint.option} {checkpoint.name}"
+    left = sorted(
+        name
+        for name, taken in takers.items()
+        if not taken and name not in read_along and not names.is_harmless(name)
+    )
+    quantised = [name for name in left if looks_quantised(name)]
+    if quantised:
+        raise UserError(
+            f"{what}: {_shown(quantised)} looks like a part of quantised weights, and no file declares how "
+            f"to read it; without it the weights would be wrong: {UNQUANTISED}"
+        )
+    if left:
+        raise UserError(
+            f"{what}: nothing in {type(model).__name__} takes {_shown(left)}: config.json is of another "
+            "model than the weights, or they were changed; fetch both again, or remove these tensors if they "
+            "are known to be of no use"
+        )
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
+    return ", ".join(names[:NUM_SHOWN]) + more

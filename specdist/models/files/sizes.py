@@ -1,0 +1,223 @@
+"""The size of a model: parameters, weights on each rank, keys and values per token; from its configuration.
+
+The model is built without memory, so that every family is counted as transformers builds it. As in
+:mod:`specdist.models.loading.loading`, DeepSpeed shards the linear layers inside the blocks, in equal parts
+if 64 times the number of ranks divides their width, and the head is sharded along the vocabulary. Embeddings,
+norms and biases after an all-reduce are whole on every rank.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.pytorch_utils import Conv1D
+
+from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class
+from specdist.models.quantized.quantized import Quantization, linear_layers
+from specdist.models.quantized.quantized_weights import ProductKind
+
+# The second is GPT-Neo's name.
+SLIDING = ("sliding_attention", "local")
+# One after attention, one after the feed-forward part.
+ALL_REDUCES_PER_LAYER = 2
+# The matrices before an all-reduce, whose bias is whole on every rank.
+SUMMED = ("o_proj", "down_proj", "dense_4h_to_h", "attention.dense", "self_attn.dense", "fc2")
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Keys and values of a token in one layer: ``num_heads`` heads of ``width`` numbers; attention reads back
+    at most over a sliding ``window``."""
+
+    num_heads: int
+    width: int
+    window: int | None
+
+    def tokens_read(self, context_tokens: float) -> float:
+        """Tokens whose keys and values one new token reads."""
+        return context_tokens if self.window is None else min(context_tokens, self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """Counts of numbers, each ``bytes_per_number`` wide.
+
+    Attributes:
+        num_parameters: of the model; tied parameters count once.
+        num_cut: in matrices that tensor parallelism shards; ``num_whole``: in tensors that are whole on every
+            rank (norms, some biases); ``num_embedding``: in tables of which a pass reads single rows.
+        num_head: in the output head, sharded along the vocabulary. A head that is tied to the embedding takes
+            memory of its own on several ranks, and none on one.
+        widest_product: largest output width of a sharded matrix other than the head.
+        has_softcap: attention caps its scores, which no kernel here supports.
+        is_shardable: whether DeepSpeed can shard the family.
+        num_state_numbers: of the state that an EAGLE-3 draft keeps of a token beside its keys and values;
+            num_read_numbers: of those of the target that it reads of each token.
+        num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
+            their scales; ``product``: the kind of kernel that multiplies most of them, None where they are
+            dequantised.
+    """
+
+    name: str
+    bytes_per_number: int
+    num_parameters: int
+    num_cut: int
+    num_whole: int
+    num_embedding: int
+    num_head: int
+    is_tied: bool
+    hidden_size: int
+    num_query_heads: int
+    vocab_size: int
+    widest_product: int
+    has_softcap: bool
+    is_shardable: bool
+    layers: tuple[LayerCache, ...]
+    max_positions: int
+    num_state_numbers: int = 0
+    num_read_numbers: int = 0
+    num_quantized: int = 0
+    quantized_bytes: int = 0
+    product: ProductKind | None = None
+
+    def weight_bytes(self, tp_size: int) -> int:
+        """Bytes of weights on one rank."""
+        head = 0 if self.is_tied and tp_size == 1 else -(-self.num_head // tp_size)
+        plain = (self.num_cut - self.num_quantized) // tp_size + self.num_whole + self.num_embedding + head
+        return plain * self.bytes_per_number + self.quantized_bytes // tp_size
+
+    def streamed_bytes(self, tp_size: int, *, has_product: bool = True) -> int:
+        """Bytes of weights that a pass of any size reads on one rank. Without a ``product`` on the device a
+        quantised layer is written in plain numbers, and read again."""
+        cut = (self.num_cut - self.num_quantized + self.num_head) // tp_size
+        quantized = self.quantized_bytes // tp_size
+        if not has_product:
+            quantized += 2 * self.num_quantized * self.bytes_per_number // tp_size
+        return (cut + self.num_whole) * self.bytes_per_number + quantized
+
+    def flops_per_token(self, tp_size: int) -> float:
+        """Operations per token on one rank without attention: a multiplication and an addition per weight."""
+        return 2 * (self.num_cut + self.num_head) / tp_size
+
+    def attention_flops(self, tp_size: int, context_tokens: float) -> float:
+        """Operations of a token's attention on one rank: scores, and the sum of values."""
+        read = sum(layer.width * layer.tokens_read(context_tokens) for layer in self.layers)
+        return 4 * self.num_query_heads / tp_size * read
+
+    def cache_bytes_per_token(self, tp_size: int) -> int:
+        """Bytes of keys and values, and of states, per token on one rank."""
+        numbers = sum(2 * (layer.num_heads // tp_size) * layer.width for layer in self.layers)
+        numbers += self.num_state_numbers
+        return numbers * self.bytes_per_number
+
+    def cache_read_bytes(self, tp_size: int, context_tokens: float) -> float:
+        """Bytes of keys and values that a token's attention reads on one rank."""
+        read = sum(
+            2 * (layer.num_heads / tp_size) * layer.width * layer.tokens_read(context_tokens)
+            for layer in self.layers
+        )
+        return read * self.bytes_per_number
+
+    def tp_sizes(self, most: int) -> list[int]:
+        """Numbers of ranks up to ``most`` that can shard it: they divide its heads and key/value heads."""
+        heads = (self.num_query_heads, *(layer.num_heads for layer in self.layers))
+        most = most if self.is_shardable else min(most, 1)
+        return [size for size in range(1, most + 1) if not any(count % size for count in heads)]
+
+
+def model_size(
+    name: str,
+    config: PretrainedConfig,
+    bytes_per_number: int,
+    *,
+    trusts_code: bool = False,
+    quantization: Quantization | None = None,
+) -> ModelSize:
+    """Count a model from its configuration. ``trusts_code``: custom code in its folder may be run to build
+    it."""
+    with torch.device("meta"):
+        model = (
+            LlamaForCausalLMEagle3(copy.deepcopy(config))
+            if is_eagle(config)
+            else auto_class(config).from_config(config, trust_remote_code=trusts_code)
+        )
+    text = config.get_text_config()
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = head is not None and head.weight is embedding.weight
+    num_head = sum(weight.numel() for weight in head.parameters()) if head is not None else 0
+    parameters = {id(weight): weight.numel() for weight in model.parameters()}
+    num_cut = num_embedding = 0
+    # From the configuration, since experts are not linear layers.
+    widest = getattr(text, "intermediate_size", None) or 0
+    for module_name, module in model.named_modules():
+        if module is head:
+            continue
+        if isinstance(module, nn.Embedding):
+            num_embedding += module.weight.numel()
+        elif isinstance(module, (nn.Linear, Conv1D)):
+            num_cut += module.weight.numel()
+            widest = max(widest, module.nf if isinstance(module, Conv1D) else module.out_features)
+            if module.bias is not None and not module_name.endswith(SUMMED):
+                num_cut += module.bias.numel()
+    numbers, num_bytes = _quantized(model, quantization)
+    num_parameters = sum(parameters.values())
+    num_own_head = 0 if is_tied else num_head
+    return ModelSize(
+        name=name,
+        bytes_per_number=bytes_per_number,
+        num_parameters=num_parameters,
+        num_cut=num_cut,
+        num_whole=num_parameters - num_cut - num_embedding - num_own_head,
+        num_embedding=num_embedding,
+        num_head=num_head,
+        is_tied=is_tied,
+        hidden_size=text.hidden_size,
+        num_query_heads=text.num_attention_heads,
+        vocab_size=text.vocab_size,
+        widest_product=widest,
+        has_softcap=bool(getattr(text, "attn_logit_softcapping", None)),
+        is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
+        layers=_layers(text),
+        # Those of an EAGLE-3 draft need no table: its configuration's number is that of its training.
+        max_positions=sys.maxsize if is_eagle(config) else text.max_position_embeddings,
+        num_state_numbers=text.hidden_size if is_eagle(config) else 0,
+        num_read_numbers=model.state_width if isinstance(model, LlamaForCausalLMEagle3) else 0,
+        num_quantized=sum(numbers.values()),
+        quantized_bytes=num_bytes,
+        product=max(numbers, key=numbers.__getitem__, default=None),
+    )
+
+
+def _quantized(
+    model: nn.Module, quantization: Quantization | None
+) -> tuple[Counter[ProductKind | None], int]:
+    """Numbers in quantised layers by the kind of their product, and bytes of all."""
+    numbers: Counter[ProductKind | None] = Counter()
+    num_bytes = 0
+    for name, layer in linear_layers(model).items() if quantization is not None else ():
+        assert quantization is not None
+        form = quantization.format_of(name, layer.in_features)
+        if form is not None:
+            numbers[form.product] += layer.weight.numel()
+            num_bytes += form.num_bytes(layer.out_features, layer.in_features)
+    return numbers, num_bytes
+
+
+def _layers(text: Any) -> tuple[LayerCache, ...]:
+    num_kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    window = getattr(text, "sliding_window", None) or getattr(text, "window_size", None)
+    kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
+    if kinds is None:
+        # Without a list all layers use the window, if there is one; Qwen2 may name one without using it.
+        slides = window is not None and getattr(text, "use_sliding_window", True)
+        kinds = [SLIDING[0] if slides else ""] * text.num_hidden_layers
+    return tuple(LayerCache(num_kv_heads, width, window if kind in SLIDING else None) for kind in kinds)

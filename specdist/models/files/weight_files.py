@@ -1,0 +1,119 @@
+"""The weight files of a checkpoint: finding them, checking that they are complete, reading their tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from specdist.models.files.damage import reading
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
+
+SAFETENSORS_INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+PICKLE_SUFFIX = ".bin"
+KINDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def find_weight_files(option: str, name: str, folder: Path, *, allows_pickle: bool) -> tuple[Path, ...]:
+    """The files that hold the weights. Raises :class:`UserError` if any is missing or damaged.
+
+    Pickled files are used only if there are no others and it is allowed; even then no code in them is run.
+    """
+    what = f"{option} {name}"
+    files = _named_files(what, folder, SAFETENSORS_INDEX, "*.safetensors")
+    if not files:
+        files = _pickled_files(what, folder, allows_pickle=allows_pickle)
+    for path in files:
+        with reading(f"{what}: {path.name} is not a whole {_kind(path)} file and"), open_weights(path):
+            pass
+    return files
+
+
+@contextlib.contextmanager
+def open_weights(path: Path) -> Iterator[StoredTensors]:
+    """The tensors of one file, each read on demand."""
+    if path.suffix == PICKLE_SUFFIX:
+        # weights_only: tensors and plain containers; anything that would call a function is an error.
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+            raise ValueError("it holds other things than named tensors")
+        yield StoredTensors(
+            list(tensors),
+            lambda name: tuple(tensors[name].shape),
+            lambda name: tensors[name].clone(),
+            lambda name: KINDS.get(tensors[name].dtype, str(tensors[name].dtype).removeprefix("torch.")),
+            lambda name, rows: tensors[name][list(rows)],
+        )
+        return
+    with safe_open(path, framework="pt") as file:
+        yield StoredTensors(
+            list(file.keys()),
+            lambda name: tuple(file.get_slice(name).get_shape()),
+            file.get_tensor,
+            lambda name: str(file.get_slice(name).get_dtype()),
+            lambda name, rows: torch.cat([file.get_slice(name)[row : row + 1] for row in rows]),
+        )
+
+
+class StoredTensors:
+    """Tensors by name: :meth:`shape` and :meth:`kind` of number (``BF16``, ``F8_E4M3``, as in safetensors
+    headers) without reading the tensor; :meth:`read` reads it, :meth:`rows` a few of its rows."""
+
+    def __init__(
+        self,
+        names: list[str],
+        shape: Callable[[str], tuple[int, ...]],
+        read: Callable[[str], Tensor],
+        kind: Callable[[str], str],
+        rows: Callable[[str, Sequence[int]], Tensor],
+    ) -> None:
+        self.names = names
+        self.shape = shape
+        self.read = read
+        self.kind = kind
+        self.rows = rows
+
+
+def _kind(path: Path) -> str:
+    return "PyTorch" if path.suffix == PICKLE_SUFFIX else "safetensors"
+
+
+def _named_files(what: str, folder: Path, index_name: str, pattern: str) -> tuple[Path, ...]:
+    """The files that the index names, or without an index those that match the pattern."""
+    index = folder / index_name
+    if not index.is_file():
+        return tuple(sorted(folder.glob(pattern)))
+    with reading(f"{what}: {index_name}"):
+        values = parse_object(index.read_bytes())
+        names = sorted(set(values["weight_map"].values()))
+        # transformers needs it.
+        if not isinstance(values["metadata"], dict):
+            raise ValueError("its metadata is not an object")
+        if not names:
+            raise ValueError("its weight_map is empty")
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise ValueError(f"it names {outside[0]!r}, which is not a file of this folder")
+    files = tuple(folder / name for name in names)
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise UserError(f"{what} lacks {missing[0]}, which {index_name} names: fetch it again")
+    return files
+
+
+def _pickled_files(what: str, folder: Path, *, allows_pickle: bool) -> tuple[Path, ...]:
+    if not list(folder.glob(f"*{PICKLE_SUFFIX}")):
+        raise UserError(f"{what} has no *.safetensors files: is the download complete?")
+    if not allows_pickle:
+        raise UserError(
+            f"{what} has no *.safetensors, only pickled *{PICKLE_SUFFIX} weights, a format that can carry "
+            "code: load it once with transformers and save it with save_pretrained, which writes "
+            "safetensors, or pass --allow_pickle to read its tensors, and only tensors"
+        )
+    return _named_files(what, folder, PICKLE_INDEX, f"pytorch_model*{PICKLE_SUFFIX}")

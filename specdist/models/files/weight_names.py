@@ -1,0 +1,75 @@
+"""Which stored tensor each parameter of a model takes, with the renamings that transformers knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from specdist.models.quantized.quantized_linear import QuantizedLinear
+
+# Stored by earlier versions of transformers in many published files: now computed, or unused.
+HARMLESS = re.compile(r"(rotary_emb\.inv_freq|(^|\.)position_ids|\.att(n|ention)\.(masked_)?bias)$")
+
+
+def ties_embeddings(model: PreTrainedModel) -> bool:
+    """Whether a model's embedding and output head are the same weights."""
+    parts = (model.config.get_text_config(), model.config)
+    return bool(
+        next((each.tie_word_embeddings for each in parts if hasattr(each, "tie_word_embeddings")), False)
+    )
+
+
+class WeightNames:
+    """The names of a whole model's parameters and stored buffers, and which stored tensor each takes."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        mapping = get_model_conversion_mapping(model)
+        self._renamings = [change for change in mapping if isinstance(change, WeightRenaming)]
+        self._converters = [change for change in mapping if isinstance(change, WeightConverter)]
+        self._prefix = model.base_model_prefix
+        self.known = dict(model.state_dict())
+        for name, module in model.named_modules():
+            if isinstance(module, QuantizedLinear):
+                self.known[f"{name}.weight"] = module.weight.numbers
+        self._computed = {name for name, _ in model.named_buffers() if name not in self.known}
+        ignored = model._keys_to_ignore_on_load_unexpected or ()
+        self._ignored = [re.compile(pattern) for pattern in ignored]
+        self._tied: dict[str, str] = {}
+        if ties_embeddings(model):
+            # Files usually hold such a pair once; in a sharded model they are two parameters.
+            names = {id(module): name for name, module in model.named_modules()}
+            head, embedding = (
+                f"{names[id(module)]}.weight"
+                for module in (model.get_output_embeddings(), model.get_input_embeddings())
+            )
+            self._tied = {embedding: head, head: embedding}
+
+    def takers(self, stored_names: Iterable[str]) -> dict[str, set[str]]:
+        """The parameters and buffers that take each stored tensor, perhaps none.
+
+        As in transformers, if both tensors of a tied pair are stored, each takes its own.
+        """
+        direct = {stored: self._renamed(stored)[0] for stored in stored_names}
+        stored = set(direct.values()) & set(self.known)
+        tied = {name: other for name, other in self._tied.items() if other not in stored}
+        return {stored: {name, tied.get(name, name)} & set(self.known) for stored, name in direct.items()}
+
+    def is_converted(self, stored_name: str) -> bool:
+        """Whether transformers converts it into other parameters, as it does with single experts."""
+        return self._renamed(stored_name)[1] is not None
+
+    def is_harmless(self, stored_name: str) -> bool:
+        """Whether a tensor that no parameter takes is known to be unused, by transformers or by its name."""
+        name = self._renamed(stored_name)[0]
+        return (
+            name in self._computed
+            or HARMLESS.search(name) is not None
+            or any(pattern.search(name) for pattern in self._ignored)
+        )
+
+    def _renamed(self, stored_name: str) -> tuple[str, str | None]:
+        return rename_source_key(stored_name, self._renamings, self._converters, self._prefix, self.known)

@@ -1,0 +1,248 @@
+"""Loads weights onto devices: a whole model, or this rank's shard of one that DeepSpeed shards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.attention.computed import ComputedTensors, build_without_weights
+from specdist.models.files.checkpoint import Checkpoint, auto_class
+from specdist.models.files.weight_files import StoredTensors, open_weights
+from specdist.models.files.weight_names import WeightNames, ties_embeddings
+from specdist.models.files.weight_stream import Reading, streamed, tensors_in
+from specdist.models.loading.cutting import cut, cut_tensor
+from specdist.models.loading.vocab_parallel_head import VocabParallelHead
+from specdist.models.passes.all_reduce import use_peer_memory
+from specdist.models.quantized.quantized import quantization_of
+from specdist.models.quantized.quantized_linear import QuantizedLinear, choose_products
+from specdist.models.quantized.quantized_loading import QuantizedParts, place_layers
+from specdist.utils.errors import UserError
+from specdist.utils.packages import check_installed
+
+
+def load_whole(
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, reading: Reading | None = None
+) -> PreTrainedModel:
+    """All of the model on one device, its files read in sequence where their format allows it. ``reading``
+    counts what is. Raises :class:`UserError` if the files do not hold every parameter."""
+    if quantization_of(checkpoint) is not None or _is_plain(checkpoint, dtype):
+        return _load_read(checkpoint, dtype=dtype, device=device, reading=reading)
+    if device.type != "cpu":
+        check_installed("accelerate", f"{checkpoint.option} {checkpoint.name} on a GPU", "use --device cpu")
+    try:
+        model, report = auto_class(checkpoint.config).from_pretrained(
+            checkpoint.folder,
+            config=checkpoint.config,
+            dtype=dtype,
+            device_map=None if device.type == "cpu" else {"": device},
+            output_loading_info=True,
+            trust_remote_code=checkpoint.trusts_code,
+            use_safetensors=not checkpoint.is_pickled,
+        )
+    except (OSError, SafetensorError) as error:
+        raise _vanished(checkpoint, error) from error
+    except ImportError as error:
+        raise UserError(
+            f"{checkpoint.option} {checkpoint.name} needs a package that is not installed here ({error}): "
+            "install it, or choose another model"
+        ) from error
+    # transformers fills them with random numbers.
+    refuse_missing(checkpoint, report["missing_keys"])
+    _merge_adapter(model, checkpoint)
+    use_paged_attention(model)
+    return model.eval()
+
+
+@torch.no_grad()
+def _merge_adapter(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+    """Into a model that is whole already."""
+    for name in checkpoint.adapter.parameters if checkpoint.adapter is not None else ():
+        parameter = model.get_parameter(name)
+        parameter.copy_(checkpoint.adapted(name, parameter.cpu()))
+
+
+def _is_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
+    """Whether the model is its stored tensors under other names, without code of its own: what transformers
+    converts while it loads is left to transformers."""
+    if checkpoint.trusts_code or checkpoint.is_pickled:
+        return False
+    names = WeightNames(build_without_weights(checkpoint, dtype))
+    stored_names = _stored_names(checkpoint)
+    taken = set().union(*names.takers(stored_names).values())
+    return taken >= set(names.known) and not any(map(names.is_converted, stored_names))
+
+
+def _load_read(
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, reading: Reading | None
+) -> PreTrainedModel:
+    """Tensor by tensor, quantised layers as they stay in memory: never a whole model in plain numbers."""
+    model = build_without_weights(checkpoint, dtype)
+    computed = ComputedTensors(model)
+    names = WeightNames(model)
+    parts = _quantized_parts(checkpoint, model)
+    if parts is not None:
+        place_layers(model, parts)
+    model = model.to_empty(device=device)
+    computed.restore(model, device)
+    _read_weights(model, checkpoint, names, parts, dtype, reading)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if ties_embeddings(model) and torch.equal(head.weight, embedding.weight):
+        head.weight = embedding.weight
+    use_paged_attention(model)
+    choose_products(model, dtype)
+    return model.eval()
+
+
+def _quantized_parts(checkpoint: Checkpoint, model: PreTrainedModel) -> QuantizedParts | None:
+    quantization = quantization_of(checkpoint)
+    return None if quantization is None else QuantizedParts(model, quantization)
+
+
+def load_sharded(
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: dist.ProcessGroup,
+    vocab_size: int,
+    reading: Reading | None = None,
+) -> PreTrainedModel:
+    """This rank's shard. DeepSpeed shards the model on the meta device; then each weight is read from its
+    file and cut as DeepSpeed's layer cuts it: a rank holds its shard and at most one file. Each file is read
+    by one rank of a node (:mod:`specdist.models.files.weight_stream`); ``reading`` counts what is read by
+    this one.
+
+    The logits are those of this rank's part of the first ``vocab_size`` ids, see
+    :func:`specdist.sampling.vocab_parallel.vocab_ranges`. All ranks of the world outside of the group must
+    call :func:`specdist.models.loading.cutting.join_sharding` at the same time.
+
+    DeepSpeed's own loading of checkpoint files is not used: it leaves the norms of families that it does not
+    list (Gemma's) without weights, and fails if a layer's weight and bias are in different files.
+    """
+    model = build_without_weights(checkpoint, dtype)
+    use_paged_attention(model)
+    computed = ComputedTensors(model)
+    names = WeightNames(model)
+    parts = _quantized_parts(checkpoint, model)
+    shard = cut(model, checkpoint, dtype=dtype, group=group, vocab_size=vocab_size)
+    if parts is not None:
+        place_layers(shard, parts)
+    shard = shard.to_empty(device=device)
+    # DeepSpeed has converted them to the model's dtype: with rotary frequencies in bfloat16 angles are wrong
+    # by radians after a thousand tokens.
+    computed.restore(shard, device)
+    _read_weights(shard, checkpoint, names, parts, dtype, reading, group)
+    choose_products(shard, dtype)
+    if device.type == "cuda":
+        use_peer_memory(shard, dtype=dtype, device=device, group=group)
+    return shard.eval()
+
+
+@torch.no_grad()
+def _read_weights(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    names: WeightNames,
+    parts: QuantizedParts | None,
+    dtype: torch.dtype,
+    reading: Reading | None,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Fill all parameters and stored buffers. Raises :class:`UserError` if the files do not hold them all."""
+    wanted: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    wanted |= {name: buffer for name, buffer in model.named_buffers() if name in names.known}
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, QuantizedLinear)}
+    missing = set(wanted) | set(layers)
+    num_cut = sum(layer.cut is not None for layer in layers.values())
+    stored_names = _stored_names(checkpoint)
+    takers = names.takers(stored_names)
+    places = parts.of(stored_names) if parts is not None else {}
+    # The parts of a layer may lie in several files.
+    pending: dict[str, dict[str, Tensor]] = {}
+    needed = {
+        name for name in stored_names if takers[name] & set(wanted) or places.get(name, ("",))[0] in layers
+    }
+    for stored_name, whole in _tensors(checkpoint, needed, group, reading):
+        layer_name, part = places.get(stored_name, ("", ""))
+        if layer_name in layers and parts is not None:
+            found = pending.setdefault(layer_name, {})
+            merged = checkpoint.adapted(f"{layer_name}.weight", whole) if part == "weight" else whole
+            found[part] = whole.clone() if merged is whole else merged
+            if set(parts.expected(layer_name)) <= set(found):
+                layers[layer_name].fill(parts.weight(layer_name, found), pending.pop(layer_name))
+                missing.discard(layer_name)
+        for name in takers[stored_name] & set(wanted):
+            layer = model.get_submodule(name.rpartition(".")[0])
+            local = cut_tensor(layer, wanted[name], checkpoint.adapted(name, whole), dtype)
+            wanted[name].copy_(local)
+            # The head does not count: it is cut by this package, not by DeepSpeed.
+            num_cut += local.shape != whole.shape and not isinstance(layer, VocabParallelHead)
+            missing.discard(name)
+        if reading is not None and reading.on_tensor is not None:
+            reading.on_tensor()
+    refuse_missing(checkpoint, missing)
+    if not num_cut and group is not None:
+        raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
+
+
+def _tensors(
+    checkpoint: Checkpoint, needed: Collection[str], group: dist.ProcessGroup | None, reading: Reading | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Stored tensors by name, each valid until the next one: in the order of their files, where these allow
+    it."""
+    try:
+        found = [tensors_in(path) for path in checkpoint.weight_files]
+        files = [file for file in found if file is not None]
+        if len(files) == len(found):
+            each = [[tensor for tensor in file if tensor.name in needed] for file in files]
+            yield from streamed(each, group=group, reading=reading)
+            return
+        for path in checkpoint.weight_files:
+            with open_weights(path) as stored:
+                for name in stored.names:
+                    if name in needed:
+                        yield name, stored.read(name)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise _vanished(checkpoint, error) from error
+
+
+def _stored_names(checkpoint: Checkpoint) -> list[str]:
+    found = []
+    for path in checkpoint.weight_files:
+        with _open(checkpoint, path) as file:
+            found += file.names
+    return found
+
+
+@contextlib.contextmanager
+def _open(checkpoint: Checkpoint, path: Path) -> Iterator[StoredTensors]:
+    try:
+        with open_weights(path) as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise _vanished(checkpoint, error) from error
+
+
+def _vanished(checkpoint: Checkpoint, error: Exception) -> UserError:
+    """For a file that was complete when the job began."""
+    return UserError(
+        f"{checkpoint.option} {checkpoint.name} has changed since the job began, or cannot be read any more "
+        f"({error}): put it back, and start the same command again"
+    )
+
+
+def refuse_missing(checkpoint: Checkpoint, missing: Collection[str]) -> None:
+    """Raises :class:`UserError` if any of the model's tensors are in none of its files."""
+    if missing:
+        raise UserError(
+            f"{checkpoint.option} {checkpoint.name}: its files hold no {', '.join(sorted(missing))}: "
+            "fetch it again"
+        )

@@ -1,0 +1,330 @@
+"""A few layers of a checkpoint and a few rows of its vocabulary, as a small model that transformers runs.
+
+Nothing here is shared with what is compared with it: transformers builds and loads the small model, makes its
+masks, keeps its cache and computes its attention, one row after the other.
+
+T tokens of a row, V ids of the vocabulary, H heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask
+
+from specdist.models.attention.computed import build_without_weights
+from specdist.models.attention.rope import rope_border
+from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.files.weight_files import open_weights
+from specdist.models.files.weight_names import WeightNames
+from specdist.models.quantized.quantized import plain_config, quantization_of
+from specdist.models.quantized.quantized_linear import input_scales, rounded_values
+from specdist.models.quantized.quantized_loading import QuantizedParts
+from specdist.models.quantized.quantized_weights import LayerFormat
+from specdist.utils.packages import cache_argument
+
+# Of a row, if its model has no window, and beyond one.
+NUM_TOKENS, NUM_BEYOND_WINDOW = 32, 8
+NUM_IDS = 256
+# Longer windows are shortened, in the small model and in the loaded one: a row past them would cost minutes.
+MOST_WINDOW, SHORT_WINDOW = 512, 12
+# Run one by one, as generate does.
+NUM_STEPS = 4
+# Far enough: with rotary frequencies in bfloat16 angles are wrong by radians well before.
+MOST_POSITIONS = 8192
+# What layers call their own number.
+LAYER_NUMBERS = ("layer_idx", "layer_id", "layer_number")
+ATTENTION_NAME = "specdist_recorded_reference"
+_found: ContextVar[dict[str, list[Tensor]]] = ContextVar("what the reference's layers attend to")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The tokens that are run: a few ids of the vocabulary, at positions up to thousands, through a few
+    layers.
+
+    Attributes:
+        rows: positions of each row's tokens, all rows of one length. With a rope that has a border there is
+            one below it, and one past it.
+        config: values of the configuration that are others than the checkpoint's.
+    """
+
+    layers: tuple[int, ...]
+    vocab_ids: tuple[int, ...]
+    rows: tuple[tuple[int, ...], ...]
+    config: Mapping[str, Any]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of a row."""
+        return len(self.rows[0])
+
+    def tokens(self, row: int) -> np.ndarray:
+        """Index of each token of a row in ``vocab_ids``: [T]."""
+        # A step without a common factor with the number of ids spreads the tokens over the vocabulary.
+        return (row + np.arange(self.num_tokens)) * 101 % len(self.vocab_ids)
+
+    def token_ids(self, row: int) -> np.ndarray:
+        """The tokens' ids in the whole vocabulary: [T]."""
+        return np.array(self.vocab_ids)[self.tokens(row)]
+
+
+def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
+    """A sample of the model; the same on every rank."""
+    config = checkpoint.config.get_text_config()
+    num_layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or []
+    layers = {0, num_layers - 1, *(list(kinds).index(kind) for kind in set(kinds))}
+    changed: dict[str, Any] = {}
+    border = rope_border(config)
+    borders = set() if border is None else {border}
+    num_tokens = min(NUM_TOKENS, checkpoint.max_positions, *borders)
+    window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
+    if isinstance(window, int) and window < checkpoint.max_positions:
+        if window > MOST_WINDOW:
+            window = SHORT_WINDOW
+            # That of other names is in the model's memory already, and the check says so.
+            changed = {"sliding_window": window} if hasattr(config, "sliding_window") else {}
+        num_tokens = min(max(num_tokens, window + NUM_BEYOND_WINDOW), checkpoint.max_positions)
+    ends = {min(checkpoint.max_positions, MOST_POSITIONS), *borders}
+    return Sample(
+        layers=tuple(sorted(layers)),
+        vocab_ids=tuple(np.unique(np.linspace(0, vocab_size - 1, NUM_IDS).astype(int)).tolist()),
+        rows=tuple(
+            _spread(num_tokens, end) for end in sorted(ends) if num_tokens <= end <= checkpoint.max_positions
+        ),
+        config=changed,
+    )
+
+
+def _spread(num_tokens: int, end: int) -> tuple[int, ...]:
+    """Ascending positions below ``end``, the last ones among them, and most others near the beginning."""
+    # The prompt's last token and those after it: a prompt beyond a border is a long one from its beginning.
+    last = np.arange(end - NUM_STEPS - 1, end)
+    num_first, end = num_tokens - len(last), end - len(last)
+    wanted, steps = np.geomspace(1, max(1, end), num_first).astype(int) - 1, np.arange(num_first)
+    ascending = np.maximum.accumulate(wanted - steps) + steps
+    return (*np.minimum(ascending, end - num_first + steps).tolist(), *last.tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSample:
+    """The tensors of a sample, with quantised weights as the numbers that they mean, and by the name of a
+    layer how its inputs are rounded: its format and a stored scale; and by module the numbers that were
+    computed for a model of all layers."""
+
+    tensors: Mapping[str, Tensor]
+    rounded: Mapping[str, tuple[LayerFormat, Tensor | None]]
+    numbers: Mapping[str, Mapping[str, float | int]]
+
+
+def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) -> StoredSample:
+    """The stored tensors of the sample's layers, numbered anew, and all tensors outside of layers; of tensors
+    over the vocabulary only the sample's rows."""
+    owner, leaf, _ = find_layers(model, model.config.get_text_config().num_hidden_layers)
+    (owner_name,) = {name for name, module in model.named_modules() if module is owner}
+    stack = f"{owner_name}.{leaf}.".lstrip(".")
+    in_layer = re.compile(rf"(^|\.){re.escape(leaf)}\.(\d+)\.")
+    names = WeightNames(model)
+    quantization = quantization_of(checkpoint)
+    whole_model = build_without_weights(checkpoint, torch.float32)
+    parts = None if quantization is None else QuantizedParts(whole_model, quantization)
+    vocabulary = {
+        f"{name}.{kind}"
+        for name, module in model.named_modules()
+        for kind in ("weight", "bias")
+        if module is model.get_input_embeddings() or module is model.get_output_embeddings()
+    }
+    found: dict[str, Tensor] = {}
+    found_parts: dict[str, dict[str, Tensor]] = {}
+
+    def renamed(name: str, taken: Iterable[str]) -> str | None:
+        """As in the model of the sample's layers only; None for another layer. ``taken``: its names in the
+        whole model, which tell other lists of layers, such as a vision tower's."""
+        match = in_layer.search(name)
+        if match is None or (taken and not any(each.startswith(stack) for each in taken)):
+            return name
+        if int(match[2]) not in sample.layers:
+            return None
+        return f"{name[: match.start(2)]}{sample.layers.index(int(match[2]))}{name[match.end(2) :]}"
+
+    for path in checkpoint.weight_files:
+        with open_weights(path) as file:
+            takers = names.takers(file.names)
+            places = {} if parts is None else parts.of(file.names)
+            for name in file.names:
+                new_name = renamed(name, takers[name])
+                if new_name is None:
+                    continue
+                if name in places:
+                    layer, part = places[name]
+                    whole = file.read(name)
+                    adapted = checkpoint.adapted(f"{layer}.weight", whole) if part == "weight" else whole
+                    found_parts.setdefault(layer, {})[part] = adapted
+                elif in_layer.search(name) is None and takers[name] & vocabulary:
+                    found[new_name] = file.rows(name, sample.vocab_ids)
+                    for taker in takers[name]:
+                        found[new_name] = checkpoint.adapted(taker, found[new_name], sample.vocab_ids)
+                else:
+                    found[new_name] = file.read(name)
+                    for taker in takers[name]:
+                        found[new_name] = checkpoint.adapted(taker, found[new_name])
+    rounded = {}
+    for layer, of_layer in found_parts.items():
+        assert parts is not None
+        new_name = renamed(f"{layer}.weight", {f"{layer}.weight"})
+        assert new_name is not None
+        found[new_name] = parts.weight(layer, of_layer).dequantized(torch.float32)
+        rounded[new_name.removesuffix(".weight")] = (parts.formats[layer], of_layer.get("input_scale"))
+
+    def is_kept(module: str, key: str, value: object) -> bool:
+        # Sizes outside of the layers are those of the sample's vocabulary.
+        is_int = type(value) is int and f"{module}.".startswith(stack) and key not in LAYER_NUMBERS
+        return is_int or type(value) is float
+
+    numbers = {
+        new_name.removesuffix("."): own
+        for name, module in whole_model.named_modules()
+        if (new_name := renamed(f"{name}.", {f"{name}."})) is not None
+        and (own := {key: value for key, value in vars(module).items() if is_kept(name, key, value)})
+    }
+    return StoredSample(tensors=found, rounded=rounded, numbers=numbers)
+
+
+def run_reference(
+    model_class: type[PreTrainedModel],
+    checkpoint: Checkpoint,
+    sample: Sample,
+    stored: StoredSample,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Run a model of the sample's layers and ids only.
+
+    Returns by name, float32 on the CPU, of all rows' tokens: queries [T, H * D], keys and values [T, G * D]
+    of every layer after the rotary embedding, and logits [T, V].
+    """
+    config = copy.deepcopy(plain_config(checkpoint))
+    text = config.get_text_config()
+    for name, value in {**layered(text, sample.layers), **sample.config}.items():
+        setattr(text, name, value)
+    text.vocab_size = len(sample.vocab_ids)
+    for each in (config, text):
+        each.pad_token_id = None  # an id that the cut vocabulary may lack
+    model, report = model_class.from_pretrained(
+        None,
+        config=config,
+        state_dict=dict(stored.tensors),
+        dtype=dtype,
+        output_loading_info=True,
+        attn_implementation="eager",
+    )
+    if report["missing_keys"]:
+        raise ValueError(f"{sorted(report['missing_keys'])[0]} is missing")
+    for name, numbers in stored.numbers.items():
+        # Some scale by the number of layers, or by that of the layer.
+        vars(model.get_submodule(name)).update(numbers)
+    for name, (form, static) in stored.rounded.items():
+        if form.activations is not None:
+            scale = None if static is None else static.to(device, torch.float32)
+            model.get_submodule(name).register_forward_pre_hook(partial(_round_inputs, form, scale))
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(ATTENTION_NAME)
+    model = model.to(device).eval()
+    found = [_run_row(model, sample, row, device) for row in range(len(sample.rows))]
+    return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
+
+@torch.inference_mode()
+def _run_row(model: PreTrainedModel, sample: Sample, row: int, device: torch.device) -> dict[str, Tensor]:
+    """As ``generate`` runs a row: its prompt, then token by token over the cache."""
+    recorded: dict[str, list[Tensor]] = {}
+    token = _found.set(recorded)
+    token_ids_1T = torch.from_numpy(sample.tokens(row)).to(device)[None]
+    positions_1T = torch.tensor(sample.rows[row], device=device)[None]
+    cache = DynamicCache(config=model.config)
+    begins = [0, *range(sample.num_tokens - NUM_STEPS, sample.num_tokens)]
+    try:
+        for begin, end in zip(begins, [*begins[1:], sample.num_tokens], strict=True):
+            output = model(
+                input_ids=token_ids_1T[:, begin:end],
+                position_ids=positions_1T[:, begin:end],
+                # Without it, gaps between positions would be taken for the ends of texts.
+                attention_mask=torch.ones(1, end, dtype=torch.int64, device=device),
+                use_cache=True,
+                **{cache_argument(model.forward): cache},
+            )
+            recorded.setdefault("logits", []).append(output.logits[0].float().cpu())
+    finally:
+        _found.reset(token)
+    return {
+        name if name == "logits" else _named(name, sample): torch.cat(parts)
+        for name, parts in recorded.items()
+    }
+
+
+def _named(name: str, sample: Sample) -> str:
+    """By the layer's number in the whole model."""
+    layer, what = name.split()
+    return f"layer {sample.layers[int(layer)]} {what}"
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The eager attention of the module's own family, which adds the mask; what is new in its inputs is
+    recorded."""
+    num_new = query.shape[2]
+    for what, tensor in (("queries", query), ("keys", key), ("values", value)):
+        new_TW = tensor[0, :, -num_new:].transpose(0, 1).flatten(1).float().cpu()
+        _found.get().setdefault(f"{module.layer_idx} {what}", []).append(new_TW)
+    family = sys.modules[type(module).__module__]
+    attend: Callable[..., tuple[Tensor, Tensor | None]] = getattr(
+        family, "eager_attention_forward", sdpa_attention_forward
+    )
+    return attend(module, query, key, value, attention_mask, **kwargs)
+
+
+AttentionInterface.register(ATTENTION_NAME, _attend)
+AttentionMaskInterface.register(ATTENTION_NAME, eager_mask)
+
+
+def _round_inputs(
+    form: LayerFormat, static: Tensor | None, _: nn.Module, inputs: tuple[Tensor]
+) -> tuple[Tensor]:
+    x_TK = inputs[0].flatten(0, -2)
+    scales = input_scales(form, x_TK, static)
+    assert scales is not None
+    return (rounded_values(form, x_TK, scales).view_as(inputs[0]),)
+
+
+def find_layers(model: PreTrainedModel, num_layers: int) -> tuple[nn.Module, str, nn.ModuleList]:
+    """The list of decoder layers, the module that holds it, and its name there."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            owner, _, leaf = name.rpartition(".")
+            return model.get_submodule(owner), leaf, module
+    raise NotImplementedError(f"{type(model).__name__} has no list of {num_layers} layers")
+
+
+def layered(config: Any, layers: Sequence[int]) -> dict[str, Any]:
+    """The values of a configuration that depend on its layers, cut to these layers."""
+    num_layers = config.num_hidden_layers
+    found = {
+        name: [value[layer] for layer in layers]
+        for name, value in vars(config).items()
+        if isinstance(value, list) and len(value) == num_layers
+    }
+    return {**found, "num_hidden_layers": len(layers)}

@@ -1,0 +1,382 @@
+"""The small steps of a model's layers in fused kernels, in any transformers model whose formulas they have.
+
+A replacement is found by what a module is made of, and then tried: on random numbers, in float32 and in the
+model's dtype, it must give what the module's own code gives on that device. A module for which it does not
+keeps its own code. The matrix products between stay the modules' own, sharded or not, and no trial
+communicates.
+
+T flat tokens, H heads, D head width, W width of a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from specdist.models.passes.fusing_trials import TOLERANCES, Attend, Scale, differences, twin_of
+from specdist.utils.errors import first_line
+from specdist.utils.packages import cache_argument
+
+ROTARY = "apply_rotary_pos_emb"
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+ATTENTION, MLP = "self_attn", "mlp"
+# The norms of a decoder layer in their order, where attention and MLP are normed before, and after, too.
+NORMS = ("input_layernorm", "post_attention_layernorm")
+MORE_NORMS = (*NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+# What a model may hand to its layers for attention, and its cache.
+HANDED_OVER = ("attention_mask", "position_ids", "position_embeddings")
+RENAMING = "transformers.utils.deprecation"
+# Of the numbers that are tried: rows that fill no block, and heads as of grouped queries.
+NUM_ROWS, NUM_HEADS, NUM_KV_HEADS = 5, 6, 2
+MLP_WIDTH = 1100
+
+logger = logging.getLogger(__name__)
+
+
+class FusedLayers:
+    """Switches a model's layers to fused kernels, only inside :meth:`active`: other code may share the
+    model."""
+
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        self.is_active = False
+        self.num_fused: Counter[str] = Counter()
+        try:
+            _kernels()
+        except Exception as error:
+            logger.warning("layers on %s: plain operations, which are slower: %s", device, first_line(error))
+            return
+        forms = Forms(device, dtype)
+        for module in model.modules():
+            fused = forms.fused(self, module)
+            if fused is not None:
+                module.forward = fused
+                self.num_fused[f"{fused.what} of {type(module).__name__}"] += 1
+        logger.info("%s", self._report(forms, device, dtype))
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        self.is_active = True
+        try:
+            yield
+        finally:
+            self.is_active = False
+
+    def _report(self, forms: Forms, device: torch.device, dtype: torch.dtype) -> str:
+        fused = ", ".join(f"{number} × {what}" for what, number in self.num_fused.items())
+        kept = "; ".join(f"{what}: {reason}" for what, reason in forms.reasons.items())
+        refused = f"; not fused: {kept}" if kept else ""
+        return f"layers in {dtype} on {device}: fused kernels: {fused or 'none'}{refused}"
+
+
+class NormForm(NamedTuple):
+    """Variants of the formula of RMS norms, as :func:`specdist.kernels.layers.rms_norm` takes them."""
+
+    weight_offset: float
+    rounds_first: bool
+
+
+@dataclass
+class Fused:
+    """What is called in place of a module's forward; the arguments that it does not know go to the module."""
+
+    what: ClassVar[str]
+
+    switch: FusedLayers
+    module: nn.Module
+    own: Callable[..., Any]
+    dtype: torch.dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def fits(self, inputs: Tensor) -> bool:
+        return self.switch.is_active and inputs.dtype == self.dtype
+
+
+@dataclass
+class FusedNorm(Fused):
+    what = "RMS norm"
+    epsilon: float
+    form: NormForm
+
+    def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not self.fits(inputs):
+            return self.own(inputs, *args, **kwargs)
+        return _kernels().rms_norm(inputs, self.module.weight, epsilon=self.epsilon, **self.form._asdict())
+
+
+@dataclass
+class FusedMlp(Fused):
+    what = "gated activation"
+    is_tanh: bool
+
+    def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not self.fits(inputs):
+            return self.own(inputs, *args, **kwargs)
+        gate, up, down = (getattr(self.module, name) for name in PROJECTIONS)
+        return down(_kernels().gated_activation(gate(inputs), up(inputs), is_tanh=self.is_tanh))
+
+
+@dataclass
+class FusedAttention(Fused):
+    what = "rotary embedding"
+    # The class's forward with globals of its own, among which the rotary embedding is the fused one.
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.switch.is_active:
+            return self.own(*args, **kwargs)
+        return self.function(self.module, *args, **kwargs)
+
+
+@dataclass
+class FusedDecoderLayer(Fused):
+    what = "residual and norm"
+    epsilon: float
+    form: NormForm
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or not self.fits(hidden_states):
+            return self.own(hidden_states, *args, **kwargs)
+        return run_layer(self.module, hidden_states, kwargs, self.epsilon, self.form)
+
+
+def run_layer(layer: Any, hidden: Tensor, kwargs: dict[str, Any], epsilon: float, form: NormForm) -> Tensor:
+    """A decoder layer, with the sum between attention and MLP in one kernel with the norms around it."""
+    attended = layer.self_attn(hidden_states=layer.input_layernorm(hidden), **kwargs)[0]
+    weight = layer.post_attention_layernorm.weight
+    has_more = hasattr(layer, MORE_NORMS[-1])
+    weights = (weight, layer.pre_feedforward_layernorm.weight) if has_more else (None, weight)
+    hidden, normed = _kernels().residual_norm(attended, hidden, *weights, epsilon=epsilon, **form._asdict())
+    output = layer.mlp(normed)
+    return hidden + (layer.post_feedforward_layernorm(output) if has_more else output)
+
+
+@dataclass
+class FusedRotary:
+    """Takes the place of transformers' function where queries and keys are of a flat batch."""
+
+    own: Callable[..., Any]
+    dtype: torch.dtype
+    width: int
+
+    def __call__(
+        self, queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Queries [1, H, T, D] and keys [1, G, T, D], cos and sin [1, T, D]."""
+        tensors = (queries, keys, cos, sin)
+        fits = (
+            not args
+            and not kwargs
+            and all(len(x) == 1 and x.shape[-1] == self.width and x.dtype == self.dtype for x in tensors)
+        )
+        if not fits:
+            own: tuple[Tensor, Tensor] = self.own(*tensors, *args, **kwargs)
+            return own
+        queries_THD, keys_TGD = _kernels().rotary(
+            queries[0].transpose(0, 1), keys[0].transpose(0, 1), cos[0], sin[0]
+        )
+        return queries_THD.transpose(0, 1)[None], keys_TGD.transpose(0, 1)[None]
+
+
+class Forms:
+    """Finds out, once for each kind of module, which fused form gives its numbers; ``reasons`` why none
+    does."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.reasons: dict[str, str] = {}
+        self._device = device
+        self._dtype = dtype
+        # The formula shows in float32, the places where it rounds in the model's dtype.
+        self._dtypes = list(dict.fromkeys([torch.float32, dtype]))
+        self._generator = torch.Generator().manual_seed(0)
+        self._found: dict[Hashable, Any] = {}
+
+    def fused(self, switch: FusedLayers, module: nn.Module) -> Fused | None:
+        """In place of the module's forward; None if it keeps its own."""
+        shared = (switch, module, module.forward, self._dtype)
+        name = type(module).__name__
+        if name.endswith("RMSNorm"):
+            form = self._form_of_norm(module)
+            return None if form is None else FusedNorm(*shared, _epsilon(module), form)
+        if all(hasattr(module, attribute) for attribute in (*PROJECTIONS, "act_fn")):
+            is_tanh = self._once((type(module), type(module.act_fn)), module, self._activation)
+            return None if is_tanh is None else FusedMlp(*shared, is_tanh)
+        if set(module._modules) in ({ATTENTION, MLP, *NORMS}, {ATTENTION, MLP, *MORE_NORMS}):
+            # Numbers and words that layers of a class may differ by.
+            plain = {name: value for name, value in vars(module).items() if isinstance(value, (float, str))}
+            found = self._once((type(module), *sorted(plain.items())), module, self._layer)
+            return None if found is None else FusedDecoderLayer(*shared, *found)
+        own = _plain_forward(module)
+        if isinstance(own, FunctionType) and ROTARY in own.__code__.co_names and ROTARY in own.__globals__:
+            key = (own, getattr(module, "head_dim", None))
+            function = self._once(key, module, self._attention)
+            return None if function is None else FusedAttention(*shared, function)
+        return None
+
+    def _once(self, key: Hashable, module: nn.Module, find: Callable[[nn.Module], Any]) -> Any:
+        if key not in self._found:
+            try:
+                with torch.inference_mode():
+                    self._found[key] = find(module)
+            except Exception as error:  # modules, kernels, compilers and drivers raise errors of many kinds
+                self._found[key] = None
+                self.reasons[type(module).__name__] = first_line(error)
+        return self._found[key]
+
+    def _form_of_norm(self, module: nn.Module) -> NormForm | None:
+        form: NormForm | None = self._once(
+            (type(module), _epsilon(module), _width(module)), module, self._norm_form
+        )
+        return form
+
+    def _norm_form(self, module: nn.Module) -> NormForm:
+        width = _width(module)
+        if width is None or list(dict(module.named_parameters())) != ["weight"]:
+            raise ValueError("it has other parameters than a weight of each number")
+        if module.weight.dtype != self._dtype:
+            raise ValueError(f"its weight is in {module.weight.dtype}")
+        epsilon = _epsilon(module)
+        forms = list(itertools.starmap(NormForm, itertools.product((0.0, 1.0), (True, False))))
+        trials = []
+        for dtype in self._dtypes:
+            weight = 1 + 0.3 * self._random(dtype, width)
+            inputs = 2 * self._random(dtype, 1, NUM_ROWS, width)
+            twin = twin_of(module)
+            twin._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+            expected = type(module).forward(twin, inputs)
+            trials.append(
+                [
+                    differences(
+                        _kernels().rms_norm(inputs, weight, epsilon=epsilon, **form._asdict()), expected
+                    )
+                    for form in forms
+                ]
+            )
+        return forms[self._best(trials)]
+
+    def _layer(self, module: nn.Module) -> tuple[float, NormForm]:
+        """Epsilon and form of its norms, if it adds and hands over like :func:`run_layer`."""
+        norms = {name: part for name, part in module._modules.items() if name in MORE_NORMS and part}
+        forms = {(_epsilon(norm), self._form_of_norm(norm)) for norm in norms.values()}
+        epsilon, form = forms.pop()
+        if forms or form is None:
+            raise ValueError("its norms are of several kinds, or not fused")
+        forward = type(module).forward
+        kwargs = {name: object() for name in (*HANDED_OVER, cache_argument(forward))}
+        trials = []
+        for dtype in self._dtypes:
+            twin, width = twin_of(module), _width(norms[NORMS[0]])
+            assert width is not None
+            attend, scale = Attend(self._random(dtype, width)), Scale(self._random(dtype, width))
+            twin._modules = {ATTENTION: attend, MLP: scale}  # projections may communicate
+            for name, norm in norms.items():
+                twin._modules[name] = own = twin_of(norm)
+                weight = 1 + 0.3 * self._random(dtype, width)
+                own._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+            hidden = 2 * self._random(dtype, 1, NUM_ROWS, width)
+            expected = forward(twin, hidden, **kwargs)
+            handed_over = {name: attend.called_with.get(name) for name in kwargs}
+            trials.append([differences(run_layer(twin, hidden, kwargs, epsilon, form), expected)])
+            if handed_over != kwargs:
+                raise ValueError("it hands other things to its attention")
+        self._best(trials)
+        return epsilon, form
+
+    def _activation(self, module: nn.Module) -> bool:
+        """Whether it is GELU by tanh, and not SiLU."""
+        trials = []
+        for dtype in self._dtypes:
+            twin = twin_of(module)
+            gate, up, down = scales = [Scale(self._random(dtype, MLP_WIDTH)) for _ in PROJECTIONS]
+            twin._modules = {**module._modules, **dict(zip(PROJECTIONS, scales, strict=True))}
+            inputs = 3 * self._random(dtype, 1, NUM_ROWS, MLP_WIDTH)
+            expected = type(module).forward(twin, inputs)
+            trials.append(
+                [
+                    differences(
+                        down(_kernels().gated_activation(gate(inputs), up(inputs), is_tanh=is_tanh)),
+                        expected,
+                    )
+                    for is_tanh in (False, True)
+                ]
+            )
+        return bool(self._best(trials))
+
+    def _attention(self, module: nn.Module) -> Callable[..., Any]:
+        """The forward of the module's class with the fused rotary embedding."""
+        own = _plain_forward(module)
+        width = getattr(module, "head_dim", None)
+        if not isinstance(width, int) or width % 2 or getattr(module, "rotary_ndims", width) != width:
+            raise ValueError("it does not rotate whole heads")
+        own_rotary = own.__globals__[ROTARY]
+        trials = []
+        for dtype in self._dtypes:
+            queries, keys = (
+                self._random(dtype, 1, NUM_ROWS, heads, width).transpose(1, 2)
+                for heads in (NUM_HEADS, NUM_KV_HEADS)
+            )
+            cos, sin = self._random(dtype, 2, 1, NUM_ROWS, width)
+            fused = FusedRotary(own_rotary, dtype, width)
+            expected = own_rotary(queries, keys, cos, sin)
+            found = fused(queries, keys, cos, sin)
+            trials.append([max(map(differences, found, expected))])
+        self._best(trials)
+        fused = FusedRotary(own_rotary, self._dtype, width)
+        function = FunctionType(
+            own.__code__, {**own.__globals__, ROTARY: fused}, own.__name__, own.__defaults__, own.__closure__
+        )
+        function.__kwdefaults__ = own.__kwdefaults__
+        return function
+
+    def _best(self, trials: list[list[tuple[float, float]]]) -> int:
+        """Of the forms, tried in each dtype, the one with the smallest differences. Raises ValueError if none
+        is within the tolerances."""
+        totals = {}
+        for index, tried in enumerate(zip(*trials, strict=True)):
+            # Not "difference > tolerance": NaN is also wrong.
+            if all(
+                largest <= TOLERANCES[dtype] for dtype, (largest, _) in zip(self._dtypes, tried, strict=True)
+            ):
+                totals[index] = sum(mean for _, mean in tried)
+        if not totals:
+            least = min(max(largest for largest, _ in tried) for tried in zip(*trials, strict=True))
+            raise ValueError(f"its numbers differ by {least:.3g}")
+        return min(totals, key=totals.__getitem__)
+
+    def _random(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self._generator).to(self._device, dtype)
+
+
+def _plain_forward(module: nn.Module) -> Any:
+    """That of the class, without transformers' wrapper that takes an argument by its old name, too."""
+    own: Any = type(module).forward
+    is_wrapper = getattr(own, "__globals__", {}).get("__name__") == RENAMING
+    return own.__wrapped__ if is_wrapper else own
+
+
+def _width(module: nn.Module) -> int | None:
+    weight = getattr(module, "weight", None)
+    return len(weight) if isinstance(weight, Tensor) and weight.dim() == 1 else None
+
+
+def _epsilon(module: nn.Module) -> float:
+    return float(getattr(module, "variance_epsilon", getattr(module, "eps", math.nan)))
+
+
+def _kernels() -> ModuleType:
+    """Asked for at every call: a copy of a model cannot copy a Python module."""
+    # Triton is not everywhere.
+    from specdist.kernels import layers
+
+    return layers

@@ -1,0 +1,386 @@
+"""One model with its cache, and one function: a forward over a flat batch.
+
+A pass runs in one of two ways. Short segments run as a static pass where that is faster, on CUDA; all others,
+and everything on a CPU, as the ragged batch that they are. Both give the same logits.
+
+T flat tokens, N tokens whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdist.config.groups import ModelImpl
+from specdist.models.attention.attention import AttentionRules, LayerAttention, PagedAttention, attending
+from specdist.models.attention.kernel import KernelAttention, PagedKernel, SdpaKernel
+from specdist.models.attention.probe import choose_kernel
+from specdist.models.attention.rope import use_frequencies_by_row
+from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
+from specdist.models.cache.draft_window import DraftWindow, page_table
+from specdist.models.cache.key_value import KeyValueCache
+from specdist.models.cache.pages import PageUpdates
+from specdist.models.cpu.compiled import CompiledPass
+from specdist.models.cpu.compiled_check import choose_pass
+from specdist.models.cpu.linear import OneDnnLinears
+from specdist.models.loading.dry_run import LayerShapes, positions_of, recording, refuse_foreign
+from specdist.models.loading.memory import GraphMemory
+from specdist.models.passes.acceleration import Acceleration as Acceleration
+from specdist.models.passes.flat import FlatBatch, as_seen, model_positions, plan_attention
+from specdist.models.passes.fusing import FusedLayers
+from specdist.models.passes.graphs import CudaGraphs
+from specdist.models.passes.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
+from specdist.models.passes.segments import ragged_segments
+from specdist.models.passes.static import MAX_TOKENS, NUM_SCRATCH_PAGES, StaticPasses
+from specdist.models.passes.static_runs import StaticRuns, num_run_inputs
+
+NOT_ALLOCATED = "allocate() must be called first"
+logger = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """Runs a causal language model whose attention is ``specdist.models.attention.attention``.
+
+    The page table here is a copy: :class:`specdist.models.cache.pages.PageTable` owns the pages and sends
+        updates.
+
+    Attributes:
+        reuses_logits: set by whoever asks for passes: those of one may be overwritten by the next.
+        runs: several draft steps in one; None where each is a pass by itself.
+    """
+
+    reuses_logits = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        device: torch.device,
+        acceleration: Acceleration | None = None,
+        *,
+        model_impl: ModelImpl = "auto",
+        head: HiddenStateHead | None = None,
+        on_pass: Callable[[], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            acceleration: by default the best choice on the device.
+            model_impl: whose layers run: ``specdist``, compiled code on a CPU, raises :class:`UserError` if
+                it does not give transformers' logits; then ``auto`` is ``transformers``.
+            on_pass: called after every pass, including those that record a graph.
+            head: reads the last hidden states of every pass; it takes the model's precision.
+        """
+        self.model = model.eval()
+        self.device = device
+        self.dtype = next(model.parameters()).dtype
+        self._head = None if head is None else head.to(device=device, dtype=self.dtype).eval()
+        self._acceleration = acceleration or Acceleration.of(device)
+        self._on_pass = on_pass
+        self._linears = OneDnnLinears(model) if device.type == "cpu" else None
+        self._fused = FusedLayers(model, device, self.dtype) if self._acceleration.is_fused else None
+        self.rope_border = use_frequencies_by_row(model)
+        self._shapes = LayerShapes(positions_of(model))
+        self.compiled: CompiledPass | None = None
+        # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+        with recording(model, self._shapes):
+            self._run(zero, zero, zero, self._shapes)
+        refuse_foreign(model, self._shapes, model.name_or_path)
+        may_compile, is_wanted = self._acceleration.is_compiled, model_impl == "specdist"
+        if is_wanted or (may_compile and model_impl == "auto"):
+            self.compiled = choose_pass(model, self._shapes, self._run, may_compile, is_wanted)
+        self._cache: KeyValueCache | None = None
+        self._table: BranchPageTable | None = None
+        self._kernel: PagedKernel | None = None
+        self._kernel_page_size = 0
+        self._static: StaticPasses | None = None
+        self.runs: StaticRuns | None = None
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """A pass returns before it is done, and reading a result waits for it."""
+        return self.device.type != "cpu"
+
+    @property
+    def rules(self) -> Mapping[int, AttentionRules]:
+        """Of every layer's attention."""
+        return self._shapes.rules
+
+    def bytes_per_page(self, page_size: int) -> int:
+        """Memory of one page on this device, in bytes."""
+        return KeyValueCache.bytes_per_page(self._shapes.shapes, page_size, self.dtype)
+
+    def has_kernel(self, page_size: int) -> bool:
+        """Whether attention kernels of this device work with pages of this size; tried once. Ranks that share
+        a model call it, or :meth:`allocate`, at the same time."""
+        self._choose_kernel(page_size)
+        return self._kernel is not None
+
+    def _choose_kernel(self, page_size: int) -> None:
+        if self._kernel_page_size != page_size:
+            self._kernel_page_size = page_size
+            self._kernel = choose_kernel(
+                self._acceleration.kernels,
+                self._shapes.kinds,
+                page_size=page_size,
+                dtype=self.dtype,
+                device=self.device,
+                group=self._acceleration.group,
+            )
+
+    def allocate(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        max_seq_len: int,
+        num_branch_slots: int = 0,
+        max_branch_tokens: int = 0,
+        window: DraftWindow | None = None,
+    ) -> None:
+        """Allocate the cache, once: the slots' pages, and those of the branches after them. With a
+        ``window`` the pages are its own: :meth:`DraftWindow.num_pool_pages`."""
+        acceleration = self._acceleration
+        num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
+        self._cache = KeyValueCache(
+            self._shapes.shapes,
+            num_pages=num_all_pages + (NUM_SCRATCH_PAGES if acceleration.is_static else 0),
+            page_size=page_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        if self.compiled is not None:
+            self.compiled.bind(self._cache)
+        self._table = page_table(
+            window,
+            num_slots=num_slots,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_seq_len=max_seq_len,
+            num_branch_slots=num_branch_slots,
+            max_branch_tokens=max_branch_tokens,
+        )
+        self._choose_kernel(page_size)
+        width = self._table.visible_width
+        if acceleration.is_static:
+            self._static = StaticPasses(
+                self._run,
+                self._cache,
+                self._kernel or SdpaKernel(),
+                scratch_page=num_all_pages,
+                most_segments=self._table.most_segments(MAX_TOKENS),
+                table_width=width,
+                device=self.device,
+                capturer=acceleration.capturer,
+                takes_features=self.head_uses_features,
+                num_more_inputs=num_run_inputs(len(self._table.pages), 0 if window is None else width),
+            )
+            self.runs = StaticRuns(
+                self._static,
+                self._table,
+                acceleration.capturer,
+                self.dtype,
+                self._head,
+                self._on_pass,
+                self.rope_border,
+            )
+
+    def limit_graphs(self, memory: GraphMemory) -> None:
+        """Record no more graphs than this memory holds."""
+        if isinstance(capturer := self._acceleration.capturer, CudaGraphs):
+            capturer.memory = memory
+
+    @property
+    def pages(self) -> BranchPageTable:
+        """To be told which sequences its slots have, and how far."""
+        assert self._table is not None, NOT_ALLOCATED
+        return self._table
+
+    def update_pages(self, updates: PageUpdates) -> None:
+        self.pages.update(updates)
+
+    def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
+        """Branch off each slot before a position, into a slot of its own after those of the sequences."""
+        self._copy(self.pages.open(slots_B, branches_B, positions_B))
+
+    def adopt_branches(
+        self, branches_B: np.ndarray, slots_B: np.ndarray, begins_B: np.ndarray, lengths_B: np.ndarray
+    ) -> None:
+        """Let each slot take over ``lengths`` tokens of a branch, from position ``begins`` on."""
+        self._copy(self.pages.adopt(branches_B, slots_B, begins_B, lengths_B))
+
+    def _copy(self, copies: TokenCopies) -> None:
+        assert self._cache is not None, NOT_ALLOCATED
+        self._cache.copy_tokens(
+            torch.from_numpy(copies.sources_T).to(self.device),
+            torch.from_numpy(copies.targets_T).to(self.device),
+        )
+
+    def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
+        """Run the tokens, write their keys and values; logits [N, V] of the tokens at ``logits_index``."""
+        return self._without_estimates(self._forward(batch, logits_index))
+
+    @property
+    def has_head(self) -> bool:
+        return self._head is not None
+
+    @property
+    def head_uses_features(self) -> bool:
+        """Whether a pass needs the features of its tokens."""
+        return self._head is not None and self._head.uses_features and not self._head.reads_drawing_state
+
+    @property
+    def head_reads_drawing_state(self) -> bool:
+        return self._head is not None and self._head.reads_drawing_state
+
+    @torch.inference_mode()
+    def estimates_of_draws(self, estimates_N: Tensor, features_3N: Tensor) -> Tensor:
+        assert self._head is not None
+        return self._head.estimates_of_draws(estimates_N, features_3N)
+
+    def forward_with_estimates(
+        self,
+        batch: FlatBatch,
+        logits_index: Sequence[int] | np.ndarray,
+        features_3N: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Like :meth:`forward`, with the head's estimates of the same tokens: float64 [N] in [0, 1].
+
+        Args:
+            features_3N: of these tokens, float32, for a head that uses them. They are known before the pass:
+                they describe the distributions that the tokens were drawn from.
+        """
+        assert self._head is not None
+        assert (features_3N is not None) == self.head_uses_features, "the head's features, if it uses them"
+        outputs = self._forward(batch, logits_index, features_3N)
+        return outputs[:, :-1], outputs[:, -1].double().sigmoid()
+
+    def _forward(
+        self,
+        batch: FlatBatch,
+        logits_index: Sequence[int] | np.ndarray,
+        features_3N: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [N, V], or with a head [N, V + 1], the last column being the head's logit. Without the
+        features that it uses, that column is meaningless."""
+        asked_N = np.asarray(logits_index, np.int64)
+        batch, pages_SP = self._as_seen(batch)
+        if self._static is not None:
+            logits = self._static.forward(
+                batch, asked_N, pages_SP, features_3N, is_copied=not self.reuses_logits
+            )
+            if logits is not None:
+                if self._on_pass is not None:
+                    self._on_pass()  # a replay runs no model
+                return logits
+        return self._forward_ragged(batch, pages_SP, asked_N, features_3N)
+
+    def _as_seen(self, batch: FlatBatch) -> tuple[FlatBatch, np.ndarray]:
+        return as_seen(batch, self.pages, self.rope_border)
+
+    def model_positions(self, slots_T: np.ndarray, positions_T: np.ndarray) -> np.ndarray:
+        """Positions in the slots' sequences as the model's layers know them."""
+        return model_positions(slots_T, positions_T, self.pages, self.rope_border)
+
+    def forward_seen(self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray) -> Tensor:
+        """Like :meth:`forward`, over a table of pages that the caller has made: a ragged pass."""
+        return self._without_estimates(self._forward_ragged(batch, pages_SP, asked_N))
+
+    def forward_with_hidden(
+        self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Like :meth:`forward`, with the tokens' last hidden states [N, H]: what the output head gets, after
+        the final norm. Always a ragged pass: a recorded one runs no hook.
+        """
+        asked_N, (batch, pages_SP) = np.asarray(logits_index, np.int64), self._as_seen(batch)
+        if self.compiled is not None:
+            return self._forward_compiled(batch, pages_SP, asked_N)
+        with LastHiddenStates(self.model) as caught:
+            logits_NV = self._forward_ragged(batch, pages_SP, asked_N)
+        return self._without_estimates(logits_NV), caught.hidden_NH[: len(logits_NV)]
+
+    def _without_estimates(self, outputs: Tensor) -> Tensor:
+        return outputs if self._head is None else outputs[:, :-1]
+
+    def _forward_ragged(
+        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, features_3N: Tensor | None = None
+    ) -> Tensor:
+        assert self._cache is not None, NOT_ALLOCATED
+        if self.compiled is not None:
+            logits_NV, hidden_NE = self._forward_compiled(batch, pages_SP, asked_N)
+            return self._with_estimates(logits_NV, hidden_NE, features_3N)
+        attention: LayerAttention
+        if self._kernel is None:
+            plan = plan_attention(batch, pages_SP, self._cache.page_size, self.device)
+            attention = PagedAttention(self._cache, plan)
+        else:
+            segments, cache_index_T = ragged_segments(batch, pages_SP, self._cache.page_size, self.device)
+            attention = KernelAttention(self._cache, self._kernel, segments, cache_index_T)
+        # The output head needs at least one token; its logits are dropped if none are wanted.
+        kept = asked_N if len(asked_N) else np.zeros(1, np.int64)
+        logits = self._run(
+            torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self.device),
+            torch.as_tensor(batch.model_positions_T, dtype=torch.int64, device=self.device),
+            torch.from_numpy(kept).to(self.device),
+            attention,
+            features_3N if len(asked_N) else None,
+        )
+        return logits[: len(asked_N)]
+
+    @torch.inference_mode()
+    def _forward_compiled(
+        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [N, V] and last hidden states [N, E]."""
+        assert self.compiled is not None
+        outputs = self.compiled(batch, asked_N, pages_SP)
+        if self._on_pass is not None:
+            self._on_pass()
+        return outputs
+
+    @torch.inference_mode()
+    def _run(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        logits_index_N: Tensor,
+        attention: LayerAttention,
+        features_3N: Tensor | None = None,
+    ) -> Tensor:
+        with contextlib.ExitStack() as stack:
+            if self._linears is not None:
+                stack.enter_context(self._linears.active())
+            if self._fused is not None:
+                stack.enter_context(self._fused.active())
+            caught = None if self._head is None else stack.enter_context(LastHiddenStates(self.model))
+            logits = self._logits(token_ids_T, positions_T, logits_index_N, attention)
+        if self._on_pass is not None:
+            self._on_pass()
+        return logits if caught is None else self._with_estimates(logits, caught.hidden_NH, features_3N)
+
+    @torch.inference_mode()
+    def _with_estimates(self, logits: Tensor, hidden_NH: Tensor, features_3N: Tensor | None) -> Tensor:
+        if self._head is None:
+            return logits
+        if self.head_uses_features and features_3N is None:
+            features_3N = torch.zeros(3, len(logits), device=self.device)
+        return with_head_logits(logits, self._head, hidden_NH, features_3N)
+
+    def _logits(
+        self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
+    ) -> Tensor:
+        with attending(attention, self._shapes.rules):
+            output = self.model(
+                input_ids=token_ids_T[None],
+                position_ids=positions_T[None],
+                use_cache=False,
+                logits_to_keep=logits_index_N,
+            )
+        logits: Tensor = output.logits[0]
+        return logits

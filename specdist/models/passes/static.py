@@ -1,0 +1,260 @@
+"""Passes of fixed shapes, padded up to a bucket, so that they can be recorded once and replayed.
+
+A pass of few tokens is bound by launching its kernels, unless a recorded pass is replayed; a recording always
+runs with the same shapes, at the same addresses. So the tokens of a batch are laid out as they are, segment
+after segment, in buffers that are never moved: single steps, verification blocks and prompt chunks in the
+same pass. What is padded is the number of tokens and the number of segments. The padding tokens form a
+segment of their own that reads and writes a scratch page, which belongs to no sequence; their output is
+dropped.
+
+T tokens, S segments, P pages per segment, N tokens whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.models.attention.attention import LayerAttention
+from specdist.models.attention.kernel import KernelAttention, PagedKernel
+from specdist.models.cache.key_value import KeyValueCache
+from specdist.models.passes.flat import FlatBatch, Segments, cache_indices
+from specdist.models.passes.graphs import Capturer, CheckedGraphs
+from specdist.models.passes.segments import PagedSegments, aligned
+from specdist.models.passes.staging import InputStaging
+
+# Longer passes are bound by their products: launching the kernels takes less time than running them.
+MAX_TOKENS = 2048
+# Up to so many tokens a pass is bound by reading the weights, and padding is free. Above, every octave has
+# four buckets: at most a fourth of a pass is padding, a tenth on average.
+FREE_TOKENS = 128
+BUCKETS_PER_OCTAVE = 4
+# Keys bound the width of the table of pages, and how many programs look for keys: coarse buckets cost little.
+MIN_KEYS = 1024
+KEYS_FACTOR = 4
+NUM_SCRATCH_PAGES = 1
+
+RunModel = Callable[[Tensor, Tensor, Tensor, LayerAttention, Tensor | None], Tensor]
+
+
+class Bucket(NamedTuple):
+    """The shape of a static pass; the last of its segments is padding."""
+
+    num_tokens: int
+    num_segments: int
+    num_pages: int
+    num_logits: int
+
+    @property
+    def part_lengths(self) -> list[int]:
+        """Of the packed inputs: token ids, positions, cache indices, logits index, used keys, first queries,
+        block table."""
+        lengths = [
+            *3 * [self.num_tokens],
+            self.num_logits,
+            self.num_segments,
+            self.num_segments + 1,
+            self.num_segments * self.num_pages,
+        ]
+        return [aligned(length) for length in lengths]
+
+
+def choose_bucket(segments: Segments, num_logits: int, *, page_size: int, table_width: int) -> Bucket | None:
+    """The smallest bucket that holds the segments; None if there are too many tokens.
+
+    Ranks that share a model must make the same choice, or their collectives would not match: nothing here
+    depends on the device.
+
+    Args:
+        table_width: most pages of a slot.
+    """
+    num_tokens = bucket_of_tokens(int(segments.lengths_S.sum()))
+    if num_tokens > MAX_TOKENS:
+        return None
+    num_keys = MIN_KEYS
+    while num_keys < segments.num_keys_S.max():
+        num_keys *= KEYS_FACTOR
+    return Bucket(
+        num_tokens=num_tokens,
+        num_segments=_power_of_two(len(segments.lengths_S)) + 1,
+        num_pages=min(-(-num_keys // page_size), table_width),
+        num_logits=min(bucket_of_tokens(max(1, num_logits)), num_tokens),
+    )
+
+
+def bucket_of_tokens(number: int) -> int:
+    """The smallest bucket for so many tokens: a power of two, or above ``FREE_TOKENS`` one of the steps
+    between."""
+    if number <= FREE_TOKENS:
+        return _power_of_two(number)
+    step = _power_of_two(number) // 2 // BUCKETS_PER_OCTAVE
+    return -(-number // step) * step
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def pack_inputs(
+    host: np.ndarray,
+    bucket: Bucket,
+    batch: FlatBatch,
+    segments: Segments,
+    logits_index: np.ndarray,
+    page_table: np.ndarray,
+    *,
+    page_size: int,
+    scratch_page: int,
+    num_more_keys_S: np.ndarray | int = 0,
+) -> None:
+    """Write the padded inputs of a pass into ``host``; ``num_more_keys``: whose pages the table has, too."""
+    ends = np.cumsum(bucket.part_lengths)
+    token_ids, positions, cache_index, logits, used, starts, table = np.split(host[: ends[-1]], ends[:-1])
+    num_tokens, num_segments = len(batch), len(segments.lengths_S)
+    token_ids.fill(0)
+    if not isinstance(batch.token_ids_T, Tensor):
+        token_ids[:num_tokens] = batch.token_ids_T
+    positions.fill(0)
+    positions[:num_tokens] = batch.model_positions_T
+    cache_index[:] = scratch_page * page_size + np.arange(len(cache_index)) % page_size
+    cache_index[:num_tokens] = cache_indices(batch, page_table, page_size)
+    # The first token's logits are repeated; if none are wanted, nobody reads them.
+    logits.fill(0)
+    logits[: len(logits_index)] = logits_index
+    # A padding segment has one key, so that its attention is finite. The first of them has all padding
+    # tokens.
+    used.fill(1)
+    used[:num_segments] = segments.num_keys_S
+    starts.fill(bucket.num_tokens)
+    starts[:num_segments] = segments.starts_S
+    starts[num_segments] = num_tokens
+    table_SP = table[: bucket.num_segments * bucket.num_pages].reshape(bucket.num_segments, -1)
+    table_SP.fill(scratch_page)
+    num_keys_S = segments.num_keys_S + num_more_keys_S
+    is_used_SP = np.arange(bucket.num_pages) * page_size < num_keys_S[:, None]
+    pages_SP = page_table[batch.slots_T[segments.starts_S], : bucket.num_pages]
+    table_SP[:num_segments] = np.where(is_used_SP, pages_SP, scratch_page)
+
+
+class StaticPasses:
+    """The static passes of one runner, which share their buffers."""
+
+    def __init__(
+        self,
+        run_model: RunModel,
+        cache: KeyValueCache,
+        kernel: PagedKernel,
+        *,
+        scratch_page: int,
+        most_segments: int,
+        table_width: int,
+        device: torch.device,
+        capturer: Capturer | None,
+        takes_features: bool = False,
+        num_more_inputs: int = 0,
+    ) -> None:
+        """
+        Args:
+            run_model: (token ids [T], positions [T], logits index [N], attention, features [3, N]) to logits
+                [N, V].
+            most_segments: of a pass; table_width: most pages that a segment sees.
+            capturer: None runs every pass unrecorded.
+            takes_features: ``run_model`` gets features of the tokens whose logits are wanted; else None.
+            num_more_inputs: room for inputs besides those of a pass.
+        """
+        self.run_model = run_model
+        self.cache = cache
+        self.kernel = kernel
+        self.scratch_page = scratch_page
+        self.table_width = table_width
+        self.device = device
+        self._graphs = CheckedGraphs(capturer)
+        largest = Bucket(MAX_TOKENS, _power_of_two(most_segments) + 1, table_width, MAX_TOKENS)
+        self.staging = InputStaging(sum(largest.part_lengths) + num_more_inputs, device)
+        # They may be on the device already, so they are not among the staged inputs.
+        self.features_3N = torch.zeros(3, MAX_TOKENS, device=device) if takes_features else None
+
+    def forward(
+        self,
+        batch: FlatBatch,
+        logits_index: np.ndarray,
+        page_table: np.ndarray,
+        features_3N: Tensor | None = None,
+        *,
+        is_copied: bool = True,
+    ) -> Tensor | None:
+        """Logits [N, V] as of :meth:`specdist.models.passes.runner.ModelRunner.forward`; None if no bucket
+        fits."""
+        segments = Segments.of(batch)
+        bucket = self.choose_bucket(segments, len(logits_index))
+        if bucket is None:
+            return None
+        self.pack(bucket, batch, segments, logits_index, page_table)
+        self.send(bucket, batch, features_3N)
+        logits = self._graphs.run(bucket, lambda: self.compute(bucket))
+        # A replay of another pass may write to the same memory.
+        logits = logits[: len(logits_index)]
+        return logits.clone() if is_copied else logits
+
+    def choose_bucket(self, segments: Segments, num_logits: int) -> Bucket | None:
+        page_size = self.cache.page_size
+        return choose_bucket(segments, num_logits, page_size=page_size, table_width=self.table_width)
+
+    def pack(
+        self,
+        bucket: Bucket,
+        batch: FlatBatch,
+        segments: Segments,
+        logits_index: np.ndarray,
+        page_table: np.ndarray,
+        num_more_keys_S: np.ndarray | int = 0,
+    ) -> None:
+        """Write the inputs into the host's buffer."""
+        sizes = {"page_size": self.cache.page_size, "scratch_page": self.scratch_page}
+        host = self.staging.host()
+        pack_inputs(
+            host, bucket, batch, segments, logits_index, page_table, **sizes, num_more_keys_S=num_more_keys_S
+        )
+
+    def send(
+        self, bucket: Bucket, batch: FlatBatch, features_3N: Tensor | None, num_more_inputs: int = 0
+    ) -> None:
+        """Copy the inputs to the device, with so many more after those of a pass."""
+        buffer = self.staging.send(sum(bucket.part_lengths) + num_more_inputs)
+        if isinstance(batch.token_ids_T, Tensor):
+            buffer[: len(batch)] = batch.token_ids_T
+        if self.features_3N is not None and features_3N is not None:
+            self.features_3N[:, : features_3N.shape[1]] = features_3N
+
+    def table_of(self, bucket: Bucket) -> Tensor:
+        """The pages of the segments [S, P] in the device's buffer."""
+        *_, table = self.staging.buffer[: sum(bucket.part_lengths)].split(bucket.part_lengths)
+        num_segments, num_pages = bucket.num_segments, bucket.num_pages
+        return table[: num_segments * num_pages].view(num_segments, num_pages)
+
+    @torch.inference_mode()
+    def compute(self, bucket: Bucket) -> Tensor:
+        """The pass over the buffer's contents. No shape depends on them."""
+        packed = self.staging.buffer[: sum(bucket.part_lengths)]
+        num_tokens, num_segments, num_pages, num_logits = bucket
+        *_, used, starts, _ = packed.split(bucket.part_lengths)
+        num_indices = sum(bucket.part_lengths[:4])
+        token_ids, positions, cache_index, logits_index = (
+            packed[:num_indices].long().split(bucket.part_lengths[:4])
+        )
+        segments = PagedSegments(
+            block_table_SP=self.table_of(bucket),
+            used_S=used[:num_segments],
+            query_starts_S1=starts[: num_segments + 1],
+            num_queries=num_tokens,
+            num_keys=num_pages * self.cache.page_size,
+        )
+        attention = KernelAttention(self.cache, self.kernel, segments, cache_index[:num_tokens])
+        features_3N = None if self.features_3N is None else self.features_3N[:, :num_logits]
+        return self.run_model(
+            token_ids[:num_tokens], positions[:num_tokens], logits_index[:num_logits], attention, features_3N
+        )

@@ -1,0 +1,280 @@
+"""Runs of draft steps that a device takes by itself: pass, distribution, draw, and the next pass over what
+was drawn, recorded together and replayed as one.
+
+The first pass is a static pass (:mod:`specdist.models.passes.static`) with the same inputs, of which each
+sequence has one segment. The passes after it have one token of each sequence. Where they read and write is
+computed on the host and sent with the inputs; random numbers are computed on the device, from the same
+counters as on the host. A sequence that takes fewer steps than others, and padding, writes into the scratch
+page.
+
+A sequences, S the same with padding, D steps, C columns, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.models.attention.kernel import KernelAttention
+from specdist.models.cache.branch_pages import BranchPageTable
+from specdist.models.cache.draft_window import WindowPageTable
+from specdist.models.passes.flat import FlatBatch, Segments, as_seen, cache_indices
+from specdist.models.passes.graphs import TOLERANCES, Capturer, CheckedGraphs
+from specdist.models.passes.hidden import HiddenStateHead
+from specdist.models.passes.segments import PagedSegments, aligned
+from specdist.models.passes.static import Bucket, StaticPasses, bucket_of_tokens
+from specdist.sampling.draft_draws import DraftDraws
+from specdist.sampling.random import Purpose, RandomKeys, uniforms
+
+# Steps of a recorded run; a recorded single step is an ordinary pass. Each has graphs of its own.
+RECORDED_LENGTHS = (2, 4, 8)
+LONGEST_RUN = RECORDED_LENGTHS[-1]
+# Beside those of single passes. What would need more takes single steps.
+MAX_RUN_GRAPHS = 64
+# Of int32: streams, positions and misses of the sequences' random numbers have eight bytes.
+NUM_KEYS, KEY_NUMBERS = 3, 2
+# Columns of a step besides token ids. They are compared where the tokens drawn before are the same.
+LEAST_EQUAL_DRAWS = 0.5
+
+
+class DraftedRun(NamedTuple):
+    """``columns_DCA``, float64: of each step the drawn ids, their probabilities, their features if they are
+    kept, and a head's estimates; ``scores``: of each step [A, V], if they are kept."""
+
+    columns_DCA: Tensor
+    scores: list[Tensor]
+
+
+class _Inputs(NamedTuple):
+    """Of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [3, S]; of a window also
+    ``tables``: the pages [D - 1, S, P] that each step's token sees."""
+
+    positions: Tensor
+    cache_index: Tensor
+    used: Tensor
+    starts: Tensor
+    keys: Tensor
+    tables: Tensor
+
+
+def lengths_of(num_rows: int, num_steps: int, num_pages: int = 0) -> list[int]:
+    """Of the parts of :class:`_Inputs`, in int32, rounded up as those of a pass; ``num_pages``: of a window's
+    tables."""
+    room, num_passes = aligned(num_rows), num_steps - 1
+    tables = num_passes * room * num_pages
+    return [*3 * [num_passes * room], aligned(num_rows + 1), NUM_KEYS * KEY_NUMBERS * room, tables]
+
+
+def num_run_inputs(num_slots: int, num_pages: int = 0) -> int:
+    """Most inputs that a run has besides those of its first pass; ``num_pages``: seen by a token in a window,
+    else 0."""
+    return sum(lengths_of(bucket_of_tokens(num_slots), LONGEST_RUN, num_pages))
+
+
+class StaticRuns:
+    """The recorded runs of one runner."""
+
+    def __init__(
+        self,
+        passes: StaticPasses,
+        page_table: BranchPageTable,
+        capturer: Capturer | None,
+        dtype: torch.dtype,
+        head: HiddenStateHead | None = None,
+        on_pass: Callable[[], None] | None = None,
+        rope_border: int | None = None,
+    ) -> None:
+        """
+        Args:
+            page_table: of the runner.
+            dtype: of the model; ``head``: that its passes run; ``on_pass``: called after a run.
+            rope_border: of the model.
+        """
+        self._rope_border = rope_border
+        self._passes = passes
+        self._table = page_table
+        self._has_window = isinstance(page_table, WindowPageTable)
+        self._on_pass = on_pass
+        self._tolerance = TOLERANCES[dtype]
+        self._head = head
+        self._graphs = CheckedGraphs(capturer, MAX_RUN_GRAPHS)
+        # By step: what the largest run so far needed; and by run: what its graph writes to.
+        self._newest_scores: dict[Hashable, Tensor] = {}
+        self._scores: dict[Hashable, list[Tensor]] = {}
+
+    @torch.inference_mode()
+    def run(
+        self,
+        batch: FlatBatch,
+        num_steps_A: np.ndarray,
+        keys: RandomKeys,
+        draws: DraftDraws,
+        features_3A: Tensor | None = None,
+    ) -> DraftedRun | None:
+        """None if the steps have to be taken one by one.
+
+        Args:
+            batch: what the sequences' caches lack, one segment each; tokens are drawn after its last tokens.
+            num_steps_A: of each sequence; the largest is one of those that are recorded.
+            keys: of the first token that each sequence draws.
+            features_3A: of the last tokens of ``batch``, for a head that uses them.
+        """
+        of_rows, num_steps, num_rows = Segments.of(batch), int(num_steps_A.max()), len(num_steps_A)
+        ends_A = of_rows.starts_S + of_rows.lengths_S - 1
+        slots_A, num_more_keys_S = batch.slots_T[ends_A], num_steps_A - 1
+        seen, pages_SP = as_seen(batch, self._table, self._rope_border)
+        segments = of_rows
+        if self._has_window:
+            # Later steps have tables of their own.
+            segments, num_more_keys_S = Segments.of(seen), np.zeros(1, np.int64)
+        last_keys_S = segments.num_keys_S + num_more_keys_S
+        bucket = self._passes.choose_bucket(dataclasses.replace(segments, num_keys_S=last_keys_S), num_rows)
+        key = bucket, num_steps, draws
+        if bucket is None or (self._graphs.is_full and not self._graphs.is_known(key)):
+            return None
+        if self._has_window:
+            bucket = bucket._replace(num_pages=self._passes.table_width)
+        self._passes.pack(bucket, seen, segments, ends_A, pages_SP, num_more_keys_S)
+        num_inputs = self._pack(bucket, slots_A, of_rows.num_keys_S, num_steps_A, keys)
+        self._passes.send(bucket, batch, features_3A, num_inputs)
+        is_new = key not in self._scores
+
+        def take_steps() -> Tensor:
+            return self._graphs.run(
+                key,
+                lambda: self._compute(key, bucket, num_steps, draws),
+                lambda found, expected: difference_of_runs(found, expected, num_steps, self._tolerance),
+            )
+
+        columns = take_steps()
+        if is_new:
+            # To record a run takes several, and rounding may decide otherwise in one of them: what was drawn,
+            # its scores and what the cache has of it must be of the same one.
+            columns = take_steps()
+        if self._on_pass is not None:
+            self._on_pass()
+        # The next run writes to the same memory.
+        columns_DCS = columns.view(num_steps, -1, bucket.num_logits).clone()
+        scores = [scores_SV[:num_rows].clone() for scores_SV in self._scores[key]]
+        return DraftedRun(columns_DCS[:, :, :num_rows], scores)
+
+    def _pack(
+        self,
+        bucket: Bucket,
+        slots_A: np.ndarray,
+        num_keys_A: np.ndarray,
+        num_steps_A: np.ndarray,
+        keys: RandomKeys,
+    ) -> int:
+        """Write the inputs of a run after those of its first pass; returns their number."""
+        passes, num_steps, num_rows = self._passes, int(num_steps_A.max()), len(num_steps_A)
+        lengths = self._lengths(bucket, num_steps)
+        first = sum(bucket.part_lengths)
+        host = passes.staging.host()[first : first + sum(lengths)]
+        positions, cache_index, used, starts, key_words, tables = np.split(host, np.cumsum(lengths)[:-1])
+        page_size = passes.cache.page_size
+        places = np.arange(len(cache_index)) % page_size
+        positions.fill(0)
+        cache_index[:] = passes.scratch_page * page_size + places
+        # So that the attention of whoever takes no part is finite.
+        used.fill(1)
+        starts[:] = np.arange(len(starts))
+        steps, rows = np.nonzero(np.arange(1, num_steps)[:, None] < num_steps_A)
+        # The token that the step before has drawn stands after the keys of that step's pass.
+        positions_T = num_keys_A[rows] + steps
+        lines = steps * aligned(bucket.num_logits) + rows
+        drawn = FlatBatch(positions_T, slots_A[rows], positions_T)
+        seen, pages_SP = as_seen(drawn, self._table, self._rope_border)
+        positions[lines] = seen.model_positions_T
+        cache_index[lines] = cache_indices(seen, pages_SP, page_size)
+        used[lines] = seen.positions_T + 1
+        if self._has_window:
+            tables.fill(passes.scratch_page)
+            tables.reshape(-1, bucket.num_pages)[lines] = pages_SP[seen.slots_T]
+        words = np.zeros((NUM_KEYS, len(key_words) // (NUM_KEYS * KEY_NUMBERS)), np.int64)
+        words[:, :num_rows] = keys.stream_keys_N, keys.positions_N, keys.num_misses_N
+        key_words[:] = words.view(np.int32).ravel()
+        return sum(lengths)
+
+    def _lengths(self, bucket: Bucket, num_steps: int) -> list[int]:
+        return lengths_of(bucket.num_logits, num_steps, bucket.num_pages if self._has_window else 0)
+
+    def _inputs(self, bucket: Bucket, num_steps: int) -> _Inputs:
+        """Views of the device's buffer."""
+        num_rows, lengths = bucket.num_logits, self._lengths(bucket, num_steps)
+        first = sum(bucket.part_lengths)
+        *parts, starts, keys, tables = self._passes.staging.buffer[first : first + sum(lengths)].split(
+            lengths
+        )
+        positions, cache_index, used = (part.view(num_steps - 1, -1)[:, :num_rows] for part in parts)
+        keys_3S = keys.view(torch.int64).view(NUM_KEYS, -1)[:, :num_rows]
+        tables_DSP = tables.view(num_steps - 1, -1, bucket.num_pages)[:, :num_rows]
+        return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_3S, tables_DSP)
+
+    @torch.inference_mode()
+    def _compute(self, key: Hashable, bucket: Bucket, num_steps: int, draws: DraftDraws) -> Tensor:
+        """[D × C, S]: the columns of all steps. The scores are written to memory of their own."""
+        passes, num_rows = self._passes, bucket.num_logits
+        inputs = self._inputs(bucket, num_steps)
+        positions, cache_index = inputs.positions.long(), inputs.cache_index.long()
+        stream_keys_S, firsts_S, num_misses_S = inputs.keys
+        drawn_positions_DS = firsts_S + torch.arange(num_steps, device=firsts_S.device)[:, None]
+        uniforms_DS = None
+        if draws.settings.is_random:
+            uniforms_DS = uniforms(stream_keys_S, drawn_positions_DS, num_misses_S, Purpose.DRAFT)
+        lines_S = torch.arange(num_rows, device=firsts_S.device)
+        table_SP = passes.table_of(bucket)[:num_rows]
+        columns: list[Tensor] = []
+        kept: list[Tensor] = []
+        outputs, ids_S, features_3S = passes.compute(bucket), lines_S, None
+        for step in range(num_steps):
+            if step:
+                segments = PagedSegments(
+                    block_table_SP=inputs.tables[step - 1] if self._has_window else table_SP,
+                    used_S=inputs.used[step - 1],
+                    query_starts_S1=inputs.starts,
+                    num_queries=1,
+                    num_keys=table_SP.shape[1] * passes.cache.page_size,
+                )
+                attention = KernelAttention(passes.cache, passes.kernel, segments, cache_index[step - 1])
+                told_3S = None if passes.features_3N is None else features_3S
+                outputs = passes.run_model(ids_S, positions[step - 1], lines_S, attention, told_3S)
+            uniforms_S = None if uniforms_DS is None else uniforms_DS[step]
+            drawn = draws.draw(outputs, stream_keys_S, drawn_positions_DS[step], uniforms_S)
+            ids_S, _, features_3S, scores_SV = drawn
+            columns += [ids_S.double(), drawn.probabilities_N]
+            columns += [] if features_3S is None else features_3S.double().unbind()
+            columns += [] if self._head is None else [self._head.estimates_of(outputs, features_3S)]
+            if draws.keeps_scores:
+                kept.append(self._memory(step, scores_SV).copy_(scores_SV))
+        self._scores[key] = kept
+        return torch.stack(columns)
+
+    def _memory(self, step: int, scores_SV: Tensor) -> Tensor:
+        """Outside of all graphs; those that were recorded earlier keep using the smaller one."""
+        place = step, scores_SV.dtype, scores_SV.shape[1]
+        held = self._newest_scores.get(place)
+        if held is None or len(held) < len(scores_SV):
+            held = self._newest_scores[place] = torch.empty_like(scores_SV)
+        return held[: len(scores_SV)]
+
+
+def difference_of_runs(
+    found: Tensor, expected: Tensor, num_steps: int, tolerance: float
+) -> tuple[float, float]:
+    """As of a graph's replay, from columns [D × C, S]. Where two tokens are nearly equally likely, rounding
+    decides, and what follows is not compared; but most first draws must be equal."""
+    found_DCS, expected_DCS = (columns.view(num_steps, -1, columns.shape[1]) for columns in (found, expected))
+    is_equal_DS = (found_DCS[:, 0] == expected_DCS[:, 0]).cumprod(dim=0).bool()
+    if is_equal_DS[0].float().mean() < LEAST_EQUAL_DRAWS:
+        return torch.inf, 0.0
+    differences = (found_DCS - expected_DCS).abs()
+    differences.masked_fill_((found_DCS == expected_DCS) | (found_DCS.isnan() & expected_DCS.isnan()), 0.0)
+    compared = differences.masked_fill(~is_equal_DS[:, None], 0.0)
+    largest = max(1.0, float(expected_DCS.nan_to_num(0.0, 0.0, 0.0)[:, 1:].abs().max()))
+    return float(compared.max()), tolerance * largest

@@ -1,0 +1,351 @@
+"""Linear layers whose weights stay quantised in memory, whole or one rank's part.
+
+Where a layer's inputs are rounded too, the product is that of the narrow numbers (integers exactly; FP8 in
+``torch._scaled_mm``). Otherwise only the weights are narrow, and torch's kernels for such products read them.
+What a device has no kernel for, or a kernel that a trial finds wrong, is dequantised, a layer at a time.
+
+A layer that is cut along its inputs ends in a sum over the ranks. A scale per token is that of the whole
+token, so the largest input is found over all ranks first: the numbers are those of a layer that is not cut.
+
+T tokens, N outputs, K inputs, A × B scales.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdist.models.quantized.quantized_weights import (
+    DTYPES,
+    LIMITS,
+    LayerFormat,
+    QuantizedWeight,
+    rounded,
+)
+from specdist.utils.errors import first_line
+
+# Of a trial: rounded scales (bfloat16 in torch's weight-only kernels) and sums in another order, relative to
+# the size of the outputs.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
+TRIAL_TOKENS = 5
+# Numbers of a layer that are dequantised at a time: three copies of them, in float32, are held.
+MAX_DEQUANTIZED = 2**24
+# CUDA's integer products want more than 16 rows, and float8 ones widths of whole 16 numbers.
+LEAST_INTEGER_ROWS, WIDTH_MULTIPLE = 32, 16
+INT4_KERNEL = "torch._weight_int4pack_mm"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The part of a layer on one rank: outputs (``dim`` 0) or inputs (1) from ``start`` to ``stop``."""
+
+    dim: int
+    start: int
+    stop: int
+    group: dist.ProcessGroup | None = None
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer [K] → [N] with a quantised weight, as buffers; on the meta device until it is filled.
+
+    Args:
+        num_outputs, num_inputs: of the whole layer.
+    """
+
+    def __init__(
+        self,
+        form: LayerFormat,
+        num_outputs: int,
+        num_inputs: int,
+        *,
+        bias: nn.Parameter | None = None,
+        cut: Cut | None = None,
+    ) -> None:
+        super().__init__()
+        self.form, self.cut = form, cut
+        self.out_features, self.in_features = num_outputs, num_inputs
+        self.whole_shape = (num_outputs, num_inputs)
+        if cut is not None:
+            widths = [num_outputs, num_inputs]
+            widths[cut.dim] = cut.stop - cut.start
+            self.out_features, self.in_features = widths
+        # Filled before use; the run's dtype is that of the inputs.
+        width = -(-self.in_features // 2) if form.numbers == "int4" else self.in_features
+        shape = form.num_scales(self.out_features, self.in_features)
+        meta = torch.device("meta")
+        self.register_buffer(
+            "numbers", torch.empty(self.out_features, width, dtype=DTYPES[form.numbers], device=meta)
+        )
+        self.register_buffer("scales", torch.empty(shape, device=meta))
+        zeros = torch.empty(shape, dtype=torch.int8, device=meta) if form.has_zeros else None
+        self.register_buffer("zeros", zeros)
+        is_static = form.activations == "static"
+        self.register_buffer("input_scale", torch.empty(1, device=meta) if is_static else None)
+        self.bias = bias
+        self._product: Callable[[Tensor, Tensor | None], Tensor] = self.dequantized_product
+
+    @property
+    def weight(self) -> QuantizedWeight:
+        numbers, scales, zeros = self.numbers, self.scales, self.zeros
+        assert isinstance(numbers, Tensor) and isinstance(scales, Tensor)
+        assert zeros is None or isinstance(zeros, Tensor)
+        return QuantizedWeight(self.form, self.in_features, numbers, scales, zeros)
+
+    @torch.no_grad()
+    def fill(self, whole: QuantizedWeight, parts: Mapping[str, Tensor]) -> None:
+        """Take this rank's part of the whole weight, and a stored scale of inputs."""
+        local = whole if self.cut is None else whole.cut(self.cut.dim, self.cut.start, self.cut.stop)
+        own = self.weight
+        for mine, found in (
+            (own.numbers, local.numbers),
+            (own.scales_AB, local.scales_AB),
+            (own.zeros_AB, local.zeros_AB),
+        ):
+            if mine is not None and found is not None:
+                if mine.shape != found.shape:
+                    raise RuntimeError(f"a part is {tuple(found.shape)}, not {tuple(mine.shape)}")
+                mine.copy_(found)
+        if isinstance(self.input_scale, Tensor):
+            self.input_scale.copy_(parts["input_scale"].reshape(1))
+
+    def _tp_partition(self, parameters: list[nn.Parameter | None]) -> None:
+        """Cut a stored bias in place, as DeepSpeed's layers do under this name."""
+        for parameter in parameters:
+            if parameter is not None and self.cut is not None and self.cut.dim == 0:
+                parameter.data = parameter.data[self.cut.start : self.cut.stop]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[.., K] to [.., N]; over all ranks if the inputs are cut."""
+        output = self.local_product(inputs)
+        if self.sums_over_ranks:
+            dist.all_reduce(output, group=self.group)
+        return output if self.bias is None else output + self.bias
+
+    @property
+    def sums_over_ranks(self) -> bool:
+        return self.group is not None and self.cut is not None and self.cut.dim == 1
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        return None if self.cut is None else self.cut.group
+
+    def local_product(self, inputs: Tensor) -> Tensor:
+        """This rank's term of the sum, without the bias."""
+        x_TK = inputs.reshape(-1, self.in_features)
+        output: Tensor = self._product(x_TK, self.input_scales(x_TK))
+        return output.view(*inputs.shape[:-1], self.out_features)
+
+    def input_scales(self, x_TK: Tensor) -> Tensor | None:
+        """Of each token [T, 1], of its groups [T, B], or of all [1, 1]: float32. None if inputs are not
+        rounded."""
+        scale = self.input_scale
+        found = input_scales(self.form, x_TK, scale if isinstance(scale, Tensor) else None)
+        if found is not None and self.form.activations == "token" and self.sums_over_ranks:
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+        return found
+
+    def dequantized_product(self, x_TK: Tensor, scales: Tensor | None) -> Tensor:
+        """What every other product must equal, up to rounding."""
+        if scales is not None:
+            x_TK = rounded_values(self.form, x_TK, scales)
+        weight, border = self.weight, self.form.border(0)
+        num_rows = max(border, MAX_DEQUANTIZED // self.in_features // border * border)
+        slices = [
+            weight.cut(0, start, min(start + num_rows, self.out_features))
+            for start in range(0, self.out_features, num_rows)
+        ]
+        return torch.cat([F.linear(x_TK, each.dequantized(x_TK.dtype)) for each in slices], dim=1)
+
+    def choose_product(self, dtype: torch.dtype) -> tuple[str, str]:
+        """Take the first of torch's kernels that this device has and that a trial finds right. Returns its
+        name, and why others were not taken."""
+        form, refused = self.form, []
+        device = self.weight.numbers.device
+        generator = torch.Generator().manual_seed(self.in_features)
+        x_TK = torch.randn(TRIAL_TOKENS, self.in_features, generator=generator).to(device, dtype)
+        scale = self.input_scale
+        scales = input_scales(form, x_TK, scale if isinstance(scale, Tensor) else None)
+        for name, make in products_of(self, dtype).items():
+            try:
+                product = make()
+                expected, found = self.dequantized_product(x_TK, scales), product(x_TK, scales)
+                difference = float((found - expected).float().norm() / expected.float().norm())
+                # Not "difference > tolerance": NaN is also wrong.
+                if not difference <= TOLERANCES[dtype]:
+                    raise ValueError(f"its numbers differ by {difference:.2g}")
+            except Exception as error:  # kernels refuse devices, shapes and layouts in many ways
+                refused.append(f"{name}: {first_line(error)}")
+                continue
+            self._product = product
+            if name == INT4_KERNEL:
+                self.numbers = self.weight.numbers.new_empty(0)  # the kernel has a layout of its own
+            return name, "; ".join(refused)
+        return "dequantised", "; ".join(refused)
+
+
+def choose_products(model: nn.Module, dtype: torch.dtype) -> None:
+    """Choose the arithmetic of all quantised layers, and log it."""
+    counts: Counter[str] = Counter()
+    reasons: dict[str, None] = {}
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear):
+            name, refused = layer.choose_product(dtype)
+            counts[f"{layer.form}: {name}"] += 1
+            reasons |= {refused: None} if refused else {}
+    if counts:
+        logger.info(
+            "quantised layers: %s%s",
+            ", ".join(f"{number} × {what}" for what, number in counts.items()),
+            f"; not used: {'; '.join(reasons)}" if reasons else "",
+        )
+
+
+def input_scales(form: LayerFormat, x_TK: Tensor, static: Tensor | None = None) -> Tensor | None:
+    """See :meth:`QuantizedLinear.input_scales`; over the inputs of this rank."""
+    if form.activations is None:
+        return None
+    if form.activations == "static":
+        assert static is not None
+        return static.reshape(1, 1)
+    if form.activations == "group":
+        largest = _largest(_grouped(x_TK, form.columns))[..., 0]
+    else:
+        largest = _largest(x_TK)
+    # A token of zeros alone: any scale will do.
+    return (largest / LIMITS[form.numbers]).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Magnitude along the last dimension, which stays: float32, in one kernel."""
+    found: Tensor = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True, dtype=torch.float32)
+    return found
+
+
+def rounded_inputs(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
+    """[T, K] numbers of the format."""
+    if form.activations == "group":
+        scaled = (_grouped(x_TK.float(), form.columns) / scales[..., None]).flatten(1)
+        return rounded(scaled[:, : x_TK.shape[1]], form.numbers)
+    return rounded(x_TK / scales, form.numbers)
+
+
+def rounded_values(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
+    """The inputs as their rounded numbers mean them, in their own dtype."""
+    values = rounded_inputs(form, x_TK, scales).float()
+    if form.activations == "group":
+        values = (_grouped(values, form.columns) * scales[..., None]).flatten(1)[:, : x_TK.shape[1]]
+    else:
+        values = values * scales
+    return values.to(x_TK.dtype)
+
+
+Product = Callable[[Tensor, "Tensor | None"], Tensor]
+
+
+def products_of(layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, Callable[[], Product]]:
+    """Torch's kernels that may compute a layer, by name, the best first."""
+    kind, is_cuda = layer.form.product, layer.weight.numbers.device.type == "cuda"
+    is_half = dtype == torch.bfloat16
+    if kind == "int8":
+        return {"torch._int_mm": lambda: _integer_product(layer)}
+    if kind == "float8" and is_cuda:
+        by_rows: dict[str, Callable[[], Product]] = {}
+        if is_half:  # the only result that it has
+            by_rows = {"torch._scaled_mm by rows": lambda: _scaled_product(layer, by_rows=True)}
+        return {**by_rows, "torch._scaled_mm": lambda: _scaled_product(layer, by_rows=False)}
+    # On a CPU they are fast in bfloat16 only.
+    if kind == "int8 weights" and is_half:
+        return {"torch._weight_int8pack_mm": lambda: _int8_weights_product(layer)}
+    if kind == "int4 weights" and is_half:
+        return {INT4_KERNEL: lambda: _int4_weights_product(layer)}
+    return {}
+
+
+def _integer_product(layer: QuantizedLinear) -> Product:
+    """int8 times int8, summed in int32."""
+
+    def product(x_TK: Tensor, scales: Tensor | None) -> Tensor:
+        assert scales is not None
+        weight, num_tokens = layer.weight, len(x_TK)
+        numbers = rounded_inputs(layer.form, x_TK, scales)
+        if x_TK.is_cuda and num_tokens < LEAST_INTEGER_ROWS:
+            numbers = F.pad(numbers, (0, 0, 0, LEAST_INTEGER_ROWS - num_tokens))
+        sums_TN = torch._int_mm(numbers, weight.numbers.t())[:num_tokens]
+        return (sums_TN * (scales * weight.scales_AB.t())).to(x_TK.dtype)
+
+    return product
+
+
+def _scaled_product(layer: QuantizedLinear, *, by_rows: bool) -> Product:
+    """float8 times float8. ``by_rows``: the kernel applies the scales; compute capability 9.0 or more."""
+    if layer.in_features % WIDTH_MULTIPLE or layer.out_features % WIDTH_MULTIPLE:
+        raise ValueError(f"widths are not multiples of {WIDTH_MULTIPLE}")
+    one = torch.ones((), device=layer.weight.numbers.device)
+
+    def product(x_TK: Tensor, scales: Tensor | None) -> Tensor:
+        assert scales is not None
+        weight = layer.weight
+        numbers = rounded_inputs(layer.form, x_TK, scales)
+        if by_rows:
+            return torch._scaled_mm(
+                numbers,
+                weight.numbers.t(),
+                scales.expand(len(x_TK), 1).contiguous(),
+                weight.scales_AB.t().expand(1, layer.out_features).contiguous(),
+                out_dtype=x_TK.dtype,
+            )
+        sums_TN = torch._scaled_mm(numbers, weight.numbers.t(), one, one, out_dtype=torch.float32)
+        return (sums_TN * (scales * weight.scales_AB.t())).to(x_TK.dtype)
+
+    return product
+
+
+def _int8_weights_product(layer: QuantizedLinear) -> Product:
+    scales_N = layer.weight.scales_AB[:, 0].expand(layer.out_features).to(torch.bfloat16)
+
+    def product(x_TK: Tensor, _: Tensor | None) -> Tensor:
+        return torch._weight_int8pack_mm(x_TK, layer.weight.numbers, scales_N)
+
+    return product
+
+
+def _int4_weights_product(layer: QuantizedLinear) -> Product:
+    """In the kernel's own layout."""
+    weight, form = layer.weight, layer.form
+    assert form.columns is not None
+    if weight.numbers.device.type == "cpu":
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.integers().int() + 8, 1)
+        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+    else:
+        # It reads the left of two columns in the upper half.
+        swapped = (weight.numbers & 15) << 4 | weight.numbers >> 4
+        packed = torch.ops.aten._convert_weight_to_int4pack(swapped, 8)
+        multiply = torch.ops.aten._weight_int4pack_mm
+    offsets_AB = torch.zeros_like(weight.scales_AB)
+    if weight.zeros_AB is not None:
+        offsets_AB = -weight.zeros_AB * weight.scales_AB
+    scales_BA2 = torch.stack([weight.scales_AB.t(), offsets_AB.t()], dim=-1).to(torch.bfloat16).contiguous()
+
+    def product(x_TK: Tensor, _: Tensor | None) -> Tensor:
+        found: Tensor = multiply(x_TK, packed, form.columns, scales_BA2)
+        return found
+
+    return product
+
+
+def _grouped(x_TK: Tensor, columns: int | None) -> Tensor:
+    """[T, B, columns], the last filled up with zeros."""
+    width = columns or x_TK.shape[1]
+    padding = -x_TK.shape[1] % width
+    return (
+        F.pad(x_TK, (0, padding)).unflatten(-1, (-1, width)) if padding else x_TK.unflatten(-1, (-1, width))
+    )

@@ -1,0 +1,155 @@
+"""The output of an evaluation: results.json, Arrow files of rows, and tables for people."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+
+from specdist.data.store.files import write_atomically, write_json
+from specdist.results.evaluate.identity import Identity
+from specdist.results.evaluate.intervals import Interval, PairedComparison
+from specdist.results.evaluate.scores import Metric
+from specdist.utils.errors import UserError
+from specdist.utils.table import Table
+
+RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE = "results.json", "rows.arrow", "differences.arrow"
+# Types of columns, which also hold if all values are null.
+COLUMN_TYPES = {
+    "row_id": pa.int64(),
+    "sample_index": pa.int32(),
+    "finish_reason": pa.string(),
+    "answer": pa.string(),
+    "outcome": pa.string(),
+    "detail": pa.string(),
+    "num_tokens": pa.int64(),
+    "log_likelihood": pa.float64(),
+    "difference": pa.string(),
+    "first_difference": pa.int64(),
+}
+
+
+def check_output(folder: Path, *, overwrite: bool) -> None:
+    """Raises :class:`UserError` if the folder has results that are not to be replaced."""
+    taken = [name for name in (RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE) if (folder / name).exists()]
+    if taken and not overwrite:
+        raise UserError(
+            f"--output {folder} holds {taken[0]} already: give another folder, or --overwrite to replace it"
+        )
+
+
+def write_results(
+    folder: Path, document: Mapping[str, Any], tables: Mapping[str, Mapping[str, Sequence[Any]]]
+) -> None:
+    """Write ``tables``, columns by file name, and last results.json: if it exists, all files are complete."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE):
+            (folder / name).unlink(missing_ok=True)
+        for name, columns in tables.items():
+            table = pa.table(
+                {column: pa.array(values, COLUMN_TYPES.get(column)) for column, values in columns.items()}
+            )
+            write_arrow(folder / name, table)
+        write_json(folder / RESULTS_FILE, document)
+    except OSError as error:
+        raise UserError(f"--output {folder} cannot be written: {error}") from error
+
+
+def write_arrow(path: Path, table: pa.Table) -> None:
+    """Write an Arrow IPC file atomically."""
+
+    def write(file: BinaryIO) -> None:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+
+    write_atomically(path, write)
+
+
+def metric_document(metric: Metric, interval: Interval | None) -> dict[str, Any]:
+    return {
+        "value": metric.value,
+        "interval": None if interval is None else [interval.low, interval.high],
+        "interval_method": None if interval is None else interval.method,
+        "num_prompts": int(np.count_nonzero(metric.denominators_P)),
+    }
+
+
+def paired_document(found: PairedComparison) -> dict[str, Any]:
+    values = dataclasses.asdict(found)
+    values["interval"] = None if found.interval is None else [found.interval.low, found.interval.high]
+    values["interval_method"] = None if found.interval is None else found.interval.method
+    return values
+
+
+def metrics_table(metrics: Mapping[str, Mapping[str, Any]], confidence: float) -> str:
+    rows = [
+        [name, _shown(found["value"]), _range(found["interval"]), f"{found['num_prompts']:,}"]
+        for name, found in metrics.items()
+    ]
+    return Table(["metric", "value", f"{confidence:.0%} interval", "prompts"], rows).console()
+
+
+def paired_table(comparisons: Mapping[str, Mapping[str, Any]], confidence: float) -> str:
+    rows = [
+        [
+            name,
+            _shown(found["first"]),
+            _shown(found["second"]),
+            _shown(found["difference"], "+"),
+            _range(found["interval"]),
+            f"{found['num_better']:,} / {found['num_worse']:,}",
+            f"{found['p_value']:.3g}",
+            found["test"],
+        ]
+        for name, found in comparisons.items()
+    ]
+    header = ["metric", "run", "against", "difference", f"{confidence:.0%} interval", "better / worse", "p"]
+    return Table([*header, "test"], rows).console()
+
+
+def identity_lines(identity: Identity) -> list[str]:
+    found = identity.document()
+    lines = [
+        f"{identity.num_identical:,} of {identity.num_rows:,} rows have the same tokens "
+        f"({found['share_identical']:.2%})",
+        f"expected: {identity.expectation}",
+    ]
+    only = identity.num_only_first + identity.num_only_second
+    if only:
+        lines.append(f"{only:,} rows are in only one of the runs and are not compared")
+    if identity.kinds:
+        kinds = ", ".join(f"{name} {count:,}" for name, count in sorted(identity.kinds.items()))
+        share = found["share_of_tokens_before_first_difference"]
+        lines += [
+            f"differing rows by kind: {kinds}",
+            f"tokens before the first difference: {_shown(share, percent=True)} of all",
+            f"first difference: {_quartiles(found['first_difference'], '{:,.0f}')} (position)",
+            f"                  {_quartiles(found['first_difference_relative'], '{:.2f}')} (of the length)",
+        ]
+        most = max(bucket["num_rows"] for bucket in found["first_difference_histogram"])
+        for bucket in found["first_difference_histogram"]:
+            low, high = bucket["from"], bucket["to"]
+            name = f"{low:,}" if low == high else f"{low:,}-{high:,}"
+            bar = "#" * max(1, round(40 * bucket["num_rows"] / most))
+            lines.append(f"  {name:>13} {bucket['num_rows']:>8,} {bar}")
+    return lines
+
+
+def _quartiles(found: Mapping[str, float], style: str) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {style.format(value)}" for name, value in found.items())
+
+
+def _range(interval: Sequence[float] | None) -> str:
+    return "-" if interval is None else f"{_shown(interval[0])} .. {_shown(interval[1])}"
+
+
+def _shown(value: float | None, sign: str = "", *, percent: bool = False) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2%}" if percent else f"{value:{sign}.4f}"

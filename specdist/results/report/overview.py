@@ -1,0 +1,213 @@
+"""What a run was, its progress, and its most important numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from specdist.data.run.manifest import UP_TO_ROUNDING
+from specdist.data.stats.regression import NS_PER_S
+from specdist.policies.registry import OPTIONS
+from specdist.results.report.formats import NOTHING, count, duration, number, percent, speed
+from specdist.results.report.markup import banner, box, details, paragraph, table, tiles
+from specdist.results.report.panel import Panel, label_of, table_by_run
+from specdist.results.report.runs import ReportedRun, tokens_per_pass
+
+# The options that a reader asks for first, by subject; the page lists all others below them.
+GROUPS = {
+    "Data and models": (
+        "prompts", "limit", "num_samples", "rows_per_shard", "target", "draft", "dtype", "tp_size",
+    ),
+    "Speculation": ("policy", "acceptance", "overlap", "num_branches"),
+    "Sampling and capacity": (
+        "temperature", "top_k", "top_p", "max_new_tokens", "stop", "seed", "max_num_seqs",
+        "max_num_batched_tokens", "trace",
+    ),
+}  # fmt: skip
+NOT_COMPARED = ("output", "overwrite")
+
+
+def banners(runs: Sequence[ReportedRun]) -> list[Markup]:
+    """Warnings about runs that are not exact or not finished."""
+    found = []
+    for run in runs:
+        if not run.is_exact:
+            told = (
+                "Its policy sprinter committed tokens that its verifier trusts, unverified by the target: "
+                f"{count(run.total.num_trusted_tokens)} tokens, so the completions "
+                "do not follow the target's distribution. (“exact: false” in the manifest.)"
+            )
+            found.append(banner(f"{run.label} is NOT exact.", told, class_="lossy", role="alert"))
+        if run.status is not None:
+            status = run.status
+            told = (
+                f"{status.num_done} of {status.num_shards} shards and {status.num_rows:,} of "
+                f"{status.num_expected_rows:,} rows are done; shards running: {len(status.running)}, failed: "
+                f"{len(status.failed)}, waiting: {status.num_waiting}. All figures below cover finished "
+                "shards only. Start the run's command again to go on."
+            )
+            found.append(banner(f"{run.label} is not finished.", told, class_="unfinished", role="status"))
+    return found
+
+
+def summary_tiles(run: ReportedRun) -> Markup:
+    """The most important figures of a single run, each with its meaning."""
+    figures, total = run.summary, run.total
+    found = [
+        ("tokens/s", speed(figures["tokens_per_s"]), "completion tokens per second of one replica's work"),
+        (
+            f"tokens/s per {run.device_name}",
+            speed(figures["tokens_per_s_per_device"]),
+            f"over the replica's {run.num_devices:g} {run.device_name}{'s' if run.num_devices > 1 else ''}",
+        ),
+        (
+            "tokens per target pass",
+            number(tokens_per_pass(run.total)),
+            "per sequence; 1 without a draft" if run.has_drafts else "per sequence; no draft was used",
+        ),
+    ]
+    if run.has_drafts:
+        factor = run.predictions.theory.get("wall_time_factor")
+        share = run.num_target_devices / run.num_devices
+        found += [
+            (
+                "draft tokens accepted",
+                percent(figures["draft_acceptance_rate"]),
+                f"of {count(total.num_draft_tokens)} drafted",
+            ),
+            (
+                f"speed-up per {run.device_name}",
+                f"{number(factor.measured * share)} ×" if factor and factor.measured else NOTHING,
+                f"compared with the target alone on {run.num_target_devices} {run.device_name}"
+                f"{'s' if run.num_target_devices > 1 else ''}, if its passes took the same time",
+            ),
+        ]
+    found += [
+        ("rows", count(total.num_rows), f"{count(total.num_completion_tokens)} completion tokens"),
+        ("error rows", count(total.num_error_rows), "rows without a completion"),
+        (
+            "cut completions",
+            count(total.num_cut_completions),
+            f"of {count(total.num_completions)}, by max_new_tokens or max_seq_len",
+        ),
+        (
+            "work",
+            duration(total.wall_ns / NS_PER_S),
+            f"in {count(len(run.shards))} shard{'s' * (len(run.shards) > 1)}, all replicas together",
+        ),
+    ]
+    return tiles(found)
+
+
+def side_by_side(runs: Sequence[ReportedRun]) -> Panel:
+    """The same figures of several runs."""
+    rows = [
+        ("exact", lambda run: "yes" if run.is_exact else "NO"),
+        (
+            "complete",
+            lambda run: "yes" if run.status is None else f"{len(run.shards)} of {run.num_shards} shards",
+        ),
+        ("first token of a replica", lambda run: duration(run.summary["time_to_first_token_s"])),
+        ("tokens/s of a replica", lambda run: speed(run.summary["tokens_per_s"])),
+        ("tokens/s per rank or GPU", lambda run: speed(run.summary["tokens_per_s_per_device"])),
+        ("ranks of a replica", lambda run: run.ranks),
+        ("tokens per target pass and sequence", lambda run: number(tokens_per_pass(run.total))),
+        ("draft tokens accepted", lambda run: percent(run.summary["draft_acceptance_rate"])),
+        ("target passes per token", lambda run: number(run.total.verification_rate, 3)),
+        ("draft tokens discarded per token", lambda run: number(run.total.discard_rate, 3)),
+        ("rows", lambda run: count(run.total.num_rows)),
+        ("error rows", lambda run: count(run.total.num_error_rows)),
+        ("cut completions", lambda run: count(run.total.num_cut_completions)),
+        ("completion tokens", lambda run: count(run.total.num_completion_tokens)),
+        ("work", lambda run: duration(run.total.wall_ns / NS_PER_S)),
+    ]
+    return Panel(
+        name="side-by-side",
+        title="Side by side",
+        help="The same figures of every run. Compare speeds only of runs on the same machine.",
+        content=[table_by_run("", runs, rows)],
+    )
+
+
+def configuration(runs: Sequence[ReportedRun]) -> Panel:
+    """Exactness and options; for several runs, first the options that differ."""
+    rows = [
+        ("exactness", lambda run: "exact" if run.is_exact else "NOT exact"),
+        ("reproducibility", lambda run: str(run.info.get("reproducibility", NOTHING))),
+        ("device", lambda run: str(run.info.get("device", NOTHING))),
+        ("ranks of a replica", lambda run: run.ranks),
+        *(
+            (name, lambda run, name=name: str(run.info.get("versions", {}).get(name, NOTHING)))
+            for name in ("specdist", "torch", "transformers", "deepspeed")
+        ),
+    ]
+    content = [table_by_run("this run" if len(runs) == 1 else "", runs, rows)]
+    if len(runs) > 1:
+        options = dict.fromkeys(name for run in runs for name in run.config if name not in NOT_COMPARED)
+        differing = [name for name in options if len({_shown(run.config, name) for run in runs}) > 1]
+        content.insert(0, _options(runs, differing, "Options that differ"))
+    else:
+        content = [box([*content, *_option_groups(runs[0])], "columns")]
+    content.append(paragraph(_reproducibility(runs)))
+    everything = [
+        table(["option", "value"], [[name, _shown(run.config, name)] for name in run.config], num_texts=2,
+              class_="free", caption=label_of(run, runs))
+        for run in runs
+    ]  # fmt: skip
+    content.append(details("All options", everything))
+    return Panel(
+        name="configuration",
+        title="Configuration and exactness",
+        help="The options that the run was started with (config.yaml), and how far its tokens can be "
+        "reproduced.",
+        content=content,
+    )
+
+
+def _option_groups(run: ReportedRun) -> list[Markup]:
+    """The most important options that have a value."""
+    found = []
+    for title, names in GROUPS.items():
+        own = _policy_options(run.config) if title == "Speculation" and run.has_drafts else []
+        shown = [name for name in (*names, *own) if run.config.get(name) not in (None, [])]
+        found.append(_options([run], shown, title))
+    return found
+
+
+def _reproducibility(runs: Sequence[ReportedRun]) -> str:
+    told = []
+    if any(run.is_exact for run in runs):
+        told.append("Exact: the completions follow the target's own distribution, whatever the draft.")
+    classes = {run.info.get("reproducibility") for run in runs}
+    if "tokens" in classes:
+        told.append("“tokens”: the same seed gives the same tokens, whatever the batch, shards or restarts.")
+        if any(run.info.get(UP_TO_ROUNDING) for run in runs):
+            told.append("Here that is up to rounding, which depends on the tokens of a pass.")
+    if "distribution" in classes:
+        told.append(
+            "“distribution”: the same seed gives the same distribution; tokens may depend on the batch."
+        )
+    return " ".join(told)
+
+
+def _options(runs: Sequence[ReportedRun], names: Sequence[str], caption: str) -> Markup:
+    if not names:
+        return paragraph("All options are the same.")
+    header = ["option", *(label_of(run, runs, "value") for run in runs)]
+    rows = [[name, *(_shown(run.config, name) for run in runs)] for name in names]
+    return table(header, rows, num_texts=1 + len(runs), caption=caption, class_="free")
+
+
+def _policy_options(config: Mapping[str, Any]) -> list[str]:
+    """The options of the run's policy."""
+    return [*OPTIONS.get(str(config.get("policy")), {}), "head", "verify"]
+
+
+def _shown(config: Mapping[str, Any], name: str) -> str:
+    value = config.get(name)
+    if value is None or value == []:
+        return NOTHING
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,82 @@
+"""What a process knows of the rows that run: their options and their tokens. No tensors.
+
+A *line* is where the tokens of one continuation stand: of the target the sequence's slot, of the draft its
+draft slot, which may be a branch's.
+
+S slots, L lines, M slots that are filled, F options of a row, N positions that are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdist.sampling.processing.options import TOKEN_OPTIONS, TokenOptions
+
+
+class RowTable:
+    """By slot, each row's options and the length of its prompt; by line and position, its tokens.
+
+    Attributes:
+        token_ids: [L, most tokens]: a rejected candidate stays until another token takes its place, as in the
+            cache; what a position means follows from the length that is asked for.
+        num_prompt_tokens: int64 [S].
+    """
+
+    def __init__(self, defaults: TokenOptions, num_slots: int, token_ids: np.ndarray) -> None:
+        self.token_ids = token_ids
+        self.num_prompt_tokens = np.zeros(num_slots, np.int64)
+        self._options_SF = np.tile(np.array(defaults.numbers), (num_slots, 1))
+
+    def fill(
+        self,
+        slots_M: np.ndarray,
+        options_MF: np.ndarray,
+        num_prompt_tokens_M: np.ndarray,
+        prefixes_M: Sequence[np.ndarray],
+    ) -> None:
+        """New rows are in these slots. ``prefixes``: their first tokens, which no pass will run."""
+        self._options_SF[slots_M] = options_MF
+        self.num_prompt_tokens[slots_M] = num_prompt_tokens_M
+        for slot, prefix in zip(slots_M.tolist(), prefixes_M, strict=True):
+            self.token_ids[slot, : len(prefix)] = prefix
+
+    def options_of(self, slots_N: np.ndarray) -> dict[str, np.ndarray]:
+        """float64 [N] by name, of ``TOKEN_OPTIONS``."""
+        return dict(zip(TOKEN_OPTIONS, self._options_SF[slots_N].T, strict=True))
+
+
+@dataclass(frozen=True)
+class AskedPositions:
+    """Positions of which the distribution is asked for, on the host.
+
+    All tokens before a position are in ``table.token_ids`` on its line: prompt, committed tokens, and the
+    candidates of the block, or tokens drafted ahead, before it. Positions of one line that are asked together
+    stand side by side and ascend by one: they are a block's, and each is asked under the condition that the
+    candidates before it are accepted.
+
+    Attributes:
+        slots_N: the slot of each one's sequence.
+        lines_N: where its tokens are; of a branch another line than the sequence's own.
+        positions_N: where the token would stand that is drawn: so many tokens are before it.
+    """
+
+    table: RowTable
+    slots_N: np.ndarray
+    lines_N: np.ndarray
+    positions_N: np.ndarray
+
+    @property
+    def num_new_N(self) -> np.ndarray:
+        """Tokens of the completion before each position."""
+        return np.asarray(self.positions_N - self.table.num_prompt_tokens[self.slots_N])
+
+    def tokens_before(self, index: int) -> np.ndarray:
+        """All token ids before one of the positions, the prompt's first; a view."""
+        return np.asarray(self.table.token_ids[self.lines_N[index], : self.positions_N[index]])
+
+    def new_tokens_before(self, index: int) -> np.ndarray:
+        """Those of the completion."""
+        return self.tokens_before(index)[self.table.num_prompt_tokens[self.slots_N[index]] :]

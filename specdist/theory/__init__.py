@@ -1,1 +1,0 @@
-"""What the papers' formulas predict, and the choice of each round."""

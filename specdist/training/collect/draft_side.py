@@ -1,0 +1,218 @@
+"""The draft's part of a collection: tokens drawn after prefixes, and their hidden states.
+
+R texts of a group, N places of all these texts in order, M places whose tokens become examples, T flat
+tokens, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.engine.assembly import PAGE_SIZE
+from specdist.engine.request import Request
+from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.stopping import StopRules
+from specdist.job.replica.replica import Replica
+from specdist.models.heads.info import HiddenState
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
+from specdist.sampling.branch_estimates import draft_distributions, draft_features
+from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.random import Purpose, uniforms
+from specdist.training.collect.passes import AskedTokens, contexts_of, groups_of, in_passes, pages_of
+from specdist.training.collect.texts import Text
+from specdist.utils.errors import UserError
+
+# Branches run in one pass; each takes a page of the cache.
+NUM_BRANCHES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafted:
+    """The draft tokens of a text that become examples, with their probabilities Q in the distributions that
+    they were drawn from."""
+
+    places_M: np.ndarray
+    token_ids_M: np.ndarray
+    probabilities_M: np.ndarray
+    features_3M: np.ndarray
+    hidden_MH: np.ndarray
+
+
+class DraftSide:
+    """The tasks of the rank that holds the draft."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        settings: SamplingSettings,
+        vocab_size: int,
+        stop_token_ids: frozenset[int],
+        token_mixing: float | None,
+        hidden_state: HiddenState,
+        hidden_dtype: str,
+    ) -> None:
+        """``token_mixing``: share of a text's own tokens in the contexts; the others are draft tokens. With
+        None or 1 each draft token is a branch instead, or with the ``drawing`` hidden state is not run."""
+        self._replica = replica
+        self._runner: ModelRunner = replica.draft_runner
+        self._settings = settings
+        self._vocab_size = vocab_size
+        self._stop_token_ids = stop_token_ids
+        self._token_mixing = 1.0 if token_mixing is None else token_mixing
+        self._hidden_state = hidden_state
+        self._hidden_dtype = hidden_dtype
+
+    def complete(self, requests: list[Request]) -> dict[int, list[int]]:
+        """Completions by the draft alone, by row."""
+        # The completions' text is not needed.
+        stop_rules = StopRules(NO_TEXT, self._stop_token_ids)
+        engine = self._replica.draft_engine(iter(requests), stop_rules)
+        return {completion.request.row_id: completion.token_ids for completion in engine.run()}
+
+    def score(self, texts: Sequence[Text]) -> list[Drafted]:
+        """Draw a token after every place, and run it."""
+        groups = groups_of(
+            texts, num_slots=self._replica.num_slots, num_pages=self._replica.num_pages, page_size=PAGE_SIZE
+        )
+        return [drafted for group in groups for drafted in self._score_group(group)]
+
+    def _score_group(self, group: Sequence[Text]) -> list[Drafted]:
+        self._runner.update_pages(pages_of(group, PAGE_SIZE))
+        places = _Places.of(group)
+        drawn_N, described_4N, drawing_NH = self._draw(contexts_of(group), places)
+        if self._hidden_state == "drawing":
+            kept_M, hidden_MH = np.arange(len(drawn_N)), drawing_NH
+        elif self._token_mixing < 1:
+            zeros_N = torch.zeros_like(places.keys_N)
+            coins_N = uniforms(places.keys_N, places.positions_N, zeros_N, Purpose.ACCEPT).numpy()
+            kept_M = np.flatnonzero(coins_N >= self._token_mixing)
+            hidden_MH = self._run_mixed(places, drawn_N, kept_M)
+        else:
+            kept_M = np.arange(len(drawn_N))
+            hidden_MH = self._run_branches(places, drawn_N)
+        ends_M = np.searchsorted(kept_M, np.cumsum(places.counts_R)).tolist()
+        return [
+            Drafted(
+                places_M=places.positions_N.numpy()[kept_M[begin:end]],
+                token_ids_M=drawn_N[kept_M[begin:end]],
+                probabilities_M=described_4N[0, kept_M[begin:end]],
+                features_3M=described_4N[1:, kept_M[begin:end]],
+                hidden_MH=hidden_MH[begin:end],
+            )
+            for begin, end in pairwise([0, *ends_M])
+        ]
+
+    def _draw(self, contexts: AskedTokens, places: _Places) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Token ids [N], their probabilities and features [4, N], and the states [N, H] that they were drawn
+        from."""
+        drawn, described, states = [np.zeros(0, np.int64)], [np.zeros((4, 0))], [self._hidden_of_none()]
+        begin = 0
+        for part in in_passes(contexts):
+            if self._hidden_state == "drawing":
+                logits_NV, hidden_NH = self._runner.forward_with_hidden(part.batch, part.index_N)
+                states.append(self._stored(hidden_NH))
+            else:
+                logits_NV = self._runner.forward(part.batch, part.index_N)
+            logits_NV = logits_NV[:, : self._vocab_size]
+            end = begin + len(part.index_N)
+            if end > begin:
+                ids_N, described_4N = self._draw_from(logits_NV, places.between(begin, end))
+                drawn.append(ids_N)
+                described.append(described_4N)
+            begin = end
+        return np.concatenate(drawn), np.concatenate(described, axis=1), np.concatenate(states)
+
+    def _draw_from(self, logits_NV: Tensor, places: _Places) -> tuple[np.ndarray, np.ndarray]:
+        distributions_N, _, undecided = draft_distributions(
+            logits_NV, self._settings, places.keys_N, places.positions_N
+        )
+        uniforms_N = None
+        if self._settings.is_random:
+            zeros_N = torch.zeros_like(places.keys_N)
+            uniforms_N = uniforms(places.keys_N, places.positions_N, zeros_N, Purpose.DRAFT).to(
+                distributions_N.device
+            )
+        drawn_N = distributions_N.draw(uniforms_N)
+        features_3N = draft_features(logits_NV, undecided, drawn_N, self._settings)
+        described_4N = torch.cat([distributions_N.probabilities_of(drawn_N)[None], features_3N])
+        return drawn_N.cpu().numpy(), described_4N.cpu().numpy()
+
+    def _run_mixed(self, places: _Places, drawn_N: np.ndarray, kept_M: np.ndarray) -> np.ndarray:
+        """[M, H] in the sequences Z, which have the texts' own tokens elsewhere (SpecDec++, section 4.4)."""
+        mixed_ids_N = places.own_ids_N.copy()
+        mixed_ids_N[kept_M] = drawn_N[kept_M]
+        batch = FlatBatch(mixed_ids_N, places.slots_N, places.positions_N.numpy())
+        hidden = [self._hidden(part) for part in in_passes(AskedTokens(batch, kept_M))]
+        return np.concatenate(hidden) if hidden else self._hidden_of_none()
+
+    def _run_branches(self, places: _Places, drawn_N: np.ndarray) -> np.ndarray:
+        """[N, H], each token after the text's own tokens."""
+        hidden = []
+        for begin in range(0, len(drawn_N), NUM_BRANCHES):
+            end = min(begin + NUM_BRANCHES, len(drawn_N))
+            branches = self._replica.num_slots + np.arange(end - begin)
+            positions = places.positions_N[begin:end].numpy()
+            self._runner.open_branches(places.slots_N[begin:end], branches, positions)
+            batch = FlatBatch(drawn_N[begin:end], branches, positions)
+            hidden.append(self._hidden(AskedTokens(batch, np.arange(end - begin))))
+        return np.concatenate(hidden) if hidden else self._hidden_of_none()
+
+    def _hidden(self, tokens: AskedTokens) -> np.ndarray:
+        """[N, H] hidden states in the stored data type."""
+        _, hidden_NH = self._runner.forward_with_hidden(tokens.batch, tokens.index_N)
+        return self._stored(hidden_NH)
+
+    def _stored(self, hidden_NH: Tensor) -> np.ndarray:
+        stored_NH = hidden_NH.to(getattr(torch, self._hidden_dtype))
+        if not bool(stored_NH.isfinite().all()):
+            raise UserError(
+                f"--hidden_dtype {self._hidden_dtype} cannot represent the draft's hidden states, whose "
+                f"largest value is {float(hidden_NH.abs().max()):.3g}: use --hidden_dtype float32"
+            )
+        return stored_NH.cpu().numpy()
+
+    def _hidden_of_none(self) -> np.ndarray:
+        hidden_size = self._runner.model.config.get_text_config().hidden_size
+        return np.zeros((0, hidden_size), self._hidden_dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    """The places of a group in order: slot, position, random stream, and the text's own token there (any
+    token after a text's end, where it is not needed)."""
+
+    slots_N: np.ndarray
+    positions_N: Tensor
+    keys_N: Tensor
+    own_ids_N: np.ndarray
+    counts_R: np.ndarray
+
+    @staticmethod
+    def of(group: Sequence[Text]) -> _Places:
+        counts_R = np.array([len(text.places_N) for text in group], np.int64)
+        own_ids = [np.array([*text.token_ids, 0])[text.places_N] for text in group]
+        return _Places(
+            slots_N=np.repeat(np.arange(len(group)), counts_R),
+            positions_N=torch.from_numpy(np.concatenate([text.places_N for text in group])),
+            keys_N=torch.from_numpy(np.repeat([text.stream_key for text in group], counts_R)),
+            own_ids_N=np.concatenate(own_ids),
+            counts_R=counts_R,
+        )
+
+    def between(self, begin: int, end: int) -> _Places:
+        """Some of the places, without their counts by text."""
+        return _Places(
+            slots_N=self.slots_N[begin:end],
+            positions_N=self.positions_N[begin:end],
+            keys_N=self.keys_N[begin:end],
+            own_ids_N=self.own_ids_N[begin:end],
+            counts_R=np.zeros(0, np.int64),
+        )

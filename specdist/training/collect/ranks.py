@@ -1,0 +1,117 @@
+"""The ranks of a collection: rank 0 announces each task, and the others do it.
+
+In generation all ranks serve the engine. Otherwise only rank 0 knows the texts: it asks the draft's rank to
+draw and to complete, and runs passes that the target's other ranks follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from specdist.engine.request import Request
+from specdist.engine.target.collectives import RANK_ZERO
+from specdist.job.ranks.signals import StopRequest
+from specdist.job.ranks.topology import Topology, broadcast_from_rank0
+from specdist.job.replica.assignments import follow_assignments
+from specdist.job.replica.replica import Replica
+from specdist.training.collect.draft_side import Drafted, DraftSide
+from specdist.training.collect.target_side import TargetSide
+from specdist.training.collect.texts import Text
+from specdist.utils.errors import UserError
+
+# Objects travel over gloo, on a GPU's replica too.
+HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Task:
+    """``generate``: follow the turns of a run; ``serve``: serve rank 0's engine; ``follow``: follow passes of
+    the target; the others are for the draft."""
+
+    name: Literal["generate", "serve", "follow", "complete", "score", "end"]
+    argument: Any = None
+
+
+class Conductor:
+    """Rank 0's side. ``draft`` is given if rank 0 also holds the draft."""
+
+    def __init__(self, replica: Replica, topology: Topology, draft: DraftSide | None) -> None:
+        self._replica = replica
+        self._topology = topology
+        self._draft = draft
+
+    def begin_run(self) -> None:
+        """The other ranks follow the turns of a run, until its end."""
+        self._announce(Task("generate"))
+
+    def begin_generation(self) -> None:
+        """The other ranks serve an engine, until its end."""
+        self._announce(Task("serve"))
+
+    def begin_passes(self) -> TargetSide:
+        """The target, for passes that the other ranks follow until it is closed."""
+        self._announce(Task("follow"))
+        return TargetSide(
+            self._replica.rank0_target(), num_slots=self._replica.num_slots, num_pages=self._replica.num_pages
+        )
+
+    def complete_by_draft(self, requests: list[Request]) -> dict[int, list[int]]:
+        """See :meth:`DraftSide.complete`."""
+        if self._draft is not None:
+            return self._draft.complete(requests)
+        completions: dict[int, list[int]] = self._ask(Task("complete", requests))
+        return completions
+
+    def draw(self, texts: Sequence[Text]) -> list[Drafted]:
+        """See :meth:`DraftSide.score`."""
+        if self._draft is not None:
+            return self._draft.score(texts)
+        drafted: list[Drafted] = self._ask(Task("score", texts))
+        return drafted
+
+    def end(self) -> None:
+        self._announce(Task("end"))
+
+    def _announce(self, task: Task) -> None:
+        broadcast_from_rank0(self._topology, task)
+
+    def _ask(self, task: Task) -> Any:
+        self._announce(task)
+        _raise_if_refused(None, self._topology)
+        answer: list[Any] = [None]
+        dist.recv_object_list(answer, self._topology.draft_rank, device=HOST)
+        return answer[0]
+
+
+def follow_conductor(
+    replica: Replica, topology: Topology, draft: DraftSide | None, stop: StopRequest
+) -> None:
+    """The loop of all other ranks; ``draft`` is given on the rank that holds the draft."""
+    while (task := broadcast_from_rank0(topology, None)).name != "end":
+        if task.name == "generate":
+            follow_assignments(topology, replica, stop)
+        elif task.name == "serve" or (task.name == "follow" and topology.holds_target):
+            replica.serve()
+        elif task.name in ("complete", "score"):
+            answer, message = None, None
+            if draft is not None:
+                try:
+                    answer = (draft.complete if task.name == "complete" else draft.score)(task.argument)
+                except UserError as error:
+                    message = str(error)
+            _raise_if_refused(message, topology)
+            if draft is not None:
+                dist.send_object_list([answer], RANK_ZERO, device=HOST)
+
+
+def _raise_if_refused(message: str | None, topology: Topology) -> None:
+    """Raise the draft rank's error on all ranks."""
+    box = [message]
+    dist.broadcast_object_list(box, topology.draft_rank, device=HOST)
+    if box[0] is not None:
+        raise UserError(box[0])

@@ -1,0 +1,133 @@
+"""Writing the texts of the verifier's prefixes: by the draft alone, by both in turn, and the original's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specdist.data.formats.prompts import Prompts
+from specdist.engine.request import Request
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.job.replica.model_plan import ModelPlan
+from specdist.job.replica.replica import Replica
+from specdist.job.texts.tokens import PromptEncoder
+from specdist.training.collect.config import CollectConfig
+from specdist.training.collect.ranks import Conductor
+from specdist.training.collect.texts import (
+    DRAFT_SAMPLE,
+    MIXED_SAMPLE,
+    NUM_STRETCHES,
+    RowTexts,
+    stretch_lengths,
+)
+
+
+@dataclass
+class _Mixed:
+    """An unfinished mixed completion: lengths of its stretches, its tokens, and which the draft wrote."""
+
+    lengths: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    by_draft: list[bool] = field(default_factory=list)
+
+
+class TextWriter:
+    """Writes the texts of the verifier's prefixes, for the rows of a shard."""
+
+    def __init__(
+        self,
+        config: CollectConfig,
+        models: ModelPlan,
+        prompts: Prompts,
+        replica: Replica,
+        conductor: Conductor,
+        encoder: PromptEncoder,
+    ) -> None:
+        self._config = config
+        self._max_seq_len = models.max_seq_len
+        self._prompts = prompts
+        self._replica = replica
+        self._conductor = conductor
+        self._encoder = encoder
+        self._stop_rules = StopRules(encoder.detokenizer, models.target.stop_token_ids())
+
+    def prompt_ids(self, row_id: int) -> list[int]:
+        """The prompt's tokens, as in the run of the responses."""
+        return self._encoder.prompt_ids(self._prompts.prompt(row_id))
+
+    def rows(self, responses: Mapping[int, list[int]]) -> list[RowTexts]:
+        """The texts of all four kinds for each row with a response."""
+        prompts = {row_id: self.prompt_ids(row_id) for row_id in responses}
+        drafted = self._conductor.complete_by_draft(
+            [
+                Request(row_id=row_id, sample_index=DRAFT_SAMPLE, prompt_ids=prompt_ids)
+                for row_id, prompt_ids in prompts.items()
+            ]
+        )
+        mixed = self._mixed(prompts)
+        return [
+            RowTexts(
+                row_id=row_id,
+                prompt_ids=prompt_ids,
+                original_ids=self._original_ids(row_id, prompt_ids),
+                draft_ids=drafted[row_id],
+                target_ids=responses[row_id],
+                mixed_ids=mixed[row_id].token_ids,
+                by_draft=mixed[row_id].by_draft,
+            )
+            for row_id, prompt_ids in prompts.items()
+        ]
+
+    def _mixed(self, prompts: Mapping[int, list[int]]) -> dict[int, _Mixed]:
+        """Stretch by stretch for all rows at a time; the draft begins, as in a round."""
+        mixed = {
+            row_id: _Mixed(
+                stretch_lengths(
+                    row_id,
+                    seed=self._config.seed,
+                    max_new_tokens=min(self._config.max_new_tokens, self._max_seq_len - len(prompt_ids)),
+                )
+            )
+            for row_id, prompt_ids in prompts.items()
+        }
+        for stretch in range(NUM_STRETCHES):
+            requests = [
+                Request(
+                    row_id=row_id,
+                    sample_index=MIXED_SAMPLE,
+                    prompt_ids=prompts[row_id] + text.token_ids,
+                    max_new_tokens=text.lengths[stretch],
+                )
+                for row_id, text in mixed.items()
+                if text.lengths[stretch] and not self._has_ended(text)
+            ]
+            is_draft = stretch % 2 == 0
+            written = (
+                self._conductor.complete_by_draft(requests)
+                if is_draft
+                else self._complete_by_target(requests)
+            )
+            for row_id, token_ids in written.items():
+                mixed[row_id].token_ids += token_ids
+                mixed[row_id].by_draft += [is_draft] * len(token_ids)
+        return mixed
+
+    def _has_ended(self, text: _Mixed) -> bool:
+        return bool(text.token_ids) and text.token_ids[-1] in self._stop_rules.token_ids
+
+    def _complete_by_target(self, requests: list[Request]) -> dict[int, list[int]]:
+        self._conductor.begin_generation()
+        engine = self._replica.engine(iter(requests), self._stop_rules, StatsRecorder())
+        return {completion.request.row_id: completion.token_ids for completion in engine.run()}
+
+    def _original_ids(self, row_id: int, prompt_ids: list[int]) -> list[int]:
+        """The prompt, followed by the text of the reference column."""
+        column = self._config.reference_column
+        if column is None:
+            return prompt_ids
+        try:
+            reference = self._prompts.rows.row(row_id, [column])[column]
+        except UnicodeDecodeError:
+            reference = None
+        return prompt_ids + self._encoder.continuation_ids(reference or "")

@@ -1,0 +1,1 @@
+"""Heads trained on collected examples: ``jobs/train_head.py``."""

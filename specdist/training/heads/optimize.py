@@ -1,0 +1,177 @@
+"""Training a head: Adam with cosine decay over batches of whole prompts, with evaluations in between.
+
+M examples of a batch, H hidden size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tqdm
+from torch import Tensor
+
+from specdist.models.heads.examples import FEATURES
+from specdist.models.heads.head import TokenHead
+from specdist.training.heads.data import ExampleSet
+from specdist.training.heads.metrics import cross_entropies
+
+# Minimum number of points on the curves.
+MIN_EVALUATIONS = 12
+EVALUATED_ROWS = 64
+
+Labels = Callable[[ExampleSet, slice], np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The labels [M] of examples, and the weights of the two outcomes in the loss."""
+
+    labels: Labels
+    accepted_weight: float = 1.0
+    rejected_weight: float = 1.0
+
+    def loss(self, logits_M: Tensor, labels_M: Tensor) -> Tensor:
+        """Mean weighted binary cross entropy (SpecDec++, section 4.4)."""
+        accepted_M = self.accepted_weight * labels_M * F.softplus(-logits_M)
+        return (accepted_M + self.rejected_weight * (1 - labels_M) * F.softplus(logits_M)).mean()
+
+    def mean_loss(self, logits_M: np.ndarray, labels_M: np.ndarray) -> float:
+        losses_M = cross_entropies(
+            logits_M, labels_M, accepted_weight=self.accepted_weight, rejected_weight=self.rejected_weight
+        )
+        return float(losses_M.mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """``patience``: evaluations without improvement before training stops; None for no early stop."""
+
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    seed: int
+    patience: int | None = None
+
+
+@dataclass
+class History:
+    """Losses by epoch: of the training batches since the last evaluation, and of the held-out rows."""
+
+    epochs: list[float] = field(default_factory=list)
+    training: list[float] = field(default_factory=list)
+    evaluation: list[float] = field(default_factory=list)
+
+    @property
+    def best(self) -> int:
+        return int(np.argmin(self.evaluation))
+
+
+@contextlib.contextmanager
+def reproducible(seed: int) -> Iterator[None]:
+    """The same random numbers and sums every time on one machine."""
+    # Without it cuBLAS may add up in a different order in each call.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(was_deterministic)
+
+
+def train_head(
+    head: TokenHead,
+    training: ExampleSet,
+    evaluation: ExampleSet,
+    objective: Objective,
+    schedule: Schedule,
+    *,
+    label: str,
+) -> History:
+    """Train in place. With a patience, the head gets the weights of its best evaluation."""
+    num_batches = -(-len(training) // schedule.batch_size)
+    num_steps = schedule.epochs * num_batches
+    evaluation_steps = _evaluation_steps(num_batches, schedule.epochs)
+    optimizer = torch.optim.Adam(head.parameters(), lr=schedule.learning_rate)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
+    history, losses = History(), []
+    best = copy.deepcopy(head.state_dict())
+    labels_M = objective.labels(evaluation, slice(None))
+    with tqdm.tqdm(total=num_steps, desc=label, unit="step", disable=None) as bar:
+        for step, batch in enumerate(_batches(training, schedule), start=1):
+            loss = _step(head, optimizer, objective, batch)
+            cosine.step()
+            losses.append(loss)
+            bar.update(1)
+            if step not in evaluation_steps:
+                continue
+            history.epochs.append(step / num_batches)
+            history.training.append(float(np.mean(losses)))
+            history.evaluation.append(objective.mean_loss(estimate(head, evaluation), labels_M))
+            bar.set_postfix(training=f"{history.training[-1]:.3f}", kept_out=f"{history.evaluation[-1]:.3f}")
+            losses = []
+            if schedule.patience is not None:
+                if history.best == len(history.evaluation) - 1:
+                    best = copy.deepcopy(head.state_dict())
+                elif len(history.evaluation) - 1 - history.best >= schedule.patience:
+                    break
+    if schedule.patience is not None:
+        head.load_state_dict(best)
+    return history
+
+
+@torch.inference_mode()
+def estimate(head: TokenHead, examples: ExampleSet) -> np.ndarray:
+    """Logits [M] of all examples."""
+    device = head.output.weight.device
+    logits = [
+        head(*_inputs(examples, slice(begin, begin + EVALUATED_ROWS), device)).cpu().numpy()
+        for begin in range(0, len(examples), EVALUATED_ROWS)
+    ]
+    return np.concatenate(logits)
+
+
+def _evaluation_steps(num_batches: int, epochs: int) -> set[int]:
+    """Steps at the end of every epoch, and in between as the curves need."""
+    per_epoch = min(num_batches, math.ceil(MIN_EVALUATIONS / epochs))
+    within = {num_batches * (index + 1) // per_epoch for index in range(per_epoch)}
+    return {epoch * num_batches + step for epoch in range(epochs) for step in within}
+
+
+def _batches(training: ExampleSet, schedule: Schedule) -> Iterator[ExampleSet]:
+    """Batches of rows, in a new order in every epoch."""
+    generator = np.random.default_rng(schedule.seed)
+    for _ in range(schedule.epochs):
+        order = generator.permutation(len(training))
+        for begin in range(0, len(order), schedule.batch_size):
+            # Sorted, so that files are read in order.
+            yield training.select(np.sort(order[begin : begin + schedule.batch_size]))
+
+
+def _step(
+    head: TokenHead, optimizer: torch.optim.Optimizer, objective: Objective, batch: ExampleSet
+) -> float:
+    device = head.output.weight.device
+    labels_M = torch.from_numpy(objective.labels(batch, slice(None)).astype(np.float32)).to(device)
+    loss = objective.loss(head(*_inputs(batch, slice(None), device)), labels_M)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def _inputs(examples: ExampleSet, rows: slice, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Hidden states, float32 [M, H], and features [3, M]."""
+    features_3M = np.stack([examples.column(name, rows) for name in FEATURES])
+    hidden_MH = torch.from_numpy(examples.hidden_states(rows)).to(device)
+    return hidden_MH.float(), torch.from_numpy(features_3M).to(device)

@@ -1,0 +1,114 @@
+"""A pass of an emulated device is over when its time has gone by, and blocks nobody who does not ask."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.lab.emulation.accounting import busy_until, round_times
+from specdist.lab.emulation.device import EmulatedDevice
+from specdist.lab.emulation.sides import SideLog
+
+PASS_NS = 30_000_000
+NOTHING = np.zeros((0, 2), np.int64)
+
+
+@pytest.fixture
+def device() -> EmulatedDevice:
+    return EmulatedDevice()
+
+
+def test_a_result_is_read_when_all_that_was_queued_before_it_is_done(device: EmulatedDevice) -> None:
+    """Two passes, one after the other; what is computed from a result is one, too."""
+    begin = time.monotonic_ns()
+    device.queue(PASS_NS)
+    device.queue(PASS_NS)
+    numbers = device.tensor(torch.arange(4))
+    doubled = torch.cat([numbers, numbers])[:4].double() * 2
+    # Not a bound on this machine's speed: queueing does not wait for a device that is busy until later.
+    assert device.free_at_ns >= begin + 2 * PASS_NS and not device.waits
+    on_host = doubled.cpu()
+    assert time.monotonic_ns() >= device.free_at_ns
+    assert type(on_host) is torch.Tensor and on_host.tolist() == [0, 2, 4, 6]
+    assert len(device.waits) == 1
+
+
+def test_a_copy_that_does_not_block_is_waited_for_by_its_event(device: EmulatedDevice) -> None:
+    device.queue(PASS_NS)
+    copied = device.tensor(torch.ones(2)).to("cpu", non_blocking=True)
+    event = device.new_event()
+    event.record()
+    device.queue(100 * PASS_NS)
+    assert not device.waits and type(copied) is torch.Tensor
+    event.synchronize()
+    assert event.query() and time.monotonic_ns() < device.free_at_ns
+
+
+def test_an_idle_device_begins_at_once_and_a_busy_one_when_it_is_free(device: EmulatedDevice) -> None:
+    device.queue(PASS_NS)
+    device.queue(PASS_NS)
+    device.wait()
+    device.queue(PASS_NS)
+    (first, second, third) = device.passes
+    assert second[0] == first[1] and third[0] >= second[1]
+
+
+def test_a_stand_in_that_takes_longer_than_its_pass_is_counted(device: EmulatedDevice) -> None:
+    for duration in (1, 10**12, 1):
+        device.queue(duration)
+        with device.standing_in():
+            sum(range(1000))
+    device.queue(0)
+    assert device.num_slow == 2
+
+
+def side(passes: list[tuple[int, int]], spans: list[tuple[int, int]] | None = None) -> SideLog:
+    marks = np.array([(0, 0), (1000, 500)])
+    return SideLog(np.array(passes), NOTHING, np.array(spans or NOTHING).reshape(-1, 2), marks, 0)
+
+
+def test_busy_time_counts_overlaps_once() -> None:
+    intervals = np.array([(10, 20), (15, 30), (40, 50), (42, 44)])
+    moments = np.array([0, 10, 12, 25, 35, 43, 60])
+    assert busy_until(intervals, moments).tolist() == [0, 0, 2, 15, 20, 23, 30]
+
+
+def test_what_is_exposed_in_turns_and_ahead() -> None:
+    """Rounds of 100: in turns whatever no device covers, by who had the round in hand; ahead the rest of the
+    busier device, which in the second round is the draft."""
+    edges = np.array([100, 200, 300])
+    target = side([(100, 160), (200, 250), (300, 350)])
+    in_turns = round_times(
+        edges,
+        target,
+        side([(170, 190), (260, 280)], [(165, 195), (255, 285)]),
+        works_ahead=False,
+    )
+    assert in_turns.exposed_R.tolist() == [20, 30]
+    assert in_turns.exposed_share == 0.25
+    assert in_turns.draft is not None
+    per_round = 1e-6 / 2
+    assert in_turns.draft.exposed_ms == pytest.approx(20 * per_round)
+    assert in_turns.target.exposed_ms == pytest.approx(30 * per_round)
+    ahead = round_times(
+        edges,
+        target,
+        side([(100, 140), (200, 270)], [(180, 190), (275, 285)]),
+        works_ahead=True,
+    )
+    assert ahead.exposed_R.tolist() == [40, 30]
+    assert ahead.draft is not None
+    assert ahead.draft.exposed_ms == pytest.approx((10 + 10) * per_round)
+    # All of its own 250 of CPU time but what is exposed.
+    assert ahead.draft.hidden_ms == pytest.approx((100 - 20) * per_round)
+
+
+def test_a_round_in_turns_of_a_draft_that_may_work_ahead_needs_both_devices() -> None:
+    """Where every round is chosen, a draft may work before its reply, too: nobody's host is to blame."""
+    edges, spans = np.array([100, 200]), [(170, 190)]
+    draft = side([(100, 160), (172, 187)], spans)
+    times = round_times(edges, side([(100, 165), (200, 250)]), draft, works_ahead=True)
+    assert times.exposed_R.tolist() == [100 - 65 - 15]

@@ -1,0 +1,158 @@
+"""Every mode of an emulation emits the tokens of the target's table, and the result says what it measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.cli.benchmark import main
+from specdist.config.arguments import parse_arguments
+from specdist.engine.request import Completion
+from specdist.lab.benchmark.sides.draft_rank import DraftRank
+from specdist.lab.emulation.config import EmulationConfig
+from specdist.lab.emulation.markov import TARGET_WEIGHTS, markov_pair
+from specdist.lab.emulation.results import Outcome
+from specdist.lab.emulation.run import Case, Emulation, run_emulation
+from specdist.lab.emulation.session import Replica, Run
+from specdist.utils.errors import UserError
+from tests.statistics import chi_square_p_value
+
+# Passes of one or two milliseconds, and draft steps of a third of that: work ahead pays.
+SMALL = ["--emulate", "b200", "--target", "350m", "--draft", "5m", "--prompt_tokens", "20", "--output_tokens",
+         "24", "--batch_sizes", "6", "--rounds", "60", "--acceptance", "0.7"]  # fmt: skip
+MODES = ("target only", "colocated", "in turns", "ahead", "branches")
+# Of a chi-square that is right; all numbers are seeded, so that it does not fail by chance.
+LEAST_P = 1e-4
+
+
+@pytest.fixture(scope="module", params=["0", "1"])
+def emitted(request: pytest.FixtureRequest) -> Iterator[tuple[Emulation, dict[str, list[Completion]]]]:
+    """Completions by mode and policy, greedy and sampled."""
+    arguments = [*SMALL, "--temperature", request.param, "--policies", "fixed", "confidence"]
+    emulation = Emulation(parse_arguments(EmulationConfig, arguments))
+    found: dict[str, list[Completion]] = {}
+    with DraftRank(emulation.side(), torch.device("cpu")) as rank:
+        replica = emulation.replica(rank)
+        for case in emulation.cases():
+            completions = found.setdefault(f"{case.mode}, {case.choice.label}", [])
+            outcome, run = emulation.measure(replica, case, completions.append)
+            assert outcome.num_rounds == len(run.times.lengths_R) == 60
+            assert 0 <= outcome.exposed_host_share < 1
+            assert run.num_tokens == pytest.approx(outcome.tokens_per_round * 60 * 6)
+    yield emulation, found
+
+
+def test_every_mode_emits_the_targets_own_tokens(
+    emitted: tuple[Emulation, dict[str, list[Completion]]],
+) -> None:
+    """Greedy: each the next on the circle. Sampled: as far on as the target's probabilities say."""
+    emulation, found = emitted
+    order_V = markov_pair(emulation.pair).order_V
+    places_V = np.argsort(order_V)
+    assert {name.partition(",")[0] for name in found} == set(MODES)
+    for name, completions in found.items():
+        assert len(completions) >= 10
+        has_drafted = any(completion.num_accepted_draft_tokens for completion in completions)
+        assert has_drafted == (name != "target only, target only"), name
+        counts = np.zeros(len(order_V), int)
+        for completion in completions:
+            ids = [completion.request.prompt_ids[-1], *completion.token_ids]
+            np.add.at(counts, np.diff(places_V[ids]) % len(order_V), 1)
+        if emulation.pair.temperature == 0:
+            assert counts[1] == counts.sum(), name
+        else:
+            steps = counts[1 : 1 + len(TARGET_WEIGHTS)]
+            assert steps.sum() == counts.sum(), name
+            p_value = chi_square_p_value(torch.from_numpy(steps), torch.from_numpy(TARGET_WEIGHTS))
+            assert p_value > LEAST_P, (name, steps)
+
+
+def test_the_last_line_is_json_with_every_case(capsys: pytest.CaptureFixture[str]) -> None:
+    """What other programs read."""
+    modes = ["--modes", "colocated", "--policies", "goodput", "--batch_sizes", "1", "6"]
+    assert main([*SMALL, *modes, "--rounds", "40"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    results = json.loads(lines[-1])["results"]
+    assert [(one["batch_size"], one["mode"], one["policy"]) for one in results] == [
+        (1, "target only", "target only"),
+        (1, "colocated", "goodput"),
+        (6, "target only", "target only"),
+        (6, "colocated", "goodput"),
+    ]
+    for one in results:
+        assert 0 < one["tokens_per_s"] <= one["ideal_tokens_per_s"]
+        assert 0 <= one["exposed_host_share"] < 1
+    assert results[0]["speedup_per_device"] == 1
+    assert any("colocated" in line and "goodput" in line for line in lines[:-1])
+
+
+def test_of_several_measurements_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cases are measured in turns."""
+    order: list[tuple[int, str]] = []
+    measure = Emulation.measure
+
+    def with_noise(self: Emulation, replica: Replica, case: Case) -> tuple[Outcome, Run]:
+        outcome, run = measure(self, replica, case)
+        order.append((case.batch_size, case.mode))
+        share = [0.3, 0.1, 0.2][(len(order) - 1) // 4] + case.batch_size / 1000
+        return dataclasses.replace(outcome, exposed_host_share=share), run
+
+    monkeypatch.setattr(Emulation, "measure", with_noise)
+    few = ["--modes", "colocated", "--policies", "fixed", "--batch_sizes", "1", "2", "--rounds", "2"]
+    config = parse_arguments(EmulationConfig, [*SMALL[:-6], *few, "--repeats", "3"])
+    result = run_emulation(config, "")
+    outcomes = result.outcomes
+    cases = [(1, "target only"), (1, "colocated"), (2, "target only"), (2, "colocated")]
+    assert order == 3 * cases
+    assert [(one.batch_size, one.mode) for one in outcomes] == cases
+    for one in outcomes:
+        more = one.batch_size / 1000
+        assert one.exposed_host_share == 0.2 + more
+        assert one.exposed_in_repeats == [0.1 + more, 0.2 + more, 0.3 + more]
+    assert "20.1% (10.1 to 30.1)" in result.report()
+    assert "Of 3 measurements of every case" in result.report()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--emulate", "tpu"], "--gpu tpu is not in the table"),
+        (["--vocab_size", "1000"], "--vocab_size 1000 must be a power of two"),
+        (["--repeats", "0"], "--repeats 0 must be at least 1"),
+        (["--acceptance", "1.5"], r"--acceptance 1.5 must be in \[0, 1\]"),
+        (["--policies", "specdecpp"], "--policies specdecpp needs a trained head"),
+        (["--modes", "ahead", "--num_branches", "2"], "--num_branches 2 has no effect"),
+    ],
+)
+def test_a_mistake_is_told(given: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Emulation(parse_arguments(EmulationConfig, [*SMALL, *given]))
+
+
+def test_acceptance_changes_in_the_middle_of_a_run() -> None:
+    """From always to never: blocks of six tokens, then of one. The tokens stay the target's."""
+    options = ["--policies", "fixed", "--acceptance", "1", "--acceptance_then", "0", "--output_tokens", "400"]
+    emulation = Emulation(parse_arguments(EmulationConfig, [*SMALL, *options, "--modes", "colocated"]))
+    *_, case = emulation.cases()
+    outcome, run = emulation.measure(emulation.replica(None), case)
+    assert outcome.tokens_per_round == pytest.approx((6 + 1) / 2, abs=0.2)
+    assert emulation.pair != emulation.then and outcome.planned_tokens_per_s is None
+    # A pass, and a run of draft steps.
+    assert len(run.target.passes_P2) >= 60 * 2
+
+
+def test_a_draft_on_rank_0_of_a_sharded_target_takes_the_time_that_was_planned() -> None:
+    """Both models' passes and those over prompts, each after the other on one device. A batch that were full
+    of sequences further on than the usual ones would run more prompts, and be slower."""
+    large = ["--emulate", "b200", "--target", "70b", "--draft", "1b", "--tp_size", "4", "--batch_sizes", "32"]
+    options = ["--modes", "colocated", "--policies", "fixed", "--rounds", "60", "--acceptance", "0.8"]
+    emulation = Emulation(parse_arguments(EmulationConfig, [*large, *options]))
+    *_, case = emulation.cases()
+    outcome, _ = emulation.measure(emulation.replica(None), case)
+    assert outcome.num_gpus == 4 and outcome.planned_tokens_per_s is not None
+    assert outcome.ideal_tokens_per_s == pytest.approx(outcome.planned_tokens_per_s, rel=0.05)

@@ -1,0 +1,136 @@
+"""What fits, which plan is best, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from specdist.job.costs.allocation import PAGE_SIZE
+from specdist.lab.plan.advise import Plan, Planner, Work, recommend
+from specdist.lab.plan.filling import Site
+from specdist.lab.plan.model.hardware import GPUS
+from specdist.lab.plan.model.memory import fit
+from specdist.lab.plan.model.simulate import Mode
+from specdist.lab.plan.report import reason
+from specdist.lab.synthetic.shapes import SHAPES
+from specdist.models.files.sizes import ModelSize, model_size
+from specdist.models.loading.memory import RESERVED_FRACTION
+
+GPU = GPUS["h100-sxm"]
+
+
+def size(name: str) -> ModelSize:
+    shape = SHAPES[name]
+    return model_size(name, shape.llama_config(num_layers=shape.num_layers, dtype=torch.bfloat16), 2)
+
+
+LARGE, SMALL = size("70b"), size("1b")
+
+
+def work(*, num_prompts: int = 10_000, acceptance: float = 0.8, prompt_tokens: int = 512) -> Work:
+    return Work(
+        prompt_tokens=prompt_tokens,
+        output_tokens=256,
+        num_prompts=num_prompts,
+        acceptance=acceptance,
+        caught=0.5,
+    )
+
+
+def best_plans(task: Work, *, gpus: int, target: ModelSize = LARGE, nodes: int = 1) -> list[Plan]:
+    site = Site(gpu=GPU, gpus_per_node=gpus, num_nodes=nodes)
+    return Planner(target, SMALL, site, task).best_plans()
+
+
+def test_rows_that_fit_are_those_that_the_memory_divides_into() -> None:
+    found = fit(LARGE, SMALL, GPU, "ahead", tp_size=4, row_tokens=1000)
+    share = found.target
+    row = 63 * PAGE_SIZE * LARGE.cache_bytes_per_token(4)
+    assert share.cache_bytes_per_row == row
+    assert share.usable_bytes + share.reserved_bytes + GPU.reserved_bytes == GPU.memory_bytes
+    left = share.usable_bytes - LARGE.weight_bytes(4)
+    assert found.most_rows == share.most_rows
+    # One row more would need more for itself, and more for passes.
+    assert left - 2 * row < found.most_rows * row <= left
+    assert found.draft is not None and found.draft.most_rows > found.most_rows
+
+
+def test_on_a_host_a_fraction_of_the_memory_is_left_as_the_job_leaves_it() -> None:
+    host = dataclasses.replace(GPU, is_host=True, reserved_bytes=0)
+    found = fit(SMALL, None, host, "target only", tp_size=1, row_tokens=1000)
+    usable = GPU.memory_bytes - int(RESERVED_FRACTION * GPU.memory_bytes)
+    assert found.target.usable_bytes == usable
+    row = found.target.cache_bytes_per_row
+    assert found.most_rows == (usable - SMALL.weight_bytes(1)) // row
+
+
+@pytest.mark.parametrize("mode", ["target only", "colocated", "ahead"])
+def test_a_model_that_is_too_large_does_not_fit(mode: Mode) -> None:
+    assert fit(LARGE, SMALL, GPU, mode, tp_size=1, row_tokens=100).most_rows == 0
+
+
+def test_the_draft_takes_room_from_the_target_beside_it_and_branches_from_the_draft() -> None:
+    alone, both, apart, forked = (
+        fit(SMALL, SMALL, GPU, mode, tp_size=1, row_tokens=100, num_draft_tokens=4, num_branches=branches)
+        for mode, branches in (("target only", 0), ("colocated", 0), ("ahead", 0), ("branches", 8))
+    )
+    assert alone.most_rows > 1.9 * both.most_rows
+    # Verification blocks need more for logits than single tokens do, and branches more for scores and pages.
+    assert alone.most_rows > apart.most_rows > forked.most_rows
+
+
+def test_few_rows_speculate_and_many_do_not() -> None:
+    few, many = best_plans(work(num_prompts=8), gpus=5), best_plans(work(num_prompts=100_000), gpus=4)
+    chosen, plain = recommend(few), recommend(many)
+    assert chosen is not None and plain is not None
+    assert chosen.settings.mode == "branches" and chosen.num_gpus == 5
+    assert chosen.tokens_per_s > 2 * few[0].tokens_per_s
+    assert plain.settings.mode == "target only" and plain.num_gpus == 4
+    site = Site(gpu=GPU, gpus_per_node=5, num_nodes=1)
+    assert "times the tokens/s of plain decoding" in reason(few, chosen, LARGE, site)
+    assert "Do not speculate" in reason(many, plain, LARGE, site)
+
+
+def test_a_draft_that_is_never_right_is_not_used() -> None:
+    chosen = recommend(best_plans(work(num_prompts=8, acceptance=0.0), gpus=5))
+    assert chosen is not None and chosen.settings.mode == "target only"
+
+
+def test_the_draft_shares_rank_0_where_a_gpu_of_its_own_would_leave_others_idle() -> None:
+    """8 GPUs are two targets of four, or one with a draft and three GPUs without work."""
+    plans = best_plans(work(num_prompts=64), gpus=8)
+    found = {plan.settings.mode: plan for plan in plans}
+    shared, own = found["colocated"], found["branches"]
+    assert recommend(plans) is shared
+    assert (shared.tp_size, shared.num_gpus, shared.num_replicas) == (4, 4, 2)
+    assert shared.num_gpus * shared.num_replicas == 8 > own.num_gpus * own.num_replicas
+
+
+def test_a_draft_on_rank_0_takes_its_memory_there() -> None:
+    alone, both, own = (
+        fit(LARGE, SMALL, GPU, mode, tp_size=4, row_tokens=1000, num_draft_tokens=4)
+        for mode in ("target only", "colocated", "ahead")
+    )
+    assert both.draft is None and alone.draft is None and own.draft is not None
+    assert both.target.weight_bytes == alone.target.weight_bytes + SMALL.weight_bytes(1)
+    per_row = both.target.cache_bytes_per_row - alone.target.cache_bytes_per_row
+    assert per_row == 63 * PAGE_SIZE * SMALL.cache_bytes_per_token(1)
+    assert own.most_rows > both.most_rows > 0.65 * alone.most_rows
+
+
+def test_small_models_are_replicated_over_gpus_and_nodes() -> None:
+    plans = best_plans(work(), gpus=8, target=size("7b"), nodes=2)
+    plain = plans[0]
+    assert (plain.tp_size, plain.num_replicas) == (1, 16)
+    assert plain.tokens_per_s == pytest.approx(16 * plain.prediction.tokens_per_s)
+    assert plain.hours == pytest.approx(10_000 * 256 / plain.tokens_per_s / 3600)
+    assert plain.settings.num_rows <= 625
+    ahead = next(plan for plan in plans if plan.settings.mode == "ahead")
+    assert ahead.num_replicas * ahead.num_gpus <= 16
+
+
+def test_one_prompt_keeps_one_replica_busy() -> None:
+    plans = best_plans(work(num_prompts=1), gpus=8, target=size("7b"))
+    assert {plan.num_replicas for plan in plans} == {1}

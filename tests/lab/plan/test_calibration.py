@@ -1,0 +1,246 @@
+"""What was measured on a GPU takes the place of the planner's figures, and nothing else does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.config.generate import parse_arguments
+from specdist.lab.emulation.config import EmulationConfig
+from specdist.lab.emulation.run import Emulation
+from specdist.lab.plan.job import open_model, run_plan
+from specdist.lab.plan.model.calibration import Calibration, MeasuredSampling, MeasuredSum
+from specdist.lab.plan.model.counted import DRAFT_PASS, PACKING_S, TARGET_PASS
+from specdist.lab.plan.model.hardware import GPUS, PUBLISHED, Gpu, find_gpu
+from specdist.lab.plan.model.roofline import Placement
+from specdist.lab.plan.options import PlanConfig
+from specdist.models.loading.reserve import GRAPH_NODE_BYTES
+from specdist.utils.errors import UserError
+
+MIB = 2**20
+MEASURED = Calibration(
+    gpu_name="NVIDIA H100 80GB HBM3",
+    memory_bytes=85 * 10**9,
+    date="2027-01-02T03:04:05+00:00",
+    versions={"torch": "2.13.0", "triton": "3.7.1"},
+    is_pretended=False,
+    read_bytes_per_s=2.5e12,
+    flops_per_s={"bfloat16": 5e14, "float32": 4e13},
+    launch_s=7e-6,
+    graph_s=11e-6,
+    graph_node_s=1.5e-6,
+    wait_s=20e-6,
+    graph_node_bytes=700.0,
+    all_reduce=tuple(
+        MeasuredSum(num_ranks=4, num_bytes=size, seconds=seconds)
+        for size, seconds in ((MIB, 30e-6), (16 * 1024, 10e-6), (4 * MIB, 90e-6))
+    ),
+    sampling=tuple(
+        MeasuredSampling(
+            filters="top_p", num_rows=rows, vocab_size=128_256, process_s=process_s, draw_s=process_s / 10
+        )
+        for rows, process_s in ((1, 1e-4), (160, 5e-4))
+    ),
+)
+PLAN = ["--target", "70b", "--draft", "1b", "--gpu", "h100-sxm", "--num_gpus", "4", "--acceptance", "0.8"]
+
+
+def written(folder: Path, found: Calibration) -> str:
+    path = folder / "calibration.json"
+    found.write(path)
+    return str(path)
+
+
+def planned(*arguments: str) -> tuple[str, dict]:
+    return run_plan(parse_arguments(PlanConfig, [*PLAN, *arguments]), "python jobs/plan.py ...")
+
+
+def slower(gpu: Gpu, factor: float) -> Calibration:
+    """The figures that the planner has of a GPU, so many times as slow."""
+    sizes = [16 * 1024 << power for power in range(14)]
+    return Calibration(
+        gpu_name="NVIDIA H100 80GB HBM3",
+        memory_bytes=gpu.memory_bytes,
+        date="2027-01-02",
+        versions={},
+        is_pretended=False,
+        read_bytes_per_s=gpu.sustained_bytes_per_s / factor,
+        flops_per_s={
+            "bfloat16": gpu.sustained_flops_per_s(2) / factor,
+            "float32": gpu.sustained_flops_per_s(4) / factor,
+        },
+        launch_s=factor * gpu.eager_kernel_s,
+        graph_s=factor * gpu.graph_s,
+        graph_node_s=factor * gpu.kernel_s,
+        wait_s=factor * gpu.wait_s,
+        all_reduce=tuple(
+            MeasuredSum(num_ranks=4, num_bytes=size, seconds=factor * gpu.all_reduce_s(size, 4))
+            for size in sizes
+        ),
+    )
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    assert Calibration.read(Path(written(tmp_path, MEASURED))) == MEASURED
+
+
+def test_a_gpu_has_what_was_measured_on_it(tmp_path: Path) -> None:
+    path = written(tmp_path, MEASURED)
+    gpu = find_gpu("h100-sxm", "bfloat16", path)
+    assert (gpu.sustained_bytes_per_s, gpu.memory_bytes) == (2.5e12, 85 * 10**9)
+    assert (gpu.sustained_flops_per_s(2), gpu.sustained_flops_per_s(4)) == (5e14, 4e13)
+    assert (gpu.eager_kernel_s, gpu.graph_s, gpu.kernel_s, gpu.wait_s) == (7e-6, 11e-6, 1.5e-6, 20e-6)
+    assert gpu.figures == (
+        f"measured on one NVIDIA H100 80GB HBM3 on 2027-01-02, {path}; "
+        "not measured: sampling with filters none, top_k, top_k and top_p"
+    )
+    assert gpu.link_bytes_per_s == GPUS["h100-sxm"].link_bytes_per_s
+    alone = written(tmp_path, dataclasses.replace(MEASURED, all_reduce=()))
+    figures = find_gpu("h100-sxm", "bfloat16", alone).figures
+    assert figures.endswith(
+        "; not measured: sums over GPUs and sampling with filters none, top_k, top_k and top_p"
+    )
+
+
+def test_sums_lie_on_lines_between_those_measured(tmp_path: Path) -> None:
+    gpu = find_gpu("h100-sxm", "bfloat16", written(tmp_path, MEASURED))
+    # Half way from 1 to 4 MiB; below the smallest its latency; beyond the largest 20 us per MiB more.
+    assert gpu.all_reduce_s(2.5 * MIB, 4) == pytest.approx(60e-6)
+    assert gpu.all_reduce_s(100, 4) == pytest.approx(10e-6)
+    assert gpu.all_reduce_s(14 * MIB, 4) == pytest.approx(290e-6)
+    assert gpu.all_reduce_s(MIB, 1) == 0
+    # Over as many as were not measured, the published rates.
+    assert gpu.all_reduce_s(MIB, 8) == GPUS["h100-sxm"].all_reduce_s(MIB, 8) > 0
+    more = [MeasuredSum(num_ranks=8, num_bytes=size, seconds=size * 1e-9) for size in (1000, 9000)]
+    both = dataclasses.replace(gpu, sums=(*more, *gpu.sums))
+    assert both.all_reduce_s(3000, 8) == pytest.approx(3e-6) and both.all_reduce_s(100, 4) == 10e-6
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_passes_of_a_slower_gpu_are_slower_by_the_same_factor(factor: float, tmp_path: Path) -> None:
+    """All but the host's packing."""
+    measured = find_gpu("h100-sxm", "bfloat16", written(tmp_path, slower(GPUS["h100-sxm"], factor)))
+    for name, tp_size, counts in (("70b", 4, TARGET_PASS), ("1b", 1, DRAFT_PASS)):
+        model, _ = open_model("--target", name, "bfloat16")
+        about: dict[str, Any] = {
+            "model": model, "tp_size": tp_size, "context_tokens": 1000.0, "counts": counts,
+        }  # fmt: skip
+        for num_tokens in (1, 32, 192, 2048):
+            plain, found = (
+                Placement(gpu=gpu, **about).pass_s(num_tokens, min(32, num_tokens)) - PACKING_S
+                for gpu in (GPUS["h100-sxm"], measured)
+            )
+            assert found == pytest.approx(factor * plain, rel=0.002)
+
+
+def test_plan_and_emulation_use_it_and_say_so(tmp_path: Path) -> None:
+    path = written(tmp_path, slower(GPUS["h100-sxm"], 2.0))
+    text, published = planned()
+    assert f"Figures of the GPU: {PUBLISHED}" in text and published["gpu"]["figures"] == PUBLISHED
+    text, document = planned("--calibration", path)
+    assert f"Figures of the GPU: measured on one NVIDIA H100 80GB HBM3 on 2027-01-02, {path};" in text
+    assert path in document["gpu"]["figures"]
+    assert json.loads(json.dumps(document)) is not None
+    (plain,), (found,) = (
+        [plan["tokens_per_s"] for plan in each["plans"] if plan["mode"] == "target only"]
+        for each in (published, document)
+    )
+    assert 0.5 <= found / plain < 0.52
+    options = ["--emulate", "h100-sxm", "--target", "8b", "--draft", "1b"]
+    plain, found = (
+        Emulation(parse_arguments(EmulationConfig, [*options, *more])).target
+        for more in ([], ["--calibration", path])
+    )
+    assert path in found.gpu.figures
+    assert found.pass_s(8, 8) - PACKING_S == pytest.approx(2 * (plain.pass_s(8, 8) - PACKING_S), rel=0.001)
+
+
+def test_graphs_that_take_more_than_is_reserved_are_told(tmp_path: Path) -> None:
+    """The job has the memory that it reserves, whatever was measured: the same sequences fit."""
+    memory = []
+    for num_bytes, is_told in ((GRAPH_NODE_BYTES, False), (20_000.0, True)):
+        path = written(tmp_path, dataclasses.replace(MEASURED, graph_node_bytes=num_bytes))
+        text, document = planned("--calibration", path, "--memory")
+        assert ("A recorded kernel takes 20,000 bytes on this GPU, and 10,240 are" in text) == is_told
+        memory.append(document["memory"])
+    assert memory[0] == memory[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"is_pretended": True}, r"is_pretended is true: .* of no GPU"),
+        ({"read_bytes_per_s": 0}, r"read_bytes_per_s is 0.0, but must be a number above 0"),
+        ({"wait_s": float("nan")}, r"wait_s is nan, but must be a number above 0"),
+        ({"graph_node_bytes": -1}, r"graph_node_bytes is -1.0, but must be"),
+        ({"launch_s": "5"}, r"launch_s is '5', but it should be a valid number"),
+        ({"flops_per_s": {"bfloat16": 1e14, "float32": float("inf")}}, r"flops_per_s.float32 is inf"),
+        ({"flops_per_s": {"bfloat16": 1e14}}, r"flops_per_s has no float32"),
+        ({"flops_per_s": {"float32": 1e14}}, r"flops_per_s has no bfloat16 or float16"),
+        ({"all_reduce": [{"num_ranks": 2, "num_bytes": 8, "seconds": 0}]}, r"all_reduce.0.seconds is 0.0"),
+        ({"all_reduce": [{"num_ranks": 2, "num_bytes": 8}]}, r"all_reduce.0.seconds is missing"),
+        (
+            {"all_reduce": [{"num_ranks": 2, "num_bytes": 8, "seconds": 1}]},
+            r"all_reduce over 2 GPUs was measured at one size, 8, but lines between sizes need two",
+        ),
+        (
+            {"sampling": [dataclasses.asdict(MEASURED.sampling[0])]},
+            r"sampling with filters top_p was measured at one size, 1,",
+        ),
+        (
+            {"sampling": [dataclasses.asdict(MEASURED.sampling[0]) | {"filters": "min_p"}]},
+            r"sampling.0.filters is 'min_p', but it should be 'none' or",
+        ),
+        ({"bandwidth": 1}, r"bandwidth is not a field of this format"),
+        ({"gpu_name": None}, r"gpu_name is missing"),
+    ],
+)
+def test_refusals_name_the_file_and_the_field(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    values = dataclasses.asdict(MEASURED) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    with pytest.raises(UserError, match=rf"--calibration {path}\b.*{message}.*leave --calibration out"):
+        Calibration.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        (
+            "NVIDIA H100 PCIe",
+            [],
+            r"was measured on NVIDIA H100 PCIe, which is not a h100-sxm: give h100-pcie",
+        ),
+        ("NVIDIA H100 NVL", [], r"on NVIDIA H100 NVL, which is not a h100-sxm: give the file of such a GPU"),
+        (None, ["--gpu", "here"], r"has no effect with --gpu here, .*: leave it out, or name .* --gpu"),
+        (None, ["--compare_gpus"], r"is of one GPU, and --compare_gpus .*: leave one out"),
+        ("no file", [], r"cannot be read: .*No such file"),
+    ],
+)
+def test_a_file_of_another_gpu_is_refused(
+    name: str | None, arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "calibration.json")
+    if name != "no file":
+        path = written(tmp_path, dataclasses.replace(MEASURED, gpu_name=name or MEASURED.gpu_name))
+    with pytest.raises(UserError, match=rf"--calibration {path}\b.*{message}"):
+        planned("--calibration", path, *arguments)
+
+
+def test_names_of_devices_are_those_of_one_row_each() -> None:
+    """As drivers call them."""
+    names = {
+        "NVIDIA B200": "b200", "NVIDIA GB200": "b200", "NVIDIA H200": "h200",
+        "NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H100 PCIe": "h100-pcie",
+        "NVIDIA A100-SXM4-80GB": "a100-80", "NVIDIA A100 80GB PCIe": "a100-80",
+        "NVIDIA A100-SXM4-40GB": "a100-40", "NVIDIA A100-PCIE-40GB": "a100-40",
+        "NVIDIA L40S": "l40s", "NVIDIA L4": "l4", "NVIDIA A10": "a10", "NVIDIA A10G": "a10",
+        "Tesla V100-SXM2-32GB": "v100-32", "NVIDIA GeForce RTX 4090": "rtx-4090",
+        "NVIDIA GeForce RTX 3090": "rtx-3090",
+    }  # fmt: skip
+    found = {name: [gpu.name for gpu in GPUS.values() if gpu.is_named(name)] for name in names}
+    assert found == {name: [row] for name, row in names.items()} and set(names.values()) == set(GPUS)

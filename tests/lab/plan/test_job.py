@@ -1,0 +1,195 @@
+"""``jobs/plan.py`` from its options to what it prints and writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdist.config.generate import parse_arguments, parse_generate_config
+from specdist.lab.plan.job import run_plan
+from specdist.lab.plan.options import PlanConfig
+from specdist.utils.errors import UserError
+from tests.models.families import tiny_model
+from tests.ranks import REPOSITORY
+
+PAIR = ["--target", "70b", "--draft", "1b", "--gpu", "h100-sxm"]
+
+
+def planned(*arguments: str) -> tuple[str, dict]:
+    return run_plan(parse_arguments(PlanConfig, list(arguments)), "python jobs/plan.py ...")
+
+
+def test_the_job_ends_with_its_document(tmp_path: Path) -> None:
+    options = ["--gpus_per_node", "5", "--acceptance", "0.8", "--num_prompts", "8"]
+    path = tmp_path / "plan.yaml"
+    done = subprocess.run(
+        [sys.executable, "jobs/plan.py", *PAIR, *options, "--output_config", str(path)],
+        cwd=REPOSITORY, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    recommended = document["recommended"]
+    assert recommended["mode"] == "branches"
+    assert "=>  draft GPU, branches" in done.stdout
+    assert f"--num_processes {recommended['num_processes']} jobs/generate.py" in done.stdout
+    # The main job accepts what it wrote.
+    config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
+    assert config.tp_size == recommended["tp_size"] == 4
+    assert (config.policy, config.overlap, config.num_branches) == ("goodput", "auto", None)
+    shared, worth = document["draft_gpu"]
+    assert (shared["placement"], worth["placement"]) == ("shared", "own")
+    assert shared["ratios"]["8"] > worth["ratios"]["8"] and shared["ratios"]["256"] > 0.9
+    assert worth["gpu"] == "h100-sxm" and worth["ratios"]["1"] > 2 > 1 > worth["ratios"]["256"]
+    assert 1 < worth["worth_up_to"] < 256 and f"up to {worth['worth_up_to']}" in done.stdout
+    assert config.num_world_ranks == recommended["num_processes"]
+    assert not config.warnings()
+
+
+def test_memory_alone_needs_no_acceptance() -> None:
+    text, document = planned(*PAIR, "--gpus_per_node", "2", "--memory")
+    assert "tokens/s" not in text and "plans" not in document
+    fits = {(item["mode"], item["tp_size"]): item["fits"] for item in document["memory"]}
+    assert fits["target only", 1] is False
+    assert fits["target only", 2] is True
+
+
+def test_what_does_not_fit_is_refused_with_its_memory() -> None:
+    with pytest.raises(
+        UserError, match=r"--target 70b does not fit: raise --gpus_per_node.*\n(.*\n)*.*128\.5"
+    ):
+        planned(*PAIR, "--acceptance", "0.8")
+
+
+def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
+    tiny_model("llama").config.save_pretrained(tmp_path)
+    text, document = planned(
+        "--target", str(tmp_path), "--prompt_tokens", "20", "--output_tokens", "10", "--device", "cpu"
+    )  # fmt: skip
+    assert document["gpu"]["name"] == "here" and "measured" in text
+    assert document["gpu"]["bandwidth_bytes_per_s"] > 0
+    assert [plan["mode"] for plan in document["plans"]] == ["target only"]
+    assert document["launch"]["commands"][0].startswith("python jobs/generate.py")
+    with pytest.raises(UserError, match=r"--prompt_tokens 512 .* supports 256: lower one"):
+        planned("--target", str(tmp_path), "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*PAIR], "--acceptance is missing"),
+        ([*PAIR, "--acceptance", "1.5"], r"--acceptance 1.5 must be in \[0, 1\]"),
+        ([*PAIR, "--acceptance", "0.5", "--caught", "1"], r"--caught 1.0 must be in \[0, 1\)"),
+        (["--target", "7b", "--acceptance", "0.5"], "has no effect without --draft"),
+        (["--target", "7b", "--trace", "run"], "--trace run has no effect without --draft"),
+        ([*PAIR, "--trace", "run", "--acceptance", "0.5"], "--acceptance and --trace exclude each other"),
+        ([*PAIR, "--trace", "no/such"], "--trace no/such is not a trace"),
+        ([*PAIR, "--trace", "run", "--validate"], "--trace run has no effect with --validate"),
+        ([*PAIR, "--acceptance", "0.5", "--top_p", "0"], r"--top_p 0.0 must be in \(0, 1\]; 1 keeps every"),
+        ([*PAIR, "--validate", "--top_p", "0.9"], "--top_p 0.9 has no effect with --validate"),
+        (["--target", "7b", "--nodes", "0"], "--nodes 0 must be at least 1"),
+        (["--target", "7b", "--num_gpus", "12"], "--num_gpus 12 is not a number of whole nodes: 2 of .* 8"),
+        (["--target", "7b", "--draft_window", "64"], "--draft_window 64 has no effect without --draft"),
+        (["--target", "no/folder"], "--target no/folder has no readable configuration"),
+        (["--target", "7b", "--gpu", "abacus"], "--gpu abacus is not in the table"),
+        (["--target", "7b", "--validate"], "give --draft too"),
+        (["--target", "7b", "--batch_sizes", "4"], "--batch_sizes has no effect without --validate"),
+        (["--target", "a", "--draft", "b", "--validate", "--draft_lengths", "4"], "choose other lengths"),
+        (["--target", "7b", "--memory", "--output_config", "x.yaml"], "--output_config x.yaml writes"),
+        (["--target", "7b", "--memory", "--prompts", "x.jsonl"], "--prompts x.jsonl is used in the commands"),
+    ],
+)
+def test_refusals_name_the_option(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=message):
+        planned(*arguments)
+
+
+def test_eight_bits_halve_the_memory_and_the_plan_runs_with_them(tmp_path: Path) -> None:
+    """A 70B target in 8 bits on two GPUs of 80 GB, where 16 bits leave room for a fraction of the rows."""
+    site = ["--gpus_per_node", "2", "--acceptance", "0.8", "--num_prompts", "64"]
+    path = tmp_path / "plan.yaml"
+    _, plain = planned(*PAIR, *site)
+    _, quantized = planned(
+        *PAIR, *site, "--target_quantization", "float8", "--draft_quantization", "int8",
+        "--output_config", str(path),
+    )  # fmt: skip
+
+    def share(document: dict) -> dict:
+        """Of a GPU that shares the target with another."""
+        (found,) = [
+            each for each in document["memory"] if (each["mode"], each["tp_size"]) == ("target only", 2)
+        ]
+        return found["target"]
+
+    # The head and the embedding, 0.5B numbers, stay as they are.
+    assert share(quantized)["weight_bytes"] == pytest.approx(share(plain)["weight_bytes"] / 2, rel=0.02)
+    assert share(quantized)["most_rows"] > 3 * share(plain)["most_rows"]
+    rates = [document["recommended"]["tokens_per_s"] for document in (plain, quantized)]
+    assert rates[1] / rates[0] > 1.2
+    config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
+    assert config.target_quantization == "float8"
+
+
+def test_a_window_lets_more_rows_in_beside_a_draft(tmp_path: Path) -> None:
+    site = ["--gpus_per_node", "4", "--prompt_tokens", "15000", "--output_tokens", "1000"]
+    path, most, window = tmp_path / "plan.yaml", [], ["--draft_window", "512"]
+    for chosen in ([], window):
+        _, document = planned(*PAIR, *site, *chosen, "--memory")
+        memory = {(each["mode"], each["tp_size"]): each for each in document["memory"]}
+        most.append([memory["colocated", 4]["target"]["most_rows"], memory["ahead", 2]["draft"]["most_rows"]])
+    assert most[1][0] > 1.2 * most[0][0] and most[1][1] > 10 * most[0][1]
+    planned(*PAIR, *site, *window, "--acceptance", "0.8", "--output_config", str(path))
+    config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
+    assert config.draft_window == 512
+
+
+def test_how_tokens_are_drawn_is_paid_for_and_run(tmp_path: Path) -> None:
+    """With top-p also in memory: whole logits of all tokens are on rank 0."""
+    site = ["--gpus_per_node", "4", "--acceptance", "0.8", "--max_num_seqs", "32", "--num_prompts", "64"]
+    path, found = tmp_path / "plan.yaml", []
+    for chosen in ([], ["--temperature", "0.7", "--top_p", "0.9"]):
+        _, document = planned(*PAIR, *site, *chosen, "--output_config", str(path))
+        fits = {(each["mode"], each["tp_size"]): each["target"]["most_rows"] for each in document["memory"]}
+        found.append((document["recommended"]["tokens_per_s"], fits["colocated", 4]))
+        config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
+        assert (config.temperature, config.top_p) == ((0.7, 0.9) if chosen else (1.0, 1.0))
+    assert 0.9 * found[0][0] < found[1][0] < found[0][0] and found[1][1] < found[0][1]
+
+
+def test_a_target_that_drafts_for_itself_is_planned() -> None:
+    text, document = planned(
+        "--target", "8b", "--draft", "self:int4", "--gpu", "h100-sxm", "--acceptance", "0.95",
+        "--max_num_seqs", "1",
+    )  # fmt: skip
+    assert document["num_parameters"]["draft"] == document["num_parameters"]["target"]
+    assert document["recommended"]["mode"] == "colocated" and "--draft self:int4" in text
+
+
+def test_a_draft_that_reads_states_takes_turns_and_its_bytes_are_counted(tmp_path: Path) -> None:
+    """In the published form, for the 8B shape: three states of 4,096 numbers of two bytes for every token."""
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 1, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "draft_vocab_size": 32000,
+        "max_position_embeddings": 64, "dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = ["--target", "8b", "--draft", str(tmp_path), "--gpu", "h100-sxm", "--acceptance", "0.75"]
+    sizes = ["--prompt_tokens", "512", "--output_tokens", "256", "--num_prompts", "4096"]
+    text, document = planned(*options, *sizes, "--gpus_per_node", "2")
+    plans = {plan["mode"]: plan for plan in document["plans"]}
+    assert set(plans) == {"target only", "colocated", "in turns"}
+    assert plans["target only"]["state_bytes_per_round"] == 0
+    for mode in ("colocated", "in turns"):
+        plan = plans[mode]
+        num_tokens = plan["num_rows"] * plan["tokens_per_round"] * (1 + 512 / 256)
+        assert plan["state_bytes_per_round"] == pytest.approx(num_tokens * 3 * 4096 * 2)
+    assert "states MiB/round" in text

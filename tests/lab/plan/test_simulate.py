@@ -1,0 +1,92 @@
+"""The closed form of a steady state against the same rounds one at a time, and what must hold of both."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdist.lab.plan.model.events import RowLengths, run_job
+from specdist.lab.plan.model.simulate import MODES, Mode, Prediction, ReplicaCosts, Settings, predict
+from specdist.policies.costs import CostModel, Curve
+
+MS = 1_000_000
+# A target's pass of 20 ms up to 64 tokens and in proportion beyond; draft steps of 1 ms and more.
+COSTS = ReplicaCosts(
+    passes=CostModel(
+        Curve([1, 64, 1024], [20 * MS, 20 * MS, 320 * MS]), Curve([1, 64, 1024], [MS, 2 * MS, 20 * MS])
+    ),
+    draft_prefill=Curve([1, 64, 2048], [MS, MS, 32 * MS]),
+    round_s=0.5e-3,
+    proposal_s=0.2e-3,
+)
+ROWS = 8
+
+
+def settings(mode: Mode, *, num_rows: int = ROWS, length: int = 5, caught: float = 0.5) -> Settings:
+    return Settings(
+        mode=mode,
+        num_rows=num_rows,
+        num_draft_tokens=0 if mode == "target only" else length,
+        acceptance=0.8,
+        caught=caught,
+    )
+
+
+def decoding(mode: Mode, **options: int | float) -> Prediction:
+    return predict(COSTS, settings(mode, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, 300])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_closed_form_is_the_mean_of_the_rounds(mode: Mode, prompt_tokens: int) -> None:
+    """Completions of 1500 tokens: their ends, which the closed form leaves out, are less than a hundredth.
+
+    5% because a pass costs more than its mean size says where sizes scatter around the bend of a curve.
+    """
+    output_tokens = 1500
+    job = run_job(COSTS, settings(mode), [RowLengths(prompt_tokens, output_tokens)] * (3 * ROWS))
+    # With equal lengths plain rows go in step, so that prompts meet each other in a pass.
+    expected = predict(COSTS, settings(mode), prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+    assert job.tokens_per_s == pytest.approx(expected.tokens_per_s, rel=0.05)
+
+
+def test_each_mode_costs_what_it_does() -> None:
+    step, wide_step, catch_up = 1 + 7 / 63, 1 + 31 / 63, 1 + (8 * (1 + 0.8**5) - 1) / 63
+    assert decoding("target only").round_s == pytest.approx(20.5e-3)
+    in_turn = 20.5 + catch_up + 4 * step
+    assert decoding("colocated").round_s == pytest.approx((in_turn + 0.2) / 1e3)
+    assert decoding("in turns").round_s == pytest.approx((in_turn + 0.2) / 1e3)
+    # Six steps, and with branches for half of the misses (three per row) five of them four times as wide.
+    assert decoding("ahead").round_s == pytest.approx(20.7e-3)
+    assert decoding("ahead").draft_share == pytest.approx(6 * step / 20.7)
+    assert decoding("branches").draft_share == pytest.approx((step + 5 * wide_step) / 20.7)
+    # With 8 rows of 31 tokens the target is the slower one only as often as they are ready.
+    alone = decoding("ahead", num_rows=1, length=30)
+    assert alone.round_s == pytest.approx(31.7e-3)
+    assert alone.target_share == pytest.approx(20 / 31.7)
+
+
+def test_branches_that_catch_nothing_are_drafting_ahead() -> None:
+    assert decoding("branches", caught=0.0) == decoding("ahead")
+
+
+def test_prompts_take_their_time_where_passes_are_bound_by_arithmetic() -> None:
+    plain = settings("target only")
+    without = predict(COSTS, plain)
+    short = predict(COSTS, plain, prompt_tokens=10, output_tokens=100)
+    long = predict(COSTS, plain, prompt_tokens=1000, output_tokens=100)
+    # Ten tokens join a pass of 8 below the bend, and cost nothing.
+    assert short.tokens_per_s == pytest.approx(without.tokens_per_s)
+    # A thousand tokens per hundred generated: 0.08 prompts a round, each 944 tokens beyond the bend.
+    assert long.round_s - without.round_s == pytest.approx(0.08 * 944 * 0.3125e-3)
+    assert long.prefill_share == pytest.approx(1 - without.round_s / long.round_s)
+
+
+def test_a_job_ends_with_every_token() -> None:
+    rows = [RowLengths(prompt, output) for prompt, output in ((3, 1), (5000, 2), (1, 7), (40, 40))]
+    for mode in MODES:
+        job = run_job(COSTS, settings(mode, num_rows=2), rows)
+        assert job.num_tokens == 50
+    # 39 tokens after the first, which the prompt's pass has decided, one a round.
+    only = run_job(COSTS, settings("target only"), rows[3:])
+    assert only.num_rounds == 1 + 39
+    assert only.seconds == pytest.approx(40 * 20.5e-3)

@@ -1,0 +1,165 @@
+"""The synthetic pair, tiny: what the dial does, and that what is written is what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specdist.job.replica.same_tokens import check_same_tokens, common_vocab_size
+from specdist.lab.synthetic.build import (
+    RECORD_NAME,
+    DialledTarget,
+    build_synthetic,
+    find_epsilon,
+    random_prompts,
+)
+from specdist.lab.synthetic.random_llama import write_pair
+from specdist.lab.synthetic.shapes import SHAPES, Shape
+from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
+from specdist.utils.errors import UserError
+
+CPU = torch.device("cpu")
+TINY = Shape(
+    num_layers=6,
+    num_draft_layers=2,
+    hidden_size=64,
+    intermediate_size=128,
+    num_heads=4,
+    num_kv_heads=2,
+    vocab_size=1024,
+)
+EPSILON = 0.1
+STRANGE_TEXT = "héllo  wörld\n\t日本 \N{SNOWMAN}"
+
+
+@pytest.fixture(autouse=True)
+def tiny_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+
+
+@pytest.fixture(scope="module")
+def dialled(tmp_path_factory: pytest.TempPathFactory) -> DialledTarget:
+    folder = tmp_path_factory.mktemp("dialled")
+    write_pair(folder, TINY, epsilon=1.0, seed=0, dtype=torch.float32)
+    return DialledTarget(folder / "target", TINY.num_draft_layers, dtype=torch.float32, device=CPU)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair at ``EPSILON``."""
+    folder = tmp_path_factory.mktemp("written")
+    write_pair(folder, TINY, epsilon=EPSILON, seed=0, dtype=torch.float32)
+    return folder
+
+
+def open_pair(folder: Path) -> tuple[Checkpoint, Checkpoint]:
+    return open_checkpoint("--target", str(folder / "target")), open_checkpoint(
+        "--draft", str(folder / "draft")
+    )
+
+
+@torch.inference_mode()
+def agreement(folder: Path) -> float:
+    """Share of the written target's greedy tokens that the written draft takes for likeliest."""
+    target, draft = (AutoModelForCausalLM.from_pretrained(folder / role) for role in ("target", "draft"))
+    prompts = random_prompts(TINY.vocab_size, seed=1)
+    text = target.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_new_tokens=32,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    chosen = draft(text).logits[:, prompts.shape[1] - 1 : -1].argmax(-1)
+    return (chosen == text[:, prompts.shape[1] :]).float().mean().item()
+
+
+def test_acceptance_falls_as_the_dial_is_turned_up(dialled: DialledTarget) -> None:
+    found = [dialled.acceptance(epsilon, seed=1) for epsilon in (0.0, 0.02, 0.1, 0.3, 1.0)]
+    assert found[0] == 1.0
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.2
+
+
+def test_without_the_later_layers_draft_and_target_are_one_function(tmp_path: Path) -> None:
+    write_pair(tmp_path, TINY, epsilon=0.0, seed=3, dtype=torch.float32)
+    token_ids = random_prompts(TINY.vocab_size, seed=2)
+    with torch.inference_mode():
+        target, draft = (
+            AutoModelForCausalLM.from_pretrained(tmp_path / role)(token_ids).logits
+            for role in ("target", "draft")
+        )
+    assert torch.equal(target, draft)
+
+
+def test_the_written_pair_agrees_as_the_dial_said(written: Path, dialled: DialledTarget) -> None:
+    # The weights are scaled before the product in one and after it in the other: near-ties may fall apart.
+    assert agreement(written) == pytest.approx(dialled.acceptance(EPSILON, seed=1), abs=0.01)
+
+
+def test_greedy_text_is_no_loop_and_peaked_like_a_trained_model(written: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(written / "target")
+    prompts = random_prompts(TINY.vocab_size, seed=4)[:8]
+    text = model.generate(prompts, max_new_tokens=96, do_sample=False, pad_token_id=0)[:, prompts.shape[1] :]
+    assert min(len(set(row)) for row in text.tolist()) > 48
+    assert len({tuple(row[-8:]) for row in text.tolist()}) == len(text)
+    with torch.inference_mode():
+        probabilities = model(prompts).logits.softmax(-1)
+    assert 0.4 < probabilities.max(-1).values.mean() < 0.9
+
+
+def test_written_pair_opens_in_specdist_and_has_one_tokenizer(written: Path) -> None:
+    target, draft = open_pair(written)
+    assert len(target.weight_files) == TINY.num_layers + 2
+    assert len(draft.weight_files) == TINY.num_draft_layers + 2
+    check_same_tokens(target, draft)
+    assert common_vocab_size(target, draft) == TINY.vocab_size
+    assert not target.stop_token_ids()
+    tokenizer = AutoTokenizer.from_pretrained(written / "target")
+    assert tokenizer.decode(tokenizer(STRANGE_TEXT)["input_ids"]) == STRANGE_TEXT
+    assert all(tokenizer.convert_ids_to_tokens(list(range(TINY.vocab_size))))
+
+
+def test_the_wanted_acceptance_is_found_recorded_and_reused(tmp_path: Path) -> None:
+    record = build_synthetic(tmp_path, "tiny", acceptance=0.7, device=CPU)
+    # The search fits its 1024 tokens to 0.01; another 1024 differ by a few standard errors of 0.014.
+    assert record.measured_acceptance == pytest.approx(0.7, abs=0.07)
+    assert agreement(tmp_path) == pytest.approx(0.7, abs=0.02)
+    stored = json.loads((tmp_path / RECORD_NAME).read_text())
+    assert stored == dataclasses.asdict(record)
+    assert stored["synthetic"] is True
+    weights = tmp_path / "target" / "embeddings.safetensors"
+    before = weights.stat().st_mtime_ns
+    assert build_synthetic(tmp_path, "tiny", acceptance=0.7, device=CPU) == record
+    assert weights.stat().st_mtime_ns == before
+    assert build_synthetic(tmp_path, "tiny", epsilon=0.5, device=CPU).measured_acceptance is None
+
+
+def test_large_shapes_have_the_sizes_of_their_names() -> None:
+    for name, shape in SHAPES.items():
+        if name == "tiny":
+            continue
+        config = shape.llama_config(num_layers=shape.num_layers, dtype=torch.bfloat16)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        wanted = float(name[:-1]) * {"m": 1e6, "b": 1e9}[name[-1]]
+        assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(wanted, rel=0.12)
+
+
+def test_the_search_finds_the_dial_or_refuses() -> None:
+    evaluated: list[float] = []
+
+    def acceptance_at(epsilon: float) -> float:
+        evaluated.append(epsilon)
+        return 1 / (1 + epsilon)
+
+    assert find_epsilon(acceptance_at, 0.8) == pytest.approx(0.25, abs=0.02)
+    assert len(evaluated) <= 5
+    assert find_epsilon(acceptance_at, 1.0) == 0.0
+    with pytest.raises(UserError, match=r"--acceptance 0.1 is less than the 0.20"):
+        find_epsilon(acceptance_at, 0.1)

@@ -1,0 +1,158 @@
+"""Comparing two runs: equal tokens, the first difference, and whether it was to be expected."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from specdist.results.evaluate.identity import position_histogram
+from specdist.utils.errors import UserError
+from tests.results.evaluate.evaluating import evaluate
+from tests.results.evaluate.files import FAILED, merged_file, run_folder
+
+
+def ids(*tokens: int, **changes: object) -> dict[str, object]:
+    return {"completion": " ".join(map(str, tokens)), "completion_ids": tokens, **changes}
+
+
+FIRST = [ids(1, 2, 3), ids(1, 2, 3), ids(1, 2, 3), ids(1, 2, 3), ids(9, 9)]
+SECOND = [ids(1, 2, 3), ids(1, 2, 4, 5), ids(1, 2), ids(1, 2, 3, finish_reason="length"), FAILED]
+
+
+def test_every_kind_of_difference_is_counted(tmp_path) -> None:
+    first = run_folder(tmp_path / "first", {}, FIRST)
+    second = run_folder(tmp_path / "second", {}, SECOND)
+    text, document = evaluate(first, against=second)
+    found = document["identity"]
+    assert (found["num_rows"], found["num_identical"], found["share_identical"]) == (5, 1, 0.2)
+    assert found["kinds_of_difference"] == {"token": 1, "length": 2, "error": 1}
+    # At positions 2, 2, 3 and 0; the longer completion has 4, 3, 3 and 2 tokens.
+    assert found["first_difference"]["median"] == 2 and found["first_difference"]["max"] == 3
+    assert found["first_difference_relative"]["max"] == 1 and found["first_difference_relative"]["min"] == 0
+    assert found["share_of_tokens_before_first_difference"] == (3 + 2 + 2 + 3 + 0) / 14
+    assert found["first_difference_histogram"] == [
+        {"from": 0, "to": 0, "num_rows": 1},
+        {"from": 2, "to": 3, "num_rows": 3},
+    ]
+    assert "1 of 5 rows have the same tokens (20.00%)" in text
+    folder = first / "evaluation" / "identity-against-second"
+    rows = pa.ipc.open_file(pa.memory_map(str(folder / "differences.arrow"))).read_all().to_pydict()
+    assert rows["difference"] == [None, "token", "length", "length", "error"]
+    assert rows["first_difference"] == [None, 2, 2, 3, 0]
+
+
+def test_a_run_is_the_same_as_itself(tmp_path) -> None:
+    first = run_folder(tmp_path / "first", {}, FIRST)
+    merged = merged_file(tmp_path / "merged.arrow", {}, FIRST)
+    text, document = evaluate(first, against=merged)
+    assert document["identity"]["share_identical"] == 1
+    assert document["identity"]["first_difference"] is None
+    assert "unknown: a merged file does not record how its run was generated" in text
+
+
+SAME, OTHER = "the same tokens", "different tokens"
+DISTRIBUTION = "the same distribution, but different tokens"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ({}, {"policy": "none", "draft": None}, SAME),
+        ({}, {"seed": 7, "top_k": 5}, SAME),
+        ({"temperature": 1.0}, {"temperature": 1.0, "rows_per_shard": 7}, SAME),
+        ({"temperature": 1.0}, {"temperature": 1.0, "policy": "none"}, DISTRIBUTION),
+        (
+            {"temperature": 1.0, "acceptance": "gumbel"},
+            {"temperature": 1.0, "acceptance": "gumbel", "policy": "none"},
+            SAME,
+        ),
+        ({"temperature": 1.0}, {"temperature": 1.0, "seed": 7}, OTHER),
+        ({}, {"temperature": 1.0}, OTHER),
+        ({}, {"target": "c"}, OTHER),
+        ({}, {"policy": "sprinter"}, OTHER),
+    ],
+)
+def test_the_expected_agreement_follows_from_the_settings(tmp_path, first, second, expected) -> None:
+    runs = [
+        run_folder(tmp_path / name, {}, FIRST, **settings)
+        for name, settings in (("first", first), ("second", second))
+    ]
+    found = evaluate(runs[0], against=runs[1])[1]["identity"]["expectation"]
+    assert found.startswith(expected)
+
+
+def test_rows_of_only_one_run_are_counted(tmp_path) -> None:
+    first = merged_file(tmp_path / "first.arrow", {}, FIRST)
+    second = merged_file(tmp_path / "second.arrow", {}, FIRST[:2])
+    text, document = evaluate(first, against=second)
+    assert document["identity"]["num_rows"] == 2 and document["identity"]["num_rows_only_in_first"] == 3
+    assert "3 rows are in only one of the runs" in text
+
+
+def test_runs_over_other_prompts_are_refused(tmp_path) -> None:
+    first = merged_file(tmp_path / "first.arrow", {}, FIRST)
+    second = merged_file(tmp_path / "second.arrow", {}, [*FIRST[:4], {**FIRST[4], "prompt": "another"}])
+    with pytest.raises(UserError, match="row 4 has a different prompt there"):
+        evaluate(first, against=second)
+
+
+def test_runs_of_two_dates_are_told_apart(tmp_path) -> None:
+    """Where prompts differ, since a chat template may have told them."""
+    runs = []
+    for day in ("2026-01-02", "2026-01-03"):
+        runs.append(run_folder(tmp_path / day, {}, [{**row, "prompt": f"on {day}"} for row in FIRST]))
+        path = runs[-1] / "manifest.json"
+        manifest = json.loads(path.read_text())
+        path.write_text(
+            json.dumps(manifest | {"info": manifest["info"] | {"clock": f"{day}T01:00:00+00:00"}})
+        )
+    with pytest.raises(UserError, match=r"tell their dates, 2026-01-02T01:00.* and 2026-01-03T01:00"):
+        evaluate(runs[0], against=runs[1])
+
+
+def test_scores_are_compared_prompt_by_prompt(tmp_path) -> None:
+    """Only prompts of both runs count: 3 better, 1 worse, 1 equal, and one that only the first run has."""
+    answers = {"final_answer": ["1"] * 6}
+    first = merged_file(tmp_path / "first.arrow", answers, ["1", "1", "1", "0", "1", "0"])
+    fewer = {"final_answer": ["1"] * 5}
+    second = merged_file(tmp_path / "second.arrow", fewer, ["0", "0", "0", "1", "1"])
+    text, document = evaluate(first, task="gsm8k", against=second)
+    found = document["paired"]["exact_match"]
+    assert (found["num_prompts"], found["num_better"], found["num_worse"]) == (5, 3, 1)
+    assert found["difference"] == pytest.approx(4 / 5 - 2 / 5)
+    assert found["p_value"] == pytest.approx(2 * (1 + 4) / 16)
+    assert document["metrics"]["exact_match"]["value"] == 4 / 6
+    assert "exact sign test (McNemar)" in text
+
+
+def test_a_column_missing_in_the_other_run_is_named_before_anything_is_run(tmp_path) -> None:
+    first = merged_file(tmp_path / "first.arrow", {"final_answer": ["1"]}, ["1"])
+    second = merged_file(tmp_path / "second.arrow", {}, ["1"])
+    with pytest.raises(UserError, match=r"needs the column reference, which .*second.arrow does not have"):
+        evaluate(first, task="gsm8k", against=second)
+
+
+def test_an_unfinished_run_says_so(tmp_path) -> None:
+    answers = {"final_answer": ["1"] * 2}
+    path = run_folder(tmp_path / "run", answers, ["1", "1"], num_rows=4, rows_per_shard=2)
+    text, document = evaluate(path, task="gsm8k")
+    assert document["complete"] is False and document["num_rows"] == 2
+    assert "NOT complete: 1 shards are still missing" in text
+
+
+def test_a_lossy_run_says_so(tmp_path) -> None:
+    path = run_folder(tmp_path / "run", {"final_answer": ["1"]}, ["1"], policy="sprinter")
+    text, document = evaluate(path, task="gsm8k")
+    assert document["exact"] is False and "NOT exact: a lossy run" in text
+
+
+def test_histograms_are_doubled() -> None:
+    assert position_histogram([0, 1, 2, 3, 4, 7, 8]) == [
+        {"from": 0, "to": 0, "num_rows": 1},
+        {"from": 1, "to": 1, "num_rows": 1},
+        {"from": 2, "to": 3, "num_rows": 2},
+        {"from": 4, "to": 7, "num_rows": 2},
+        {"from": 8, "to": 15, "num_rows": 1},
+    ]

@@ -1,0 +1,207 @@
+"""Heads find what is in the data, the same every time, and say what they have found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.models.heads.head import load_head
+from specdist.models.heads.info import HeadInfo, read_head_info
+from specdist.models.heads.roc import roc_curve
+from specdist.training.heads.config import TrainConfig
+from specdist.training.heads.data import open_examples, split_rows
+from specdist.training.heads.metrics import sigmoid
+from specdist.training.heads.optimize import estimate
+from specdist.training.heads.run import run_training
+from specdist.utils.errors import UserError
+from tests.ranks import REPOSITORY
+from tests.training.heads.synthetic import DIRECTION, DRAFT, write_collection
+
+PNG = b"\x89PNG"
+FAST = {"learning_rate": 2e-2, "epochs": 12, "depth": 1, "rejected_weight": 1.0, "batch_size": 8}
+FILES = ("head.safetensors", "head.json", "curves.png", "calibration.png", "roc.png")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_collection(tmp_path_factory.mktemp("acceptance") / "data", num_rows=120)
+
+
+@pytest.fixture(scope="module")
+def verifier_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_collection(tmp_path_factory.mktemp("verifier") / "data", "verifier", num_rows=120)
+
+
+def trained(data: Path, output: Path, kind: str = "acceptance", **options: Any) -> HeadInfo:
+    options = (FAST if kind == "acceptance" else {}) | options
+    return run_training(
+        TrainConfig(kind=kind, data=str(data), output=str(output), device="cpu", **options)  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def head(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("head") / "head"
+    trained(data, output)
+    return output
+
+
+def test_an_acceptance_head_finds_the_true_probabilities(head: Path) -> None:
+    """The logit is linear in the state: next to nothing is left to find, and the features know nothing."""
+    metrics = read_head_info(head).metrics
+    assert metrics["kl"] < 0.01 and metrics["training_kl"] < 0.01
+    assert metrics["calibration_error"] < 0.03
+    # With acceptances that are known, not drawn, the best possible is that of the acceptances themselves.
+    assert metrics["auc"] > 0.86
+    assert all(0.4 < value < 0.6 for value in metrics["baseline_auc"].values())
+    assert metrics["num_examples"] + metrics["num_training_examples"] > 2000
+
+
+def test_figures_are_those_of_the_loaded_head(head: Path, data: Path) -> None:
+    """On the rows that were kept out, by whoever loads it."""
+    info = read_head_info(head)
+    loaded = load_head(head, kind="acceptance", draft=DRAFT)
+    _, kept_out = split_rows(open_examples("--data", str(data), "acceptance"), 0.1, seed=0)
+    logits, labels = estimate(loaded, kept_out), kept_out.column("acceptance")
+    assert info.metrics["auc"] == roc_curve(logits, labels).auc
+    assert info.metrics["mean_estimate"] == sigmoid(logits).mean()
+    assert info.metrics["num_examples"] == len(labels)
+
+
+def test_it_is_the_same_bit_for_bit_in_another_process(head: Path, data: Path, tmp_path: Path) -> None:
+    options = [f"--{name}={value}" for name, value in FAST.items()]
+    ended = subprocess.run(
+        [sys.executable, "jobs/train_head.py", "--kind=acceptance", f"--data={data}",
+         f"--output={tmp_path / 'head'}", "--device=cpu", *options],
+        cwd=REPOSITORY, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    document = json.loads(ended.stdout.splitlines()[-1])
+    assert document["auc"] == read_head_info(head).metrics["auc"]
+    for name in FILES:
+        assert (tmp_path / "head" / name).read_bytes() == (head / name).read_bytes(), name
+
+
+def test_another_seed_is_another_head(head: Path, data: Path, tmp_path: Path) -> None:
+    trained(data, tmp_path / "head", seed=1, epochs=1)
+    first, second = (load_head(path, kind="acceptance", draft=DRAFT) for path in (head, tmp_path / "head"))
+    assert not torch.equal(first.output.weight, second.output.weight)
+
+
+def test_rejections_that_weigh_more_lower_the_estimate(data: Path, tmp_path: Path) -> None:
+    """The loss is least at p / (p + 6 (1 - p)): the paper's heads are meant to be this shy."""
+    info = trained(data, tmp_path / "head", rejected_weight=6.0, depth=0, epochs=30, learning_rate=0.1,
+                   features="none")  # fmt: skip
+    loaded = load_head(tmp_path / "head", kind="acceptance", draft=DRAFT)
+    bias = float(loaded.output.bias)
+    assert bias == pytest.approx(-np.log(6), abs=0.1)
+    np.testing.assert_allclose(loaded.output.weight[0].numpy(), DIRECTION, atol=0.1)
+    assert info.metrics["kl"] > 0.1 and info.metrics["auc"] > 0.86
+
+
+def test_a_verifier_finds_which_ratios_are_small(verifier_data: Path, tmp_path: Path) -> None:
+    """Q/P = 1 + e**-z is at most 1.5 where z >= log 2: a linear layer separates these perfectly. No ratio is
+    below 1, so that nothing is acceptable for λ = 1."""
+    info = trained(verifier_data, tmp_path / "head", "verifier", max_ratio=1.5, validation_share=0.3)
+    assert (info.depth, info.max_ratio) == (0, 1.5)
+    assert info.metrics["auc"] > 0.98
+    assert set(info.metrics["auc_per_max_ratio"]) == {"λ 1", "λ 1.2", "λ 1.5"}
+    assert info.metrics["auc_per_max_ratio"]["λ 1.5"] == info.metrics["auc"]
+    # JSON has no NaN.
+    assert info.metrics["auc_per_max_ratio"]["λ 1"] is None
+    assert set(info.metrics["auc_per_prefix_kind"]) == {"original", "draft", "target", "mixed"}
+    examples = open_examples("--data", str(verifier_data), "verifier")
+    assert info.metrics["mean_label"] == pytest.approx((examples.column("ratio") <= 1.5).mean(), abs=0.1)
+
+
+def test_a_verifier_stops_early_and_keeps_its_best(verifier_data: Path, tmp_path: Path) -> None:
+    """With a rate far too large the loss goes up and down; the weights are those of its lowest."""
+    info = trained(verifier_data, tmp_path / "head", "verifier", max_ratio=1.5, learning_rate=3.0, patience=2)
+    history = info.metrics["history"]
+    assert len(history["evaluation"]) < 50
+    best = int(np.argmin(history["evaluation"]))
+    assert best == len(history["evaluation"]) - 3
+    assert info.metrics["loss"] == pytest.approx(history["evaluation"][best], rel=1e-6)
+
+
+def test_features_are_read_where_they_are_asked_for(tmp_path: Path) -> None:
+    """The acceptance is the token's probability here, and the hidden states say nothing."""
+    data = write_collection(tmp_path / "data", follows_features=True)
+    blind = trained(data, tmp_path / "blind", epochs=4, features="none")
+    info = trained(data, tmp_path / "head", epochs=25)
+    assert blind.metrics["auc"] < 0.6 and not blind.uses_features
+    # The best possible is the probability's own, 0.83.
+    assert info.uses_features and info.metrics["auc"] > info.metrics["baseline_auc"]["probability"] - 0.03
+    head = load_head(tmp_path / "head", kind="acceptance", draft=DRAFT)
+    assert head.uses_features
+    _, kept_out = split_rows(open_examples("--data", str(data), "acceptance"), 0.1, seed=0)
+    auc = roc_curve(estimate(head, kept_out), kept_out.column("acceptance")).auc
+    assert auc == info.metrics["auc"]
+
+
+def test_other_data_can_be_evaluated_on(head: Path, data: Path, tmp_path: Path) -> None:
+    """Then nothing of the training data is kept out."""
+    other = write_collection(tmp_path / "other", seed=9, num_rows=30)
+    info = trained(data, tmp_path / "head", eval_data=str(other), epochs=2)
+    assert info.data["training"]["num_rows"] == 120
+    assert info.data["evaluation"]["num_rows"] == 30
+    assert info.data["evaluation"]["folder"] == str(other)
+    foreign = write_collection(
+        tmp_path / "foreign", draft=DRAFT.__class__(**{**vars(DRAFT), "fingerprint": "another"})
+    )
+    with pytest.raises(UserError, match="a head works with one draft only"):
+        trained(data, tmp_path / "none", eval_data=str(foreign))
+
+
+def test_the_file_says_what_it_was_trained_on(head: Path, data: Path) -> None:
+    info = read_head_info(head)
+    assert info.draft == DRAFT and info.hidden_size == DRAFT.hidden_size
+    training = info.data["training"]
+    assert training["folder"] == str(data)
+    assert training["target"] == "large" and training["temperature"] == 1.0
+    assert training["num_rows"] == 108
+    assert info.options["learning_rate"] == FAST["learning_rate"]
+    for name in FILES[2:]:
+        assert (head / name).read_bytes().startswith(PNG)
+
+
+def test_a_head_is_not_replaced_unasked(head: Path, data: Path) -> None:
+    with pytest.raises(UserError, match="already contains a head: use another folder, or --overwrite"):
+        trained(data, head)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("verifier", {"depth": 2}, "--depth 2 has no effect with --kind verifier"),
+        ("verifier", {"rejected_weight": 3.0}, "--rejected_weight 3.0 has no effect"),
+        ("acceptance", {"max_ratio": 1.2}, "--max_ratio 1.2 has no effect with --kind acceptance"),
+        ("acceptance", {"patience": 2}, "--patience 2 has no effect with --kind acceptance"),
+        ("acceptance", {"depth": 5}, "--depth 5 must be 0"),
+        ("acceptance", {"validation_share": 1.0}, "--validation_share 1.0 must be between"),
+        ("acceptance", {"validation_share": 0.2, "eval_data": "x"}, "has no effect with --eval_data"),
+        ("acceptance", {"learning_rate": 0.0}, "--learning_rate 0.0 must be positive"),
+        ("verifier", {"epochs": 0}, "--epochs 0 must be at least 1"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TrainConfig(kind=kind, data="data", output="head", **options)
+
+
+def test_the_defaults_are_the_papers_at_its_size() -> None:
+    """36 thousand of 40 thousand prompts and Llama 2's width; smaller ones get more epochs, larger rates."""
+    config = TrainConfig(kind="acceptance", data="data", output="head")
+    pace = config.pace(36_000, 4096)
+    assert (pace.learning_rate, pace.epochs, config.batch_size) == (5e-5, 3, 32)
+    assert (config.depth, config.accepted_weight, config.rejected_weight) == (3, 1, 6)
+    small = config.pace(300, 128)
+    assert small.epochs == 10 and small.learning_rate == pytest.approx(1.6e-3)
+    given = TrainConfig(kind="verifier", data="data", output="head", learning_rate=0.5, epochs=2)
+    assert vars(given.pace(300, 128)) == {"learning_rate": 0.5, "epochs": 2}
