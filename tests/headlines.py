@@ -9,9 +9,9 @@ from statistics import median
 
 from specdist.lab.benchmark.report import markdown_report
 from specdist.lab.benchmark.results import BenchmarkResult, MethodResult
-from specdist.lab.emulation.results import EmulationResult, Outcome
 from specdist.utils.table import Table
 from tests.lab.emulation.policies import best_other, per_gpu
+from tests.lab.emulation.results import EmulationResult, Outcome
 from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs/benchmarks"

@@ -150,7 +150,7 @@ def generated() -> dict[str, str]:
 
 def papers() -> dict[str, str]:
     """What ``jobs/benchmarks/papers.sh`` has found."""
-    from specdist.lab.papers.tables import Repeated
+    from tests.lab.papers.tables import Repeated
 
     repeated = Repeated.read(REPOSITORY / "jobs/benchmarks/papers.json")
     return {"papers-claims": repeated.claims_markdown(), "papers-tables": repeated.tables_markdown()}
@@ -176,8 +176,8 @@ def compiled_kernels() -> str:
 
 
 def emulation() -> str:
-    """The results of ``jobs/benchmark.py --emulate``."""
-    from specdist.lab.emulation.results import EmulationResult
+    """The results of ``python -m tests.lab.emulation --emulate``."""
+    from tests.lab.emulation.results import EmulationResult
 
     files = sorted((REPOSITORY / "jobs/benchmarks").glob("emulation-*.json"))
     return "\n\n".join(EmulationResult.read(file).markdown() for file in files)
@@ -185,8 +185,8 @@ def emulation() -> str:
 
 def emulated() -> str:
     """What a user would quote of the defaults, as emulated."""
-    from specdist.lab.emulation.results import EmulationResult
     from specdist.lab.plan.model.hardware import PUBLISHED
+    from tests.lab.emulation.results import EmulationResult
 
     result = EmulationResult.read(REPOSITORY / "jobs/benchmarks/emulation-70b-h100-auto.json")
     default = [one for one in result.outcomes if one.mode == "auto"]

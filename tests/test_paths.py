@@ -15,7 +15,6 @@ from specdist.config.arguments import PATH_OPTIONS, URL_OPTIONS, local_path, par
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.demo.config import PairConfig
-from specdist.lab.emulation.config import EmulationConfig
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.synthetic.config import SyntheticConfig
 from specdist.lab.tune.config import TuneConfig
@@ -24,6 +23,7 @@ from specdist.training.collect.config import CollectConfig
 from specdist.training.drafts.config import DistillConfig
 from specdist.training.heads.config import TrainConfig
 from specdist.utils.errors import UserError
+from tests.lab.emulation.config import EmulationConfig
 from tests.ranks import REPOSITORY
 
 CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, DistillConfig, EmulationConfig, EvaluateConfig,

@@ -50,5 +50,5 @@ for state in drawing own; do
     done
 done
 
-python jobs/papers.py --target "$pair/target" --draft "$pair/draft_distilled" --prompts "$prompts" --work "$work" \
+python -m tests.lab.papers --target "$pair/target" --draft "$pair/draft_distilled" --prompts "$prompts" --work "$work" \
     --output jobs/benchmarks/papers.json

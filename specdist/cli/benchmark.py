@@ -11,7 +11,7 @@ from pathlib import Path
 from specdist.cli.ending import log_to_stderr, tells_mistakes
 from specdist.config.arguments import parse_arguments
 from specdist.lab.benchmark.config import BenchmarkConfig
-from specdist.lab.emulation.config import EmulationConfig
+from specdist.utils.errors import UserError
 
 
 @tells_mistakes
@@ -21,7 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log_to_stderr()
     command = shlex.join(["python", "jobs/benchmark.py", *arguments])
     if any(word.partition("=")[0] == "--emulate" for word in arguments):
-        return _emulate(parse_arguments(EmulationConfig, arguments), command)
+        raise UserError(
+            "--emulate measures this package itself and is not a part of it any more: run, in the "
+            "repository, python -m tests.lab.emulation with the same options"
+        )
     config = parse_arguments(BenchmarkConfig, arguments)
 
     from specdist.lab.benchmark.report import console_report, summary, update_readme
@@ -41,13 +44,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = run_benchmark(config, command)
     print(console_report(result), f"\nall of it: {config.output}\n", sep="\n")
     print(json.dumps(summary(result)))
-    return 0
-
-
-def _emulate(config: EmulationConfig, command: str) -> int:
-    from specdist.lab.emulation.run import run_emulation
-
-    result = run_emulation(config, command)
-    print(result.report(), "", sep="\n")
-    print(json.dumps(result.summary()))
     return 0

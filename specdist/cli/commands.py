@@ -25,7 +25,6 @@ COMMANDS = {
     "train-head": "train a head on collected examples",
     "distill": "train a draft on what the target says",
     "train-demo": "train the demo pair of models",
-    "papers": "repeat the papers' own tables on a pair of models",
     "make-synthetic": "write a random pair of models with a given acceptance rate",
 }
 # Threads of their libraries may abort during the interpreter's exit.

@@ -12,12 +12,12 @@ from specdist.job.costs import measuring
 from specdist.job.costs.pass_times import Budget, always
 from specdist.job.costs.request_times import MOST_STEPS, MOST_STEPS_AHEAD, drafting_curves
 from specdist.job.workload import Workload
-from specdist.lab.emulation.config import EmulationConfig
-from specdist.lab.emulation.run import Emulation
-from specdist.lab.emulation.sides import DraftServer, EmulatedOrder
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import Curve
 from specdist.sampling.processing.options import Processing
+from tests.lab.emulation.config import EmulationConfig
+from tests.lab.emulation.run import Emulation
+from tests.lab.emulation.sides import DraftServer, EmulatedOrder
 
 NUM_ROWS = 3
 SECOND = 10**9

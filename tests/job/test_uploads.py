@@ -10,7 +10,7 @@ import pytest
 from specdist.data.run.run_folder import RunFolder
 from specdist.engine.request import Completion
 from specdist.job.rows.uploads import MAX_UPLOADS, Uploads
-from specdist.lab.emulation.rows import RowSettings, open_rows
+from tests.lab.emulation.rows import RowSettings, open_rows
 
 
 def test_generation_goes_on_while_a_shard_is_uploaded() -> None:

@@ -70,8 +70,10 @@ class Place:
 
 
 def _sources(root: Path) -> list[tuple[Path, str]]:
-    """Every text of the package."""
-    paths = sorted(path for path in (root / "specdist").rglob("*") if path.suffix in SUFFIXES)
+    """Every text of the package and of the instruments."""
+    # The instruments are code, too; tests are not.
+    found = [path for room in ("specdist", "tests/lab") for path in sorted((root / room).rglob("*"))]
+    paths = [path for path in found if path.suffix in SUFFIXES and not path.name.startswith("test_")]
     return [(path, _text(path, path.stat().st_mtime_ns)) for path in paths]
 
 

@@ -2,7 +2,7 @@
 BEFORE --output FILE`.
 
 BEFORE is a checkout of the repository. Both versions emulate the same pair in turn, batch size by batch
-size, each with its own specdist/lab/emulation: copy this one there, so that only the engine differs. The
+size, each with its own tests/lab/emulation: copy this one there, so that only the engine differs. The
 table of jobs/benchmarks/tables is made from the file.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_json
-from specdist.lab.emulation.results import EmulationResult, Outcome
 from specdist.utils.table import Table, decimals
+from tests.lab.emulation.results import EmulationResult, Outcome
 
 PAIR = ("--emulate", "h100-sxm", "--target", "70b", "--draft", "1b", "--tp_size", "4")
 MODES = ("target_only", "in_turns", "ahead", "branches")

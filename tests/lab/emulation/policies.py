@@ -19,10 +19,10 @@ import numpy as np
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_json
 from specdist.lab.benchmark.choices import INITIAL_LENGTHS, policy_choices
-from specdist.lab.emulation.config import EmulationConfig
 from specdist.lab.plan.model.hardware import PUBLISHED
 from specdist.policies.choice import PolicyChoice
 from specdist.utils.table import Table
+from tests.lab.emulation.config import EmulationConfig
 from tests.lab.emulation.virtual import tokens_per_s
 
 PAIR: dict[str, Any] = {"emulate": "h100-sxm", "target": "70b", "draft": "1b", "tp_size": 4}
@@ -108,11 +108,11 @@ def main() -> None:
             "batch_size": BATCH_SIZE, "temperature": temperature, "mode": MODES[0],
             "acceptance": ACCEPTANCES[1],
         }  # fmt: skip
-        rates = [
+        all_rates = [
             round(_rate(setting, choice, options.rounds), 1)
             for choice in policy_choices([name], list(INITIAL_LENGTHS), None)
         ]
-        spreads[(*_key(setting), name)] = {**setting, "policy": name, "tokens_per_s": rates}
+        spreads[(*_key(setting), name)] = {**setting, "policy": name, "tokens_per_s": all_rates}
         keep()
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.lab.emulation.accounting import busy_until, round_times
-from specdist.lab.emulation.device import EmulatedDevice
-from specdist.lab.emulation.sides import SideLog
+from tests.lab.emulation.accounting import busy_until, round_times
+from tests.lab.emulation.device import EmulatedDevice
+from tests.lab.emulation.sides import SideLog
 
 PASS_NS = 30_000_000
 NOTHING = np.zeros((0, 2), np.int64)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from specdist.engine.draft.ahead.branches import BranchTable
-from specdist.lab.emulation.markov import MarkovModel, MarkovPair, PairSettings, markov_pair
 from specdist.policies.formulas import caught_share
 from specdist.sampling.branch_estimates import estimate_branches, likeliest
 from specdist.sampling.distributions import SamplingSettings
+from tests.lab.emulation.markov import MarkovModel, MarkovPair, PairSettings, markov_pair
 
 VOCAB_SIZE = 1024
 

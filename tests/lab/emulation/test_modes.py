@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.cli.benchmark import main
 from specdist.config.arguments import parse_arguments
 from specdist.engine.request import Completion
 from specdist.lab.benchmark.sides.draft_rank import DraftRank
-from specdist.lab.emulation.config import EmulationConfig
-from specdist.lab.emulation.markov import TARGET_WEIGHTS, markov_pair
-from specdist.lab.emulation.results import Outcome
-from specdist.lab.emulation.run import Case, Emulation, run_emulation
-from specdist.lab.emulation.session import Replica, Run
 from specdist.utils.errors import UserError
+from tests.lab.emulation.__main__ import main
+from tests.lab.emulation.config import EmulationConfig
+from tests.lab.emulation.markov import TARGET_WEIGHTS, markov_pair
+from tests.lab.emulation.results import Outcome
+from tests.lab.emulation.run import Case, Emulation, run_emulation
+from tests.lab.emulation.session import Replica, Run
 from tests.statistics import chi_square_p_value
 
 # Passes of one or two milliseconds, and draft steps of a third of that: work ahead pays.

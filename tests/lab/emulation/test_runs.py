@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.lab.emulation.device import EmulatedDevice
-from specdist.lab.emulation.markov import PairSettings, markov_pair
-from specdist.lab.emulation.runner import EmulatedRunner, Pace
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.model.hardware import find_gpu
 from specdist.lab.plan.model.roofline import Placement
@@ -17,6 +14,9 @@ from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys
+from tests.lab.emulation.device import EmulatedDevice
+from tests.lab.emulation.markov import PairSettings, markov_pair
+from tests.lab.emulation.runner import EmulatedRunner, Pace
 
 NUM_STEPS, NUM_ROWS = 4, 6
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.lab.emulation.config import EmulationConfig
-from specdist.lab.emulation.run import Emulation
 from specdist.policies.choice import PolicyChoice
+from tests.lab.emulation.config import EmulationConfig
+from tests.lab.emulation.run import Emulation
 from tests.lab.emulation.virtual import AHEAD_NS, MESSAGE_NS, ROUND_NS, TURNS_NS, draining, tokens_per_s
 
 LENGTH, OUTPUT = 2, 120

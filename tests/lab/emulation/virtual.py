@@ -26,17 +26,17 @@ from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline
-from specdist.lab.emulation.config import MODE_OPTIONS, TARGET_ONLY, EmulationConfig
-from specdist.lab.emulation.device import NS_PER_MS, EmulatedDevice
-from specdist.lab.emulation.markov import markov_pair
-from specdist.lab.emulation.run import Case, Emulation
-from specdist.lab.emulation.runner import EmulatedRunner, Pace
-from specdist.lab.emulation.session import Window
-from specdist.lab.emulation.sides import EmulatedOrder, ObservedTarget, Recording, new_draft, timeline
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import Curve
 from specdist.sampling.distributions import Dense
+from tests.lab.emulation.config import MODE_OPTIONS, TARGET_ONLY, EmulationConfig
+from tests.lab.emulation.device import NS_PER_MS, EmulatedDevice
+from tests.lab.emulation.markov import markov_pair
+from tests.lab.emulation.run import Case, Emulation
+from tests.lab.emulation.runner import EmulatedRunner, Pace
+from tests.lab.emulation.session import Window
+from tests.lab.emulation.sides import EmulatedOrder, ObservedTarget, Recording, new_draft, timeline
 
 # A request and its reply; the target's host between two passes; the draft's beside its steps, in turns and
 # ahead: as on two cores of a server, jobs/benchmarks/tables/host-times.md.
@@ -64,7 +64,7 @@ class VirtualDevice(EmulatedDevice):
 
 @dataclass
 class VirtualEvent:
-    """See :class:`specdist.lab.emulation.device.EmulatedEvent`."""
+    """See :class:`tests.lab.emulation.device.EmulatedEvent`."""
 
     device: VirtualDevice
     at_ns: int = field(default=0)

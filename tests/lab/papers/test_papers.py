@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.lab.papers import gammatune, leviathan, specdecpp, svip
-from specdist.lab.papers.config import PapersConfig
-from specdist.lab.papers.counts import Counts, of_policy, truncated
-from specdist.lab.papers.tables import Claim, PaperTable, Repeated
 from specdist.lab.replay import ExhaustiveTrace, PromptTrace
 from specdist.utils.errors import UserError
+from tests.lab.papers import gammatune, leviathan, specdecpp, svip
+from tests.lab.papers.config import PapersConfig
+from tests.lab.papers.counts import Counts, of_policy, truncated
+from tests.lab.papers.tables import Claim, PaperTable, Repeated
 
 CAP = 40
 
@@ -139,7 +139,7 @@ def test_specdecpp_compares_the_best_with_the_best() -> None:
 
 def test_results_survive_json(tmp_path: Path) -> None:
     repeated = Repeated(
-        {"date": "2026-01-01", "target": "a", "draft": "b", "command": "python jobs/papers.py"},
+        {"date": "2026-01-01", "target": "a", "draft": "b", "command": "python -m tests.lab.papers"},
         [PaperTable("T", ["x"], [["1"]], "About.")],
         [Claim("P", "c", "f", holds=False)],
     )

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from specdist.config.generate import parse_arguments
-from specdist.lab.emulation.config import EmulationConfig
-from specdist.lab.emulation.run import Emulation
 from specdist.lab.plan.job import open_model, run_plan
 from specdist.lab.plan.model.calibration import Calibration, MeasuredSampling, MeasuredSum
 from specdist.lab.plan.model.counted import DRAFT_PASS, PACKING_S, TARGET_PASS
@@ -20,6 +18,8 @@ from specdist.lab.plan.model.roofline import Placement
 from specdist.lab.plan.options import PlanConfig
 from specdist.models.loading.reserve import GRAPH_NODE_BYTES
 from specdist.utils.errors import UserError
+from tests.lab.emulation.config import EmulationConfig
+from tests.lab.emulation.run import Emulation
 
 MIB = 2**20
 MEASURED = Calibration(

@@ -20,14 +20,14 @@ import torch
 
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_json
-from specdist.lab.emulation.config import MODE_OPTIONS, EmulationConfig
-from specdist.lab.emulation.run import Case, Emulation
 from specdist.lab.plan.model.simulate import OWN_GPU, Settings, predict
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.validate import validate
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.formulas import caught_share
 from specdist.utils.table import Table
+from tests.lab.emulation.config import MODE_OPTIONS, EmulationConfig
+from tests.lab.emulation.run import Case, Emulation
 from tests.lab.emulation.virtual import MESSAGE_NS, ROUND_NS, TURNS_NS, tokens_per_s
 from tests.ranks import REPOSITORY
 

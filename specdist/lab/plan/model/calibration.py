@@ -1,6 +1,7 @@
 """What was measured on a GPU, in place of the planner's published and assumed figures: ``calibration.json``.
 
-``python -m tests.gpu.first_day`` writes it, ``jobs/plan.py`` and ``jobs/benchmark.py --emulate`` read it.
+``python -m tests.gpu.first_day`` writes it, ``jobs/plan.py`` and ``python -m tests.lab.emulation --emulate``
+read it.
 """
 
 from __future__ import annotations

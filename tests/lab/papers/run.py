@@ -1,4 +1,4 @@
-"""``jobs/papers.py`` from its options to its result file."""
+"""``python -m tests.lab.papers`` from its options to its result file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from specdist.lab.papers import gammatune, leviathan, specdecpp, sprinter, svip
-from specdist.lab.papers.config import TABLES, PapersConfig
-from specdist.lab.papers.tables import Claim, PaperTable, Repeated
-from specdist.lab.papers.traces import Traces
+from tests.lab.papers import gammatune, leviathan, specdecpp, sprinter, svip
+from tests.lab.papers.config import TABLES, PapersConfig
+from tests.lab.papers.tables import Claim, PaperTable, Repeated
+from tests.lab.papers.traces import Traces
 
 REPEATED: dict[str, Callable[[Traces], tuple[list[PaperTable], list[Claim]]]] = {
     "leviathan": leviathan.tables,

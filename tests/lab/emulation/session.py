@@ -20,12 +20,16 @@ from specdist.engine.request import Completion
 from specdist.engine.schedule.sequence import Sequence
 from specdist.job.costs.request_times import message_curve
 from specdist.lab.benchmark.sides.draft_rank import DraftRank
-from specdist.lab.emulation.accounting import RoundTimes, round_times
-from specdist.lab.emulation.device import EmulatedDevice
-from specdist.lab.emulation.markov import MarkovPair
-from specdist.lab.emulation.rows import EmulatedRows
-from specdist.lab.emulation.runner import EmulatedRunner, Pace
-from specdist.lab.emulation.sides import (
+from specdist.lab.plan.model.roofline import Placement
+from specdist.models.passes.runner import ModelRunner
+from specdist.policies.choice import PolicyChoice
+from specdist.policies.costs import CostModel, Curve
+from tests.lab.emulation.accounting import RoundTimes, round_times
+from tests.lab.emulation.device import EmulatedDevice
+from tests.lab.emulation.markov import MarkovPair
+from tests.lab.emulation.rows import EmulatedRows
+from tests.lab.emulation.runner import EmulatedRunner, Pace
+from tests.lab.emulation.sides import (
     EmulatedOrder,
     ObservedProposer,
     ObservedTarget,
@@ -35,10 +39,6 @@ from specdist.lab.emulation.sides import (
     new_draft,
     timeline,
 )
-from specdist.lab.plan.model.roofline import Placement
-from specdist.models.passes.runner import ModelRunner
-from specdist.policies.choice import PolicyChoice
-from specdist.policies.costs import CostModel, Curve
 
 # Rounds before the first that is measured, and after the last.
 NUM_WARMUPS = 8
@@ -52,7 +52,7 @@ class Run:
     Attributes:
         num_tokens: emitted in these rounds.
         edges_R1: beginnings of their target passes, and of the next one, as in the logs.
-        times: see :func:`specdist.lab.emulation.accounting.round_times`.
+        times: see :func:`tests.lab.emulation.accounting.round_times`.
     """
 
     num_tokens: int

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from specdist.lab.papers.counts import LLAMA_2, TENTH, Counts, best, of_policy, truncated
-from specdist.lab.papers.tables import Claim, PaperTable
-from specdist.lab.papers.traces import LONG_CAP, TASKS, Traces
 from specdist.lab.replay import ExhaustiveTrace
+from tests.lab.papers.counts import LLAMA_2, TENTH, Counts, best, of_policy, truncated
+from tests.lab.papers.tables import Claim, PaperTable
+from tests.lab.papers.traces import LONG_CAP, TASKS, Traces
 
 PAPER = "SVIP"
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.3, 1.6, 2.0, 2.5)

@@ -1,4 +1,4 @@
-"""The options of ``jobs/benchmark.py --emulate``."""
+"""The options of ``python -m tests.lab.emulation --emulate``."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 1024, 32768
 
 @dataclass(kw_only=True)
 class EmulationConfig:
-    """Every option of ``jobs/benchmark.py --emulate``. Raises :class:`UserError` for values that do not go
-    together."""
+    """Every option of ``python -m tests.lab.emulation --emulate``. Raises :class:`UserError` for values that
+    do not go together."""
 
     _argument_group_name = "Emulation"
 

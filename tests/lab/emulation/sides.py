@@ -31,15 +31,15 @@ from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import Kind, Timeline
 from specdist.job.costs.pass_times import always
 from specdist.job.costs.request_times import FIRST_TOKENS, drafting_curves
-from specdist.lab.emulation.device import EmulatedDevice
-from specdist.lab.emulation.markov import PairSettings, markov_pair
-from specdist.lab.emulation.runner import EmulatedRunner, Pace
 from specdist.lab.plan.model.roofline import Placement
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice, build_policy
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.registry import uses_features
+from tests.lab.emulation.device import EmulatedDevice
+from tests.lab.emulation.markov import PairSettings, markov_pair
+from tests.lab.emulation.runner import EmulatedRunner, Pace
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""The options of ``jobs/papers.py``."""
+"""The options of ``python -m tests.lab.papers``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ TABLES = ("leviathan", "svip", "gammatune", "specdecpp", "sprinter")
 
 @dataclass(kw_only=True)
 class PapersConfig:
-    """Every option of ``jobs/papers.py``. Raises :class:`UserError` for a value out of its range."""
+    """Every option of ``python -m tests.lab.papers``. Raises :class:`UserError` for a value out of its
+    range."""
 
     target: str = option(help="hub id or folder of the large model")
     draft: str = option(help="hub id or folder of the small model")

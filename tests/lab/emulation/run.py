@@ -22,13 +22,6 @@ from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.costs.costs import plan_ahead
 from specdist.lab.benchmark.sides.draft_rank import DraftRank, torch_threads
-from specdist.lab.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
-from specdist.lab.emulation.markov import PairSettings, markov_pair
-from specdist.lab.emulation.picture import picture
-from specdist.lab.emulation.results import EmulationResult, Outcome
-from specdist.lab.emulation.rows import RowSettings, open_rows
-from specdist.lab.emulation.session import NUM_WARMUPS, Replica, Run
-from specdist.lab.emulation.sides import DraftSide, EmulatedOrder
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.model.counted import DRAFT_PASS, TARGET_PASS
 from specdist.lab.plan.model.hardware import find_gpu
@@ -47,6 +40,13 @@ from specdist.policies.formulas import caught_share
 from specdist.policies.registry import needs_costs
 from specdist.policies.rounds import RoundChooser
 from specdist.sampling.distributions import SamplingSettings
+from tests.lab.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
+from tests.lab.emulation.markov import PairSettings, markov_pair
+from tests.lab.emulation.picture import picture
+from tests.lab.emulation.results import EmulationResult, Outcome
+from tests.lab.emulation.rows import RowSettings, open_rows
+from tests.lab.emulation.session import NUM_WARMUPS, Replica, Run
+from tests.lab.emulation.sides import DraftSide, EmulatedOrder
 
 # Before the batch is full, sequences that are in it generate; then come warm-ups.
 NUM_MORE_ROUNDS = 100

@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from specdist.lab.emulation.session import Run
-from specdist.lab.emulation.sides import SideLog
 from specdist.results.report.style import BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, new_figure, png, report_style
+from tests.lab.emulation.session import Run
+from tests.lab.emulation.sides import SideLog
 
 NUM_ROUNDS = 2
 LANE_INCHES, FRAME_INCHES = 0.22, 0.75

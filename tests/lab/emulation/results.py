@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdist.lab.emulation.accounting import HostPath, HostTime, host_path
-from specdist.lab.emulation.config import TARGET_ONLY
-from specdist.lab.emulation.session import Run
 from specdist.lab.plan.model.hardware import PUBLISHED
 from specdist.lab.plan.model.simulate import Mode
 from specdist.utils.table import Table, decimals
+from tests.lab.emulation.accounting import HostPath, HostTime, host_path
+from tests.lab.emulation.config import TARGET_ONLY
+from tests.lab.emulation.session import Run
 
 # More slow passes than this make a result one of this machine, not of the emulated GPU.
 FEW_SLOW = 0.01
@@ -29,7 +29,7 @@ class Outcome:
     Attributes:
         tokens_per_s: of the steady rounds, with the host.
         ideal_tokens_per_s: the same tokens in the time that the rounds' passes need by the planner, without
-            any host: see :mod:`specdist.lab.emulation.accounting`.
+            any host: see :mod:`tests.lab.emulation.accounting`.
         planned_tokens_per_s: what the planner's closed form predicts without any host; None for a policy
             whose lengths are not fixed.
         exposed_host_share: of the rounds' time; ``exposed_in_repeats``: of all measurements, if there were

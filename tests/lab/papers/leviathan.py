@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor, minimum
 
-from specdist.lab.papers.counts import TENTH, of_policy
-from specdist.lab.papers.tables import Claim, PaperTable
-from specdist.lab.papers.traces import Traces
 from specdist.lab.replay import ExhaustiveTrace
 from specdist.policies.formulas import tokens_per_call, wall_time_factor
+from tests.lab.papers.counts import TENTH, of_policy
+from tests.lab.papers.tables import Claim, PaperTable
+from tests.lab.papers.traces import Traces
 
 PAPER = "Leviathan et al. 2023"
 TEMPERATURES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)

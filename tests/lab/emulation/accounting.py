@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdist.lab.emulation.sides import SideLog
+from tests.lab.emulation.sides import SideLog
 
 NS_PER_MS = 1e6
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from specdist.lab.papers.counts import Counts, of_policy
-from specdist.lab.papers.tables import Claim, PaperTable
-from specdist.lab.papers.traces import LONG_CAP, Traces
+from tests.lab.papers.counts import Counts, of_policy
+from tests.lab.papers.tables import Claim, PaperTable
+from tests.lab.papers.traces import LONG_CAP, Traces
 
 FIRST_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 24)
 SHOWN_LENGTHS = (4, 6, 7, 20)

@@ -1,4 +1,4 @@
-"""Repeat the papers' own tables on a pair of models."""
+"""``python -m tests.lab.papers``: repeat the papers' own tables on a pair of models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from specdist.cli.ending import tells_mistakes
 from specdist.config.arguments import parse_arguments
-from specdist.lab.papers.config import PapersConfig
+from tests.lab.papers.config import PapersConfig
 
 
 @tells_mistakes
@@ -17,8 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     config = parse_arguments(PapersConfig, arguments)
 
-    from specdist.lab.papers.run import run_papers
+    from tests.lab.papers.run import run_papers
 
     repeated = run_papers(config)
     print(repeated.tables_markdown(), repeated.claims_markdown(), sep="\n\n")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from specdist.lab.papers.config import PapersConfig
 from specdist.lab.replay import ExhaustiveTrace
 from specdist.lab.tune.config import TuneConfig
 from specdist.lab.tune.heads import read_heads
 from specdist.lab.tune.run import collect_trace
 from specdist.utils.errors import UserError
+from tests.lab.papers.config import PapersConfig
 
 SPEC_BENCH = "spec_bench"
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")

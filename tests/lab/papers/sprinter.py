@@ -14,12 +14,12 @@ import pyarrow.ipc
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.report import total_stats
-from specdist.lab.papers.counts import LLAMA_2, TENTH, Counts, of_policy
-from specdist.lab.papers.specdecpp import PUBLISHED, PUBLISHED_THRESHOLD, head_paths
-from specdist.lab.papers.tables import Claim, PaperTable
-from specdist.lab.papers.traces import Traces
 from specdist.models.heads.info import read_head_info
 from specdist.results.evaluate.results import ROWS_FILE
+from tests.lab.papers.counts import LLAMA_2, TENTH, Counts, of_policy
+from tests.lab.papers.specdecpp import PUBLISHED, PUBLISHED_THRESHOLD, head_paths
+from tests.lab.papers.tables import Claim, PaperTable
+from tests.lab.papers.traces import Traces
 
 PAPER = "SPRINTER"
 STATES = {"drawing": "N + 1", "own": "N + 2"}  # draft passes of a block of N passed tokens and a doubted one

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdist.lab.papers.counts import LLAMA_2, Counts, best, of_policy
-from specdist.lab.papers.tables import Claim, PaperTable
-from specdist.lab.papers.traces import Traces
 from specdist.models.heads.info import INFO_NAME, HeadInfo, read_head_info
 from specdist.results.fronts import relative_waste
 from specdist.utils.errors import UserError
+from tests.lab.papers.counts import LLAMA_2, Counts, best, of_policy
+from tests.lab.papers.tables import Claim, PaperTable
+from tests.lab.papers.traces import Traces
 
 SETS = ("alpaca_test", "humaneval", "gsm8k_test")
 DEPTHS, WEIGHTS = range(5), (1, 3, 6, 12)

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 
 from specdist.data.stats.regression import NS_PER_S
-from specdist.lab.emulation.device import EmulatedDevice
-from specdist.lab.emulation.markov import MarkovModel
 from specdist.lab.plan.model.roofline import Placement
 from specdist.models.cache.branch_pages import BranchPageTable
 from specdist.models.cache.draft_window import DraftWindow, page_table
@@ -28,6 +26,8 @@ from specdist.models.passes.flat import FlatBatch, Segments
 from specdist.models.passes.static_runs import DraftedRun
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
+from tests.lab.emulation.device import EmulatedDevice
+from tests.lab.emulation.markov import MarkovModel
 
 # The planner is asked for mean context lengths that are multiples of this, so that its answers can be kept.
 CONTEXT_STEP = 16

@@ -1,1 +1,0 @@
-"""The engine at a GPU's pace on a machine without one: everything is real but the two models."""
