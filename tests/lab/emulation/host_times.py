@@ -2,8 +2,8 @@
 BEFORE --output FILE`.
 
 BEFORE is a checkout of the repository. Both versions emulate the same pair in turn, batch size by batch
-size, each with its own tests/lab/emulation: copy this one there, so that only the engine differs. The
-table of jobs/benchmarks/tables is made from the file.
+size, each with its own emulation (in older ones a part of jobs/benchmark.py). The table of
+jobs/benchmarks/tables is made from the file.
 """
 
 from __future__ import annotations
@@ -51,10 +51,12 @@ def main() -> None:
 
 
 def _emulated(checkout: Path, batch_size: int) -> dict[str, Any]:
-    """The result of the checkout's own job, as JSON."""
+    """The result of the checkout's own emulation, as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "result.json")
-        command = [sys.executable, "jobs/benchmark.py", *PAIR, "--modes", *MODES, "--policies", "fixed"]
+        is_moved = (checkout / "tests/lab/emulation/__main__.py").exists()
+        program = ["-m", "tests.lab.emulation"] if is_moved else ["jobs/benchmark.py"]
+        command = [sys.executable, *program, *PAIR, "--modes", *MODES, "--policies", "fixed"]
         command += ["--batch_sizes", str(batch_size), "--rounds", str(NUM_ROUNDS), "--output", str(output)]
         environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
         subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.DEVNULL)
