@@ -38,7 +38,7 @@ time.sleep(3600)
 # A process that waits to be stopped, {gentle} or not. It tells when it is ready, and how it ends.
 RANK = """
 import logging, os, sys, time
-from specdist.job import signals
+from specdist.job.ranks import signals
 from specdist.job.ranks.signals import find_launcher
 logging.basicConfig(stream=sys.stderr)
 signals.ORPHAN_GRACE_S = {grace}

@@ -36,7 +36,7 @@ SLOW = {"rows_per_shard": 6, "max_num_seqs": 2, "max_new_tokens": 60, "temperatu
 # {echo} seconds does not count.
 WAITING = """
 import logging, sys, time
-from specdist.job import signals
+from specdist.job.ranks import signals
 logging.basicConfig(stream=sys.stderr)
 signals.GRACE_S = {grace}
 signals.ECHO_S = {echo}

@@ -36,7 +36,8 @@ def open_run_folder(
     undone, for which the files of all shards are listed, unless a replica at work has done so lately:
     ``is_tidied``.
 
-    Replicas must not open a folder at the same time: see :meth:`specdist.data.Membership.setup`.
+    Replicas must not open a folder at the same time: see
+    :meth:`specdist.data.leases.membership.Membership.setup`.
     """
     folder = RunFolder(path)
     try:
