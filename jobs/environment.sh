@@ -11,7 +11,7 @@ version_of() {
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 }
 
-# An environment ($1) that finds what a Python ($2) has installed, behind what is installed in it; without pip.
+# An environment ($1), without pip, that finds what is installed in it first, and then what a Python ($2) has.
 borrow_environment() {
     "$2" -m venv --without-pip "$1"
     local packages

@@ -164,7 +164,7 @@ class AdaptiveLength:
         return max(range(self.max_tokens + 1), key=tokens_per_time)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Of a round. Tokens behind a rejected one were not judged."""
+        """Of a round. Tokens after a rejected one were not judged."""
         self.accepted = MEMORY * self.accepted + num_accepted
         self.judged = MEMORY * self.judged + min(num_accepted + 1, num_drafted)
 
@@ -178,7 +178,7 @@ class Round:
     next_id: int
 
     def token_ids(self, end_ids: set[int]) -> list[int]:
-        """What it adds to the sequence: nothing behind an end token, also where that was drafted."""
+        """What it adds to the sequence: nothing after an end token, even if that was drafted."""
         found = [*self.candidate_ids[: self.num_accepted], self.next_id]
         return found[: next((i + 1 for i, token_id in enumerate(found) if token_id in end_ids), len(found))]
 
@@ -204,7 +204,7 @@ class Pair:
             draft_KV += self._distributions(self.draft, token_ids + candidate_ids, num=1)
             candidate_ids.append(draw(draft_KV[-1], stream.uniform(position, DRAFT)))
 
-        # 2. Verify: one forward gives the target's distribution at every candidate, and behind the last one.
+        # 2. Verify: one forward gives the target's distribution at every candidate, and after the last one.
         target_NV = self._distributions(self.target, token_ids + candidate_ids, num=num_wanted + 1)
 
         # 3. Accept each candidate with probability min(1, target / draft), up to the first rejection.
@@ -216,7 +216,7 @@ class Pair:
             num_accepted += 1
 
         # 4. In the place of a rejected candidate comes the recovered token, drawn from what the target has
-        #    more of than the draft; behind a block without rejection the bonus token, from the target's own.
+        #    more of than the draft; after a block without rejection comes the bonus token, from the target.
         next_V = target_NV[num_accepted]
         if num_accepted < num_wanted:
             more_V = (next_V - draft_KV[num_accepted]).clamp(min=0)

@@ -11,7 +11,6 @@ from pathlib import Path
 from specdist.cli.ending import log_to_stderr, tells_mistakes
 from specdist.config.arguments import parse_arguments
 from specdist.lab.benchmark.config import BenchmarkConfig
-from specdist.utils.errors import UserError
 
 
 @tells_mistakes
@@ -20,11 +19,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     log_to_stderr()
     command = shlex.join(["python", "jobs/benchmark.py", *arguments])
-    if any(word.partition("=")[0] == "--emulate" for word in arguments):
-        raise UserError(
-            "--emulate measures this package itself and is not a part of it any more: run, in the "
-            "repository, python -m tests.lab.emulation with the same options"
-        )
     config = parse_arguments(BenchmarkConfig, arguments)
 
     from specdist.lab.benchmark.report import console_report, summary, update_readme

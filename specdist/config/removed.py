@@ -52,6 +52,13 @@ _EAGLE = (
 # Of jobs/distill.py, besides.
 OF_DISTILL = {
     "kind": Removed(_EAGLE, unused="model"),
-    "draft_vocab_size": Removed(_EAGLE),
+    "draft_vocab_size": Removed(_EAGLE, unused=None),
     "unrolled_steps": Removed(_EAGLE, unused=5),
+}
+# Of jobs/benchmark.py.
+OF_BENCHMARK = {
+    "emulate": Removed(
+        "what it measures is this package itself; run, in the repository, python -m tests.lab.emulation with "
+        "the same options"
+    ),
 }

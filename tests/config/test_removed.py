@@ -9,8 +9,10 @@ import pytest
 from specdist import SpeculativeLLM
 from specdist.config.arguments import parse_arguments
 from specdist.config.generate import parse_generate_config
-from specdist.config.removed import OF_DISTILL, OF_GENERATE
+from specdist.config.removed import OF_BENCHMARK, OF_DISTILL, OF_GENERATE
+from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.training.drafts.config import DistillConfig
+from specdist.training.drafts.run import OF_EARLIER_VERSIONS
 from specdist.utils.errors import UserError
 
 NEEDED = ["--target=large", "--draft=small", "--prompts=p", "--output=o"]
@@ -67,3 +69,18 @@ def test_one_of_distilling_is_refused_by_name(name: str, tmp_path: Path) -> None
         parse_arguments(DistillConfig, [*needed, f"--{name}={used}"])
     file.write_text(f"seed: 3\n{name}: {unused}\n")
     assert parse_arguments(DistillConfig, ["--config", str(file), *needed]).seed == 3
+
+
+@pytest.mark.parametrize("words", [["--emulate", "h100-sxm"], ["--emulate=h100-sxm", "--target=70b"]])
+def test_one_of_benchmarks_is_refused_by_name(words: list[str]) -> None:
+    assert OF_BENCHMARK.keys() == {"emulate"}
+    message = "^--emulate is not an option any more: .*python -m tests.lab.emulation with the same options"
+    with pytest.raises(UserError, match=message):
+        parse_arguments(BenchmarkConfig, words)
+
+
+def test_a_training_that_an_earlier_version_began_goes_on() -> None:
+    """Its key holds the options that are gone, as they were by default, in this order."""
+    assert list(OF_EARLIER_VERSIONS.items()) == [
+        ("kind", "model"), ("draft_vocab_size", None), ("unrolled_steps", 5)
+    ]  # fmt: skip

@@ -31,7 +31,7 @@ NAMES = {
 
 
 def check_wrong_kernels_are_seen(folder: str) -> None:
-    """Right ones pass; of each kernel a fault that is no more than a slip does not."""
+    """Right kernels pass; a small fault in any of them fails."""
     bench = Bench(pretends=True)
     assert wrong_kernels(bench, folder) == set()
     with patch.dict(ON_HOST, FAULTS):

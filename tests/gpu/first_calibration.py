@@ -51,7 +51,7 @@ def calibrate(day: Path) -> int:
 def calibration_of(found: dict[str, Any]) -> Calibration:
     """From what the steps wrote."""
     costs = found[COSTS[0]]
-    # Nothing, or less, is no measurement.
+    # A time of zero or less was not measured.
     node_bytes = found.get(GRAPHS[0], {}).get("graph_node_bytes") or 0.0
     sums = found.get(SUMS[0], {}).get("sums", [])
     return Calibration(

@@ -134,7 +134,7 @@ def compare_all(bench: Bench, folder: Path) -> int:
 
 
 def compared(bench: Bench, model: str, cases: Iterator[Case], *, refuses: bool = False) -> Iterator[Outcome]:
-    """``refuses``: a kernel that raises an error is not used by a job, which is no fault."""
+    """``refuses``: a kernel that raises an error is not a fault, since a job does not use it."""
     for case in cases:
         difference, reason, seconds = None, "", None
         try:

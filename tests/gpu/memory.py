@@ -45,7 +45,7 @@ class DeviceMemory:
         return self.total - self.others - self.taken
 
     def hold(self, num_bytes: int) -> None:
-        """Of a new tensor. Raises ``torch.OutOfMemoryError`` if there is no room for it."""
+        """Of a new tensor. Raises ``torch.OutOfMemoryError`` if it does not fit."""
         self.held += num_bytes
         try:
             self._count()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.config.generate import GenerateConfig
@@ -16,6 +16,7 @@ from specdist.config.groups import (
     TrustOptions,
     values_of,
 )
+from specdist.config.removed import OF_BENCHMARK, Removed
 from specdist.config.speculation import require_model
 from specdist.lab.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
 from specdist.lab.synthetic.config import check_dial
@@ -38,6 +39,7 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
     """Every option of ``jobs/benchmark.py``. Raises :class:`UserError` for values that do not go together."""
 
     _argument_group_name = "Benchmark"
+    _removed_options: ClassVar[dict[str, Removed]] = OF_BENCHMARK
 
     output: str | None = option(None, help="JSON file for the result")
     profile: str | None = option(

@@ -207,4 +207,7 @@ def _first_reason(reason: str, group: dist.ProcessGroup) -> str:
     reasons: list[str] = [""] * dist.get_world_size(group)
     dist.all_gather_object(reasons, reason, group=group)
     found = [(reason == NOT_MET, rank) for rank, reason in enumerate(reasons) if reason]
-    return f"rank {min(found)[1]}: {reasons[min(found)[1]]}" if found else ""
+    if not found:
+        return ""
+    _, first = min(found)
+    return f"rank {first}: {reasons[first]}"

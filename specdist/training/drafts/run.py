@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from specdist.config.generate import GenerateConfig
+from specdist.config.removed import OF_DISTILL
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.store.files import write_json
 from specdist.data.store.storage import storage_path
@@ -49,7 +50,7 @@ from specdist.utils.json_values import parse_object
 RECORD_NAME, PICTURE_NAME = "distillation.json", "distillation.png"
 NS_PER_S = 10**9
 # Options that a training could have, as they were by default: one that began then goes on.
-OF_EARLIER_VERSIONS = {"kind": "model", "draft_vocab_size": None, "unrolled_steps": 5}
+OF_EARLIER_VERSIONS = {name: removed.unused for name, removed in OF_DISTILL.items()}
 
 logger = logging.getLogger(__name__)
 
