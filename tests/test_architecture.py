@@ -36,8 +36,8 @@ LAYERS = [
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
-    "cli", "config", "data", "engine.limits", "engine.schedule.scheduler", "engine.schedule.sequence",
-    "engine.schedule.stopping", "engine.times.timeline", "job.totals.card", "job.totals.hub",
+    "cli", "config", "data", "engine.request", "engine.schedule.plan", "engine.schedule.scheduler",
+    "engine.schedule.stopping", "job.totals.card", "job.totals.hub",
     "job.totals.predictions", "job.totals.report", "job.totals.sprinter", "job.totals.status",
     "lab.plan.model.events", "lab.plan.model.hardware", "lab.plan.model.simulate", "lab.replay",
     "models.cache.branch_pages", "models.cache.draft_window", "models.cache.pages", "models.heads.examples",

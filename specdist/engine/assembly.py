@@ -19,9 +19,9 @@ from specdist.engine.draft.on_demand import DraftOnDemand, InformedDraft
 from specdist.engine.draft.resting_draft import LEAST_SHARE, RestingDraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.limits import SchedulerSettings
 from specdist.engine.logprobs import LogprobBook
 from specdist.engine.request import Requests
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.scheduler import Scheduler
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.local_target import LocalTarget

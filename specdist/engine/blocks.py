@@ -17,9 +17,8 @@ import numpy as np
 from specdist.data.stats.shard import AheadOutcome
 from specdist.engine.messages.packing import not_sent
 from specdist.engine.messages.proposals import ProposalReply
-from specdist.engine.request import FinishReason
-from specdist.engine.schedule.round_plan import Chunk
-from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.request import FinishReason, Sequence
+from specdist.engine.schedule.plan import Chunk
 from specdist.engine.target.opened import NOTHING_OPENED, OpenedSequences
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.passes.flat import FlatBatch

@@ -16,22 +16,18 @@ from functools import partial
 
 from specdist.data.stats.shard import TargetTimes
 from specdist.engine.blocks import Block, NewBlocks, Tails, VerifiedBlock, VerifiedPass, blocks_of
-from specdist.engine.faults import NonFiniteGuard, not_finite
+from specdist.engine.faults import MemoryGuard, NonFiniteGuard, not_finite
 from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.limits import SchedulerSettings
 from specdist.engine.logprobs import LogprobBook
 from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.next_round import LastPass, NextRound, draft_request
-from specdist.engine.out_of_memory import MemoryGuard
-from specdist.engine.request import Completion, FinishReason
-from specdist.engine.schedule.round_plan import RoundPlan
+from specdist.engine.request import Completion, FinishReason, Sequence
+from specdist.engine.schedule.plan import RoundPlan, SchedulerSettings
 from specdist.engine.schedule.scheduler import Scheduler
-from specdist.engine.schedule.sequence import Sequence
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.device_clock import clock_of
 from specdist.engine.times.reports import EngineLoad
 from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.engine.times.timeline import Kind, PhaseTime, Timeline
+from specdist.engine.times.timeline import Kind, PhaseTime, Timeline, clock_of
 from specdist.engine.times.tracing import record_block, record_token_ahead
 from specdist.engine.verify import Verifier
 from specdist.models.loading.memory import peak_memory_bytes

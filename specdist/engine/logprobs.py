@@ -18,9 +18,8 @@ import numpy as np
 from torch import Tensor
 
 from specdist.engine.blocks import NO_PROMPT_TOKENS, PromptTokens
-from specdist.engine.request import Completion, PromptLogprobs, TokenLogprobs
-from specdist.engine.schedule.round_plan import Chunk
-from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.request import Completion, PromptLogprobs, Sequence, TokenLogprobs
+from specdist.engine.schedule.plan import Chunk
 from specdist.sampling.distributions import Dense, Distributions, SamplingSettings
 from specdist.sampling.logprobs import (
     Logprobs,

@@ -16,9 +16,9 @@ import numpy as np
 
 from specdist.engine.blocks import Block, flat_context
 from specdist.engine.messages.proposals import DRAW, ProposalRequest
-from specdist.engine.schedule.round_plan import RoundPlan, limits_within
+from specdist.engine.request import Sequence
+from specdist.engine.schedule.plan import RoundPlan, limits_within
 from specdist.engine.schedule.scheduler import Scheduler
-from specdist.engine.schedule.sequence import Sequence
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.opened import OpenedSequences
 from specdist.engine.verify import Verifier

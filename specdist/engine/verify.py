@@ -28,8 +28,8 @@ from specdist.engine.blocks import (
 )
 from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.logprobs import EmittedTokens, LogprobBook, ScoresTokens
-from specdist.engine.schedule.round_plan import Chunk
-from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.request import Sequence
+from specdist.engine.schedule.plan import Chunk
 from specdist.engine.target.opened import OpenedSequences
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import NOT_FINITE, Distributions

@@ -23,9 +23,9 @@ from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.draft.no_draft import NoDraft
 from specdist.engine.draft.on_demand import DraftOnDemand
 from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Completion, Request
 from specdist.engine.schedule.detokenizer import Detokenizer
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.models.attention.adapters import use_paged_attention

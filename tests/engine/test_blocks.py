@@ -6,8 +6,7 @@ import numpy as np
 
 from specdist.engine.blocks import NewBlocks, Tails, flat_batch
 from specdist.engine.messages.proposals import ProposalReply
-from specdist.engine.request import FinishReason, Request
-from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.request import FinishReason, Request, Sequence
 from specdist.engine.times.reports import AheadReport, RoleTimes
 
 

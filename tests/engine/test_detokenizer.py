@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from specdist.engine.request import Request
+from specdist.engine.request import Request, Sequence
 from specdist.engine.schedule.detokenizer import NO_TEXT
-from specdist.engine.schedule.sequence import Sequence
 from specdist.engine.schedule.stopping import StopCheck, StopRules
 from specdist.job.texts.token_texts import TokenTexts
 from specdist.job.texts.tokens import detokenizer_of

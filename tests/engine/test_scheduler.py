@@ -1,8 +1,7 @@
 """The scheduler without a model: what is run, in what order, within which limits."""
 
-from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Request
-from specdist.engine.schedule.round_plan import RoundPlan
+from specdist.engine.schedule.plan import RoundPlan, SchedulerSettings
 from specdist.engine.schedule.scheduler import Scheduler
 from specdist.models.cache.pages import PageTable
 

@@ -13,13 +13,11 @@ import pytest
 from specdist.data.stats.shard import AheadOutcome, Stats, TargetTimes
 from specdist.engine import engine as engine_module
 from specdist.engine.messages.proposals import ProposalReply
-from specdist.engine.request import Request
-from specdist.engine.schedule.round_plan import RoundPlan
-from specdist.engine.schedule.sequence import Sequence
-from specdist.engine.times.device_clock import DeviceClock
+from specdist.engine.request import Request, Sequence
+from specdist.engine.schedule.plan import RoundPlan
 from specdist.engine.times.reports import AheadReport, RoleTimes, Traffic
 from specdist.engine.times.stats_recorder import ReplicaStart, StatsRecorder
-from specdist.engine.times.timeline import PhaseTime
+from specdist.engine.times.timeline import DeviceClock, PhaseTime
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness

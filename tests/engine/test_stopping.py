@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from specdist.engine.request import FinishReason, Request
-from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.request import FinishReason, Request, Sequence
 from specdist.engine.schedule.stopping import StopCheck, StopRules
 from tests.engine.harness import DETOKENIZER
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from specdist.engine.times import timeline
-from specdist.engine.times.device_clock import DeviceClock, clock_of
-from specdist.engine.times.timeline import HostClock, Kind, Timeline
+from specdist.engine.times.timeline import DeviceClock, HostClock, Kind, Timeline, clock_of
 
 
 @pytest.fixture

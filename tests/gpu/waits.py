@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.engine import Engine
-from specdist.engine.schedule.round_plan import RoundPlan
+from specdist.engine.schedule.plan import RoundPlan
 from tests.gpu.device import DEVICE
 
 Waits = Counter[tuple[str, str]]

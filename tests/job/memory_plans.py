@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from specdist.engine.limits import SchedulerSettings
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs.allocation import BatchLimits
 from specdist.models.files.sizes import ModelSize, model_size
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdist.engine.limits import SchedulerSettings
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs import allocation
 from specdist.job.costs.allocation import (
     PAGE_SIZE,

@@ -28,12 +28,11 @@ from specdist.engine.draft.steps.draft_steps import DraftBatch
 from specdist.engine.draft.steps.forced_tokens import ForcingDraftLoop
 from specdist.engine.draft.steps.histories import Histories
 from specdist.engine.draft.steps.lessons import Lessons
+from specdist.engine.faults import DraftUndo
 from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequest
-from specdist.engine.out_of_memory import DraftUndo
 from specdist.engine.target.pipeline import pipeline_of_draft
-from specdist.engine.times.device_clock import clock_of
 from specdist.engine.times.reports import RoleTimes
-from specdist.engine.times.timeline import Timeline
+from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.loading.memory import peak_memory_bytes
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner

@@ -13,7 +13,7 @@ import numpy as np
 
 from specdist.engine.draft.target_states import TargetStates
 from specdist.engine.messages.packing import NOTHING_TO_DO, FloatArray, not_sent
-from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.request import Sequence
 from specdist.engine.target.opened import OpenedSequences
 from specdist.engine.times.reports import (
     NO_DRAFT_STEPS,

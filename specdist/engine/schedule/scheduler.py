@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from specdist.engine.limits import SchedulerSettings
-from specdist.engine.request import Request, Requests
-from specdist.engine.schedule.round_plan import Chunk, RoundPlan, candidates_within
-from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.request import Request, Requests, Sequence
+from specdist.engine.schedule.plan import Chunk, RoundPlan, SchedulerSettings, candidates_within
 from specdist.models.cache.pages import NO_UPDATES, PageTable, PageUpdates
 from specdist.sampling.keys import stream_key
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specdist.engine.request import FinishReason
+from specdist.engine.request import FinishReason, Sequence
 from specdist.engine.schedule.detokenizer import NOT_A_CHARACTER, Detokenizer, first_stop
-from specdist.engine.schedule.sequence import Sequence
 
 # Not the id of any token, so never a stop token.
 NO_STOP = -1

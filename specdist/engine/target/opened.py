@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specdist.engine.messages.packing import FloatArray
-from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.request import Sequence
 from specdist.sampling.processing.options import TOKEN_OPTIONS, Processing
 
 NO_CONTEXT = -1

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from specdist.data.stats.shard import Stats, TargetTimes, split_proportionally
 from specdist.engine.blocks import Block
 from specdist.engine.messages.proposals import ProposalReply
-from specdist.engine.schedule.round_plan import RoundPlan
-from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.request import Sequence
+from specdist.engine.schedule.plan import RoundPlan
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import PhaseTime
 

@@ -2,9 +2,9 @@
 
 So the times of a rank add up to the elapsed time, to the nanosecond. A :class:`Clock` says when a phase
 ended. On a host that is when the call returns. A device works asynchronously: there a phase ends when the
-device has done all that was queued in it (:mod:`specdist.engine.times.device_clock`). Its bounds are events
-in the device's queue, which are read once they have been reached and never waited for; time up to events that
-have not been reached at the end of a round is counted in a later round.
+device has done all that was queued in it (:class:`DeviceClock`). Its bounds are events in the device's queue,
+which are read once they have been reached and never waited for; time up to events that have not been reached
+at the end of a round is counted in a later round.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+import torch
+
+from specdist.data.stats.regression import NS_PER_S
 from specdist.data.stats.shard import split_proportionally
 
 Kind = Literal["prefill", "draft", "verify", "transfer", "idle", "host"]
+Result = TypeVar("Result")
+NS_PER_MS = 1_000_000
 Annotate = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
@@ -183,3 +188,60 @@ class Timeline:
         interval.phase.ns += elapsed_ns
         interval.phase.is_known = interval.ends_phase
         self._since = interval.end
+
+
+class TimingEvent(Protocol):
+    """The part of ``torch.cuda.Event(enable_timing=True)`` that is used here; none of it waits."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end_event: Any) -> float: ...
+
+
+class DeviceClock:
+    """A mark is an event in the current stream: the moment when the device has done all work before it.
+
+    Between two marks lies the work that was queued between them, and the time in which the device was idle.
+    Marks have to be read in the order in which they were made.
+    """
+
+    def __init__(self, new_event: Callable[[], TimingEvent]) -> None:
+        self._new_event = new_event
+
+    def mark(self) -> TimingEvent:
+        event = self._new_event()
+        event.record()
+        return event
+
+    def elapsed_ns(self, begin: TimingEvent, end: TimingEvent) -> int | None:
+        """The device counts in steps of about half a microsecond."""
+        # Both are checked, since torch raises an error if one is not done; the stream may have changed.
+        if not (begin.query() and end.query()):
+            return None
+        # From mark to mark: a float of milliseconds could not hold the time since the start of the run
+        # exactly.
+        return max(0, round(begin.elapsed_time(end) * NS_PER_MS))
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock for work on a device."""
+    if device.type == "cuda":
+        return DeviceClock(lambda: torch.cuda.Event(enable_timing=True))
+    return HostClock()
+
+
+def synchronized_ns(device: torch.device) -> int:
+    """``time.perf_counter_ns`` after the device has done all queued work. For measurements only: a round
+    never synchronises."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter_ns()
+
+
+def timed(device: torch.device, action: Callable[[], Result]) -> tuple[float, Result]:
+    """Seconds that ``action`` took, including the work that it queued on the device; and its result."""
+    begin_ns = synchronized_ns(device)
+    result = action()
+    return (synchronized_ns(device) - begin_ns) / NS_PER_S, result

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import PAGE_SIZE
-from specdist.engine.limits import SchedulerSettings
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan

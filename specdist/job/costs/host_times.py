@@ -21,9 +21,8 @@ from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.device_clock import synchronized_ns
 from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.engine.times.timeline import Timeline
+from specdist.engine.times.timeline import Timeline, synchronized_ns
 from specdist.job.costs.pass_times import Fits, always
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import Goodput

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from specdist.engine.target.collectives import RANK_ZERO, Collectives
-from specdist.engine.times.device_clock import synchronized_ns
+from specdist.engine.times.timeline import synchronized_ns
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import Curve

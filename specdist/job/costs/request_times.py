@@ -28,10 +28,9 @@ from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.engine.target.local_target import FullDistributions
-from specdist.engine.times.device_clock import synchronized_ns
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.engine.times.timeline import Timeline
+from specdist.engine.times.timeline import Timeline, synchronized_ns
 from specdist.job.costs.pass_times import Fits, always
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import SELF
 from specdist.engine.assembly import PAGE_SIZE
-from specdist.engine.limits import SchedulerSettings
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.eagle import check_eagle_run
 from specdist.job.replica.same_tokens import check_same_tokens, common_vocab_size
 from specdist.job.texts.constraints import RunConstraints

@@ -16,14 +16,13 @@ from specdist.engine.draft.no_draft import NoDraft
 from specdist.engine.draft.remote import RemoteDraft, serve_draft
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Requests
 from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.collectives import RANK_ZERO, connect_draft, connect_target
-from specdist.engine.times.device_clock import clock_of
 from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.engine.times.timeline import Timeline
+from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.job.costs.allocation import BatchLimits, CacheRoom, refusal, room_for_cache
 from specdist.job.costs.costs import ASSUMED_ACCEPTANCE, plan_ahead
 from specdist.job.costs.kept_costs import KeptCosts, costs_key

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specdist.engine.times.device_clock import timed
+from specdist.engine.times.timeline import timed
 from specdist.lab.benchmark.methods import Generated, Method, Row, shortened
 
 NUM_WARMUP_TOKENS = 8

@@ -7,7 +7,7 @@ import statistics
 import torch
 from torch import nn
 
-from specdist.engine.times.device_clock import timed
+from specdist.engine.times.timeline import timed
 from specdist.lab.plan.model.hardware import GB, HERE, PCIE_LATENCY_S, Gpu
 from specdist.models.cpu.linear import OneDnnLinears
 from specdist.utils.host import available_memory_bytes

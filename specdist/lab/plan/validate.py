@@ -20,7 +20,7 @@ import torch
 
 from specdist.config.groups import TrustOptions, values_of
 from specdist.data.stats.shard import NS_PER_S, Stats
-from specdist.engine.times.device_clock import timed
+from specdist.engine.times.timeline import timed
 from specdist.job.costs.costs import draft_curve, target_curve
 from specdist.lab.benchmark.methods import Generated, Row, Specdist
 from specdist.lab.benchmark.sides.drafts import DraftOrder, fixed_length

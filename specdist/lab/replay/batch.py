@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Request
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.scheduler import Scheduler
 from specdist.lab.replay.trace import ExhaustiveTrace
 from specdist.models.cache.pages import PageTable

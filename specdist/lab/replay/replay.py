@@ -20,8 +20,8 @@ import numpy as np
 
 from specdist.data.stats.shard import NS_PER_S, Stats
 from specdist.engine.draft.steps.histories import Histories
-from specdist.engine.schedule.round_plan import RoundPlan
-from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.request import Sequence
+from specdist.engine.schedule.plan import RoundPlan
 from specdist.lab.replay.batch import ReplaySettings, make_scheduler
 from specdist.lab.replay.trace import ExhaustiveTrace
 from specdist.policies import (

@@ -16,9 +16,9 @@ from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_atomically, write_json
 from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.draft.ahead.draft_ahead import DraftAhead
-from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.costs.costs import plan_ahead
 from specdist.lab.benchmark.sides.draft_rank import DraftRank, torch_threads

@@ -15,9 +15,8 @@ from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.draft.no_draft import NoDraft
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
-from specdist.engine.limits import SchedulerSettings
-from specdist.engine.request import Completion
-from specdist.engine.schedule.sequence import Sequence
+from specdist.engine.request import Completion, Sequence
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs.request_times import message_curve
 from specdist.lab.benchmark.sides.draft_rank import DraftRank
 from specdist.lab.plan.model.roofline import Placement

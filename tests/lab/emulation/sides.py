@@ -26,9 +26,8 @@ from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.messages import links
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.collectives import RANK_ZERO
-from specdist.engine.times.device_clock import DeviceClock
 from specdist.engine.times.reports import Traffic
-from specdist.engine.times.timeline import Kind, Timeline
+from specdist.engine.times.timeline import DeviceClock, Kind, Timeline
 from specdist.job.costs.pass_times import always
 from specdist.job.costs.request_times import FIRST_TOKENS, drafting_curves
 from specdist.lab.plan.model.roofline import Placement

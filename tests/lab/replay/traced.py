@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from specdist.engine.assembly import Assembly
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.interfaces import Proposer
-from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.lab.replay import ExhaustiveTrace
 from specdist.lab.tune.collect import TraceCollector, TracedCompletion

@@ -12,8 +12,7 @@ import torch
 
 from specdist.engine.assembly import Assembly
 from specdist.engine.draft.ahead.draft_ahead import DraftAhead
-from specdist.engine.times.device_clock import clock_of
-from specdist.engine.times.timeline import Kind, Timeline
+from specdist.engine.times.timeline import Kind, Timeline, clock_of
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import PolicyChoice, build_policy
 from specdist.policies.costs import CostModel

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from specdist.data.stats.shard import NS_PER_S, Stats
-from specdist.engine.times.device_clock import timed
+from specdist.engine.times.timeline import timed
 from specdist.lab.benchmark.methods import Row, Specdist, shortened
 from specdist.lab.benchmark.sides.drafts import DraftOrder, fixed_length
 from specdist.lab.benchmark.sides.pair import PagedPair

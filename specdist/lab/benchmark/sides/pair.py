@@ -13,8 +13,8 @@ from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
-from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Request
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.replica.model_plan import plan_models

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
-from specdist.engine.times.device_clock import timed
+from specdist.engine.times.timeline import timed
 from specdist.lab.benchmark.sides.drafts import with_slots
 from specdist.lab.benchmark.sides.pair import PagedPair
 from specdist.models.files.sizes import model_size

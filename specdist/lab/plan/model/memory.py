@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specdist.engine.assembly import PAGE_SIZE
-from specdist.engine.limits import SchedulerSettings
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs.allocation import (
     BatchLimits,
     HeldModel,

@@ -1,10 +1,14 @@
-"""The limits of a batch. No tensors."""
+"""The limits of a batch, and a round within them as the scheduler plans it. No tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from specdist.engine.request import Sequence
 from specdist.models.cache.draft_window import DraftWindow
+from specdist.models.cache.pages import PageUpdates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,3 +74,46 @@ class SchedulerSettings:
     def is_smallest(self) -> bool:
         """One sequence at a time, and one block of it."""
         return self.num_slots == 1 and self.max_num_batched_tokens == self.max_draft_tokens + 1
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Context tokens ``begin .. end - 1`` of a sequence, to be prefilled in this pass."""
+
+    sequence: Sequence
+    begin: int
+    end: int
+
+    @property
+    def completes_context(self) -> bool:
+        return self.end == self.sequence.context_length
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """One round: the sequences that decode, the most candidates of each, and the prompt chunks beside them.
+
+    ``opened``: sequences that were just admitted. ``suspended_slots``: slots of those just preempted.
+    """
+
+    decoding: list[Sequence]
+    draft_limits: list[int]
+    chunks: list[Chunk]
+    opened: list[Sequence]
+    suspended_slots: list[int]
+    page_updates: PageUpdates
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decoding and not self.chunks
+
+
+def candidates_within(most: int, room: int) -> int:
+    """As the completion's room allows: there is also a next token before and after them."""
+    return max(0, min(most, room - 2))
+
+
+def limits_within(most: int, rooms_R: np.ndarray) -> list[int]:
+    """The same of R sequences."""
+    limits: list[int] = np.maximum(np.minimum(rooms_R - 2, most), 0).tolist()
+    return limits
