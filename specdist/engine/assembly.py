@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from specdist.engine.draft.ahead.draft_ahead import DraftAhead
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.eagle_draft import EagleDraftWorker
 from specdist.engine.draft.memory_draft import MemoryDraft
 from specdist.engine.draft.no_draft import NoDraft
 from specdist.engine.draft.on_demand import DraftOnDemand, InformedDraft
-from specdist.engine.draft.resting_draft import LEAST_SHARE, RestingDraftWorker
+from specdist.engine.draft.resting_draft import RestingDraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.logprobs import LogprobBook
@@ -34,7 +33,7 @@ from specdist.models.eagle.eagle_runner import EagleRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, PausingPolicy
 from specdist.policies.ngrams.block_lengths import MemorySettings
-from specdist.policies.rounds import RoundChooser
+from specdist.policies.payoff import ALONE, LEAST_SHARE, RoundChooser, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
 
@@ -65,7 +64,7 @@ class Assembly:
     num_pages: int
     page_size: int = PAGE_SIZE
     max_cache_len: int | None = None
-    ahead: DraftAhead = field(default_factory=DraftAhead)
+    ahead: RoundShape = ALONE
     chooser: RoundChooser | None = None
     is_traced: bool = False
     trusts_draft: bool = False
@@ -153,7 +152,7 @@ class Assembly:
         policy: LengthPolicy,
         clock: Timeline | None = None,
         *,
-        ahead: DraftAhead | None = None,
+        ahead: RoundShape | None = None,
         may_rest: bool = False,
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
@@ -196,7 +195,7 @@ class Assembly:
         """Whether a draft whose model is not used in some rounds does nothing less than it should: tokens
         that a constraint forces are worth their verification in any round."""
         is_simple = self.masker is None and self.scheduling.draft_window is None
-        return is_simple and not self.ahead.num_tokens and isinstance(policy, PausingPolicy)
+        return is_simple and not self.ahead.num_ahead and isinstance(policy, PausingPolicy)
 
     def _on_demand(self, draft: InformedDraft, least_share: float = 0.0) -> DraftOnDemand:
         most = self.scheduling.max_num_batched_tokens // 2

@@ -172,10 +172,10 @@ def generate_rows(
     is_exact = record_check(config, run, replica.loading_check)
     if topology.draft_placement is not None:
         logger.info("the draft %s", PLACEMENTS[topology.draft_placement])
-    if replica.ahead.num_tokens:
+    if replica.ahead.num_ahead:
         logger.info(
             "the draft works ahead: %d tokens and %d branches per sequence",
-            replica.ahead.num_tokens,
+            replica.ahead.num_ahead,
             replica.ahead.num_branches,
         )
     logger.info(

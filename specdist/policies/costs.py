@@ -22,6 +22,11 @@ BRANCH_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12)
 Sizes = np.ndarray | int
 
 
+def _of_pass(ns: Any, sizes: Sizes) -> Any:
+    """At least a nanosecond, and nothing for size 0, which is not a pass."""
+    return (max(1.0, ns) if isinstance(sizes, int) else np.maximum(1.0, ns)) * (sizes > 0)
+
+
 @dataclass(frozen=True)
 class Curve:
     """Nanoseconds over a size: interpolated between measured points, extrapolated with the last slope."""
@@ -39,17 +44,12 @@ class Curve:
             found = found + slope * np.maximum(0.0, wanted - known[-1])
         return np.where(wanted > 0, found, 0.0)
 
-    def look_up(self, counts: np.ndarray | int) -> np.ndarray:
-        """The same for integer sizes, faster."""
-        table = self._table
-        largest = counts if isinstance(counts, int) else counts.max(initial=0)
+    def look_up(self, counts: Sizes) -> Any:
+        """The same for integer sizes, faster; a float for a single one."""
         # Only passes with prompts are larger than the largest measured size.
-        found: np.ndarray = table[counts] if largest < len(table) else self(counts)
-        return found
-
-    def at(self, count: int) -> float:
-        """The same for a single one."""
-        return self._values[count] if count < len(self._values) else float(self(count))
+        if isinstance(counts, int):
+            return self._values[counts] if counts < len(self._values) else float(self(counts))
+        return self._table[counts] if counts.max(initial=0) < len(self._table) else self(counts)
 
     def plus(self, other: Curve) -> Curve:
         """The sum at this curve's sizes; ``other`` stays the same outside its own."""
@@ -109,48 +109,26 @@ class CostModel:
     turns: Curve = field(default_factory=lambda: Curve([1], [0]))
     ahead: Curve = field(default_factory=lambda: Curve([1], [0]))
 
-    def target_ns(self, num_tokens: Sizes, num_rows: Sizes, num_context_tokens: float) -> np.ndarray:
-        """A pass of so many tokens, those of ``num_rows`` sequences after a context of so many tokens."""
-        context = self.context
-        found = self.target.look_up(num_tokens)
+    def target_ns(self, num_tokens: Sizes, num_rows: int, num_context_tokens: float) -> Any:
+        """A pass of so many tokens, those of ``num_rows`` sequences after a context of so many tokens; a
+        float for a single size, quickly."""
+        context, found = self.context, self.target.look_up(num_tokens)
         if not (context.target_row_ns or context.target_token_ns):
             return found
         row_ns, longer = context.target_row_ns / 1000, (num_context_tokens - context.num_tokens) / 1000
+        least: Any = min if isinstance(num_tokens, int) else np.minimum
         found = found + num_rows * (row_ns * num_context_tokens)
-        found = found - np.minimum(num_tokens, context.num_rows) * (row_ns * context.num_tokens)
-        found = found + num_tokens * (longer * context.target_token_ns)
-        return np.maximum(1.0, found) * (np.asarray(num_tokens) > 0)
+        found = found - least(num_tokens, context.num_rows) * (row_ns * context.num_tokens)
+        return _of_pass(found + num_tokens * (longer * context.target_token_ns), num_tokens)
 
-    def pass_ns(self, num_tokens: int, num_rows: int, num_context_tokens: float) -> float:
-        """The same for one pass, faster."""
-        if num_tokens <= 0:
-            return 0.0
-        context, found = self.context, self.target.at(num_tokens)
-        if not (context.target_row_ns or context.target_token_ns):
-            return found
-        row_ns, longer = context.target_row_ns / 1000, (num_context_tokens - context.num_tokens) / 1000
-        found += num_rows * (row_ns * num_context_tokens)
-        found -= min(num_tokens, context.num_rows) * (row_ns * context.num_tokens)
-        return max(1.0, found + num_tokens * (longer * context.target_token_ns))
-
-    def step_ns(self, num_rows: int, num_context_tokens: float) -> float:
-        """One step, faster than :meth:`draft_ns`."""
-        if num_rows <= 0:
-            return 0.0
-        found = self.draft.at(num_rows)
-        if not self.context.draft_row_ns:
-            return found
-        longer = (num_context_tokens - self.context.num_tokens) / 1000
-        return max(1.0, found + longer * num_rows * self.context.draft_row_ns)
-
-    def draft_ns(self, num_rows: Sizes, num_context_tokens: float) -> np.ndarray:
-        """A step of so many sequences and branches, each after a context of so many tokens."""
+    def draft_ns(self, num_rows: Sizes, num_context_tokens: float) -> Any:
+        """A step of so many sequences and branches, each after a context of so many tokens; a float for a
+        single size, quickly."""
         found = self.draft.look_up(num_rows)
         if not self.context.draft_row_ns:
             return found
         longer = (num_context_tokens - self.context.num_tokens) / 1000
-        found = found + longer * np.asarray(num_rows) * self.context.draft_row_ns
-        return np.where(np.asarray(num_rows) > 0, np.maximum(1.0, found), 0.0)
+        return _of_pass(found + longer * num_rows * self.context.draft_row_ns, num_rows)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

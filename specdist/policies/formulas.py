@@ -6,6 +6,8 @@ that of a target pass. No emitted token depends on these formulas.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def tokens_per_call(acceptance: float, num_draft_tokens: int) -> float:
     """Expected tokens of a target pass, (1 - a^(K+1)) / (1 - a) (Leviathan et al. 2023, Eq. 1)."""
@@ -34,15 +36,16 @@ def best_length(acceptance: float, cost_ratio: float, max_draft_tokens: int) -> 
     )
 
 
-def ready_share(acceptance: float, num_candidates: float, caught: float) -> float:
-    """The share of a sequence's rounds with candidates ready when the draft works ahead.
+def ready_share(acceptance: float, num_candidates: Any, caught: Any, *, later: float | None = None) -> Any:
+    """The share of a sequence's rounds with candidates ready when the draft works ahead; of arrays, of each.
 
-    ``caught`` is the share of misses for which a branch was prepared. A sequence is *ready* if it has its n
-    candidates; otherwise it has none:
+    ``caught`` is the share of misses for which a branch was prepared; ``later`` the acceptance of a token
+    after an accepted one, where it is another than that of a block's first token. A sequence is *ready* if it
+    has its n candidates; otherwise it has none:
 
         P(ready | ready) = a^(n+1) + (1 - a^(n+1)) c        P(ready | not) = a + (1 - a) c
     """
-    hit = acceptance ** (num_candidates + 1)
+    hit = acceptance * (acceptance if later is None else later) ** num_candidates
     stays = hit + (1 - hit) * caught
     comes = acceptance + (1 - acceptance) * caught
     return comes / (1 - stays + comes)
@@ -52,7 +55,7 @@ def tokens_per_pass_ahead(acceptance: float, num_candidates: int, caught: float)
     """Expected tokens of a sequence per target pass when the draft works ahead, by :func:`ready_share`."""
     if num_candidates == 0:
         return 1.0
-    ready = ready_share(acceptance, num_candidates, caught)
+    ready: float = ready_share(acceptance, num_candidates, caught)
     return ready * tokens_per_call(acceptance, num_candidates) + 1 - ready
 
 

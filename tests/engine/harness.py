@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.ahead.draft_ahead import DraftAhead
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.draft.no_draft import NoDraft
 from specdist.engine.draft.on_demand import DraftOnDemand
@@ -36,7 +35,7 @@ from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength, LengthPolicy, reads_head
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.ngrams.block_lengths import MemorySettings
-from specdist.policies.rounds import RoundChooser, RoundShape
+from specdist.policies.payoff import RoundChooser, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
 from tests.engine.markov import MarkovModel, MarkovRunner
@@ -130,8 +129,8 @@ class Harness:
         self.trusts_draft = trusts_draft
         self.is_traced = is_traced
         self.shapes = shapes
-        self.ahead = DraftAhead(
-            num_tokens=num_ahead_tokens if draft is not None else 0, num_branches=num_branches
+        self.ahead = RoundShape(
+            num_ahead=num_ahead_tokens if draft is not None else 0, num_branches=num_branches
         )
         self.assembly.allocate(self.runners[0])
         for runner in self.runners[1:]:
@@ -195,7 +194,7 @@ class Harness:
         self.scheduler = engine.scheduler
         completions = list(engine.run())
         assert pages.num_available == pages.num_pages, "a finished row kept its pages"
-        if len(self.runners) > 1 and not self.ahead.num_tokens:
+        if len(self.runners) > 1 and not self.ahead.num_ahead:
             shards = {request.shard for request in requests}
             check_lemma([self.stats_recorder.shard(shard) for shard in shards], completions)
         order = {(r.row_id, r.sample_index): index for index, r in enumerate(requests)}

@@ -6,13 +6,13 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.engine.draft.ahead.branches import BranchTable
-from specdist.engine.draft.ahead.draft_ahead import DraftAhead
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.opened import OpenedSequences
 from specdist.models.cache.pages import PageTable
 from specdist.models.passes.flat import FlatBatch
 from specdist.policies import FixedLength
+from specdist.policies.payoff import RoundShape
 from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches, likeliest
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import PAGE_SIZE, paged_runner
@@ -50,7 +50,7 @@ class LoneDraft:
             stop_token_ids=[],
             num_slots=len(prompts),
             max_seq_len=MAX_SEQ_LEN,
-            ahead=DraftAhead(num_tokens=NUM_DRAFT_TOKENS + 1, num_branches=NUM_BRANCHES),
+            ahead=RoundShape(num_ahead=NUM_DRAFT_TOKENS + 1, num_branches=NUM_BRANCHES),
         )
         for slot, prompt in enumerate(prompts):
             self.pages.open(slot, prompt)

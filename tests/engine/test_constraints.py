@@ -17,7 +17,7 @@ import torch
 
 from specdist.engine.request import Completion, Request
 from specdist.policies import FixedLength, VerifiedBlocks
-from specdist.policies.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
+from specdist.policies.payoff import ALONE, IN_TURNS, LISTEN, RoundShape
 from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.constraints.masker import RowRule
 from specdist.sampling.constraints.thinking import ThinkingMarkers

@@ -16,7 +16,7 @@ import torch
 from specdist.engine.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies import DraftSequences, FixedLength, WithoutHistory
-from specdist.policies.rounds import IN_TURNS, RoundShape
+from specdist.policies.payoff import IN_TURNS, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import requests_for

@@ -14,7 +14,7 @@ from specdist.data.stats.shard import Stats
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.models.cache.draft_window import NUM_SINK_PAGES, WindowPageTable
-from specdist.policies.rounds import RoundShape
+from specdist.policies.payoff import RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for

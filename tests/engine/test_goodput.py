@@ -21,7 +21,7 @@ from specdist.policies import (
     WithoutHistory,
 )
 from specdist.policies.costs import CostModel, Curve
-from specdist.policies.rounds import RoundShape
+from specdist.policies.payoff import RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine import harness
 from tests.engine.harness import Harness, requests_for

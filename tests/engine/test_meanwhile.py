@@ -23,7 +23,7 @@ from specdist.engine.request import Request
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.verify import Verifier
 from specdist.models.passes.flat import FlatBatch
-from specdist.policies.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
+from specdist.policies.payoff import ALONE, IN_TURNS, LISTEN, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, ScriptedChooser, requests_for
 from tests.engine.markov import markov_pair

@@ -6,7 +6,7 @@ import pytest
 
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.policies.rounds import RoundShape
+from specdist.policies.payoff import RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths

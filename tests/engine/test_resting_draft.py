@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from specdist.engine import assembly
-from specdist.engine.draft import resting_draft
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.times.timeline import Timeline
 from specdist.models.passes.flat import FlatBatch
+from specdist.policies import payoff
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import Harness, requests_for
@@ -54,8 +54,8 @@ class Resting(CheckedReplica):
 
 @pytest.fixture(autouse=True)
 def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resting_draft, "NUM_ROUNDS_ALONE", REST)
-    monkeypatch.setattr(resting_draft, "MOST_ROUNDS_ALONE", REST)
+    monkeypatch.setattr(payoff, "FEWEST_PAUSED", REST)
+    monkeypatch.setattr(payoff, "MOST_PAUSED", REST)
 
 
 @pytest.mark.parametrize("options", [
@@ -158,8 +158,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return propose(self, request, clock)
 
     monkeypatch.setattr(ColocatedDraft, "propose", counted)
-    monkeypatch.setattr(resting_draft, "NUM_ROUNDS_ALONE", 1000)
-    monkeypatch.setattr(resting_draft, "MOST_ROUNDS_ALONE", 1000)
+    monkeypatch.setattr(payoff, "FEWEST_PAUSED", 1000)
+    monkeypatch.setattr(payoff, "MOST_PAUSED", 1000)
     return found
 
 
@@ -174,7 +174,7 @@ def test_rests_get_longer_until_something_is_drafted(monkeypatch: pytest.MonkeyP
         return reply
 
     monkeypatch.setattr(ColocatedDraft, "propose", noted)
-    monkeypatch.setattr(resting_draft, "MOST_ROUNDS_ALONE", 3 * REST)
+    monkeypatch.setattr(payoff, "MOST_PAUSED", 3 * REST)
     policy = Scripted([0, 0, 0, 0, 2, 0, 2, 2, 0, 0])
     markov_replica(GREEDY, policy=policy, max_new_tokens=80, max_seq_len=96).generate(requests_for([[4]]))
     # The first is a round of the prompt alone.

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from specdist.job.costs.costs import BRANCH_COUNTS, measure_curve, plan_ahead
+from specdist.job.costs.costs import measure_curve
 from specdist.job.preflight import freeze_costs, plan_run
 from specdist.job.ranks.topology import topology_from_environment
 from specdist.job.replica.model_plan import plan_models
 from specdist.models.passes.flat import FlatBatch
-from specdist.policies.costs import CostModel, Curve
+from specdist.policies.costs import BRANCH_COUNTS, CostModel, Curve
 from specdist.policies.formulas import caught_share
+from specdist.policies.payoff import plan_ahead
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.job.launching import parse
 from tests.models.families import tiny_model

@@ -21,8 +21,8 @@ from specdist.models.cache.draft_window import WindowPageTable
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.policies import LengthPolicy
 from specdist.policies.costs import CostModel, Curve
+from specdist.policies.payoff import RoundChooser, RoundShape
 from specdist.policies.registry import POLICIES
-from specdist.policies.rounds import RoundChooser, RoundShape
 from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.constraints.masker import RowRule
 from specdist.sampling.distributions import SamplingSettings

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from specdist.engine.draft.ahead.draft_ahead import AheadDrafter, DraftAhead
+from specdist.engine.draft.ahead.draft_ahead import AheadDrafter
 from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.draft.steps.draft_runs import DraftRuns
@@ -37,7 +37,7 @@ from specdist.models.loading.memory import peak_memory_bytes
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
-from specdist.policies.rounds import RoundChooser
+from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
 from specdist.sampling.rejection_sampler import sample_next_tokens
@@ -62,7 +62,7 @@ class DraftWorker:
         max_seq_len: int,
         max_context_tokens: int = MAX_CONTEXT_TOKENS,
         max_ahead_tokens: int = 0,
-        ahead: DraftAhead | None = None,
+        ahead: RoundShape = ALONE,
         chooser: RoundChooser | None = None,
         is_traced: bool = False,
         clock: Timeline | None = None,
@@ -76,11 +76,10 @@ class DraftWorker:
         """
         self._runner, self.device = runner, runner.device
         self._max_context_tokens = max_context_tokens
-        ahead = ahead or DraftAhead()
         self._draft_state = DraftState(
             num_slots=num_slots,
             num_branches=ahead.num_branches,
-            max_length=max_seq_len + policy.max_draft_tokens + ahead.num_tokens + 1,
+            max_length=max_seq_len + policy.max_draft_tokens + ahead.num_ahead + 1,
             vocab_size=vocab_size,
             device=runner.device,
         )
@@ -107,7 +106,7 @@ class DraftWorker:
         )
         self._ahead = AheadDrafter(
             runner, ahead, chooser, policy, self._draft_state, self._draft_loop,
-            settings=settings, is_traced=is_traced, max_tokens=max(ahead.num_tokens, max_ahead_tokens),
+            settings=settings, is_traced=is_traced, max_tokens=max(ahead.num_ahead, max_ahead_tokens),
         )  # fmt: skip
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0

@@ -18,11 +18,7 @@ from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, PausingPolicy
-
-# After a decision against drafting; twice as many after each further one, since to decide takes time, too.
-NUM_ROUNDS_ALONE, MOST_ROUNDS_ALONE = 32, 256
-# Of the sequences that such a decision was about: with fewer it may be another.
-LEAST_SHARE = 0.75
+from specdist.policies.payoff import Pauses
 
 
 class RestingDraftWorker(DraftWorker):
@@ -45,7 +41,7 @@ class RestingDraftWorker(DraftWorker):
             runner, policy, num_slots=num_slots, max_context_tokens=max_context_tokens, **options
         )
         assert isinstance(policy, PausingPolicy) and not self._ahead.is_on
-        self._pausing_policy, self._num_rounds_alone = policy, NUM_ROUNDS_ALONE
+        self._pausing_policy, self._pauses = policy, Pauses()
         self._late_contexts = LateContexts(
             runner,
             self._draft_state,
@@ -60,14 +56,11 @@ class RestingDraftWorker(DraftWorker):
         self._note_pause(request)
         self._late_contexts.follow(request)
         reply = super()._respond(request)
-        if self._draft_state.num_candidates[request.slots_R].any():
-            self._num_rounds_alone = NUM_ROUNDS_ALONE
+        has_drafted = bool(self._draft_state.num_candidates[request.slots_R].any())
         # Where there is no room for candidates, the policy has not been asked.
-        elif request.draft_now_R.any():
-            num_rounds_alone = self._num_rounds_alone
-            self._num_rounds_alone = min(2 * num_rounds_alone, MOST_ROUNDS_ALONE)
-            return partial(reply, num_rounds_alone=num_rounds_alone)
-        return reply
+        if not has_drafted and not request.draft_now_R.any():
+            return reply
+        return partial(reply, num_rounds_alone=self._pauses.after(has_drafted=has_drafted))
 
     def _run_context(self, context: FlatBatch) -> None:
         self._late_contexts.put_off(context)

@@ -13,40 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft.ahead.draft_ahead import DraftAhead
 from specdist.job.costs.pass_times import FEW, Fits, PassTimer, PassTimes, always
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies.costs import BRANCH_COUNTS, CostModel, Curve
-from specdist.policies.rounds import RoundChooser
+from specdist.policies.costs import Curve
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import SamplingSettings
 
-# Of a pair, where it is not learned: in work ahead that is the same in all rounds.
-ASSUMED_ACCEPTANCE = 0.8
 # A second context, at which a few passes are measured: at least this long, and longer than the first.
 LONG_CONTEXT = 1024
-
-
-def plan_ahead(
-    costs: CostModel,
-    *,
-    num_rows: int,
-    max_draft_tokens: int,
-    num_branches: int | None,
-    acceptance: float,
-) -> DraftAhead:
-    """The same work ahead in every round, with the most expected tokens per second when ``num_rows``
-    sequences run and tokens are accepted with this probability; one token and the fewest branches where
-    decoding alone is faster.
-
-    The first token ahead stands for a next token, the others are candidates. ``num_branches`` None chooses
-    their number by the costs.
-    """
-    counts = BRANCH_COUNTS if num_branches is None else (num_branches,)
-    chooser = RoundChooser(costs, max_draft_tokens=max_draft_tokens, branch_counts=counts)
-    shape = chooser.always_ahead(num_rows, acceptance=acceptance)
-    return DraftAhead(num_tokens=shape.num_ahead, num_branches=shape.num_branches)
 
 
 def measure_curve(

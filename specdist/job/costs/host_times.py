@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.ahead.draft_ahead import DraftAhead
 from specdist.engine.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
@@ -27,6 +26,7 @@ from specdist.job.costs.pass_times import Fits, always
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import Goodput
 from specdist.policies.costs import CostModel, Curve
+from specdist.policies.payoff import ALONE
 
 MOST_STEPS = 4
 # Of rounds, after so many others; fewer where the budget ends.
@@ -163,7 +163,7 @@ def _plain(assembly: Assembly, num_rows: int, num_steps: int) -> Assembly:
         ),
         stop_rules=StopRules(NO_TEXT, frozenset()),
         scheduling=scheduling,
-        ahead=DraftAhead(),
+        ahead=ALONE,
         chooser=None,
         masker=None,
         memory=None,

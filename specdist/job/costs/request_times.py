@@ -18,7 +18,6 @@ import torch
 
 from specdist.engine.assembly import Assembly
 from specdist.engine.blocks import VerifyInput
-from specdist.engine.draft.ahead.draft_ahead import DraftAhead
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.draft.remote import serve_draft
 from specdist.engine.interfaces import Proposer
@@ -36,6 +35,7 @@ from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import FixedLength, Goodput, LengthPolicy
 from specdist.policies.costs import CostModel, Curve
+from specdist.policies.payoff import ALONE, RoundShape
 
 NUM_REQUESTS = 7
 NUM_WARMUPS = 2
@@ -165,14 +165,14 @@ def drafting_curves(
     most = assembly.scheduling.max_draft_tokens
     num_steps = min(MOST_STEPS, most)
     num_ahead = min(MOST_STEPS_AHEAD, most)
-    one, several = (DraftAhead(num_tokens=1 + num, num_branches=num_branches) for num in (1, num_ahead))
+    one, several = (RoundShape(num_ahead=1 + num, num_branches=num_branches) for num in (1, num_ahead))
     found: dict[int, list[int]] = {}
     for size in dict.fromkeys((num_rows, 1)):
         rounds_ns = []
-        for each, num_now in ((DraftAhead(), 0), (DraftAhead(), num_steps), (one, 0), (several, 0)):
+        for each, num_now in ((ALONE, 0), (ALONE, num_steps), (one, 0), (several, 0)):
             # Of steps, as wide as they can be, in the fewest rounds.
             width = size * (1 + each.num_branches)
-            passes_ns = (num_now + each.num_tokens) * step_ns(width)
+            passes_ns = (num_now + each.num_ahead) * step_ns(width)
             if not fits(3 * passes_ns):
                 break
             rounds_ns.append(
@@ -196,13 +196,13 @@ def _beyond_steps_ns(
     runner: ModelRunner,
     step_ns: Callable[[int], float],
     num_rows: int,
-    ahead: DraftAhead,
+    ahead: RoundShape,
     num_now: int,
     uses_features: bool,
     fits: Fits,
 ) -> float:
     """Nanoseconds of a round of this kind, without its steps."""
-    policy: LengthPolicy = FixedLength(num_now or max(0, ahead.num_tokens - 1))
+    policy: LengthPolicy = FixedLength(num_now or max(0, ahead.num_ahead - 1))
     if uses_features and policy.max_draft_tokens:
         # Beside so slow a target every token pays.
         costs = CostModel(Curve([1], [10**15]), NOTHING)
@@ -215,7 +215,7 @@ def _beyond_steps_ns(
         runner.device,
         num_rows=num_rows,
         num_candidates=policy.max_draft_tokens,
-        num_ahead=ahead.num_tokens,
+        num_ahead=ahead.num_ahead,
         num_rounds=num_warmups + num_rounds,
         fits=fits,
     )
@@ -249,5 +249,5 @@ def answer_messages(assembly: Assembly, runner: ModelRunner) -> None:
     """The draft's part of :func:`message_curve`."""
     clock = Timeline("transfer")
     # Neither drafts nor branches: no pass is run.
-    worker = assembly.draft_worker(runner, FixedLength(0), clock, ahead=DraftAhead())
+    worker = assembly.draft_worker(runner, FixedLength(0), clock, ahead=ALONE)
     serve_draft(worker, RANK_ZERO, vocab_size=assembly.vocab_size, clock=clock)

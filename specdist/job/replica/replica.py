@@ -10,7 +10,6 @@ import torch
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.ahead.draft_ahead import DraftAhead
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.no_draft import NoDraft
 from specdist.engine.draft.remote import RemoteDraft, serve_draft
@@ -24,7 +23,6 @@ from specdist.engine.target.collectives import RANK_ZERO, connect_draft, connect
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.job.costs.allocation import BatchLimits, CacheRoom, refusal, room_for_cache
-from specdist.job.costs.costs import ASSUMED_ACCEPTANCE, plan_ahead
 from specdist.job.costs.kept_costs import KeptCosts, costs_key
 from specdist.job.costs.measuring import measure_costs
 from specdist.job.memory import memory_settings
@@ -41,8 +39,8 @@ from specdist.models.loading.memory import GraphMemory
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
+from specdist.policies.payoff import ALONE, ASSUMED_ACCEPTANCE, RoundChooser, RoundShape, plan_ahead
 from specdist.policies.registry import needs_costs, uses_features
-from specdist.policies.rounds import RoundChooser
 from specdist.utils.errors import UserError
 
 
@@ -90,7 +88,7 @@ class Replica:
         self._loading_check = loaded.check
         self.num_weight_bytes = loaded.num_weight_bytes
         self._activity.begin("sizing the cache")
-        self.ahead = DraftAhead()
+        self.ahead = ALONE
         self._chooser: RoundChooser | None = None
         self.num_pages = self._agree_on_pages()
         self._allocate()
@@ -117,14 +115,14 @@ class Replica:
     def _set_policy(self) -> None:
         config = self._config
         self._policy = build_policy(config.policy_choice, self.costs, is_coupled=config.is_coupled)
-        self.ahead, self._chooser = DraftAhead(), None
+        self.ahead, self._chooser = ALONE, None
         if self._works_ahead:
             assert self.costs is not None
             if config.drafts_ahead:
                 self.ahead = self._fixed_work_ahead(self.costs)
             else:
                 most, choice = self._policy.max_draft_tokens, config.policy_choice
-                self.ahead = DraftAhead(num_tokens=most + 1, num_branches=max(self._branch_counts))
+                self.ahead = RoundShape(num_ahead=most + 1, num_branches=max(self._branch_counts))
                 # It has learned nothing yet.
                 self._chooser = RoundChooser(
                     self.costs,
@@ -132,7 +130,7 @@ class Replica:
                     fixed_length=choice.first_length if choice.policy == "fixed" else None,
                     branch_counts=self._branch_counts,
                 )
-            num_ahead_tokens = self.ahead.num_tokens + self._num_forced
+            num_ahead_tokens = self.ahead.num_ahead + self._num_forced
             self._scheduling = dataclasses.replace(self._scheduling, num_ahead_tokens=num_ahead_tokens)
 
     @property
@@ -140,7 +138,7 @@ class Replica:
         """Most tokens of a block, or ahead, that a constraint may force on top of those that are drawn."""
         return self._scheduling.max_draft_tokens - self._config.policy_choice.max_draft_tokens
 
-    def _fixed_work_ahead(self, costs: CostModel) -> DraftAhead:
+    def _fixed_work_ahead(self, costs: CostModel) -> RoundShape:
         """The same in all rounds, so that a restart repeats every block: of ``--overlap ahead``."""
         return plan_ahead(
             costs,

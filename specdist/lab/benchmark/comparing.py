@@ -114,8 +114,8 @@ def overlap_of(stats: Stats, order: DraftOrder, ratio_to_separate: float | None)
     acceptance = stats.verified_acceptance_rate
     caught = _share(sum(stats.num_branch_hits_per_rank), stats.num_misses)
     predicted = None
-    if order.ahead.num_tokens and acceptance is not None:
-        predicted = ready_share(acceptance, order.ahead.num_tokens - 1, caught or 0.0)
+    if order.ahead.num_ahead and acceptance is not None:
+        predicted = ready_share(acceptance, order.ahead.num_ahead - 1, caught or 0.0)
     return OverlapResult(
         ratio_to_separate=ratio_to_separate,
         num_branches=order.ahead.num_branches,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdist.job.costs.costs import ASSUMED_ACCEPTANCE, draft_curve, plan_ahead, target_curve
+from specdist.job.costs.costs import draft_curve, target_curve
 from specdist.job.costs.host_times import HostTimes, host_times
 from specdist.lab.benchmark.config import AHEAD, IN_TURNS, OVERLAPS, BenchmarkConfig
 from specdist.lab.benchmark.methods import Method, Specdist, TransformersAssisted, TransformersGenerate
@@ -20,6 +20,7 @@ from specdist.lab.benchmark.sides.pair import PagedPair
 from specdist.lab.benchmark.sides.peers import Vllm, VllmEngine
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve
+from specdist.policies.payoff import ASSUMED_ACCEPTANCE, plan_ahead
 from specdist.policies.registry import needs_costs, uses_features
 
 logger = logging.getLogger(__name__)
@@ -190,4 +191,4 @@ def separate_orders(
         )
         if orders[-1].ahead != ahead:
             orders.append(dataclasses.replace(orders[0], ahead=ahead))
-    return [item for item in orders if (AHEAD if item.ahead.num_tokens else IN_TURNS) in overlaps]
+    return [item for item in orders if (AHEAD if item.ahead.num_ahead else IN_TURNS) in overlaps]

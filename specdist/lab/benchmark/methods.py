@@ -77,7 +77,7 @@ class Specdist:
         self.name = f"specdist, {order.choice.label}" + (f", {order.name}" if rank else "")
         self.batch_size = order.num_slots
         self.order = order
-        self.placement = COLOCATED if rank is None else AHEAD if order.ahead.num_tokens else SEPARATE
+        self.placement = COLOCATED if rank is None else AHEAD if order.ahead.num_ahead else SEPARATE
         self._paged = paged
         self._rank = rank
 

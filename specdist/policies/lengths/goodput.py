@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from specdist.policies.base import (
 from specdist.policies.calibration import NUM_FEATURES, AcceptanceModel, token_features, with_head
 from specdist.policies.costs import CostModel, Sizes
 from specdist.policies.options import MAX_DRAFT_TOKENS, HeadKind, OptionInfo, RegisteredPolicy
+from specdist.policies.payoff import worth_verifying
 from specdist.policies.references import Reference
 
 # Acceptance assumed before any token was verified, and how many verified tokens the assumption is worth. Only
@@ -159,7 +160,7 @@ class Goodput(RegisteredPolicy):
         survival_DR[0] *= self._survival[rows.draft_slots_R]
         survival_DR = survival_DR.cumprod(axis=0)
         # As in :meth:`_sequences_that_pay`, after each step.
-        spent_D = np.full(most_asked, self._costs.step_ns(num_rows, rows.round.num_context_tokens))
+        spent_D = np.full(most_asked, self._costs.draft_ns(num_rows, rows.round.num_context_tokens))
         spent_D[0] = self._drafting_ns
         num_tokens_D = self._num_tokens + num_rows * steps_D
         plan_ns_DRS = self._plan_ns(rows, room, spent_D.cumsum()[:, None, None], num_tokens_D[:, None, None])
@@ -186,16 +187,11 @@ class Goodput(RegisteredPolicy):
             features: of the ready tokens.
             round: the target's pass, without them.
         """
-        num_rows, starts_R = len(lengths_R), lengths_R.cumsum() - lengths_R
-        lines_C, starts_C = np.arange(num_rows).repeat(lengths_R), starts_R.repeat(lengths_R)
-        counts = np.arange(len(lines_C) + 1)
+        num_rows, starts_C = len(lengths_R), (lengths_R.cumsum() - lengths_R).repeat(lengths_R)
+        counts = np.arange(len(starts_C) + 1)
         logs = np.zeros(len(counts))
         np.log(self._chances(features, counts[:-1] - starts_C)).cumsum(out=logs[1:])
         survival_C = np.exp(logs[1:] - logs[starts_C])
-        # Survival falls along a chain, so the best tokens of the batch are the first ones of each chain.
-        order_C = (-survival_C).argsort(kind="stable")
-        num_tokens = np.full(len(counts), float(num_rows))
-        num_tokens[1:] += survival_C[order_C].cumsum()
         pass_ns = self._target_ns(round.num_pass_tokens + counts, round)
         # So many tokens in every round take so many steps, not all those for which there was time to spare.
         step_ns = (self._drafting_ns - self._first_ns) / max(1, self._num_steps)
@@ -204,9 +200,13 @@ class Goodput(RegisteredPolicy):
         if round.num_pass_tokens != num_rows:
             # Prompts cost the same in any case: the rate is that of a round without them.
             bare_ns = np.maximum(np.maximum(self._target_ns(num_rows + counts, round), drafting_ns), 1.0)
-        self._goodput = float((num_tokens / bare_ns).max())
-        best = int((num_tokens - self._goodput * longest_ns).argmax())
-        return np.bincount(lines_C[order_C[:best]], minlength=num_rows)
+
+        def value(expected: np.ndarray) -> np.ndarray:
+            num_tokens = num_rows + expected
+            self._goodput = float((num_tokens / bare_ns).max())
+            return np.asarray(num_tokens - self._goodput * longest_ns)
+
+        return worth_verifying(survival_C, lengths_R, value)
 
     def observe_tokens(self, tokens: VerifiedTokens) -> None:
         """Learn from the tokens that the target has verified."""
@@ -242,17 +242,17 @@ class Goodput(RegisteredPolicy):
         self._drafting_ns = self._first_ns = 0.0
         if rows.round.is_ahead:
             # The step that drafts in place of the next tokens is done; the host takes time, too.
-            self._drafting_ns = self._costs.step_ns(rows.round.num_rows, rows.round.num_context_tokens)
-            self._drafting_ns += self._costs.ahead.at(rows.round.num_rows)
+            self._drafting_ns = self._costs.draft_ns(rows.round.num_rows, rows.round.num_context_tokens)
+            self._drafting_ns += self._costs.ahead.look_up(rows.round.num_rows)
             self._first_ns = self._drafting_ns
             return
         num_rows, round = len(rows.draft_slots_R), rows.round
         num_tokens_D = round.num_rows + self._worth[rows.draft_slots_R].sum(axis=0)
-        message_ns = self._costs.message.at(num_rows)
-        ns_D = self._steps_D * self._costs.step_ns(num_rows, round.num_context_tokens)
-        ns_D = ns_D + self._costs.turns.at(num_rows)
+        message_ns = self._costs.message.look_up(num_rows)
+        ns_D = self._steps_D * self._costs.draft_ns(num_rows, round.num_context_tokens)
+        ns_D = ns_D + self._costs.turns.look_up(num_rows)
         ns_D = ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round) + message_ns
-        undrafted_ns = self._pass_ns(round.num_rows, round) + message_ns
+        undrafted_ns = self._target_ns(round.num_rows, round) + message_ns
         undrafted = round.num_rows / max(1.0, undrafted_ns)
         self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
 
@@ -274,7 +274,7 @@ class Goodput(RegisteredPolicy):
         """So many steps follow, of so many sequences."""
         self._num_tokens += num_rows * num_steps
         self._num_steps += num_steps if num_rows else 0
-        step_ns = self._costs.step_ns(num_rows, rows.round.num_context_tokens)
+        step_ns = self._costs.draft_ns(num_rows, rows.round.num_context_tokens)
         for _ in range(num_steps):
             self._drafting_ns += step_ns
 
@@ -309,34 +309,23 @@ class Goodput(RegisteredPolicy):
         if num_rows > len(self._tokens_RD) or context != self._drafting_context:
             counts_R = np.arange(1, max(num_rows, len(self._tokens_RD)) + 1)
             self._tokens_RD = counts_R[:, None] * self._steps_D
-            self._drafting_RD = self._draft_ns(counts_R, round)[:, None] * self._steps_D
+            draft_ns_R = self._costs.draft_ns(counts_R, round.num_context_tokens)
+            self._drafting_RD = draft_ns_R[:, None] * self._steps_D
             self._drafting_context = context
         drafting_RS = self._drafting_RD[:num_rows, :num_steps]
         if round.is_ahead:
-            over_ns = spent_ns - self._pass_ns(round.num_pass_tokens, round)
+            over_ns = spent_ns - self._target_ns(round.num_pass_tokens, round)
             return np.asarray(np.maximum(0.0, drafting_RS + over_ns) - np.maximum(0.0, over_ns))
         num_tokens = round.num_pass_tokens + num_tokens
         verifying_RS = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
-        if isinstance(num_tokens, int):
-            verified_ns: float | np.ndarray = self._pass_ns(num_tokens, round)
-        else:
-            verified_ns = self._target_ns(num_tokens, round)
-        added_RS = drafting_RS + verifying_RS - verified_ns
+        added_RS = drafting_RS + verifying_RS - self._target_ns(num_tokens, round)
         if not rows.num_drafted:
             added_RS = added_RS + self._costs.turns.look_up(np.arange(1, num_rows + 1))[:, None]
         return added_RS
 
-    def _target_ns(self, num_tokens: Sizes, round: RoundContext) -> np.ndarray:
+    def _target_ns(self, num_tokens: Sizes, round: RoundContext) -> Any:
         """A target pass in this round, of so many tokens."""
         return self._costs.target_ns(num_tokens, round.num_rows, round.num_context_tokens)
-
-    def _pass_ns(self, num_tokens: int, round: RoundContext) -> float:
-        """The same of one number."""
-        return self._costs.pass_ns(num_tokens, round.num_rows, round.num_context_tokens)
-
-    def _draft_ns(self, num_rows: Sizes, round: RoundContext) -> np.ndarray:
-        """A draft step of so many sequences and branches in this round."""
-        return self._costs.draft_ns(num_rows, round.num_context_tokens)
 
     def _row_forecasts(self, histories_RH: np.ndarray) -> np.ndarray:
         """[R]: acceptance probability of each sequence's next token that is not drawn yet."""

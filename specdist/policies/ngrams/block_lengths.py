@@ -15,6 +15,7 @@ import numpy as np
 
 from specdist.policies.costs import CostModel
 from specdist.policies.ngrams.text_store import NO_TEXTS, TextSettings
+from specdist.policies.payoff import worth_verifying
 
 # Of the tokens per nanosecond of the last rounds.
 ROUND_MEMORY = 0.95
@@ -52,7 +53,7 @@ class BlockLengths:
         costs = self._costs
         if costs is None or not num_rows:
             return
-        ns = costs.pass_ns(num_pass_tokens, num_rows, num_context) + costs.message.at(num_rows)
+        ns = costs.target_ns(num_pass_tokens, num_rows, num_context) + costs.message.look_up(num_rows)
         self._num_tokens = ROUND_MEMORY * self._num_tokens + num_tokens
         self._ns = ROUND_MEMORY * self._ns + ns
 
@@ -70,11 +71,9 @@ class BlockLengths:
         costs = self._costs
         if costs is None or not len(chances_C):
             return lengths_R
-        # Chances fall along a block, so the best tokens of the batch are the first ones of each block.
-        order_C = np.argsort(-chances_C, kind="stable")
         pass_ns = costs.target_ns(num_pass_tokens + np.arange(len(chances_C) + 1), num_rows, num_context)
-        plain_ns = costs.pass_ns(num_rows, num_rows, num_context) + costs.message.at(num_rows)
+        plain_ns = costs.target_ns(num_rows, num_rows, num_context) + costs.message.look_up(num_rows)
         rate = max(num_rows / max(1.0, plain_ns), self._num_tokens / max(1.0, self._ns))
-        best = int(np.argmax(np.r_[0.0, chances_C[order_C].cumsum()] - rate * (pass_ns - pass_ns[0])))
-        lines_C = np.repeat(np.arange(len(lengths_R)), lengths_R)
-        return np.bincount(lines_C[order_C[:best]], minlength=len(lengths_R))
+        return worth_verifying(
+            chances_C, lengths_R, lambda expected: expected - rate * (pass_ns - pass_ns[0])
+        )

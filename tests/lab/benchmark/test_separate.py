@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdist.engine.draft.ahead.draft_ahead import DraftAhead
 from specdist.lab.benchmark.comparing import overlap_of
 from specdist.lab.benchmark.lineup import measure_costs, separate_orders
 from specdist.lab.benchmark.methods import Generated, Method, Specdist
@@ -19,11 +18,12 @@ from specdist.lab.benchmark.setting import Setting
 from specdist.lab.benchmark.sides.draft_rank import DraftRank
 from specdist.lab.benchmark.sides.drafts import DraftOrder, fixed_length
 from specdist.lab.benchmark.sides.profile import merge_traces
+from specdist.policies.payoff import RoundShape
 from tests.lab.benchmark.conftest import NUM_DRAFT_TOKENS as K
 
 IN_TURNS = DraftOrder(num_slots=2, choice=fixed_length(K))
-AHEAD = DraftOrder(num_slots=2, choice=fixed_length(K), ahead=DraftAhead(num_tokens=3))
-BRANCHED = DraftOrder(num_slots=3, choice=fixed_length(K), ahead=DraftAhead(num_tokens=K + 1, num_branches=2))
+AHEAD = DraftOrder(num_slots=2, choice=fixed_length(K), ahead=RoundShape(num_ahead=3))
+BRANCHED = DraftOrder(num_slots=3, choice=fixed_length(K), ahead=RoundShape(num_ahead=K + 1, num_branches=2))
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,6 @@ def test_the_plan_for_drafting_ahead_follows_from_the_costs_of_both_models(
     costs = measure_costs(setting.paged, rank, IN_TURNS.num_slots, [False])
     orders = separate_orders(IN_TURNS, costs, num_branches=2)
     assert [order.ahead.num_branches for order in orders] == [0, 0, 2]
-    assert [order.ahead.num_tokens > 0 for order in orders] == [False, True, True]
+    assert [order.ahead.num_ahead > 0 for order in orders] == [False, True, True]
     assert costs.target.sizes[-1] == IN_TURNS.num_slots * (K + 1)
     assert min(*costs.target.ns, *costs.draft[False].ns) > 0

@@ -15,12 +15,10 @@ import torch
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_atomically, write_json
 from specdist.engine.assembly import PAGE_SIZE, Assembly
-from specdist.engine.draft.ahead.draft_ahead import DraftAhead
 from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.job.costs.costs import plan_ahead
 from specdist.lab.benchmark.sides.draft_rank import DraftRank, torch_threads
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.model.counted import DRAFT_PASS, TARGET_PASS
@@ -37,8 +35,8 @@ from specdist.lab.plan.model.simulate import (
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
 from specdist.policies.formulas import caught_share
+from specdist.policies.payoff import ALONE, RoundChooser, RoundShape, plan_ahead
 from specdist.policies.registry import needs_costs
-from specdist.policies.rounds import RoundChooser
 from specdist.sampling.distributions import SamplingSettings
 from tests.lab.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
 from tests.lab.emulation.markov import PairSettings, markov_pair
@@ -136,7 +134,7 @@ class Emulation:
         """The assembly as the main job would make it from these costs, by default those of the passes."""
         config, choice, num_slots = self._config, case.choice, case.batch_size
         costs = costs or self.costs(case).passes
-        ahead = DraftAhead()
+        ahead = ALONE
         if case.mode in ("ahead", "branches"):
             sizes: dict[str, Any] = {
                 "num_rows": num_slots,
@@ -150,10 +148,10 @@ class Emulation:
         block, chooser = choice.max_draft_tokens + 1, None
         if case.mode == AUTO:
             fixed_length = choice.first_length if choice.policy == "fixed" else None
-            ahead = DraftAhead(num_tokens=choice.max_draft_tokens + 1, num_branches=BRANCH_COUNTS[-1])
+            ahead = RoundShape(num_ahead=choice.max_draft_tokens + 1, num_branches=BRANCH_COUNTS[-1])
             chooser = RoundChooser(costs, max_draft_tokens=choice.max_draft_tokens, fixed_length=fixed_length)
         max_seq_len = config.prompt_tokens + config.output_tokens
-        row_pages = -(-(max_seq_len + block + ahead.num_tokens) // PAGE_SIZE) + 1
+        row_pages = -(-(max_seq_len + block + ahead.num_ahead) // PAGE_SIZE) + 1
         assembly = Assembly(
             settings=SamplingSettings(temperature=config.temperature),
             vocab_size=config.vocab_size,
@@ -162,13 +160,13 @@ class Emulation:
                 max_num_seqs=num_slots,
                 max_num_batched_tokens=max(PREFILL_CHUNK_TOKENS, 2 * num_slots * block),
                 max_draft_tokens=block - 1,
-                num_ahead_tokens=ahead.num_tokens,
+                num_ahead_tokens=ahead.num_ahead,
                 max_new_tokens=config.output_tokens,
                 max_seq_len=max_seq_len,
                 seed=config.seed,
             ),
             num_pages=(2 * num_slots + 1) * row_pages,
-            max_cache_len=max_seq_len + block + ahead.num_tokens,
+            max_cache_len=max_seq_len + block + ahead.num_ahead,
             ahead=ahead,
             chooser=chooser,
         )
@@ -220,13 +218,13 @@ class Emulation:
             mode=case.mode,
             policy=case.choice.label,
             num_gpus=config.tp_size + case.has_own_gpu,
-            num_ahead_tokens=ahead.num_tokens,
+            num_ahead_tokens=ahead.num_ahead,
             num_branches=ahead.num_branches,
             planned_tokens_per_s=self._planned(case, ahead),
         )
         return outcome, run
 
-    def _planned(self, case: Case, ahead: DraftAhead) -> float | None:
+    def _planned(self, case: Case, ahead: RoundShape) -> float | None:
         """The planner's tokens per second without any host; None for lengths that are not fixed."""
         config, choice = self._config, case.choice
         is_fixed = choice.policy in ("fixed", "none") and case.mode != AUTO
@@ -235,7 +233,7 @@ class Emulation:
         settings = Settings(
             mode=case.mode,
             num_rows=case.batch_size,
-            num_draft_tokens=ahead.num_tokens - 1 if ahead.num_tokens else choice.max_draft_tokens,
+            num_draft_tokens=ahead.num_ahead - 1 if ahead.num_ahead else choice.max_draft_tokens,
             acceptance=config.acceptance,
             caught=caught_share(ahead.num_branches),
         )

@@ -10,7 +10,6 @@ from typing import cast
 
 import numpy as np
 
-from specdist.engine.draft.ahead.draft_ahead import DraftAhead
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.draft.no_draft import NoDraft
 from specdist.engine.engine import Engine
@@ -23,6 +22,7 @@ from specdist.lab.plan.model.roofline import Placement
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve
+from specdist.policies.payoff import ALONE
 from tests.lab.emulation.accounting import RoundTimes, round_times
 from tests.lab.emulation.device import EmulatedDevice
 from tests.lab.emulation.markov import MarkovPair
@@ -174,7 +174,7 @@ class Replica:
         return Run(
             num_tokens=window.num_tokens,
             edges_R1=edges_R1,
-            times=round_times(edges_R1, target_log, draft_log, works_ahead=assembly.ahead.num_tokens > 0),
+            times=round_times(edges_R1, target_log, draft_log, works_ahead=assembly.ahead.num_ahead > 0),
             target=target_log,
             draft=draft_log,
         )
@@ -185,7 +185,7 @@ class Replica:
         assert self._rank is not None
         turns, ahead, step = self._rank.call("measure", order)
         # Neither drafts nor branches: no pass is run.
-        silent = dataclasses.replace(order.assembly, ahead=DraftAhead(), chooser=None)
+        silent = dataclasses.replace(order.assembly, ahead=ALONE, chooser=None)
         self._rank.build(dataclasses.replace(order, assembly=silent, choice=PolicyChoice()))
         recording = Recording(self._device)
         with half_of_the_cores(0), self._rank.serving(recording.busy_wait) as proposer:

@@ -20,7 +20,7 @@ from specdist.policies import (
     Goodput,
 )
 from specdist.policies.costs import CostModel
-from specdist.policies.rounds import RoundChooser, RoundShape
+from specdist.policies.payoff import RoundChooser, RoundShape
 from specdist.utils.table import Table
 from tests.lab.plan.virtual_rounds import LONGEST, MAX_DRAFT_TOKENS, SHORTEST, Machine, Setting, Simulation
 from tests.ranks import REPOSITORY

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.policies.rounds import RoundChooser, RoundShape
+from specdist.policies.payoff import RoundChooser, RoundShape
 from tests.lab.plan.sweep import automatic
 from tests.lab.plan.timed_costs import ratio
 from tests.lab.plan.virtual_rounds import LONGEST, SHORTEST, Machine, Setting, Simulation

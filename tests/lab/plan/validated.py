@@ -61,7 +61,7 @@ def emulated(batch_size: int, mode: str, length: int) -> dict[str, Any]:
     settings = Settings(
         mode=case.mode,
         num_rows=batch_size,
-        num_draft_tokens=ahead.num_tokens - 1 if ahead.num_tokens else length,
+        num_draft_tokens=ahead.num_ahead - 1 if ahead.num_ahead else length,
         acceptance=config.acceptance,
         caught=caught_share(ahead.num_branches),
     )

@@ -33,7 +33,7 @@ from specdist.policies import (
 )
 from specdist.policies.costs import BRANCH_COUNTS, ContextCosts, CostModel, Curve
 from specdist.policies.formulas import caught_share
-from specdist.policies.rounds import ALONE, RoundChooser, RoundShape
+from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
 from specdist.utils.ranges import arange_segments
 
 MAX_DRAFT_TOKENS = 20

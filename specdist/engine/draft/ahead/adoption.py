@@ -19,7 +19,7 @@ from specdist.engine.draft.steps.draft_scores import NOWHERE
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.times.reports import AheadReport
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies.rounds import RoundChooser
+from specdist.policies.payoff import RoundChooser
 from specdist.utils.ranges import places_from
 
 

@@ -12,7 +12,6 @@ branches, C or N tokens of several sequences, one after the other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -31,23 +30,13 @@ from specdist.engine.times.reports import AheadReport
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
-from specdist.policies.rounds import ALONE, RoundChooser, RoundShape
+from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
 from specdist.sampling.branch_estimates import estimate_branches, likeliest
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.ranges import places_from
 
 # Beside logits of 0, a probability of 1.
 CERTAIN_LOGIT = 1e4
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftAhead:
-    """What the draft does during a target pass: ``num_tokens`` tokens after each sequence's candidates, of
-    which the first stands in the place of the next token, and ``num_branches`` branches per sequence. With 0
-    tokens it waits."""
-
-    num_tokens: int = 0
-    num_branches: int = 0
 
 
 class _BranchPlaces(NamedTuple):
@@ -69,7 +58,7 @@ class AheadDrafter:
     def __init__(
         self,
         runner: ModelRunner,
-        ahead: DraftAhead,
+        ahead: RoundShape,
         chooser: RoundChooser | None,
         policy: LengthPolicy,
         draft_state: DraftState,
@@ -82,10 +71,10 @@ class AheadDrafter:
         """``max_tokens``: ahead of a sequence, or in a branch with its first token, with those that are
         forced."""
         self._runner = runner
-        self.is_on = ahead.num_tokens > 0
+        self.is_on = ahead.num_ahead > 0
         self._chooser = chooser
         # What the draft does in this round; without a chooser, in every round.
-        self.shape = RoundShape(num_ahead=ahead.num_tokens, num_branches=ahead.num_branches)
+        self.shape = ahead
         self._draft_state = draft_state
         self._draft_loop = draft_loop
         has_forced = isinstance(draft_loop, ForcingDraftLoop) and draft_loop.adds_forced

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.ahead.draft_ahead import DraftAhead
 from specdist.engine.times.timeline import Kind, Timeline, clock_of
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import PolicyChoice, build_policy
 from specdist.policies.costs import CostModel
+from specdist.policies.payoff import ALONE, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 
 
@@ -49,13 +49,13 @@ class DraftOrder:
     num_slots: int
     choice: PolicyChoice
     costs: CostModel | None = None
-    ahead: DraftAhead = field(default_factory=DraftAhead)
+    ahead: RoundShape = ALONE
     trace_folder: str | None = None
 
     @property
     def name(self) -> str:
         """How the draft works in a process of its own."""
-        return ("ahead" if self.ahead.num_tokens else "separate") + branches_text(self.ahead.num_branches)
+        return ("ahead" if self.ahead.num_ahead else "separate") + branches_text(self.ahead.num_branches)
 
     def assembly(self, largest: Assembly) -> Assembly:
         """The assembly of this engine, from the one whose caches have room for every order."""
@@ -63,7 +63,7 @@ class DraftOrder:
             largest.scheduling,
             max_num_seqs=self.num_slots,
             max_draft_tokens=self.choice.max_draft_tokens,
-            num_ahead_tokens=self.ahead.num_tokens,
+            num_ahead_tokens=self.ahead.num_ahead,
         )
         return dataclasses.replace(largest, scheduling=scheduling, ahead=self.ahead)
 

@@ -10,7 +10,7 @@ import pytest
 
 from specdist.policies.costs import ContextCosts, CostModel, Curve
 from specdist.policies.formulas import caught_share, ready_share, tokens_per_call, tokens_per_pass_ahead
-from specdist.policies.rounds import ALONE, FEWEST_ROUNDS_ALONE, IN_TURNS, LISTEN, RoundChooser, RoundShape
+from specdist.policies.payoff import ALONE, FEWEST_ROUNDS_ALONE, IN_TURNS, LISTEN, RoundChooser, RoundShape
 
 MS = 1_000_000
 # A pass takes 20 ms up to 64 tokens and in proportion beyond.
@@ -41,6 +41,18 @@ def taught(found: RoundChooser, acceptance: float) -> RoundChooser:
     return found
 
 
+def rate(found: RoundChooser, num_rows: int, shape: RoundShape) -> float:
+    """Tokens per nanosecond of rounds of this shape, after contexts of a hundred tokens."""
+    return float(found.rates(num_rows, 100.0)[found.shapes.index(shape)])
+
+
+def best_ahead(found: RoundChooser, num_rows: int) -> tuple[int, float]:
+    """The number of candidates with the highest rate, and that rate."""
+    rates = {shape: rate(found, num_rows, shape) for shape in found.shapes if shape.num_ahead}
+    best = max(rates, key=rates.__getitem__)
+    return best.num_ahead - 1, rates[best]
+
+
 def choose(found: RoundChooser, num_rows: int, *, is_pending: bool = False) -> RoundShape:
     return chosen_at(found, num_rows, 100.0, is_pending=is_pending)
 
@@ -52,7 +64,6 @@ def chosen_at(found: RoundChooser, num_rows: int, context: float, *, is_pending:
 
 def test_the_rates_are_those_of_the_formulas() -> None:
     found = taught(chooser(wide_ms=1), 0.8)
-    rates = found._rates(4, 100.0)
     lengths = range(1, 9)
     acceptance = round(found.acceptance, 2)
     in_turns = max(
@@ -60,11 +71,12 @@ def test_the_rates_are_those_of_the_formulas() -> None:
         / (length * found._costs.draft_ns(4, 0) + found._costs.target_ns(4 * (length + 1), 4, 0) + 0.2 * MS)
         for length in lengths
     )  # fmt: skip
-    assert rates.alone == pytest.approx(4 / (20 * MS))
-    assert rates.in_turns == pytest.approx(in_turns, rel=0.002)
+    assert rate(found, 4, ALONE) == pytest.approx(4 / (20 * MS))
+    assert rate(found, 4, IN_TURNS) == pytest.approx(in_turns, rel=0.002)
     # Eight branches: five candidates in six steps, five of them of 36 rows, within the time of the pass.
     tokens = tokens_per_pass_ahead(acceptance, 5, caught_share(8))
-    assert rates.ahead_KB[4, 6] == pytest.approx(4 * tokens / (20.2 * MS))
+    ahead = RoundShape(num_ahead=6, num_branches=8)
+    assert rate(found, 4, ahead) == pytest.approx(4 * tokens / (20.2 * MS))
 
 
 def test_tokens_after_accepted_ones_have_a_rate_of_their_own() -> None:
@@ -80,7 +92,7 @@ def test_tokens_after_accepted_ones_have_a_rate_of_their_own() -> None:
         / (length * 2 * MS + stretches._costs.target_ns(4 * (length + 1), 4, 0) + 0.2 * MS)
         for length in range(1, 9)
     )  # fmt: skip
-    assert stretches._rates(4, 100.0).in_turns == pytest.approx(in_turns, rel=0.02)
+    assert rate(stretches, 4, IN_TURNS) == pytest.approx(in_turns, rel=0.02)
     assert choose(stretches, 32).num_ahead > choose(alike, 32).num_ahead > 1
 
 
@@ -113,10 +125,11 @@ def test_a_fixed_length_is_that_of_blocks_in_turns_and_the_most_of_those_ahead()
     """Sixteen sequences with three candidates each fill a pass of 64 tokens; more are bound by arithmetic."""
     free, fixed = taught(chooser(step_ms=2), 0.8), taught(chooser(step_ms=2, fixed_length=8), 0.8)
     assert 1 < choose(fixed, 16).num_ahead == choose(free, 16).num_ahead < 9
-    rates, acceptance = fixed._rates(16, 100.0), round(fixed.acceptance, 2)
+    acceptance = round(fixed.acceptance, 2)
     in_turns_ns = 8 * fixed._costs.draft_ns(16, 0) + fixed._costs.target_ns(16 * 9, 16, 0) + 0.2 * MS
-    assert rates.in_turns == pytest.approx(16 * tokens_per_call(acceptance, 8) / in_turns_ns, rel=0.002)
-    assert rates.in_turns < free._rates(16, 100.0).in_turns
+    expected = 16 * tokens_per_call(acceptance, 8) / in_turns_ns
+    assert rate(fixed, 16, IN_TURNS) == pytest.approx(expected, rel=0.002)
+    assert rate(fixed, 16, IN_TURNS) < rate(free, 16, IN_TURNS)
 
 
 def test_a_draining_batch_gets_longer_blocks_and_more_branches() -> None:
@@ -198,29 +211,30 @@ def test_branches_that_catch_little_are_given_up() -> None:
 def test_prompts_beside_the_rows_make_candidates_dear() -> None:
     """The pass of a chunk of a prompt is long anyway, and bound by arithmetic."""
     found = taught(chooser(branch_counts=(0,)), 0.5)
-    alone, ahead = found._rates(16, 100.0).alone, found._rates(16, 100.0).ahead_KB.max()
+    alone, (_, ahead) = rate(found, 16, ALONE), best_ahead(found, 16)
     for _ in range(200):
         found.observe_pass(500, 50)
-    rates = found._rates(16, 100.0)
-    assert rates.alone < alone and rates.ahead_KB.max() / rates.alone < ahead / alone
+    later, (_, later_ahead) = rate(found, 16, ALONE), best_ahead(found, 16)
+    assert later < alone and later_ahead / later < ahead / alone
 
 
 def test_prompts_take_what_they_take_beside_the_candidates() -> None:
     """48 tokens of a prompt beside 16 sequences still fit into the time of a pass; beside 16 with three
     candidates each they are bound by arithmetic."""
     found = taught(chooser(step_ms=0), 0.9)
-    before = found._rates(16, 100.0)
+    before = [rate(found, 16, shape) for shape in (ALONE, IN_TURNS)]
     for _ in range(200):
         found.observe_pass(48, 48)
-    after = found._rates(16, 100.0)
-    assert after.alone == before.alone and after.in_turns < before.in_turns
+    after = [rate(found, 16, shape) for shape in (ALONE, IN_TURNS)]
+    assert after[0] == before[0] and after[1] < before[1]
     # Eight branches; all rounds have a prompt token per new token.
     new, ready = (of(0.9, 3, caught_share(8)) for of in (tokens_per_pass_ahead, ready_share))
     size = 16 * (1 + 3 * ready)
     beside_ns = TARGET(size + max(48, 16 * new)) - TARGET(size)
     share = min(1, 16 * new / 48)
     expected_ns = share * beside_ns + float(TARGET(size)) + 0.2 * MS
-    assert after.ahead_KB[2, 6] == pytest.approx(16 * new / expected_ns, rel=0.02)
+    ahead = RoundShape(num_ahead=4, num_branches=8)
+    assert rate(found, 16, ahead) == pytest.approx(16 * new / expected_ns, rel=0.02)
 
 
 def test_a_prompt_now_and_then_gives_the_draft_no_time_in_other_rounds() -> None:
@@ -236,9 +250,9 @@ def test_a_prompt_now_and_then_gives_the_draft_no_time_in_other_rounds() -> None
 
 def test_the_prompts_of_a_first_pass_stand_beside_no_round() -> None:
     found = taught(chooser(), 0.8)
-    before = found._rates(4, 100.0).alone
+    before = rate(found, 4, ALONE)
     found.observe_pass(100_000, 0)
-    assert found._rates(4, 100.0).alone == before
+    assert rate(found, 4, ALONE) == before
 
 
 def test_the_hosts_time_beside_the_steps_leaves_less_of_it() -> None:
@@ -249,7 +263,7 @@ def test_the_hosts_time_beside_the_steps_leaves_less_of_it() -> None:
     free = taught(RoundChooser(costs, **options), 0.9)
     busy = taught(RoundChooser(dataclasses.replace(costs, ahead=host), **options), 0.9)
     slow = taught(RoundChooser(dataclasses.replace(costs, turns=host), **options), 0.9)
-    rates, busy_rates, slow_rates = (found._rates(1, 100.0) for found in (free, busy, slow))
-    assert rates.ahead_KB.argmax() + 1 == 9 and busy_rates.ahead_KB.argmax() + 1 == 5
-    assert slow_rates.in_turns < rates.in_turns and slow_rates.alone == rates.alone
-    assert (slow_rates.ahead_KB == rates.ahead_KB).all()
+    assert best_ahead(free, 1)[0] == 9 and best_ahead(busy, 1)[0] == 5
+    assert rate(slow, 1, IN_TURNS) < rate(free, 1, IN_TURNS)
+    others = [shape for shape in free.shapes if shape != IN_TURNS]
+    assert all(rate(slow, 1, shape) == rate(free, 1, shape) for shape in others)

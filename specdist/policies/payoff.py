@@ -1,10 +1,11 @@
-"""What a round with a draft on a rank of its own should do: decode alone, take turns, or draft ahead.
+"""What drafting brings now: rates of the kinds of rounds by load and acceptance, and what follows from them.
 
-``--overlap auto``. Three rates are compared for the sequences that run now, in tokens per nanosecond, each
-with its best number of draft tokens; a is the probability that the first token of a block is accepted, b that
-of a token after an accepted one, which is higher where texts have easy and hard stretches; T and D are the
-times of a target pass and of a draft step, M that of asking the draft, H that of the draft's host beside its
-steps, all of them measured before the run:
+A round's kind is its :class:`RoundShape`: the target alone, a draft in turns with it, a draft that works
+ahead. Three rates are compared for the sequences that run now, in tokens per nanosecond, each with its best
+number of draft tokens; a is the probability that the first token of a block is accepted, b that of a token
+after an accepted one, which is higher where texts have easy and hard stretches; T and D are the times of a
+target pass and of a draft step, M that of asking the draft, H that of the draft's host beside its steps, all
+of them measured before the run:
 
     alone    R / T(R)
     in turns R (1 + a + a b + ... + a b^(K - 1)) / (K D(R) + H + T(R (K + 1)) + M)
@@ -12,14 +13,18 @@ steps, all of them measured before the run:
 
 The times are those of this many sequences after contexts of this length, so the choice follows the batch as
 it grows and drains. The acceptance, and what branches catch, are learned from what the target verifies. Which
-tokens of a block are worth their time is for the length policy to say.
+tokens of a block are worth their time is for the length policy to say, by :func:`worth_verifying`.
 
-Where nothing beats decoding alone, the draft is not asked at all for a number of rounds. Then it *listens*:
-it draws one token for every sequence while the target runs its pass, and the next round verifies it. That
-costs two messages and no target time, so the pauses are as long as keeps these messages below
-:data:`LISTENING_SHARE` of the time.
+- ``--overlap auto``: :class:`RoundChooser` takes the shape with the best rate. Where nothing beats decoding
+  alone, the draft is not asked at all for a number of rounds. Then it *listens*: it draws one token for every
+  sequence while the target runs its pass, and the next round verifies it. That costs two messages and no
+  target time, so the pauses are as long as keeps these messages below :data:`LISTENING_SHARE` of the time.
+- ``--overlap ahead``: :func:`plan_ahead`, one shape for all rounds.
+- A draft in the target's process, which can only take turns: its policy decides, and :class:`Pauses` says for
+  how long such a decision holds.
 
-Pure arithmetic on frozen costs: no clock. R sequences, K candidates, B numbers of branches.
+Pure arithmetic on frozen costs: no clock. R sequences, K candidates, B numbers of branches, S shapes of a
+round, C tokens of several sequences, one after the other.
 """
 
 from __future__ import annotations
@@ -31,30 +36,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
-from specdist.policies.formulas import caught_share
+from specdist.policies.formulas import caught_share, ready_share
 
-# Acceptance assumed before any token was verified, and its weight in tokens; half-life of what is learned.
-PRIOR_ACCEPTANCE = 0.7
-PRIOR_TOKENS = 16
-MEMORY = 128
+# Of a chooser: acceptance assumed before any token was verified, and its weight in tokens; half-life of what
+# is learned.
+PRIOR_ACCEPTANCE, PRIOR_TOKENS, MEMORY = 0.7, 16, 128
+# Of a pair, where it is not learned: in work ahead that is the same in all rounds.
+ASSUMED_ACCEPTANCE = 0.8
 # Decoding alone is left for a gain of this factor, and another way of drafting for this one.
-WORTH_ASKING = 1.02
-WORTH_CHANGING = 1.01
+WORTH_ASKING, WORTH_CHANGING = 1.02, 1.01
 # Tokens to be verified before the target goes on alone, fewest rounds alone, and the share of the time that
 # listening may take.
-NUM_HEARD = 16
-FEWEST_ROUNDS_ALONE = 16
-LISTENING_SHARE = 0.005
+NUM_HEARD, FEWEST_ROUNDS_ALONE, LISTENING_SHARE = 16, 16, 0.005
+# Rounds of a pause in the target's process after a decision against drafting.
+FEWEST_PAUSED, MOST_PAUSED = 32, 256
+# Of the sequences that such a decision was about: with fewer it may be another.
+LEAST_SHARE = 0.75
 MAX_CACHED = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundShape:
-    """What the draft does in a round.
+    """What the draft does in a round; of all rounds together, the most that it may do in one.
 
     Attributes:
         drafts_now: before its reply, as many candidates as the length policy wants.
-        num_ahead: tokens after those, while the target runs its pass; 0 waits.
+        num_ahead: tokens after those, while the target runs its pass, of which the first stands in the place
+            of the next token; 0 waits.
         num_branches: per sequence, while drafting ahead.
         num_rounds_alone: rounds after this one in which the target does not ask.
     """
@@ -80,15 +88,6 @@ class _Learned(NamedTuple):
     prompts: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Rates:
-    """Of decoding alone, in turns, and [K, B] ahead."""
-
-    alone: float
-    in_turns: float
-    ahead_KB: np.ndarray
-
-
 class RoundChooser:
     """Chooses the shape of every round; lives where the draft is, which knows what was accepted."""
 
@@ -101,12 +100,18 @@ class RoundChooser:
         branch_counts: Sequence[int] = BRANCH_COUNTS,
     ) -> None:
         """``fixed_length``: of every block that is drafted in turns, where the length policy does not decide.
-        Ahead a block may be shorter all the same, as in :meth:`always_ahead`."""
+        Ahead a block may be shorter all the same, as in :func:`plan_ahead`."""
         self._costs = costs
         self._lengths_K = np.arange(1, max_draft_tokens + 1)
         self._is_in_turns_K = (self._lengths_K == fixed_length) | (fixed_length is None)
         self._counts_B = np.array(branch_counts)
         self._caught_B = np.array([caught_share(count) for count in branch_counts])
+        self.shapes = (ALONE, IN_TURNS, *(
+            RoundShape(num_ahead=length + 1, num_branches=count)
+            for length in range(1, max_draft_tokens + 1) for count in branch_counts
+        ))  # fmt: skip
+        # Listening takes no more time than decoding alone.
+        self._places = {LISTEN: 0, **{shape: place for place, shape in enumerate(self.shapes)}}
         # Decaying sums: tokens accepted and verified, and those of them after an accepted one; misses caught
         # and expected to be; prompt and new tokens.
         self._acceptance = np.array([PRIOR_ACCEPTANCE, 1.0]) * PRIOR_TOKENS
@@ -116,7 +121,7 @@ class RoundChooser:
         self._chunk_tokens = 1.0
         self._num_heard = 0
         self._last = LISTEN
-        self._cached: dict[tuple[float, ...], _Rates] = {}
+        self._cached: dict[tuple[float, ...], np.ndarray] = {}
 
     @property
     def acceptance(self) -> float:
@@ -155,24 +160,16 @@ class RoundChooser:
     def choose(self, num_rows: int, num_context_tokens: float) -> None:
         """Decide what rounds do from now on, with so many sequences that decode, and contexts of this mean
         length."""
-        rates = self._rates(num_rows, num_context_tokens)
-        best, rate = self._best(rates)
-        last = self._rate_of(self._last, rates)
-        if self._last in (ALONE, LISTEN):
-            if rate > WORTH_ASKING * rates.alone:
-                self._last = best
-        elif max(rate, last) <= rates.alone:
+        rates_S = self.rates(num_rows, num_context_tokens)
+        best = 1 + int(rates_S[1:].argmax())
+        alone, rate, last = rates_S[[0, best, self._places[self._last]]].tolist()
+        if self._last is LISTEN:
+            if rate > WORTH_ASKING * alone:
+                self._last = self.shapes[best]
+        elif max(rate, last) <= alone:
             self._last = LISTEN
         elif rate > WORTH_CHANGING * last:
-            self._last = best
-
-    def always_ahead(self, num_rows: int, *, acceptance: float) -> RoundShape:
-        """Of rounds that are all the same, and ahead. Nothing is learned of the acceptance; contexts are
-        those at which costs were measured."""
-        rates = self._work_out(num_rows, self._costs.context.num_tokens, _Learned(acceptance, acceptance))
-        if rates.ahead_KB.max() <= rates.alone:
-            return RoundShape(num_ahead=1, num_branches=int(self._counts_B[0]))
-        return self._best_ahead(rates)
+            self._last = self.shapes[best]
 
     def shape(self, num_rows: int, num_context_tokens: float, *, is_pending: bool) -> RoundShape:
         """Of the round that begins; ``is_pending``: tokens are drafted already that the target has still to
@@ -192,54 +189,36 @@ class RoundChooser:
             return shape
         return ALONE if self._last is LISTEN and is_pending else self._last
 
-    def _best(self, rates: _Rates) -> tuple[RoundShape, float]:
-        ahead = float(rates.ahead_KB.max())
-        return (IN_TURNS, rates.in_turns) if rates.in_turns >= ahead else (self._best_ahead(rates), ahead)
-
-    def _best_ahead(self, rates: _Rates) -> RoundShape:
-        length, count = np.unravel_index(int(rates.ahead_KB.argmax()), rates.ahead_KB.shape)
-        return RoundShape(num_ahead=int(self._lengths_K[length]) + 1, num_branches=int(self._counts_B[count]))
-
-    def _rate_of(self, shape: RoundShape, rates: _Rates) -> float:
-        if shape.drafts_now:
-            return rates.in_turns
-        if shape.num_ahead < 2:
-            return rates.alone
-        length = int(np.searchsorted(self._lengths_K, shape.num_ahead - 1))
-        count = int(np.searchsorted(self._counts_B, shape.num_branches))
-        return float(rates.ahead_KB[length, count])
-
     def _num_rounds_alone(self, num_rows: int, num_context_tokens: float) -> int:
         num_listening = 1 - NUM_HEARD // -num_rows
-        pass_ns = float(self._costs.target_ns(num_rows, num_rows, num_context_tokens))
-        message_ns = num_listening * float(self._costs.message.look_up(num_rows))
+        pass_ns = self._costs.target_ns(num_rows, num_rows, num_context_tokens)
+        message_ns = num_listening * self._costs.message.look_up(num_rows)
         return max(FEWEST_ROUNDS_ALONE, int(message_ns / (LISTENING_SHARE * max(1.0, pass_ns))) + 1)
 
-    def _learned(self) -> _Learned:
-        """Rounded, so that most rounds find their rates worked out."""
+    def rates(self, num_rows: int, num_context_tokens: float) -> np.ndarray:
+        """[S]: tokens per nanosecond of rounds of each of ``shapes``, by what was learned so far; rounded, so
+        that most rounds find their rates worked out."""
         # What is known of both kinds of tokens together counts for both where little is known of each.
         prior = PRIOR_TOKENS * np.array([self.acceptance, 1.0])
         (first, num_first), (later, num_later) = self._acceptance - self._later + prior, self._later + prior
-        return _Learned(
+        learned = _Learned(
             round(float(first / num_first), 2),
             round(float(later / num_later), 2),
             round(min(1.0, float(self._catching[0] / self._catching[1])), 1),
             round(float(self._prompts[0] / self._prompts[1]), 1),
         )
-
-    def _rates(self, num_rows: int, num_context_tokens: float) -> _Rates:
-        learned, context = self._learned(), round(float(np.log2(1 + num_context_tokens)), 1)
-        key = (num_rows, context, *learned)
+        key = (num_rows, round(float(np.log2(1 + num_context_tokens)), 1), *learned)
         if key not in self._cached:
             if len(self._cached) >= MAX_CACHED:
                 self._cached.clear()
-            self._cached[key] = self._work_out(num_rows, num_context_tokens, learned)
+            self._cached[key] = self.rates_of(num_rows, num_context_tokens, learned)
         return self._cached[key]
 
-    def _work_out(self, num_rows: int, num_context_tokens: float, learned: _Learned) -> _Rates:
+    def rates_of(self, num_rows: int, num_context_tokens: float, learned: _Learned) -> np.ndarray:
+        """[S]: the same, by what is given."""
         first, later, catching, prompts = learned
         costs, lengths_K, context = self._costs, self._lengths_K, num_context_tokens
-        message_ns = float(costs.message.look_up(num_rows))
+        message_ns = costs.message.look_up(num_rows)
 
         def mean_ns(sizes: np.ndarray, new: np.ndarray, round_ns: Callable[[np.ndarray], Any]) -> np.ndarray:
             """Of rounds with passes of these sizes and so many new tokens per sequence; ``round_ns`` of a
@@ -257,30 +236,82 @@ class RoundChooser:
 
         # After a block that was accepted whole the draft runs its last token too.
         first_ns_K = costs.draft_ns(np.rint(num_rows * (1 + full_K)).astype(int), context)
-        step_ns = float(costs.draft_ns(num_rows, context))
-        now_ns_K = first_ns_K + (lengths_K - 1) * step_ns + float(costs.turns.look_up(num_rows))
+        step_ns = costs.draft_ns(num_rows, context)
+        now_ns_K = first_ns_K + (lengths_K - 1) * step_ns + costs.turns.look_up(num_rows)
         in_turns_ns_K = mean_ns(
             num_rows * (lengths_K + 1), in_block_K, lambda pass_ns_K: now_ns_K + pass_ns_K
         )
         in_turns_K = num_rows * in_block_K / (in_turns_ns_K + message_ns)
 
-        caught_B = catching * self._caught_B
-        hit_K = (later * full_K)[:, None]
-        stays_KB = hit_K + (1 - hit_K) * caught_B
-        comes_B = first + (1 - first) * caught_B
-        ready_KB = comes_B / (1 - stays_KB + comes_B)
+        ready_KB = ready_share(first, lengths_K[:, None], catching * self._caught_B, later=later)
         tokens_KB = 1 + ready_KB * (in_block_K[:, None] - 1)
 
         wide_ns_B = costs.draft_ns(num_rows * (1 + self._counts_B), context)
-        drafting_ns_KB = step_ns + lengths_K[:, None] * wide_ns_B + float(costs.ahead.look_up(num_rows))
+        drafting_ns_KB = step_ns + lengths_K[:, None] * wide_ns_B + costs.ahead.look_up(num_rows)
         # Only a pass with a prompt beside the sequences leaves the draft more time.
         ahead_ns_KB = mean_ns(
             np.rint(num_rows * (1 + ready_KB * lengths_K[:, None])).astype(int),
             tokens_KB,
             lambda pass_ns_KB: np.maximum(pass_ns_KB, drafting_ns_KB),
         )
-        return _Rates(
-            alone=num_rows / max(1.0, alone_ns),
-            in_turns=float(in_turns_K[self._is_in_turns_K].max()),
-            ahead_KB=num_rows * tokens_KB / np.maximum(1.0, ahead_ns_KB + message_ns),
-        )
+        ahead_KB = num_rows * tokens_KB / np.maximum(1.0, ahead_ns_KB + message_ns)
+        in_turns = in_turns_K[self._is_in_turns_K].max()
+        return np.concatenate([[num_rows / max(1.0, alone_ns), in_turns], ahead_KB.ravel()])
+
+
+def plan_ahead(
+    costs: CostModel,
+    *,
+    num_rows: int,
+    max_draft_tokens: int,
+    num_branches: int | None,
+    acceptance: float,
+) -> RoundShape:
+    """The same work ahead in every round, with the most expected tokens per second when ``num_rows``
+    sequences run, after contexts at which costs were measured, and tokens are accepted with this probability;
+    one token and the fewest branches where decoding alone is faster.
+
+    The first token ahead stands for a next token, the others are candidates. ``num_branches`` None chooses
+    their number by the costs.
+    """
+    counts = BRANCH_COUNTS if num_branches is None else (num_branches,)
+    chooser = RoundChooser(costs, max_draft_tokens=max_draft_tokens, branch_counts=counts)
+    rates_S = chooser.rates_of(num_rows, costs.context.num_tokens, _Learned(acceptance, acceptance))
+    best = 2 + int(rates_S[2:].argmax())
+    if rates_S[best] <= rates_S[0]:
+        return RoundShape(num_ahead=1, num_branches=counts[0])
+    return chooser.shapes[best]
+
+
+class Pauses:
+    """Of a draft in the target's process, whose policy has been asked: rounds without it after a decision
+    against drafting, twice as many after each further one, since to decide takes time, too."""
+
+    def __init__(self) -> None:
+        self._num_rounds = FEWEST_PAUSED
+
+    def after(self, *, has_drafted: bool) -> int:
+        """Rounds in which the target goes on alone now."""
+        num_rounds, self._num_rounds = self._num_rounds, min(2 * self._num_rounds, MOST_PAUSED)
+        if has_drafted:
+            num_rounds, self._num_rounds = 0, FEWEST_PAUSED
+        return num_rounds
+
+
+def worth_verifying(
+    chances_C: np.ndarray, lengths_R: np.ndarray, value: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """[R]: how many tokens of each sequence's chain are worth the target's time.
+
+    Args:
+        chances_C: that a token and all before it in its chain of ``lengths_R`` are right.
+        value: of verifying the best 0, 1, ... tokens of the batch, from the number of them that is expected
+            to be right.
+    """
+    # Chances fall along a chain, so the best tokens of the batch are the first ones of each chain.
+    order_C = (-chances_C).argsort(kind="stable")
+    expected = np.zeros(len(order_C) + 1)
+    chances_C[order_C].cumsum(out=expected[1:])
+    best = int(value(expected).argmax())
+    lines_C = np.arange(len(lengths_R)).repeat(lengths_R)
+    return np.bincount(lines_C[order_C[:best]], minlength=len(lengths_R))
