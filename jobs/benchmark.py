@@ -8,11 +8,9 @@
 The last line on stdout is a JSON document.
 """
 
-import sys
-
 import _package  # noqa: F401
 
-from specdist.cli.benchmark import main
+from specdist.cli import benchmark
 
 if __name__ == "__main__":
-    sys.exit(main())
+    benchmark.end()

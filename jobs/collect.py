@@ -7,8 +7,7 @@ Launched like jobs/generate.py, and resumed like it; jobs/train_head.py trains o
 
 import _package  # noqa: F401
 
-from specdist.cli.collect import main
-from specdist.cli.ending import end_at_once
+from specdist.cli import collect
 
 if __name__ == "__main__":
-    end_at_once(main())
+    collect.end()

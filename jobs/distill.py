@@ -9,8 +9,7 @@ training. The last line on stdout is a JSON document.
 
 import _package  # noqa: F401
 
-from specdist.cli.distill import main
-from specdist.cli.ending import end_at_once
+from specdist.cli import distill
 
 if __name__ == "__main__":
-    end_at_once(main())
+    distill.end()

@@ -7,11 +7,9 @@
 The last line on stdout is a JSON document.
 """
 
-import sys
-
 import _package  # noqa: F401
 
-from specdist.cli.evaluate import main
+from specdist.cli import evaluate
 
 if __name__ == "__main__":
-    sys.exit(main())
+    evaluate.end()

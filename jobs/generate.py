@@ -2,8 +2,7 @@
 
 import _package  # noqa: F401
 
-from specdist.cli.ending import end_at_once
-from specdist.cli.generate import main
+from specdist.cli import generate
 
 if __name__ == "__main__":
-    end_at_once(main())
+    generate.end()

@@ -6,11 +6,9 @@
 The last line on stdout is a JSON document.
 """
 
-import sys
-
 import _package  # noqa: F401
 
-from specdist.cli.make_synthetic import main
+from specdist.cli import make_synthetic
 
 if __name__ == "__main__":
-    sys.exit(main())
+    make_synthetic.end()

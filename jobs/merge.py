@@ -1,10 +1,8 @@
 """``specdist merge`` as a script: ``python jobs/merge.py --help``."""
 
-import sys
-
 import _package  # noqa: F401
 
-from specdist.cli.merge import main
+from specdist.cli import merge
 
 if __name__ == "__main__":
-    sys.exit(main())
+    merge.end()

@@ -8,11 +8,9 @@
 The last line on stdout is a JSON document.
 """
 
-import sys
-
 import _package  # noqa: F401
 
-from specdist.cli.plan import main
+from specdist.cli import plan
 
 if __name__ == "__main__":
-    sys.exit(main())
+    plan.end()

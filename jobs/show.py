@@ -1,10 +1,8 @@
 """``specdist show`` as a script: ``python jobs/show.py --help``."""
 
-import sys
-
 import _package  # noqa: F401
 
-from specdist.cli.show import main
+from specdist.cli import show
 
 if __name__ == "__main__":
-    sys.exit(main())
+    show.end()

@@ -5,11 +5,9 @@
 A complete pair is found again and left as it is; an interrupted one is built again.
 """
 
-import sys
-
 import _package  # noqa: F401
 
-from specdist.cli.train_demo import main
+from specdist.cli import train_demo
 
 if __name__ == "__main__":
-    sys.exit(main())
+    train_demo.end()

@@ -5,11 +5,9 @@
 The last line on stdout is a JSON document.
 """
 
-import sys
-
 import _package  # noqa: F401
 
-from specdist.cli.train_head import main
+from specdist.cli import train_head
 
 if __name__ == "__main__":
-    sys.exit(main())
+    train_head.end()

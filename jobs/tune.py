@@ -5,11 +5,9 @@
 The last line on stdout is a JSON document.
 """
 
-import sys
-
 import _package  # noqa: F401
 
-from specdist.cli.tune import main
+from specdist.cli import tune
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tune.end()

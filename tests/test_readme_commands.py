@@ -24,9 +24,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from specdist.cli.collect import main as collect
-from specdist.cli.distill import main as distill
-from specdist.cli.generate import main as generate
+from specdist.cli import collect, distill, generate
 from specdist.config.generate import parse_generate_config
 from tests.job.launching import run_here
 from tests.job.pair import build_pair

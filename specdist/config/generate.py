@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ from specdist.policies.registry import (
 )
 from specdist.utils.errors import UserError
 
+TENSORBOARD_PACKAGE = "tensorboardX"
+
 
 @dataclass(kw_only=True)
 class ReplicaOptions(RankOptions):
@@ -48,6 +51,15 @@ class ReplicaOptions(RankOptions):
         60.0, help="seconds without a heartbeat after which other replicas take over a replica's shards"
     )
     tensorboard: bool = option(False, help="write TensorBoard scalars to tensorboard/ in the output folder")
+
+    def check_tensorboard(self) -> None:
+        """Raises :class:`UserError` if the package that writes the files is not installed."""
+        if self.tensorboard and importlib.util.find_spec(TENSORBOARD_PACKAGE) is None:
+            raise UserError(
+                f"--tensorboard needs the package {TENSORBOARD_PACKAGE}, which is not installed: "
+                "pip install -e '.[tensorboard]' in specdist's folder, or leave --tensorboard out; stats/ "
+                "has the same figures for every shard"
+            )
 
 
 @dataclass(kw_only=True)
@@ -117,6 +129,7 @@ class GenerateConfig(
             "claim_timeout", 1 <= self.claim_timeout < math.inf, "must be a number of seconds, 1 or more"
         )
         self.check_stage_limit()
+        self.check_tensorboard()
         self._require("rank_timeout", self.rank_timeout >= 1, "must be a number of seconds, 1 or more")
         self.check_processing()
         self.check_row_options()

@@ -10,7 +10,7 @@ import torch
 
 import specdist.job.ranks.entry
 import specdist.job.replica.loaded_models
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from specdist.job.ranks.signals import end_process
 from specdist.models.passes.graphs import CudaGraphs
 from specdist.models.passes.runner import ModelRunner

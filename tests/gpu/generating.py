@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from tests.forked import World, started_world
 from tests.gpu import process_groups
 from tests.gpu.device import CudaTensor, install, prepare

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import specdist.job.replica.replica
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from specdist.job.costs.allocation import CacheRoom
 from specdist.job.ranks.watchdog import Watchdog
 from tests.gpu.device import DEVICE

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specdist.cli.generate import main
+from specdist.cli import generate as main
 from specdist.job.ranks.restart import num_restarts
 from specdist.models.passes.runner import ModelRunner
 

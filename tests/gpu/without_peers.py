@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from specdist.cli.generate import main
+from specdist.cli import generate as main
 from specdist.models.loading import loading
 
 

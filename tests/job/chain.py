@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from specdist.cli.generate import main
+from specdist.cli import generate as main
 from specdist.job.replica.replica import Replica
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.heads.drafts import identify_draft

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from specdist.job.costs import measuring
 from specdist.policies.costs import CostModel, Curve
 

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from tests.forked import fork
 from tests.job.gate import Gate, gated
 from tests.job.launching import TIMEOUT_S, Main, job_arguments

@@ -16,7 +16,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.ipc
 
-from specdist.cli.generate import main
+from specdist.cli import Command, generate
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from tests.ranks import REPOSITORY
 
@@ -56,17 +56,17 @@ def arguments(**options: Any) -> list[str]:
 def job_arguments(main: Main, options: dict[str, Any]) -> list[str]:
     """Runs of the main job draft a fixed number of tokens in turns unless they say otherwise: their tokens
     and counts are then known. What the defaults do has tests of its own."""
-    is_generate = main.__module__ == "specdist.cli.generate" or main.__module__.startswith("tests.")
+    is_generate = main is generate or not isinstance(main, Command)
     if is_generate and options.get("draft") is not None and "config" not in options:
         options = {"policy": "fixed", "overlap": "none"} | options  # None is the job's default
     return arguments(**options)
 
 
 def parse(**options: Any) -> GenerateConfig:
-    return parse_generate_config(job_arguments(main, options))
+    return parse_generate_config(job_arguments(generate, options))
 
 
-def run_here(main: Main = main, **options: Any) -> Ended:
+def run_here(main: Main = generate, **options: Any) -> Ended:
     """One rank in this process, which saves the seconds of importing the libraries."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
@@ -82,7 +82,7 @@ def command(num_ranks: int = 1, job: Path = JOB, **options: Any) -> list[str]:
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE_CONFIG)]
     launcher += ["--num_processes", str(num_ranks)]
     is_generate = job == JOB or job.parent != JOB.parent
-    words = job_arguments(main, options) if is_generate else arguments(**options)
+    words = job_arguments(generate, options) if is_generate else arguments(**options)
     return [sys.executable, *(launcher if num_ranks > 1 else []), str(job), *words]
 
 

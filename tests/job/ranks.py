@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from tests.forked import World, started_world
 from tests.job.gate import Gate, gated
 from tests.job.launching import TIMEOUT_S, Ended, Main, job_arguments

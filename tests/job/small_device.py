@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.cli.generate import main
+from specdist.cli import generate as main
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.job.ranks import entry, watchdog
 from specdist.job.ranks.activity import Activity

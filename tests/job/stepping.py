@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from specdist.job.ranks.activity import Activity
 
 

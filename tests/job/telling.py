@@ -10,7 +10,7 @@ import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from specdist.cli.generate import main
+from specdist.cli import generate as main
 from specdist.data.leases import claim_folders, heartbeat
 from specdist.data.run import layout
 from tests.forked import fork

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from specdist.cli.merge import main as merge_main
+from specdist.cli import merge as merge_main
 from specdist.job.rows.openai_results import _Results, _text
 from specdist.job.texts.tokens import PromptEncoder, detokenizer_of
 from specdist.lab.benchmark.config import BenchmarkConfig

@@ -17,11 +17,7 @@ import pyarrow.ipc
 import pytest
 
 import specdist
-from specdist.cli.evaluate import main as evaluate
-from specdist.cli.merge import main as merge
-from specdist.cli.report import main as report
-from specdist.cli.show import main as show
-from specdist.cli.status import main as status
+from specdist.cli import evaluate, merge, report, show, status
 from specdist.data.store.storage import StorePath, storage_path
 from tests.data.s3 import Failure, S3Server, s3_server
 from tests.job.launching import refused, run_here, shard_bytes

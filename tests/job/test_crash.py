@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from specdist.data.run.parts import PartLog
 from specdist.data.stats.columns import OUTPUT_COLUMNS
 from specdist.data.stats.rows import RowResult

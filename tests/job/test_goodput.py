@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from tests.job.chain import generate_at_known_costs
 from tests.job.launching import Ended, Main, read_output, run_here
 from tests.job.ranks import fork_ranks

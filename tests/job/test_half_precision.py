@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from specdist.job.ranks import entry
 from specdist.job.replica import loaded_models
 from specdist.models.attention import computed

@@ -142,7 +142,7 @@ def test_a_run_can_be_watched(options: dict[str, Any], greedy: Any, tmp_path: Pa
 def test_without_the_package_the_job_does_not_start(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], no_models: None, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("specdist.cli.generate.TENSORBOARD_PACKAGE", "no_such_package")
+    monkeypatch.setattr("specdist.config.generate.TENSORBOARD_PACKAGE", "no_such_package")
     monkeypatch.setattr(generate, "plan_models", None)
     ended = run_here(**options, tensorboard=True, output=tmp_path / "run")
     refused(ended, "--tensorboard needs the package", "pip install", "leave --tensorboard out")

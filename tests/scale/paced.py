@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specdist.cli.generate import main
+from specdist.cli import generate as main
 from specdist.engine.request import Completion, Request
 from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.recording import Recorder

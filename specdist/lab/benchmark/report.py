@@ -8,8 +8,10 @@ from typing import Any
 
 from specdist.data.store.files import write_atomically
 from specdist.lab.benchmark import tables
-from specdist.lab.benchmark.config import SEPARATE
+from specdist.lab.benchmark.config import SEPARATE, BenchmarkConfig
 from specdist.lab.benchmark.results import BenchmarkResult
+from specdist.lab.benchmark.run import run_benchmark
+from specdist.lab.benchmark.sides.profile import profile_report, run_profile
 from specdist.utils.errors import UserError
 from specdist.utils.table import Table
 
@@ -61,6 +63,21 @@ OVERLAP_REMARK = (
     "that found candidates, beside what the measured acceptance and misses caught predict for endless rows; "
     "by rank: misses caught by the likeliest alternative, the next, ..."
 )
+
+
+def benchmark(config: BenchmarkConfig, command: str) -> tuple[str, dict[str, Any]]:
+    """Run the job; the text and the document to print. Raises :class:`UserError`."""
+    if config.update_readme is not None:
+        results = [Path(result) for result in config.results or []]
+        update_readme(Path(config.update_readme), results, is_brief=config.brief)
+        return "", {"updated": config.update_readme}
+    if config.profile is not None:
+        profile = run_profile(config, command)
+        traces = [run.trace for run in profile.runs]
+        text = f"{profile_report(profile)}\n\ntraces and numbers: {config.profile}"
+        return text, {"profile": config.profile, "traces": traces}
+    result = run_benchmark(config, command)
+    return f"{console_report(result)}\n\nall of it: {config.output}", summary(result)
 
 
 def console_report(result: BenchmarkResult) -> str:

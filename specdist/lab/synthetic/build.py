@@ -23,6 +23,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from specdist.data.store.files import write_json
+from specdist.job.ranks.topology import local_device
+from specdist.lab.synthetic.config import SyntheticConfig
 from specdist.lab.synthetic.random_llama import write_pair
 from specdist.lab.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
@@ -53,6 +55,20 @@ class SyntheticRecord:
     measured_acceptance: float | None
     num_measured_tokens: int
     synthetic: bool = True
+
+
+def make_synthetic(config: SyntheticConfig) -> tuple[str, dict[str, Any]]:
+    """Run the job; no text, and the document to print. Raises :class:`UserError`."""
+    record = build_synthetic(
+        Path(config.output),
+        config.shape,
+        acceptance=config.acceptance,
+        epsilon=config.epsilon,
+        seed=config.seed,
+        dtype=getattr(torch, config.dtype),
+        device=local_device(config.device),
+    )
+    return "", dataclasses.asdict(record)
 
 
 def build_synthetic(

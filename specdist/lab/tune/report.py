@@ -20,7 +20,8 @@ from specdist.config.groups import (
     values_of,
 )
 from specdist.data.store.files import write_atomically, write_json
-from specdist.lab.tune.run import Outcome, TuningResult
+from specdist.lab.tune.config import TuneConfig
+from specdist.lab.tune.run import Outcome, TuningResult, run_tuning
 from specdist.policies.costs import CostModel
 from specdist.policies.registry import TARGET_ONLY
 from specdist.results.fronts import pareto_front, relative_waste
@@ -35,6 +36,13 @@ COMPARED_OPTIONS = (
     "target", "target_quantization", "draft", "draft_quantization", "acceptance", "temperature", "top_k",
     "top_p", "max_num_seqs",
 )  # fmt: skip
+
+
+def tune(config: TuneConfig) -> tuple[str, dict[str, Any]]:
+    """Run the job; the text and the document to print. Raises :class:`UserError`."""
+    result = run_tuning(config)
+    write_report(result)
+    return console_report(result), summary(result)
 
 
 def write_report(result: TuningResult) -> None:

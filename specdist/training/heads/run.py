@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,6 +31,13 @@ class Trained:
     head: TokenHead
     objective: Objective
     history: History
+
+
+def train_and_describe(config: TrainConfig) -> tuple[str, dict[str, Any]]:
+    """Run the job; no text, and the document to print. Raises :class:`UserError`."""
+    info = run_training(config)
+    metrics = {name: value for name, value in info.metrics.items() if name != "history"}
+    return "", {"output": config.output, "kind": info.kind, **metrics}
 
 
 def run_training(config: TrainConfig) -> HeadInfo:

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
-from collections.abc import Sequence
+from typing import Any
 
-from specdist.cli.ending import log_to_stderr, tells_mistakes
-from specdist.config.arguments import parse_arguments
+from specdist.cli import Command
 from tests.lab.emulation.config import EmulationConfig
 
 
-@tells_mistakes
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The last line on stdout is a JSON document."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    log_to_stderr()
-    config = parse_arguments(EmulationConfig, arguments)
-
+def emulate(config: EmulationConfig, command: str) -> tuple[str, dict[str, Any]]:
+    """The text and the document to print."""
     from tests.lab.emulation.run import run_emulation
 
-    result = run_emulation(config, shlex.join(["python", "-m", "tests.lab.emulation", *arguments]))
-    print(result.report(), "", sep="\n")
-    print(json.dumps(result.summary()))
-    return 0
+    result = run_emulation(config, command)
+    return result.report(), result.summary()
+
+
+main = Command(
+    "emulation", "emulate rounds of large models",
+    "tests.lab.emulation.config:EmulationConfig", f"{__name__}:emulate",
+    program="python -m tests.lab.emulation", logs=True,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 SOURCES = ("draft", "memory")

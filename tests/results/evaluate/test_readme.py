@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from specdist.cli.generate import main as generate
+from specdist.cli import generate
 from specdist.config.arguments import parse_arguments
 from specdist.results.evaluate.config import EvaluateConfig
 from specdist.results.evaluate.run import run_evaluation

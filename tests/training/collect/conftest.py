@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdist.cli.collect import main
+from specdist.cli import collect as main
 from tests.job.launching import run_here
 from tests.job.pair import Pair, build_pair
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from specdist.cli.collect import main
+from specdist.cli import collect as main
 from specdist.models.heads.examples import COLUMNS, PREFIX_KINDS, bytes_per_example
 from specdist.training.collect import run
 from specdist.training.collect.texts import Text, verifier_texts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdist.cli.collect import main
+from specdist.cli import collect as main
 from specdist.models.passes.runner import ModelRunner
 from specdist.training.collect import plan, run
 from tests.job.launching import refused, run_here

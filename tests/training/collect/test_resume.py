@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.cli.collect import main
+from specdist.cli import collect as main
 from tests.job.gate import Gate
 from tests.job.killing import fork_and_kill
 from tests.job.launching import (

@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdist.cli.distill import main
+from specdist.cli import distill as main
 from specdist.data.formats.prompts import open_prompts
 from specdist.job.texts.tokens import PromptEncoder
 from specdist.training.drafts import training

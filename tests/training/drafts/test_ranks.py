@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from specdist.cli.distill import main
+from specdist.cli import distill as main
 from tests.job.launching import arguments, run_here
 from tests.job.pair import Pair
 from tests.ranks import run_ranks

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from specdist.cli.distill import main as distil
-from specdist.cli.generate import main as generate
+from specdist.cli import distill as distil
+from specdist.cli import generate
 from specdist.config.arguments import parse_arguments
 from specdist.config.generate import GenerateConfig
 from specdist.data.run.reading import open_shard

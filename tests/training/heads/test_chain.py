@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdist.cli.collect import main as collect
+from specdist.cli import collect
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.heads.drafts import identify_draft
 from specdist.models.heads.head import load_head

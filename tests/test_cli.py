@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specdist.cli import main
-from specdist.cli.commands import COMMANDS, RANK_COMMANDS
+import specdist.cli
+from specdist.cli import COMMANDS, Command, main
 from tests.ranks import REPOSITORY
 
 HEAVY = {"torch", "transformers", "datasets", "pyarrow", "deepspeed", "accelerate", "matplotlib"}
@@ -31,9 +31,9 @@ MISTAKES = {
     "collect": [*RUN, "--draft", "small", "--kind", "sorcery"],
     "train-head": ["--kind", "acceptance"],
     "train-demo": ["--output", "run", "--target_steps", "0"],
-    "papers": ["--target", "large", "--draft", "small", "--num_prompts", "7"],
     "make-synthetic": ["--shape", "huge", "--output", "run"],
 }
+STOPPED = "raise KeyboardInterrupt"
 SCRIPT = """
 import sys
 from specdist.cli import main
@@ -115,10 +115,9 @@ def test_every_command_tells_a_mistake_in_one_line(
 def test_the_help_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for name, meaning in COMMANDS.items():
-        assert [line.split(maxsplit=1) for line in lines if line.startswith(f"  {name} ")] == [
-            [name, meaning]
-        ]
+    for name, command in COMMANDS.items():
+        described = [line.split(maxsplit=1) for line in lines if line.startswith(f"  {name} ")]
+        assert described == [[name, command.meaning]]
     assert main([]) == 2
 
 
@@ -139,9 +138,33 @@ def test_every_command_has_a_script_in_jobs_that_calls_the_same_function() -> No
     assert {name.replace("-", "_") for name in COMMANDS} == scripts
     for name in scripts:
         text = (REPOSITORY / "jobs" / f"{name}.py").read_text()
-        assert f"from specdist.cli.{name} import main\n" in text
-        assert callable(import_module(f"specdist.cli.{name}").main)
-        assert ("end_at_once(main())" in text) == (name in RANK_COMMANDS)
+        assert f"from specdist.cli import {name}\n" in text and f"    {name}.end()\n" in text
+        assert getattr(specdist.cli, name) is COMMANDS[name.replace("_", "-")]
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_row_of_the_table_names_what_there_is(command: Command) -> None:
+    """Its names are looked up when the command runs."""
+    for place in (command.run, command.options):
+        if isinstance(place, str):
+            module, _, name = place.partition(":")
+            assert callable(getattr(import_module(module), name))
+
+
+def test_ranks_end_at_once_with_their_exit_code() -> None:
+    """Others end as programs do; who is interrupted is told so."""
+    ranks = {name for name, command in COMMANDS.items() if command.is_rank}
+    assert ranks == {"generate", "collect", "distill"}
+    for is_rank, ended, code in ((True, "return 75", 75), (False, "return 3", 3), (False, STOPPED, 130)):
+        script = (
+            "import atexit, sys\nfrom specdist.cli import Command\n"
+            f"def run(options):\n    {ended}\n"
+            "atexit.register(print, 'exit')\nsys.argv = ['program']\n"
+            f"Command('name', '', lambda parser: None, '__main__:run', is_rank={is_rank}).end()\n"
+        )
+        found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert (found.returncode, found.stdout) == (code, "" if is_rank else "exit\n"), found.stderr
+        assert found.stderr == ("interrupted\n" if ended == STOPPED else "")
 
 
 def test_it_is_installed_as_a_command() -> None:

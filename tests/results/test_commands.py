@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdist.cli.show import main
+from specdist.cli import show as main
 from tests.finished_runs import write_run
 from tests.results.evaluate.files import FAILED, run_folder
 
