@@ -31,7 +31,7 @@ def plan(target_pass: int, draft_steps: list[int], num_branches: int | None = No
     found = plan_ahead(
         costs, num_rows=1, max_draft_tokens=MAX_DRAFT_TOKENS, num_branches=num_branches, acceptance=0.8
     )
-    return found.num_tokens, found.num_branches
+    return found.num_ahead, found.num_branches
 
 
 def test_a_free_draft_drafts_as_far_ahead_as_it_may() -> None:
@@ -59,7 +59,7 @@ def test_the_pass_is_that_of_the_candidates_that_are_ready_and_the_host_takes_it
     sizes: dict[str, Any] = {"num_rows": 1, "max_draft_tokens": 20, "num_branches": 0, "acceptance": 0.8}
     found = plan_ahead(costs, **sizes)
     busy = plan_ahead(dataclasses.replace(costs, ahead=Curve([1], [60])), **sizes)
-    assert 2 < busy.num_tokens < found.num_tokens < 10
+    assert 2 < busy.num_ahead < found.num_ahead < 10
 
 
 def test_more_branches_catch_more() -> None:
