@@ -32,7 +32,8 @@ from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.ranks.topology import Topology, local_device
 from specdist.job.replica.model_plan import plan_models
-from specdist.job.replica.replica import Replica
+from specdist.job.replica.plan import ReplicaPlan
+from specdist.job.replica.replica import build_replica
 from specdist.job.texts.added_tokens import added_token_warnings
 from specdist.job.texts.tokens import PromptEncoder, load_tokenizer
 from specdist.job.workload import Workload
@@ -129,17 +130,16 @@ class SpeculativeLLM:
         # What chat templates that ask for the date are told, in all calls.
         self._now = config.chat_format.now
         self._models = models
-        self._replica = Replica(
-            config,
-            models,
-            Topology(
-                rank=0,
-                world_size=1,
-                tp_size=1,
-                uses_draft=config.uses_draft_model,
-                device=local_device(config.device),
-            ),
-            workload=Workload(num_context_tokens=min(TYPICAL_CONTEXT_TOKENS, models.max_seq_len // 2)),
+        topology = Topology(
+            rank=0,
+            world_size=1,
+            tp_size=1,
+            uses_draft=config.uses_draft_model,
+            device=local_device(config.device),
+        )
+        work = Workload(num_context_tokens=min(TYPICAL_CONTEXT_TOKENS, models.max_seq_len // 2))
+        self._replica = build_replica(
+            ReplicaPlan(config=config, models=models, topology=topology, workload=work)
         )
         self._stats = Stats()
 

@@ -14,15 +14,15 @@ from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.storage import local_folder
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import ReplicaStart, StatsRecorder
-from specdist.job.eagle import settled
 from specdist.job.preflight import NUM_HALVINGS, ROWS_TOO_LARGE, RunPlan, freeze_costs, plan_run
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.entry import USAGE_ERROR, log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.replica.assignments import Assignment, assign_from_rank0, follow_assignments
-from specdist.job.replica.model_plan import ModelPlan, plan_models, with_model_defaults
-from specdist.job.replica.replica import Replica
+from specdist.job.replica.model_plan import ModelPlan, plan_models, settled, with_model_defaults
+from specdist.job.replica.plan import ReplicaPlan
+from specdist.job.replica.replica import Replica, build_replica
 from specdist.job.rows.batch_input import batch_options
 from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.output_columns import ThinkingColumns, column_options
@@ -125,15 +125,15 @@ def _generate_planned(
         topology, run.folder.manifest.info.get(NUM_HALVINGS, 0) if run is not None else 0
     )
     workload = None if run is None else promised_work(config, models, run, has_costs=frozen is not None)
-    replica = Replica(
-        config,
-        models,
-        topology,
-        frozen,
-        agree=lambda costs: costs if run is None else freeze_costs(run, costs),
+    plan = ReplicaPlan(
+        config=config,
+        models=models,
+        topology=topology,
         workload=broadcast_from_rank0(topology, workload),
         num_halvings=num_halvings,
-        activity=activity,
+    )
+    replica = build_replica(
+        plan, frozen, lambda costs: costs if run is None else freeze_costs(run, costs), activity
     )
     activity.begin("generating", has_progress=True)
     if run is None:

@@ -52,4 +52,4 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, **__: object) -> None:
         raise AssertionError("a model would have been loaded")
 
-    monkeypatch.setattr(generate, "Replica", load)
+    monkeypatch.setattr(generate, "build_replica", load)

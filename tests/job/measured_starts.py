@@ -19,7 +19,8 @@ from specdist.job.costs.kept_costs import FOLDER_VARIABLE, OFF
 from specdist.job.costs.pass_times import always
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import plan_models
-from specdist.job.replica.replica import Replica
+from specdist.job.replica.plan import ReplicaPlan
+from specdist.job.replica.replica import build_replica
 from tests.ranks import join, leave
 
 SAMPLED: dict[str, Any] = {"temperature": 0.7}
@@ -58,7 +59,7 @@ def start(topology: Topology, target: str, draft: str, options: dict[str, Any]) 
     config = GenerateConfig(prompts="", output="", target=target, draft=draft, device="cpu", **options)
     models = plan_models(config)
     asked.clear()
-    replica = Replica(config, models, topology)
+    replica = build_replica(ReplicaPlan(config=config, models=models, topology=topology))
     # Rounds in turns and ahead on the draft's rank, and messages to it on the target's.
     assert config.overlap == "none" or len(asked) >= (1 if topology.is_rank0 else 4), options
     assert all(asked), options

@@ -184,7 +184,7 @@ def test_a_run_without_a_usable_row_is_refused_before_anything_is_loaded(
         "target": target,
     }
     with monkeypatch.context() as patched:
-        patched.setattr("specdist.job.generate.Replica", None)
+        patched.setattr("specdist.job.generate.build_replica", None)
         refused(
             run_here(**run, system_prompt="sing"),
             f"no row of --prompts {prompts} can be used (2 of 3, such as row 0: the chat template rejects "

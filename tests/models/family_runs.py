@@ -41,7 +41,8 @@ from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.ranks.logs import quiet_libraries
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import plan_models
-from specdist.job.replica.replica import Replica
+from specdist.job.replica.plan import ReplicaPlan
+from specdist.job.replica.replica import build_replica
 from specdist.llm import NO_PATH
 from specdist.models.loading import loading
 from specdist.utils.errors import UserError
@@ -144,7 +145,7 @@ def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None
     # Both ways of reading weights end with this.
     with mock.patch.object(loading, "refuse_missing", wraps=loading.refuse_missing) as was_read:
         try:
-            replica = Replica(config, models, topology)
+            replica = build_replica(ReplicaPlan(config=config, models=models, topology=topology))
         except UserError as error:
             raise (LateRefusal(str(error)) if was_read.called else error) from error
     if not topology.is_rank0:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
@@ -12,20 +16,26 @@ from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.logs import quiet_libraries
 from specdist.job.ranks.topology import Topology, gathered, init_deepspeed
 from specdist.job.replica.model_plan import ModelPlan
-from specdist.job.replica.runners import load_draft_runner, target_runner
-from specdist.job.replica.weights import staged_weights
+from specdist.models.eagle.eagle import state_layers
+from specdist.models.eagle.eagle_loading import load_eagle
+from specdist.models.eagle.eagle_runner import EagleRunner
+from specdist.models.eagle.states import StatesRunner
 from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.files.staged_files import staged
 from specdist.models.files.weight_stream import Reading
 from specdist.models.loading.cutting import join_sharding
 from specdist.models.loading.loading import load_sharded, load_whole
 from specdist.models.loading.loading_check import LoadingCheck, check_loading
-from specdist.models.passes.runner import ModelRunner
-from specdist.sampling.distributions import SamplingSettings
+from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.utils.errors import UserError
+from specdist.utils.host import process_start_s
+
+Value = TypeVar("Value")
 
 
+@dataclass(frozen=True, kw_only=True)
 class LoadedModels:
-    """Loads this rank's models. All ranks construct it at the same time.
+    """The models of one rank.
 
     Attributes:
         target, draft: None on a rank that does not hold them.
@@ -34,99 +44,133 @@ class LoadedModels:
         num_weight_bytes: read by all ranks together.
     """
 
-    def __init__(
-        self,
-        config: GenerateConfig,
-        models: ModelPlan,
-        topology: Topology,
-        settings: SamplingSettings,
-        activity: Activity,
-    ) -> None:
-        self._config = config
-        self._models = models
-        self._topology = topology
-        self._settings = settings
-        self._activity = activity
-        self._reading = Reading(on_tensor=activity.step)
-        self.target: ModelRunner | None = None
-        self.draft: ModelRunner | None = None
-        self.group: dist.ProcessGroup | None = None
-        self.check: LoadingCheck | None = None
-        with quiet_libraries(activity.step):
-            self._together(self._load)
-            self.num_weight_bytes = sum(gathered(topology, self._reading.num_bytes))
-            self._together(self._compare)
+    target: ModelRunner | None
+    draft: ModelRunner | None
+    group: dist.ProcessGroup | None
+    check: LoadingCheck | None
+    num_weight_bytes: int
 
-    def _together(self, step: Callable[[], None]) -> None:
-        """Run a step on every rank; raise the first :class:`UserError` of any rank on all of them."""
-        message: str | None = None
-        try:
-            step()
-        except UserError as error:
-            message = str(error)
-        self._activity.begin("waiting until every rank has loaded")
-        for found in gathered(self._topology, message):
-            if found is not None:
-                raise UserError(found)
+    @property
+    def runners(self) -> list[ModelRunner]:
+        return [runner for runner in (self.target, self.draft) if runner is not None]
 
-    def _load(self) -> None:
-        topology = self._topology
+
+def load_models(
+    config: GenerateConfig, models: ModelPlan, topology: Topology, activity: Activity
+) -> LoadedModels:
+    """This rank's models. All ranks call it at the same time; an error of one is raised on all of them."""
+    reading = Reading(on_tensor=activity.step)
+    with quiet_libraries(activity.step):
+        loading = _Loading(config, models, topology, activity, reading)
+        group, target, draft = _together(topology, activity, loading.load)
+        num_weight_bytes = sum(gathered(topology, reading.num_bytes))
+        compare = partial(loading.compare, target, group)
+        check = _together(topology, activity, compare)
+    return LoadedModels(
+        target=target, draft=draft, group=group, check=check, num_weight_bytes=num_weight_bytes
+    )
+
+
+def _together(topology: Topology, activity: Activity, step: Callable[[], Value]) -> Value:
+    """Run a step on every rank; raise the first :class:`UserError` of any rank on all of them."""
+    message: str | None = None
+    found: list[Value] = []
+    try:
+        found.append(step())
+    except UserError as error:
+        message = str(error)
+    activity.begin("waiting until every rank has loaded")
+    for other in gathered(topology, message):
+        if other is not None:
+            raise UserError(other)
+    return found[0]
+
+
+@dataclass(frozen=True)
+class _Loading:
+    config: GenerateConfig
+    models: ModelPlan
+    topology: Topology
+    activity: Activity
+    reading: Reading
+
+    def load(self) -> tuple[dist.ProcessGroup | None, ModelRunner | None, ModelRunner | None]:
+        """The ranks that share the target, the target, and the draft."""
+        topology, group, target, draft = self.topology, None, None, None
         if topology.world_size > 1 and topology.tp_size > 1:
-            self._activity.begin("joining DeepSpeed")
+            self.activity.begin("joining DeepSpeed")
             init_deepspeed(topology)
             # NCCL_GRAPH_MIXING_SUPPORT=0 would spare recorded sums some microseconds, but then no call may
             # follow a graph that still runs, "regardless of stream ordering" (NCCL's manual). Logits are
             # gathered by such a call: the recorded pass that computes them is still under way.
-            self.group = dist.new_group(list(range(topology.tp_size)), timeout=topology.collective_timeout)
+            group = dist.new_group(list(range(topology.tp_size)), timeout=topology.collective_timeout)
         if topology.holds_target:
-            self._activity.begin("loading the target")
-            with staged_weights(self._config, self._models.target, self._activity.step) as target:
-                self.target = target_runner(
-                    self._config,
-                    self._models,
-                    self._load_target(target),
-                    topology.device,
-                    self.group,
-                    self._activity.step,
-                )
+            self.activity.begin("loading the target")
+            with self._staged(self.models.target) as files:
+                target = self._target(files, group)
         elif topology.tp_size > 1 and topology.world_size > 1:
-            self._activity.begin("waiting for the target to be sharded")
+            self.activity.begin("waiting for the target to be sharded")
             join_sharding()
-        draft = self._models.draft
-        if draft is not None and topology.holds_draft:
-            self._activity.begin("loading the draft")
-            with staged_weights(self._config, draft, self._activity.step) as files:
-                self.draft = load_draft_runner(
-                    self._config, self._models, files, topology.device, self._reading, self._activity.step
-                )
+        if self.models.draft is not None and topology.holds_draft:
+            self.activity.begin("loading the draft")
+            with self._staged(self.models.draft) as files:
+                draft = self._draft(files)
+        return group, target, draft
 
-    def _compare(self) -> None:
+    def compare(self, target: ModelRunner | None, group: dist.ProcessGroup | None) -> LoadingCheck | None:
         """Compare the target with its files. The draft needs no check: the target verifies its tokens."""
-        if self.target is None:
-            return
-        self._activity.begin("checking the loaded models")
-        self.check = check_loading(
-            self.target.model,
-            self._models.target,
-            dtype=self.target.dtype,
-            device=self._topology.device,
-            vocab_size=self._models.vocab_size,
-            group=self.group,
-            model_impl=self._config.model_impl,
+        if target is None:
+            return None
+        self.activity.begin("checking the loaded models")
+        return check_loading(
+            target.model,
+            self.models.target,
+            dtype=target.dtype,
+            device=self.topology.device,
+            vocab_size=self.models.vocab_size,
+            group=group,
+            model_impl=self.config.model_impl,
         )
 
-    def _load_target(self, target: Checkpoint) -> torch.nn.Module:
-        device = self._topology.device
-        if self.group is None:
-            return load_whole(target, dtype=self._dtype(target), device=device, reading=self._reading)
-        return load_sharded(
-            target,
-            dtype=self._dtype(target),
-            device=device,
-            group=self.group,
-            vocab_size=self._models.vocab_size,
-            reading=self._reading,
+    def _target(self, files: Checkpoint, group: dist.ProcessGroup | None) -> ModelRunner:
+        device, on_pass, draft = self.topology.device, self.activity.step, self.models.draft
+        dtype = files.torch_dtype(self.config.dtype)
+        if group is None:
+            model = load_whole(files, dtype=dtype, device=device, reading=self.reading)
+        else:
+            vocab_size = self.models.vocab_size
+            model = load_sharded(
+                files, dtype=dtype, device=device, group=group, vocab_size=vocab_size, reading=self.reading
+            )
+        if draft is None or not draft.is_eagle:
+            acceleration = Acceleration.of(device, group)
+            return ModelRunner(
+                model, device, acceleration, model_impl=self.config.model_impl, on_pass=on_pass
+            )
+        num_layers = self.models.target.config.get_text_config().num_hidden_layers
+        return StatesRunner(model, device, state_layers(draft.config, num_layers), on_pass, group)
+
+    def _draft(self, files: Checkpoint) -> ModelRunner:
+        device, on_pass, head = self.topology.device, self.activity.step, self.models.head
+        dtype = files.torch_dtype(self.config.dtype)
+        if files.is_eagle:
+            model = load_eagle(files, self.models.target, dtype=dtype, device=device)
+            return EagleRunner(model, device, on_pass)
+        return ModelRunner(
+            load_whole(files, dtype=dtype, device=device, reading=self.reading),
+            device,
+            model_impl=self.config.model_impl,
+            head=head.network if head else None,
+            on_pass=on_pass,
         )
 
-    def _dtype(self, checkpoint: Checkpoint) -> torch.dtype:
-        return checkpoint.torch_dtype(self._config.dtype)
+    def _staged(self, checkpoint: Checkpoint) -> AbstractContextManager[Checkpoint]:
+        """The checkpoint with its files in ``--stage_weights``, or itself without that option."""
+        folder = self.config.stage_weights
+        return staged(
+            checkpoint,
+            None if folder is None else Path(folder),
+            limit_bytes=self.config.stage_limit_bytes,
+            checked_since=process_start_s(),
+            on_step=self.activity.step,
+        )

@@ -11,19 +11,24 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.groups import SELF
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.job.eagle import check_eagle_run
-from specdist.job.replica.same_tokens import check_same_tokens, common_vocab_size
 from specdist.job.texts.constraints import RunConstraints
 from specdist.job.texts.memory_texts import MemoryTexts, read_memory
 from specdist.job.texts.processing import sampling_settings
-from specdist.job.texts.tokens import check_chat_template, check_chat_variables, check_split_special_tokens
+from specdist.job.texts.tokens import (
+    check_chat_template,
+    check_chat_variables,
+    check_split_special_tokens,
+    load_tokenizer,
+)
 from specdist.models.attention.rope import recomputed_from, rope_borders
 from specdist.models.cache.draft_window import DraftWindow
+from specdist.models.eagle.eagle_loading import check_eagle
 from specdist.models.files.adapter_folder import open_adapter
 from specdist.models.files.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, check_family, open_checkpoint
 from specdist.models.files.fitting import check_weights
 from specdist.models.files.generation import default_options
 from specdist.models.heads.drafts import DraftHead, open_draft_head
+from specdist.policies.registry import AUTO
 from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -144,3 +149,76 @@ def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int = 1
         found = open_adapter(f"{option}_adapter", adapter, checkpoint)
         checkpoint = dataclasses.replace(checkpoint, adapter=found)
     return checkpoint
+
+
+def check_eagle_run(
+    config: GenerateConfig, target: Checkpoint, draft: Checkpoint, *, may_read_states: bool
+) -> None:
+    """Raises :class:`UserError` for a draft that does not fit the target, and for options that it cannot
+    have."""
+    what = f"--draft {draft.name}"
+    if not may_read_states:
+        raise UserError(
+            f"{what} is an EAGLE-3 draft, which jobs/generate.py alone can use: name a draft that runs "
+            "without the target's states"
+        )
+    why = f"{what} is an EAGLE-3 draft, which reads the states of its one target in turns with it"
+    given = {
+        "overlap ahead": config.overlap == "ahead",
+        "draft_window": config.draft_window is not None,
+        "head": config.head is not None,
+        "draft_quantization": config.draft_quantization is not None,
+        "draft_adapter": config.draft_adapter is not None,
+        f"model_impl {config.model_impl}": config.model_impl == "specdist",
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise UserError(f"{why}: leave out --{name}, or choose a draft model of its own")
+    check_eagle(draft, target)
+
+
+def settled(config: GenerateConfig, draft: Checkpoint | None) -> GenerateConfig:
+    """The options as the draft needs them: one that reads the target's states takes turns with it."""
+    if draft is None or not draft.is_eagle or config.overlap != AUTO:
+        return config
+    logger.info("--draft %s is an EAGLE-3 draft, which takes turns with its target", draft.name)
+    return dataclasses.replace(config, overlap="none")
+
+
+def check_same_tokens(target: Checkpoint, draft: Checkpoint) -> None:
+    """Raises :class:`UserError` unless the same ids are the same tokens in both.
+
+    Either may have more at the end, as a chat model has that is drafted for by its base model. Which tokens
+    begin and end a text is the target's tokenizer's to say.
+    """
+    target_tokens, draft_tokens = (
+        {token_id: token for token, token_id in load_tokenizer(model).get_vocab().items()}
+        for model in (target, draft)
+    )
+    common = range(min(max(target_tokens), max(draft_tokens)) + 1)
+    first = next((each for each in common if target_tokens.get(each) != draft_tokens.get(each)), None)
+    if first is not None:
+        raise UserError(
+            f"--target {target.name} and --draft {draft.name} have different tokenizers: token {first} is "
+            f"{target_tokens.get(first)!r} for the target and {draft_tokens.get(first)!r} for the draft; "
+            "choose a draft of the target's family"
+        )
+
+
+def common_vocab_size(target: Checkpoint, draft: Checkpoint | None) -> int:
+    """Number of ids with logits in both models, whose logits may be padded to different widths.
+
+    A token that the tokenizer has and the target has not cannot be generated, and makes a prompt unusable.
+    Raises :class:`UserError` if the target can generate one that the draft has no logits for.
+    """
+    if draft is None or draft.vocab_width >= target.vocab_width:
+        return target.vocab_width
+    last = max(
+        token_id for token_id in load_tokenizer(target).get_vocab().values() if token_id < target.vocab_width
+    )
+    if last >= draft.vocab_width:
+        raise UserError(
+            f"--target {target.name} has token {last}, but --draft {draft.name} has logits of only "
+            f"{draft.vocab_width} ids: choose a draft of the target's family that has as many"
+        )
+    return draft.vocab_width

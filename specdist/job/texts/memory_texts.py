@@ -20,12 +20,17 @@ from specdist.data.run.manifest import Manifest
 from specdist.job.texts.tokens import load_tokenizer
 from specdist.kernels import cpu_library
 from specdist.models.files.checkpoint import Checkpoint
+from specdist.policies.costs import CostModel
+from specdist.policies.ngrams.block_lengths import MemorySettings
+from specdist.policies.ngrams.text_store import TextSettings
 from specdist.utils.errors import UserError, first_line
 
 # The column of a run's completions first, then what data sets call a text.
 COLUMNS = ("completion", "text", "response", "output", "answer")
 MANIFEST, SHARDS = "manifest.json", "shards"
 BATCH = 1024
+# Of a token to be proposed where measured costs decide whether it is verified.
+LEAST_CHANCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,31 @@ def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> 
     for ids in found:
         digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
     return MemoryTexts(found, digest.hexdigest())
+
+
+def memory_settings(
+    config: GenerateConfig, texts: MemoryTexts | None, costs: CostModel | None, *, learns_together: bool
+) -> MemorySettings | None:
+    """What memory does in a run; None without. ``costs``: of the run, if it has measured any.
+    ``learns_together``: where the seed fixes the tokens under rejection, a block may depend on its own
+    sequence alone."""
+    if not config.uses_memory:
+        return None
+    settings = TextSettings()
+    if texts is not None or config.memory_rows:
+        said = finished_rows(config.output, config.memory_size) if config.memory_rows else []
+        settings = TextSettings(
+            num_tokens=config.memory_size,
+            given=[*(texts.token_ids if texts else ()), *said],
+            adds_sequences=config.memory_rows,
+        )
+    return MemorySettings(
+        max_tokens=config.block_tokens - 1,
+        least_chance=LEAST_CHANCE if costs else config.policy_options.get("stop_probability", 0.0),
+        learns_together=learns_together,
+        costs=costs,
+        texts=settings,
+    )
 
 
 def _check_library() -> None:

@@ -20,7 +20,8 @@ from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.ranks.topology import topology_from_environment
 from specdist.job.replica.model_plan import ModelPlan, plan_models
-from specdist.job.replica.replica import Replica
+from specdist.job.replica.plan import ReplicaPlan
+from specdist.job.replica.replica import Replica, build_replica
 from specdist.job.rows.row_requests import prompt_encoder
 from specdist.job.texts.tokens import PromptEncoder
 from specdist.job.workload import Workload
@@ -177,14 +178,16 @@ def collect_trace(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[Exha
     requests = _requests(config, encoder)
     longest = max(len(request.prompt_ids) for request in requests) + config.max_new_tokens
     models = dataclasses.replace(models, max_seq_len=min(models.max_seq_len, longest))
-    replica = Replica(
-        run_config,
-        models,
-        topology_from_environment(run_config),
-        workload=Workload.of(
-            ((len(request.prompt_ids), config.max_new_tokens) for request in requests),
-            num_prompts=len(requests),
-        ),
+    workload = Workload.of(
+        ((len(request.prompt_ids), config.max_new_tokens) for request in requests), num_prompts=len(requests)
+    )
+    replica = build_replica(
+        ReplicaPlan(
+            config=run_config,
+            models=models,
+            topology=topology_from_environment(run_config),
+            workload=workload,
+        )
     )
     assert replica.costs is not None
     stop_rules = StopRules(encoder.detokenizer, models.target.stop_token_ids())

@@ -25,7 +25,8 @@ from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_ran
 from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.replica.model_plan import ModelPlan, plan_models
-from specdist.job.replica.replica import Replica
+from specdist.job.replica.plan import ReplicaPlan
+from specdist.job.replica.replica import Replica, build_replica
 from specdist.job.rows.row_requests import prompt_encoder
 from specdist.models.heads.examples import ExampleBlock, example_table
 from specdist.training.collect.config import CollectConfig
@@ -72,13 +73,13 @@ def _collect(
     activity: Activity,
 ) -> None:
     """``plan`` is None on all ranks except rank 0."""
-    replica = Replica(
-        config.run_config(),
-        models,
-        topology,
+    replica_plan = ReplicaPlan(
+        config=config.run_config(),
+        models=models,
+        topology=topology,
         num_spare_branches=NUM_BRANCHES if config.runs_branches else 0,
-        activity=activity,
     )
+    replica = build_replica(replica_plan, activity=activity)
     activity.begin("collecting", has_progress=True)
     draft = None
     if topology.holds_draft:

@@ -21,7 +21,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, **__: object) -> None:
         raise AssertionError("a model would have been loaded")
 
-    monkeypatch.setattr(run, "Replica", load)
+    monkeypatch.setattr(run, "build_replica", load)
 
 
 @pytest.mark.usefixtures("no_models")
@@ -82,7 +82,7 @@ def plan_only(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Monke
     def load(*_: object, **__: object) -> None:
         raise Loaded
 
-    monkeypatch.setattr(run, "Replica", load)
+    monkeypatch.setattr(run, "build_replica", load)
     monkeypatch.setattr("specdist.job.ranks.entry._configure_logging", lambda _: None)
     with pytest.raises(Loaded):
         main([f"--{name}={value}" for name, value in {**options, "kind": "acceptance",

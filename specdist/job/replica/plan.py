@@ -1,0 +1,155 @@
+"""A replica as every rank knows it before its models are loaded: what follows from the options."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+from specdist.config.generate import GenerateConfig
+from specdist.engine.assembly import Assembly
+from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.plan import SchedulerSettings
+from specdist.engine.schedule.stopping import StopRules
+from specdist.job.costs.allocation import BatchLimits
+from specdist.job.ranks.topology import Topology
+from specdist.job.replica.model_plan import ModelPlan, batch_limits
+from specdist.job.texts.memory_texts import memory_settings
+from specdist.job.texts.processing import sampling_settings
+from specdist.job.totals.reproducibility import reproducibility
+from specdist.job.workload import UNKNOWN_WORK, Workload
+from specdist.policies import LengthPolicy
+from specdist.policies.choice import build_policy
+from specdist.policies.costs import BRANCH_COUNTS, CostModel
+from specdist.policies.payoff import ALONE, ASSUMED_ACCEPTANCE, RoundChooser, RoundShape, plan_ahead
+from specdist.policies.registry import needs_costs
+from specdist.sampling.distributions import SamplingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """What rounds are like: whose costs decide them, and the limits of their batch.
+
+    ``ahead``: what the draft does while the target verifies; with a ``chooser`` the most of it.
+    """
+
+    policy: LengthPolicy
+    scheduling: SchedulerSettings
+    ahead: RoundShape = ALONE
+    chooser: RoundChooser | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaPlan:
+    """What every rank of a replica knows of it before its models are loaded.
+
+    Attributes:
+        workload: what the prompts promise, as far as it is known; the same on every rank.
+        num_spare_branches: branches of one token in the draft's cache, for use outside of rounds.
+        num_halvings: how often the batch was halved because memory ran out.
+    """
+
+    config: GenerateConfig
+    models: ModelPlan
+    topology: Topology
+    workload: Workload = UNKNOWN_WORK
+    num_spare_branches: int = 0
+    num_halvings: int = 0
+
+    @cached_property
+    def settings(self) -> SamplingSettings:
+        return sampling_settings(self.config, self.models.target, self.models.vocab_size)
+
+    @cached_property
+    def scheduling(self) -> SchedulerSettings:
+        """Limits of a batch whose draft does not work ahead."""
+        return batch_limits(self.config, self.models, self.num_halvings)
+
+    @property
+    def works_ahead(self) -> bool:
+        """Whether rounds in which the draft works ahead are possible."""
+        may = self.config.drafts_ahead or self.config.chooses_rounds
+        return may and self.topology.has_draft_rank
+
+    @property
+    def needs_costs(self) -> bool:
+        return self.works_ahead or needs_costs(self.config.policy)
+
+    @property
+    def branch_counts(self) -> tuple[int, ...]:
+        """Numbers of branches per sequence to choose from."""
+        asked = self.config.num_branches
+        return BRANCH_COUNTS if asked is None else (asked,)
+
+    @property
+    def limits(self) -> BatchLimits:
+        """With the branches in this rank's cache, and the most tokens of each. For a draft that works ahead
+        it is the most that the costs, which are not measured yet, may ask for."""
+        num_branches, max_tokens = 0, 0
+        if self.topology.holds_draft and self.models.draft is not None:
+            num_branches, max_tokens = self.num_spare_branches, 1
+            if self.works_ahead:
+                num_branches = self.scheduling.num_slots * max(self.branch_counts)
+                max_tokens = self.scheduling.max_draft_tokens + 1
+        return BatchLimits(
+            scheduling=self.scheduling,
+            num_branch_slots=num_branches,
+            max_branch_tokens=max_tokens,
+            works_ahead=self.works_ahead,
+        )
+
+    def rounds(self, costs: CostModel | None) -> Rounds:
+        """``costs``: measured, if they are needed."""
+        config, choice = self.config, self.config.policy_choice
+        policy = build_policy(choice, costs, is_coupled=config.is_coupled)
+        if not self.works_ahead:
+            return Rounds(policy=policy, scheduling=self.scheduling)
+        assert costs is not None
+        most, chooser = policy.max_draft_tokens, None
+        if config.drafts_ahead:
+            # The same in all rounds, so that a restart repeats every block: of --overlap ahead. Not of the
+            # halved batch: block lengths depend on it, and must not depend on the memory.
+            ahead = plan_ahead(
+                costs,
+                num_rows=self.workload.rows_at_a_time(batch_limits(config, self.models).num_slots),
+                max_draft_tokens=most,
+                num_branches=config.num_branches,
+                acceptance=ASSUMED_ACCEPTANCE,
+            )
+        else:
+            ahead = RoundShape(num_ahead=most + 1, num_branches=max(self.branch_counts))
+            chooser = RoundChooser(
+                costs,
+                max_draft_tokens=most,
+                fixed_length=choice.first_length if choice.policy == "fixed" else None,
+                branch_counts=self.branch_counts,
+            )
+        # Of a block, or ahead, a constraint may force so many on top of those that are drawn.
+        num_forced = self.scheduling.max_draft_tokens - choice.max_draft_tokens
+        scheduling = dataclasses.replace(self.scheduling, num_ahead_tokens=ahead.num_ahead + num_forced)
+        return Rounds(policy=policy, scheduling=scheduling, ahead=ahead, chooser=chooser)
+
+    def assembly(
+        self,
+        num_pages: int,
+        costs: CostModel | None = None,
+        rounds: Rounds | None = None,
+        stop_rules: StopRules | None = None,
+    ) -> Assembly:
+        """Of this rank's models. ``stop_rules``: by default the target's stop tokens. Without ``rounds`` it
+        only allocates and measures."""
+        config, models = self.config, self.models
+        is_together = config.is_coupled or reproducibility(config, self.topology) == "distribution"
+        return Assembly(
+            settings=self.settings,
+            vocab_size=models.vocab_size,
+            stop_rules=stop_rules or StopRules(NO_TEXT, models.target.stop_token_ids()),
+            scheduling=self.scheduling if rounds is None else rounds.scheduling,
+            num_pages=num_pages,
+            ahead=ALONE if rounds is None else rounds.ahead,
+            chooser=None if rounds is None else rounds.chooser,
+            is_traced=config.is_traced,
+            trusts_draft=not config.is_exact,
+            memory=memory_settings(config, models.memory_texts, costs, learns_together=is_together),
+            masker=models.constraints.new_masker(models.vocab_size),
+        )
