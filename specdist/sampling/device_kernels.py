@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdist.sampling.processing.filters import plain_probabilities
-from specdist.utils.errors import first_line
+from specdist.utils.trial import check_difference, first_right
 
 NUM_ROWS, VOCAB_SIZE = 4, 5000
 TEMPERATURE, TOP_K, TOP_P = 0.8, 200, 0.9
@@ -34,22 +34,19 @@ def sampling_kernels(scores_NV: Tensor) -> ModuleType | None:
 
 @functools.cache
 def _kernels_of(device: torch.device) -> ModuleType | None:
-    try:
-        from specdist.kernels import sampling
-
-        reason = _why_wrong(sampling, device)
-    except Exception as error:  # Triton, its compilers and the driver raise errors of many kinds
-        reason = first_line(error)
-    if reason is None:
-        logger.info("sampling on %s: Triton kernels", device)
-        return sampling
-    logger.warning(
-        "sampling on %s: plain operations, which are slower; the kernels' check: %s", device, reason
-    )
-    return None
+    trial = first_right({"Triton kernels": _kernels}, lambda kernels: _check(kernels, device))
+    trial.report(logger, f"sampling on {device}", "plain operations, which are slower")
+    return trial.found
 
 
-def _why_wrong(kernels: ModuleType, device: torch.device) -> str | None:
+def _kernels() -> ModuleType:
+    # Triton is not everywhere.
+    from specdist.kernels import sampling
+
+    return sampling
+
+
+def _check(kernels: ModuleType, device: torch.device) -> None:
     """Against plain operations on the host."""
     generator = torch.Generator().manual_seed(0)
     logits_NV = 3 * torch.randn(NUM_ROWS, VOCAB_SIZE, generator=generator)
@@ -61,12 +58,10 @@ def _why_wrong(kernels: ModuleType, device: torch.device) -> str | None:
         )
     )
     error = float((found_NV.cpu() - expected_NV).abs().max())
-    if not error <= TOLERANCE:
-        return f"distributions differ by {error:.3g}"
+    check_difference("distributions differ", error, TOLERANCE)
     uniforms_N = torch.rand(NUM_ROWS, dtype=torch.float64, generator=generator)
     drawn_N = kernels.draw(expected_NV.to(device), uniforms_N.to(device), not_finite=-1).cpu()
     cumulative_NV = expected_NV.cumsum(dim=1, dtype=torch.float64)
     wanted_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
     if not torch.equal(drawn_N, torch.searchsorted(cumulative_NV, wanted_N1, right=True)[:, 0]):
-        return "draws differ"
-    return None
+        raise ValueError("draws differ")

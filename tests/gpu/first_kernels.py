@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import AttentionRules
+from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.attention.kernel import TritonKernel
-from specdist.models.attention.probe import plain_attention
+from specdist.models.attention.plain import plain_attention
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.segments import ragged_segments
 from specdist.models.quantized.quantized_linear import Product, QuantizedLinear, products_of
@@ -210,12 +210,13 @@ def attention_case(
     queries = bench.random(len(rows), shape.num_heads, shape.width)
     of_pages = num_rows * width, PAGE_SIZE, shape.num_kv_heads, shape.width
     key_pages, value_pages = (bench.random(*of_pages, seed=seed) for seed in (1, 2))
+    call = AttentionCall(queries, key_pages, value_pages, RULES)
     num_pairs = num_rows * num_queries * (num_keys - (num_queries - 1) / 2)
     return Case(
         kernel="attention",
         size=f"{name}: {num_rows} x {num_queries} after {num_keys - num_queries}",
-        run=lambda: TritonKernel().attend(queries, key_pages, value_pages, segments, RULES),
-        plain=lambda: plain_attention(queries, key_pages, value_pages, segments, RULES),
+        run=lambda: TritonKernel().attend(call, segments),
+        plain=lambda: plain_attention(call, segments),
         difference=difference_in_heads,
         limit=ATTENTION_LIMIT,
         num_bytes=2 * queries.nbytes + 2 * key_pages.nbytes,

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.llama.modeling_llama import rotate_half
 
-from specdist.models.attention.attention import AttentionRules
-from specdist.models.attention.probe import plain_attention
+from specdist.models.attention.attention import AttentionCall, AttentionRules
+from specdist.models.attention.plain import plain_attention
 from specdist.models.cache.writing import plain_write
 from specdist.models.passes.segments import PagedSegments
 from specdist.sampling.coupling import waiting_times_of
@@ -36,8 +36,8 @@ def paged_attention(
     del max_split_bytes
     assert int(used_S.max()) <= max_keys, "a segment has more keys than max_keys says"
     segments = PagedSegments(block_table_SP, used_S, query_starts_S1, len(queries_THD), max_keys)
-    rules = AttentionRules(scale, window, softcap)
-    return plain_attention(queries_THD, key_pages, value_pages, segments, rules).to(queries_THD.dtype)
+    call = AttentionCall(queries_THD, key_pages, value_pages, AttentionRules(scale, window, softcap))
+    return plain_attention(call, segments).to(queries_THD.dtype)
 
 
 def draw(probabilities_NV: Tensor, uniforms_N: Tensor, *, not_finite: int) -> Tensor:

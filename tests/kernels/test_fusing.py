@@ -186,7 +186,7 @@ def test_a_layer_of_another_structure_stays_as_it_is(
     with caplog.at_level(logging.INFO, "specdist"):
         fused = FusedLayers(model, device, torch.float32)
     assert "RMS norm of LlamaRMSNorm" in fused.num_fused
-    assert f"{layer_class.__name__}: ValueError: {reason}" in caplog.text
+    assert f"{layer_class.__name__}: {reason}" in caplog.text
     with fused.active():
         assert torch.allclose(logits_of(model), expected, atol=1e-5)
 
@@ -219,8 +219,8 @@ def test_a_kernel_that_raises_or_is_wrong_is_left_out(
         fused = FusedLayers(model, device, torch.float32)
     assert dict(fused.num_fused) == {"rotary embedding of LlamaAttention": 3}
     assert "LlamaMLP: RuntimeError: no such instruction" in caplog.text
-    assert "LlamaRMSNorm: ValueError: its numbers differ by 0.0999" in caplog.text
-    assert "LlamaDecoderLayer: ValueError: its norms are of several kinds, or not fused" in caplog.text
+    assert "LlamaRMSNorm: its numbers differ by 0.0999" in caplog.text
+    assert "LlamaDecoderLayer: its norms are of several kinds, or not fused" in caplog.text
     with fused.active():
         assert torch.allclose(logits_of(model), expected, atol=1e-5)
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 
 from specdist.kernels import paged_attention
 from specdist.kernels.paged_attention import Tile
-from specdist.models.attention.attention import AttentionKind, AttentionRules
+from specdist.models.attention.attention import AttentionCall, AttentionKind, AttentionRules
 from specdist.models.attention.kernel import TritonKernel
 from specdist.models.passes.segments import PagedSegments
 
@@ -119,8 +119,13 @@ def expected_output(case: Case, rules: AttentionRules) -> Tensor:
     return torch.cat(outputs)
 
 
+def attended(case: Case, rules: AttentionRules) -> Tensor:
+    *tensors, segments = case
+    return TritonKernel().attend(AttentionCall(*tensors, rules), segments)
+
+
 def check(case: Case, rules: AttentionRules) -> None:
-    found = TritonKernel().attend(*case, rules)
+    found = attended(case, rules)
     error = (found.double() - expected_output(case, rules)).abs().max().item()
     # A NaN is an error as well.
     assert error <= TOLERANCES[found.dtype], error
@@ -174,7 +179,7 @@ def test_padding_gets_zeros(device: torch.device) -> None:
     used_S = torch.tensor([150, 2, 0], dtype=torch.int32, device=device)
     for num_queries in ((3, 0, 6), (3, 4, 2)):
         segments = make_segments(case.segments.block_table_SP, used_S, num_queries, 150)
-        found = TritonKernel().attend(queries.nan_to_num(1.0), *case[1:3], segments, GLOBAL)
+        found = attended(case._replace(queries_THD=queries.nan_to_num(1.0), segments=segments), GLOBAL)
         without_keys = found[sum(num_queries[:2]) :]
         assert torch.equal(without_keys, torch.zeros_like(without_keys))
         assert found[:3].isfinite().all()
@@ -190,10 +195,10 @@ def test_a_row_does_not_depend_on_its_neighbours(
     outputs = []
     for limit in (0, 10**9):
         monkeypatch.setattr(paged_attention, "MIN_PROGRAMS", limit)
-        outputs.append(TritonKernel().attend(*case, GLOBAL))
+        outputs.append(attended(case, GLOBAL))
         starts = case.segments.query_starts_S1.tolist()
         for index in range(len(MIXED)):
-            alone = TritonKernel().attend(*case.only(index), GLOBAL)
+            alone = attended(case.only(index), GLOBAL)
             assert torch.equal(alone, outputs[-1][starts[index] : starts[index + 1]]), (limit, MIXED[index])
     assert torch.equal(*outputs)
 

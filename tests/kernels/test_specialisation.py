@@ -15,7 +15,7 @@ from triton.compiler import make_backend
 from triton.runtime import jit
 
 from specdist.kernels import paged_attention
-from specdist.models.attention.attention import AttentionRules
+from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.attention.kernel import TritonKernel
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.segments import ragged_segments
@@ -71,5 +71,5 @@ def test_ragged_passes_compile_attention_once(monkeypatch: pytest.MonkeyPatch) -
         batch = random_pass(rng)
         segments, _ = ragged_segments(batch, page_table, PAGE_SIZE, torch.device("cpu"))
         queries = torch.zeros(len(batch), 4, 16, dtype=torch.bfloat16)
-        TritonKernel().attend(queries, key_pages, value_pages, segments, RULES)
+        TritonKernel().attend(AttentionCall(queries, key_pages, value_pages, RULES), segments)
     assert (len(attend.seen), len(join.seen)) == (2, 1), [*attend.seen, *join.seen]

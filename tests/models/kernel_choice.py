@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 
-import torch
 import torch.distributed as dist
 
 from specdist.models.attention.library_kernels import FlashAttention3Kernel
 from specdist.models.attention.probe import choose_kernel
 from tests import ranks
-from tests.models.test_probe import LOCAL, Work
+from tests.models.test_probe import LOCAL, PAGES, Work
 
 # Where the project's kernel takes 2 seconds: the library's on both ranks, its faults, whether it is used.
 CASES = (
@@ -28,9 +27,8 @@ def main() -> None:
         library = work.flash_attention_3(seconds[topology.rank], fault=faults[topology.rank])
         sys.modules["flash_attn_interface"] = library
         chosen = choose_kernel(
-            [work.own(2.0), FlashAttention3Kernel()], [LOCAL],
-            page_size=16, dtype=torch.float32, device=torch.device("cpu"), timer=work.seconds_of, group=group,
-        )  # fmt: skip
+            [work.own(2.0), FlashAttention3Kernel()], [LOCAL], PAGES, timer=work.seconds_of, group=group
+        )
         assert isinstance(chosen, FlashAttention3Kernel) == is_used, (topology.rank, seconds, faults)
     ranks.leave()
 

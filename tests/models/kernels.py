@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import AttentionRules
-from specdist.models.attention.probe import plain_attention
+from specdist.models.attention.attention import AttentionCall
+from specdist.models.attention.plain import plain_attention
 from specdist.models.passes.segments import PagedSegments
 
 
@@ -18,11 +18,9 @@ class PlainKernel:
     def __init__(self) -> None:
         self.num_calls = 0
 
-    def attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, segments: PagedSegments, rules: AttentionRules
-    ) -> Tensor:
+    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
         self.num_calls += 1
-        return plain_attention(queries, keys, values, segments, rules).to(queries.dtype)
+        return plain_attention(call, segments).to(call.queries_THD.dtype)
 
 
 class RaisingKernel(PlainKernel):
@@ -37,10 +35,8 @@ class WindowlessKernel(PlainKernel):
 
     name = "windowless"
 
-    def attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, segments: PagedSegments, rules: AttentionRules
-    ) -> Tensor:
-        return super().attend(queries, keys, values, segments, rules._replace(window=None))
+    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
+        return super().attend(call._replace(rules=call.rules._replace(window=None)), segments)
 
 
 class StaleKernel(PlainKernel):
@@ -48,17 +44,13 @@ class StaleKernel(PlainKernel):
 
     name = "stale"
 
-    def attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, segments: PagedSegments, rules: AttentionRules
-    ) -> Tensor:
-        output = super().attend(queries, keys, values, segments, rules)
+    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
+        output = super().attend(call, segments)
         return torch.roll(output, 1, dims=0)
 
 
 class NanKernel(PlainKernel):
     name = "nan"
 
-    def attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, segments: PagedSegments, rules: AttentionRules
-    ) -> Tensor:
-        return super().attend(queries, keys, values, segments, rules).fill_(torch.nan)
+    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
+        return super().attend(call, segments).fill_(torch.nan)

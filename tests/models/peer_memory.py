@@ -98,9 +98,9 @@ with torch.inference_mode():
         ("sum", "rank 0: sums of 16 numbers differ from all-reduce by"),
         ("last bit", "rank 1: sums of 16 numbers are not the same on all ranks"),
         ("second message", "rank 0: sums of 16 numbers differ from all-reduce by"),
-        ("allocation on rank 1", "rank 1: no allocation here"),
-        ("rendezvous on rank 1", "rank 1: no rendezvous here"),
-        ("kernel on rank 1", "rank 1: no kernel here"),
+        ("allocation on rank 1", "rank 1: RuntimeError: no allocation here"),
+        ("rendezvous on rank 1", "rank 1: RuntimeError: no rendezvous here"),
+        ("kernel on rank 1", "rank 1: RuntimeError: no kernel here"),
     ):
         begin = time.monotonic()
         model, used, line = sums_of(fault, group)

@@ -11,15 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import AttentionKind, AttentionRules
+from specdist.models.attention.attention import AttentionCall, AttentionKind, AttentionRules
 from specdist.models.attention.kernel import PagedKernel, VarlenKernel
 from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
-from specdist.models.attention.probe import choose_kernel, plain_attention, probe_kernel
+from specdist.models.attention.plain import plain_attention
+from specdist.models.attention.probe import ProbePages, choose_kernel, probe_kernel
 from specdist.models.passes.segments import PagedSegments
 from tests.models.kernels import NanKernel, PlainKernel, RaisingKernel, StaleKernel, WindowlessKernel
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
+PAGES = ProbePages(16, torch.float32, CPU)
 GLOBAL = AttentionKind(4, 2, 16, AttentionRules(None, None, None))
 LOCAL = AttentionKind(4, 2, 16, AttentionRules(0.3, 16, None))
 CAPPED = AttentionKind(4, 4, 16, AttentionRules(None, None, 2.0))
@@ -29,13 +31,13 @@ CAPPED = AttentionKind(4, 4, 16, AttentionRules(None, None, 2.0))
 @pytest.mark.parametrize("page_size", [4, 16])
 def test_a_right_kernel_passes(dtype: torch.dtype, page_size: int) -> None:
     kinds = [GLOBAL, LOCAL, CAPPED]
-    assert probe_kernel(PlainKernel(), kinds, page_size=page_size, dtype=dtype, device=CPU) is None
+    assert probe_kernel(PlainKernel(), kinds, ProbePages(page_size, dtype, CPU)) is None
 
 
 @pytest.mark.parametrize("kernel", [WindowlessKernel(), StaleKernel(), NanKernel()], ids=lambda k: k.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_wrong_kernel_is_found_out(kernel: PagedKernel, dtype: torch.dtype) -> None:
-    reason = probe_kernel(kernel, [GLOBAL, LOCAL], page_size=16, dtype=dtype, device=CPU)
+    reason = probe_kernel(kernel, [GLOBAL, LOCAL], ProbePages(16, dtype, CPU))
     assert reason is not None and "differs from plain attention" in reason
 
 
@@ -45,21 +47,20 @@ def test_the_best_right_kernel_is_chosen(caplog: pytest.LogCaptureFixture) -> No
         chosen = choose_kernel(
             [RaisingKernel(), WindowlessKernel(), right, NanKernel()],
             [GLOBAL, LOCAL],
-            page_size=16,
-            dtype=torch.bfloat16,
-            device=CPU,
+            ProbePages(16, torch.bfloat16, CPU),
         )
     assert chosen is right
     (message,) = caplog.messages
-    assert "pages of 16 tokens in torch.bfloat16: plain; not used: raising: page size must be" in message
+    assert (
+        "pages of 16 tokens in torch.bfloat16: plain; not used: raising: RuntimeError: page size must be"
+        in message
+    )
     assert "windowless: differs" in message and "trace" not in message and "nan" not in message
 
 
 def test_without_a_right_kernel_none_is_used(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        chosen = choose_kernel(
-            [RaisingKernel(), NanKernel()], [GLOBAL], page_size=16, dtype=torch.float32, device=CPU
-        )
+        chosen = choose_kernel([RaisingKernel(), NanKernel()], [GLOBAL], PAGES)
     assert chosen is None
     (message,) = caplog.messages
     assert "SDPA on gathered pages; not used: raising" in message
@@ -67,9 +68,9 @@ def test_without_a_right_kernel_none_is_used(caplog: pytest.LogCaptureFixture) -
 
 def test_torchs_kernel_is_refused_where_it_cannot_run() -> None:
     """On a CPU it raises, whatever the dtype; a soft cap it would overlook."""
-    common = {"page_size": 256, "dtype": torch.bfloat16, "device": CPU}
-    assert probe_kernel(VarlenKernel(), [GLOBAL], **common) is not None
-    reason = probe_kernel(VarlenKernel(), [CAPPED], **common)
+    pages = ProbePages(256, torch.bfloat16, CPU)
+    assert probe_kernel(VarlenKernel(), [GLOBAL], pages) is not None
+    reason = probe_kernel(VarlenKernel(), [CAPPED], pages)
     assert reason is not None and "soft cap" in reason
 
 
@@ -142,7 +143,7 @@ def attention(
     scale: float | None, window: int | None, softcap: float,
 ) -> Tensor:  # fmt: skip
     segments = PagedSegments(table, used, starts, 0, 0)
-    return plain_attention(*tensors, segments, AttentionRules(scale, window, softcap or None))
+    return plain_attention(AttentionCall(*tensors, AttentionRules(scale, window, softcap or None)), segments)
 
 
 def module(name: str, function: Callable[..., Any]) -> types.ModuleType:
@@ -173,9 +174,8 @@ def test_a_kernel_of_a_library_is_used_if_it_is_right_and_faster(
     own, theirs = work.own(2.0), FlashAttention3Kernel()
     with caplog.at_level(logging.INFO):
         chosen = choose_kernel(
-            [RaisingKernel(), own, theirs], [GLOBAL, LOCAL, CAPPED],
-            page_size=16, dtype=torch.float32, device=CPU, timer=work.seconds_of,
-        )  # fmt: skip
+            [RaisingKernel(), own, theirs], [GLOBAL, LOCAL, CAPPED], PAGES, timer=work.seconds_of
+        )
     (message,) = caplog.messages
     assert chosen is (own if said else theirs) and said in message
     assert said or "plain: takes 2.00 times as long" in message
@@ -189,9 +189,7 @@ def test_of_two_libraries_the_faster_one_is_used(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "flashinfer.prefill", work.flash_infer(0.5))
     candidates = [work.own(2.0), FlashAttention3Kernel(), FlashInferKernel()]
     for kinds, place in (([GLOBAL, LOCAL], 2), ([GLOBAL, CAPPED], 1)):
-        chosen = choose_kernel(
-            candidates, kinds, page_size=16, dtype=torch.float32, device=CPU, timer=work.seconds_of
-        )
+        chosen = choose_kernel(candidates, kinds, PAGES, timer=work.seconds_of)
         assert chosen is candidates[place]
 
 

@@ -126,7 +126,7 @@ KERNEL_FAULTS = (
         "if group is not None:",
         "if group is None and group is not None:",
         (PROBE + "test_ranks_that_share_a_model_choose_the_same_kernel",)),
-    Mutant("library-used-though-numbers-depend-on-batch", "_is_same_alone",
+    Mutant("library-used-though-numbers-depend-on-batch", "_check_alone",
         "        if not torch.equal(found, found_THD[begin:end]):\n",
         "        if False:\n",
         (PROBE + "test_a_kernel_of_a_library_is_used_if_it_is_right_and_faster",)),

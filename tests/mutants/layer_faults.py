@@ -93,7 +93,7 @@ LAYER_FAULTS = (
         "                pass\n",
         (FUSING + "test_a_runners_passes_are_fused", COUNTS)),
     Mutant("cache-written-by-plain-operations", "writer_on",
-        "    return write_tokens\n",
+        "    return trial.found or plain_write\n",
         "    return plain_write\n",
         (COUNTS,)),
 )

@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoAttention, GPTNeoSelfAttention
 
-from specdist.models.attention.attention import ATTENTION_NAME, AttentionRules, running_attention
+from specdist.models.attention.attention import (
+    ATTENTION_NAME,
+    AttentionCall,
+    AttentionRules,
+    running_attention,
+)
 
 
 def can_page_attention(model_class: type[PreTrainedModel], family: str) -> bool:
@@ -77,8 +82,8 @@ class PagedGPTNeoAttention(nn.Module):
             projection(hidden_states[0]).unflatten(-1, (layer.num_heads, layer.head_dim))
             for projection in (layer.q_proj, layer.k_proj, layer.v_proj)
         )
-        attend = running_attention().attend
-        output_THD = attend(layer.layer_id, queries_THD, keys_THD, values_THD, self._rules)
+        call = AttentionCall(queries_THD, keys_THD, values_THD, self._rules)
+        output_THD = running_attention().attend(layer.layer_id, call)
         return layer.out_proj(output_THD.flatten(1))[None], None
 
 

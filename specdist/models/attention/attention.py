@@ -42,17 +42,33 @@ class AttentionKind(NamedTuple):
     rules: AttentionRules
 
 
+class AttentionCall(NamedTuple):
+    """Attention of one layer in one pass. Queries are [T, H, D]; keys and values [T, G, D] those of the same
+    tokens, as a layer hands them over, or the pages [pages, page size, G, D] that a kernel reads."""
+
+    queries_THD: Tensor
+    keys: Tensor
+    values: Tensor
+    rules: AttentionRules
+
+    @staticmethod
+    def of_registry(query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules) -> AttentionCall:
+        """Of query [1, H, T, D], key and value [1, G, T, D]."""
+        queries_THD, keys_TGD, values_TGD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return AttentionCall(queries_THD, keys_TGD, values_TGD, rules)
+
+    @property
+    def num_repeats(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.queries_THD.shape[1] // self.keys.shape[-2]
+
+
 class LayerAttention(Protocol):
     """What the models call once per layer."""
 
-    def attend(
-        self,
-        layer: int,
-        queries_THD: Tensor,
-        keys_TGD: Tensor,
-        values_TGD: Tensor,
-        rules: AttentionRules,
-    ) -> Tensor: ...
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        """Output [T, H, D]."""
+        ...
 
 
 class _Pass(NamedTuple):
@@ -94,8 +110,7 @@ def paged_attention_forward(
     """The registry's interface: query [1, H, T, D], key and value [1, G, T, D] → ([1, T, H, D], None)."""
     attention, rules = _running.get()
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    queries_THD, keys_TGD, values_TGD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    output_THD = attention.attend(layer, queries_THD, keys_TGD, values_TGD, rules[layer])
+    output_THD = attention.attend(layer, AttentionCall.of_registry(query, key, value, rules[layer]))
     # Some families take a view of it.
     return output_THD[None].contiguous(), None
 
@@ -110,15 +125,9 @@ class PagedAttention:
         self._cache = cache
         self._plan = plan
 
-    def attend(
-        self,
-        layer: int,
-        queries_THD: Tensor,
-        keys_TGD: Tensor,
-        values_TGD: Tensor,
-        rules: AttentionRules,
-    ) -> Tensor:
-        self._cache.write(layer, self._plan.cache_index_T, keys_TGD, values_TGD)
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        queries_THD, rules = call.queries_THD, call.rules
+        self._cache.write(layer, self._plan.cache_index_T, call.keys, call.values)
         page_keys, page_values = self._cache.keys[layer], self._cache.values[layer]
         heads, width = self._cache.shapes[layer]
         output_THD = None
@@ -128,8 +137,7 @@ class PagedAttention:
             keys_RGLD, values_RGLD = (
                 self._gather(pages, group, heads, width) for pages in (page_keys, page_values)
             )
-            num_repeats = group_queries.shape[1] // heads
-            bias = group.bias(rules.window, num_repeats, group_queries.dtype)
+            bias = group.bias(rules.window, call.num_repeats, group_queries.dtype)
             group_output = attend_segments(group_queries, keys_RGLD, values_RGLD, bias, rules)
             if group.output_index is None:
                 return group_output

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import attention as torch_attention
 
-from specdist.models.attention.attention import AttentionRules, attend_segments
+from specdist.models.attention.attention import AttentionCall, attend_segments
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.passes.flat import causal_bias
 from specdist.models.passes.segments import PagedSegments
@@ -37,15 +37,8 @@ class PagedKernel(Protocol):
 
     name: str
 
-    def attend(
-        self,
-        queries_THD: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-        segments: PagedSegments,
-        rules: AttentionRules,
-    ) -> Tensor:
-        """Output [T, H, D]; the pages are [pages, page_size, G, D]."""
+    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
+        """Output [T, H, D]; the call's keys and values are pages."""
         ...
 
 
@@ -60,18 +53,11 @@ class KernelAttention:
         self._segments = segments
         self._cache_index_T = cache_index_T
 
-    def attend(
-        self,
-        layer: int,
-        queries_THD: Tensor,
-        keys_TGD: Tensor,
-        values_TGD: Tensor,
-        rules: AttentionRules,
-    ) -> Tensor:
-        self._cache.write(layer, self._cache_index_T, keys_TGD, values_TGD)
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        self._cache.write(layer, self._cache_index_T, call.keys, call.values)
         shape = (-1, self._cache.page_size, *self._cache.shapes[layer])
-        key_pages, value_pages = self._cache.keys[layer].view(shape), self._cache.values[layer].view(shape)
-        return self._kernel.attend(queries_THD, key_pages, value_pages, self._segments, rules)
+        pages = (self._cache.keys[layer].view(shape), self._cache.values[layer].view(shape))
+        return self._kernel.attend(AttentionCall(call.queries_THD, *pages, call.rules), self._segments)
 
 
 class SdpaKernel:
@@ -83,22 +69,16 @@ class SdpaKernel:
     def __init__(self, max_gathered_keys: int = MAX_GATHERED_KEYS) -> None:
         self._max_gathered_keys = max_gathered_keys
 
-    def attend(
-        self,
-        queries_THD: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-        segments: PagedSegments,
-        rules: AttentionRules,
-    ) -> Tensor:
-        num_tokens, num_heads, _ = queries_THD.shape
+    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
+        queries_THD, key_pages, value_pages, rules = call
+        num_tokens = len(queries_THD)
         segment_T, used_T = segments.of_tokens(num_tokens)
         num_keys = segments.block_table_SP.shape[1] * key_pages.shape[1]
         bias = causal_bias(
             used_T[:, None] - 1,
             num_keys,
             window=rules.window,
-            num_repeats=num_heads // key_pages.shape[2],
+            num_repeats=call.num_repeats,
             dtype=queries_THD.dtype,
         )
         # What lies after a token's keys is hidden by the bias, but 0 × NaN is NaN.
@@ -125,14 +105,8 @@ class TritonKernel:
 
     name = "Triton kernel on pages"
 
-    def attend(
-        self,
-        queries_THD: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-        segments: PagedSegments,
-        rules: AttentionRules,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
+        queries_THD, key_pages, value_pages, rules = call
         # Triton is not everywhere; the probe then says so.
         from specdist.kernels.paged_attention import paged_attention
 
@@ -156,14 +130,8 @@ class VarlenKernel:
 
     name = "varlen_attn on pages"
 
-    def attend(
-        self,
-        queries_THD: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-        segments: PagedSegments,
-        rules: AttentionRules,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
+        queries_THD, key_pages, value_pages, rules = call
         # Older versions of torch lack it; the probe then says so.
         from torch.nn.attention.varlen import varlen_attn
 

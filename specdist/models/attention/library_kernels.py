@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import AttentionRules
+from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.attention.kernel import NUM_SPLITS, UNLIMITED
 from specdist.models.passes.segments import PagedSegments
 
@@ -26,14 +26,8 @@ class FlashAttention3Kernel:
 
     name = "FlashAttention-3 on pages"
 
-    def attend(
-        self,
-        queries_THD: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-        segments: PagedSegments,
-        rules: AttentionRules,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
+        queries_THD, key_pages, value_pages, rules = call
         from flash_attn_interface import flash_attn_with_kvcache
 
         output = flash_attn_with_kvcache(
@@ -63,14 +57,8 @@ class FlashInferKernel:
     def __init__(self) -> None:
         self._workspace: Tensor | None = None
 
-    def attend(
-        self,
-        queries_THD: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-        segments: PagedSegments,
-        rules: AttentionRules,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
+        queries_THD, key_pages, value_pages, rules = call
         from flashinfer.prefill import trtllm_batch_context_with_kv_cache
 
         if rules.softcap is not None:

@@ -4,7 +4,7 @@ libraries.
 Whether a kernel supports a dtype, a head width, a page size or a window depends on the device and on versions
 of three libraries; its output is compared with plain attention in float32.
 
-T flat tokens, S segments, L keys per segment, H heads, G key/value heads, D head width.
+T flat tokens, S segments, H heads, G key/value heads, D head width.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
-from specdist.models.attention.attention import AttentionKind, AttentionRules
+from specdist.models.attention.attention import AttentionCall, AttentionKind
 from specdist.models.attention.kernel import PagedKernel
 from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
+from specdist.models.attention.plain import plain_attention
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.segments import PagedSegments, ragged_segments
-from specdist.utils.errors import short_text
 from specdist.utils.ranges import arange_segments
+from specdist.utils.trial import Trial, check_difference, first_right, said_of, why_not
 
 # (new tokens, keys) of every segment: decoding steps, one with so many keys that a kernel splits them;
 # verification blocks, padded in front if a sequence has fewer keys; a prefill mixed with both.
@@ -52,13 +54,44 @@ Timer = Callable[[Callable[[], object]], float]
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class ProbePages:
+    """What kernels are tried on: pages of so many tokens, with random numbers."""
+
+    page_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def __str__(self) -> str:
+        return f"pages of {self.page_size} tokens in {self.dtype}"
+
+    def random_pass(
+        self, kind: AttentionKind, lengths: Sequence[tuple[int, int]], generator: torch.Generator
+    ) -> tuple[AttentionCall, PagedSegments]:
+        """Segments of ``lengths``, new tokens and keys of each, on scattered pages."""
+        num_new_S, num_keys_S = np.array(lengths, np.int64).T
+        width = -(-int(num_keys_S.max()) // self.page_size)
+        num_pages, num_tokens = width * len(lengths), int(num_new_S.sum())
+        page_table = np.random.default_rng(SEED).permutation(num_pages).reshape(len(lengths), width)
+        batch = FlatBatch(
+            np.zeros(num_tokens, np.int64),
+            np.repeat(np.arange(len(lengths)), num_new_S),
+            np.repeat(num_keys_S - num_new_S, num_new_S) + arange_segments(num_new_S),
+        )
+        segments, _ = ragged_segments(batch, page_table, self.page_size, self.device)
+        of_pages = num_pages, self.page_size, kind.num_kv_heads, kind.width
+        queries_THD, key_pages, value_pages = (
+            torch.randn(size, generator=generator).to(self.device, self.dtype)
+            for size in ((num_tokens, kind.num_heads, kind.width), of_pages, of_pages)
+        )
+        return AttentionCall(queries_THD, key_pages, value_pages, kind.rules), segments
+
+
 def choose_kernel(
     candidates: Sequence[PagedKernel],
     kinds: Sequence[AttentionKind],
+    pages: ProbePages,
     *,
-    page_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
     timer: Timer | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> PagedKernel | None:
@@ -69,43 +102,44 @@ def choose_kernel(
         group: ranks that share the model, and this choice: all of them call it. A kernel has to be correct on
             all, and its time is that of the slowest.
     """
-    common = {"page_size": page_size, "dtype": dtype, "device": device}
-    reasons = []
-    libraries: list[PagedKernel] = []
-    chosen: PagedKernel | None = None
-    for kernel in candidates:
-        is_library = isinstance(kernel, LIBRARIES)
-        if chosen is not None and not is_library:
-            continue
-        reason = probe_kernel(kernel, kinds, is_compared_alone=is_library, **common)  # type: ignore[arg-type]
-        if _most([float(reason is not None)], group)[0] and reason is None:
-            reason = "another rank of the model cannot use it"
-        if reason is not None:
-            reasons.append(f"{kernel.name}: {reason}")
-        elif is_library:
-            libraries.append(kernel)
-        else:
-            chosen = kernel
+
+    def check(kernel: PagedKernel) -> None:
+        reason = probe_kernel(kernel, kinds, pages)
+        if _most([float(reason is not None)], group)[0]:
+            raise ValueError(reason or "another rank of the model cannot use it")
+
+    def first_of(*kernels: PagedKernel) -> Trial[PagedKernel]:
+        return first_right({kernel.name: partial(_same, kernel) for kernel in kernels}, check)
+
+    trial = first_of(*(kernel for kernel in candidates if not isinstance(kernel, LIBRARIES)))
+    of_libraries = [first_of(kernel) for kernel in candidates if isinstance(kernel, LIBRARIES)]
+    libraries = [each.found for each in of_libraries if each.found is not None]
+    chosen, reasons = trial.found, dict(trial.reasons)
+    for each in of_libraries:
+        reasons |= each.reasons
     if chosen is not None and libraries:
-        timer = timer or (lambda function: seconds_of(function, device))
+        timer = timer or (lambda function: seconds_of(function, pages.device))
         timed = (chosen, *libraries)
-        own = [timer(timed_call(kernel, kinds[0], **common)) for kernel in timed]  # type: ignore[arg-type]
+        own = [timer(timed_call(kernel, kinds[0], pages)) for kernel in timed]
         seconds = dict(zip(timed, _most(own, group), strict=True))
         fastest = min(libraries, key=seconds.__getitem__)
         if seconds[chosen] >= LEAST_GAIN * seconds[fastest]:
             chosen = fastest
-        reasons += [
-            f"{kernel.name}: takes {number / seconds[chosen]:.2f} times as long"
+        reasons |= {
+            kernel.name: f"takes {number / seconds[chosen]:.2f} times as long"
             for kernel, number in seconds.items()
             if kernel is not chosen
-        ]
+        }
     elif libraries:
         chosen = libraries[0]
     if candidates:
         name = "SDPA on gathered pages" if chosen is None else chosen.name
-        refused = f"; not used: {'; '.join(reasons)}" if reasons else ""
-        logger.info("attention over pages of %d tokens in %s: %s%s", page_size, dtype, name, refused)
+        logger.info("attention over %s: %s%s", pages, name, said_of(reasons))
     return chosen
+
+
+def _same(kernel: PagedKernel) -> PagedKernel:
+    return kernel
 
 
 def _most(numbers: Sequence[float], group: dist.ProcessGroup | None) -> list[float]:
@@ -131,145 +165,50 @@ def seconds_of(function: Callable[[], object], device: torch.device) -> float:
     return min(times) / 1e9
 
 
-def timed_call(
-    kernel: PagedKernel, kind: AttentionKind, *, page_size: int, dtype: torch.dtype, device: torch.device
-) -> Callable[[], Tensor]:
+def timed_call(kernel: PagedKernel, kind: AttentionKind, pages: ProbePages) -> Callable[[], Tensor]:
     """Attention of a layer of this kind in a pass as most are."""
-    segments, shape = _probe_segments(TIMED_SEGMENTS, page_size, device)
-    tensors = _random_tensors(
-        kind, int(segments.query_starts_S1[-1]), shape, dtype, device, torch.Generator().manual_seed(SEED)
-    )
+    call, segments = pages.random_pass(kind, TIMED_SEGMENTS, torch.Generator().manual_seed(SEED))
 
     @torch.inference_mode()
     def attend() -> Tensor:
-        return kernel.attend(*tensors, segments, kind.rules)
+        return kernel.attend(call, segments)
 
     return attend
 
 
-def _random_tensors(
-    kind: AttentionKind,
-    num_tokens: int,
-    shape: tuple[int, int],
-    dtype: torch.dtype,
-    device: torch.device,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [T, H, D], and keys and values [pages, page size, G, D]."""
-    of_queries = num_tokens, kind.num_heads, kind.width
-    of_pages = *shape, kind.num_kv_heads, kind.width
-    queries_THD, key_pages, value_pages = (
-        torch.randn(size, generator=generator).to(device, dtype) for size in (of_queries, of_pages, of_pages)
-    )
-    return queries_THD, key_pages, value_pages
-
-
 @torch.inference_mode()
-def probe_kernel(
-    kernel: PagedKernel,
-    kinds: Sequence[AttentionKind],
-    *,
-    page_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    is_compared_alone: bool = False,
-) -> str | None:
-    """Why the kernel cannot be used for attention of these kinds; None if it can. ``is_compared_alone``: a
-    segment has to get the same bits alone as among others."""
+def probe_kernel(kernel: PagedKernel, kinds: Sequence[AttentionKind], pages: ProbePages) -> str | None:
+    """Why the kernel cannot be used for attention of these kinds; None if it can. With one of another library
+    a segment also has to get the same bits alone as among others."""
     generator = torch.Generator().manual_seed(SEED)
     for kind in kinds:
-        about = f"{kind.num_heads}/{kind.num_kv_heads} heads of {kind.width}, window {kind.rules.window}"
         for lengths in PROBES:
-            segments, shape = _probe_segments(lengths, page_size, device)
-            num_tokens = sum(num_new for num_new, _ in lengths)
-            tensors = _random_tensors(kind, num_tokens, shape, dtype, device, generator)
-            queries_THD, key_pages, value_pages = tensors
-            expected = plain_attention(queries_THD, key_pages, value_pages, segments, kind.rules)
-            try:
-                found = kernel.attend(queries_THD, key_pages, value_pages, segments, kind.rules)
-                error = float((found.float() - expected).abs().max())
-                if is_compared_alone and not _is_same_alone(kernel, found, tensors, segments, kind.rules):
-                    return f"a sequence's numbers depend on the others ({about})"
-            except Exception as failure:  # kernels, their compilers and drivers raise errors of many kinds
-                return f"{short_text(failure)} ({about})"
-            # Not "error > tolerance": NaN is also wrong.
-            if not error <= TOLERANCES[dtype]:
-                return f"differs from plain attention by {error:.3g} ({about})"
+            call, segments = pages.random_pass(kind, lengths, generator)
+            if reason := why_not(partial(_check, kernel, call, segments)):
+                heads = f"{kind.num_heads}/{kind.num_kv_heads} heads of {kind.width}"
+                return f"{reason} ({heads}, window {kind.rules.window})"
     return None
 
 
-def _is_same_alone(
-    kernel: PagedKernel,
-    found_THD: Tensor,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    segments: PagedSegments,
-    rules: AttentionRules,
-) -> bool:
-    queries_THD, key_pages, value_pages = tensors
-    starts = segments.query_starts_S1.tolist()
-    for index, (begin, end) in enumerate(itertools.pairwise(starts)):
+def _check(kernel: PagedKernel, call: AttentionCall, segments: PagedSegments) -> None:
+    expected_THD, found_THD = plain_attention(call, segments), kernel.attend(call, segments)
+    error = float((found_THD.float() - expected_THD).abs().max())
+    if isinstance(kernel, LIBRARIES):
+        _check_alone(kernel, call, segments, found_THD)
+    check_difference("differs from plain attention", error, TOLERANCES[call.queries_THD.dtype])
+
+
+def _check_alone(
+    kernel: PagedKernel, call: AttentionCall, segments: PagedSegments, found_THD: Tensor
+) -> None:
+    for index, (begin, end) in enumerate(itertools.pairwise(segments.query_starts_S1.tolist())):
         own = slice(index, index + 1)
         alone = dataclasses.replace(
             segments,
             block_table_SP=segments.block_table_SP[own],
             used_S=segments.used_S[own],
-            query_starts_S1=torch.tensor([0, end - begin], dtype=torch.int32, device=queries_THD.device),
+            query_starts_S1=torch.tensor([0, end - begin], dtype=torch.int32, device=found_THD.device),
         )
-        found = kernel.attend(queries_THD[begin:end], key_pages, value_pages, alone, rules)
+        found = kernel.attend(call._replace(queries_THD=call.queries_THD[begin:end]), alone)
         if not torch.equal(found, found_THD[begin:end]):
-            return False
-    return True
-
-
-def plain_attention(
-    queries_THD: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    segments: PagedSegments,
-    rules: AttentionRules,
-) -> Tensor:
-    """Attention of one segment after the other, in float32: [T, H, D]."""
-    outputs = []
-    used = segments.used_S.tolist()
-    starts = segments.query_starts_S1.tolist()
-    num_repeats = queries_THD.shape[1] // key_pages.shape[2]
-    for index, (num_keys, begin, end) in enumerate(zip(used, starts[:-1], starts[1:], strict=True)):
-        keys_HLD, values_HLD = (
-            pages[segments.block_table_SP[index].long()]
-            .flatten(0, 1)[:num_keys]
-            .float()
-            .repeat_interleave(num_repeats, dim=1)
-            .transpose(0, 1)
-            for pages in (key_pages, value_pages)
-        )
-        queries_HQD = queries_THD[begin:end].float().transpose(0, 1)
-        scale = queries_THD.shape[2] ** -0.5 if rules.scale is None else rules.scale
-        scores_HQL = scale * queries_HQD @ keys_HLD.transpose(1, 2)
-        if rules.softcap is not None:
-            scores_HQL = rules.softcap * torch.tanh(scores_HQL / rules.softcap)
-        ages_QL = (torch.arange(num_keys - (end - begin), num_keys)[:, None] - torch.arange(num_keys)).to(
-            scores_HQL.device
-        )
-        window = num_keys if rules.window is None else rules.window
-        scores_HQL.masked_fill_((ages_QL < 0) | (ages_QL >= window), -torch.inf)
-        # A query before the first key has no key to attend to: its output is zero.
-        probabilities_HQL = F.softmax(scores_HQL, dim=-1).nan_to_num(0.0)
-        outputs.append((probabilities_HQL @ values_HLD).transpose(0, 1))
-    return torch.cat(outputs)
-
-
-def _probe_segments(
-    lengths: Sequence[tuple[int, int]], page_size: int, device: torch.device
-) -> tuple[PagedSegments, tuple[int, int]]:
-    """Segments on scattered pages, and (pages, page size) of the memory that they need."""
-    num_new_S, num_keys_S = np.array(lengths, np.int64).T
-    width = -(-int(num_keys_S.max()) // page_size)
-    num_pages = width * len(lengths)
-    page_table = np.random.default_rng(SEED).permutation(num_pages).reshape(len(lengths), width)
-    batch = FlatBatch(
-        np.zeros(num_new_S.sum(), np.int64),
-        np.repeat(np.arange(len(lengths)), num_new_S),
-        np.repeat(num_keys_S - num_new_S, num_new_S) + arange_segments(num_new_S),
-    )
-    segments, _ = ragged_segments(batch, page_table, page_size, device)
-    return segments, (num_pages, page_size)
+            raise ValueError("a sequence's numbers depend on the others")

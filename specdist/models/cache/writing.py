@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdist.utils.errors import first_line
+from specdist.utils.trial import first_right
 
 # Of the check: places that are far apart, heads and widths that no block divides.
 PLACES, NUM_PLACES = (7, 0, 30, 13), 32
@@ -38,25 +38,20 @@ def writer_on(device: torch.device, dtype: torch.dtype) -> Writer:
     """The fastest way that is right on this device, tried once."""
     if device.type != "cuda":
         return plain_write
-    try:
-        from specdist.kernels.layers import write_tokens
+    trial = first_right({"Triton kernel": _kernel}, lambda writer: _check(writer, device, dtype))
+    trial.report(logger, f"writing keys and values in {dtype} on {device}", "plain operations")
+    return trial.found or plain_write
 
-        is_right = _is_right(write_tokens, device, dtype)
-        reason = None if is_right else "it writes other numbers"
-    except Exception as error:  # Triton, its compilers and the driver raise errors of many kinds
-        reason = first_line(error)
-    if reason is not None:
-        logger.warning(
-            "writing keys and values in %s on %s: plain operations; the kernel's check: %s",
-            dtype, device, reason,
-        )  # fmt: skip
-        return plain_write
-    logger.info("writing keys and values in %s on %s: Triton kernel", dtype, device)
+
+def _kernel() -> Writer:
+    # Triton is not everywhere.
+    from specdist.kernels.layers import write_tokens
+
     return write_tokens
 
 
 @torch.inference_mode()
-def _is_right(writer: Writer, device: torch.device, dtype: torch.dtype) -> bool:
+def _check(writer: Writer, device: torch.device, dtype: torch.dtype) -> None:
     """Against the plain writing on the host; the values are strided, as projections leave them."""
     generator = torch.Generator().manual_seed(0)
     index_T = torch.tensor(PLACES)
@@ -66,4 +61,5 @@ def _is_right(writer: Writer, device: torch.device, dtype: torch.dtype) -> bool:
     found = expected.to(device)
     plain_write(expected[0], expected[1], index_T, keys_TGD, values_TGD)
     writer(found[0], found[1], index_T.to(device), keys_TGD.to(device), values_TGD.to(device))
-    return torch.equal(found.cpu(), expected)
+    if not torch.equal(found.cpu(), expected):
+        raise ValueError("it writes other numbers")

@@ -38,7 +38,7 @@ MAX_COPIED_BYTES = 2**31
 HUGE_PAGE = 2**21
 
 
-class UnknownStructureError(Exception):
+class UnknownStructureError(ValueError):
     """The model has parts that are not known here."""
 
 

@@ -3,13 +3,12 @@
 Families differ in what no name tells: a norm's offset, a factor of the embedding or the residuals, the order
 of a rotation's halves. So the logits decide.
 
-T flat tokens, H heads, G key/value heads, D head width, V vocabulary.
+T flat tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import logging
-import textwrap
 from collections.abc import Callable
 
 import numpy as np
@@ -17,18 +16,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.attention.attention import AttentionRules, LayerAttention, attend_segments
+from specdist.models.attention.attention import AttentionCall, LayerAttention
+from specdist.models.attention.plain import plain_attention
 from specdist.models.cache.key_value import KeyValueCache
-from specdist.models.cpu.compiled import CompiledPass
+from specdist.models.cpu.compiled import CompiledPass, UnknownStructureError
 from specdist.models.loading.dry_run import LayerShapes
-from specdist.models.passes.flat import FlatBatch, causal_bias
-from specdist.utils.errors import UserError, first_line
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.segments import PagedSegments
+from specdist.utils.errors import UserError
+from specdist.utils.trial import check_difference, first_right
 
 NUM_TOKENS, SEED = 24, 0
 # Largest difference over the largest logit: sums in another order, and in half precision other roundings of
 # every layer. A factor or a norm that is left out changes logits by as much as they are.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-MAX_REASON_CHARACTERS = 160
+COMPILED = "specdist, compiled"
 # Tokens of two sequences in each pass over the cache: more than fit into the registers at once, and fewer.
 CHECK_BLOCKS, CHECK_PAGE_SIZE = ((14, 0), (1, 9), (6, 1), (1, 6), (2, 8)), 4
 
@@ -38,22 +40,15 @@ logger = logging.getLogger(__name__)
 
 
 class DenseAttention:
-    """Causal attention of all tokens of a pass as one text, without a cache."""
+    """Plain causal attention of all tokens of a pass as one text, without a cache."""
 
-    def attend(
-        self, layer: int, queries_THD: Tensor, keys_TGD: Tensor, values_TGD: Tensor, rules: AttentionRules
-    ) -> Tensor:
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
         del layer
-        num_tokens, num_heads, _ = queries_THD.shape
-        bias = causal_bias(
-            torch.arange(num_tokens, device=queries_THD.device)[None],
-            num_tokens,
-            window=rules.window,
-            num_repeats=num_heads // keys_TGD.shape[1],
-            dtype=queries_THD.dtype,
-        )
-        keys_1GTD, values_1GTD = (heads[None].transpose(1, 2) for heads in (keys_TGD, values_TGD))
-        return attend_segments(queries_THD, keys_1GTD, values_1GTD, bias, rules)
+        num_tokens = len(call.queries_THD)
+        zero, end = torch.tensor([[0], [num_tokens]], dtype=torch.int32)
+        segments = PagedSegments(zero[None], end, torch.cat([zero, end]), num_tokens, num_tokens)
+        of_page = call._replace(keys=call.keys[None], values=call.values[None])
+        return plain_attention(of_page, segments).to(call.queries_THD.dtype)
 
 
 def choose_pass(
@@ -67,32 +62,25 @@ def choose_pass(
 
     Raises :class:`UserError` if it does not, and ``is_wanted``.
     """
-    family, found, what = model.config.model_type, None, "compiled code runs on a CPU alone"
-    if may_compile:
-        found, what = _checked_pass(model, shapes, run_transformers)
-    if found is None and is_wanted:
+
+    def make() -> CompiledPass:
+        if not may_compile:
+            raise UnknownStructureError("compiled code runs on a CPU alone")
+        return CompiledPass(model, shapes.rules)
+
+    def check(found: CompiledPass) -> str:
+        difference = _difference(model, found, shapes.shapes, run_transformers)
+        check_difference("its largest logits differ", difference, TOLERANCES[model.dtype])
+        return f"the logits differ by {difference:.1g} of the largest"
+
+    family, trial = model.config.model_type, first_right({COMPILED: make}, check)
+    if trial.found is None and is_wanted:
         raise UserError(
             f"--model_impl specdist: {model.name_or_path} ({family}) cannot run without "
-            f"transformers' layers ({what}): use --model_impl auto"
+            f"transformers' layers ({trial.reasons[COMPILED]}): use --model_impl auto"
         )
-    whose = "transformers" if found is None else "specdist, compiled"
-    logger.info("layers of %s by %s: %s", family, whose, what)
-    return found
-
-
-def _checked_pass(
-    model: PreTrainedModel, shapes: LayerShapes, run_transformers: RunTokens
-) -> tuple[CompiledPass | None, str]:
-    """The model's compiled pass and what was found; None if it cannot be used, and why."""
-    try:
-        found = CompiledPass(model, shapes.rules)
-        difference = _difference(model, found, shapes.shapes, run_transformers)
-    except Exception as error:  # structures and compilers fail in more ways than can be foreseen
-        return None, textwrap.shorten(first_line(error), MAX_REASON_CHARACTERS)
-    # Not "difference > tolerance": NaN is also wrong.
-    if not difference <= TOLERANCES.get(model.dtype, 0.0):
-        return None, f"its logits differ by {difference:.2g} of the largest"
-    return found, f"the logits differ by {difference:.1g} of the largest"
+    trial.report(logger, f"layers of {family}", "transformers", otherwise_level=logging.INFO)
+    return trial.found
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import AttentionRules, LayerAttention, PagedAttention
+from specdist.models.attention.attention import AttentionCall, AttentionRules, LayerAttention, PagedAttention
 from specdist.models.cache.key_value import untouched_zeros
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3
 from specdist.models.passes.flat import (
@@ -125,7 +125,9 @@ class EagleRunner(ModelRunner):
             incoming_TE,
             self.model.rotation(positions_T),
             logits_index_N,
-            lambda queries, keys, values: attention.attend(LAYER, queries, keys, values, RULES),
+            lambda queries, keys, values: attention.attend(
+                LAYER, AttentionCall(queries, keys, values, RULES)
+            ),
         )
         return logits_NV
 
@@ -133,18 +135,11 @@ class EagleRunner(ModelRunner):
 class _DraftAttention(PagedAttention):
     """Writes all keys and values, and reads them for the tokens whose logits are wanted: perhaps for none."""
 
-    def attend(
-        self,
-        layer: int,
-        queries_THD: Tensor,
-        keys_TGD: Tensor,
-        values_TGD: Tensor,
-        rules: AttentionRules,
-    ) -> Tensor:
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
         if self._plan.groups:
-            return super().attend(layer, queries_THD, keys_TGD, values_TGD, rules)
-        self._cache.write(layer, self._plan.cache_index_T, keys_TGD, values_TGD)
-        return queries_THD
+            return super().attend(layer, call)
+        self._cache.write(layer, self._plan.cache_index_T, call.keys, call.values)
+        return call.queries_THD
 
 
 class _WithoutFirst(AttentionGroup):

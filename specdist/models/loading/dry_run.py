@@ -24,7 +24,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 
 from specdist.models.attention.adapters import ADAPTERS, is_paged_by_registry, use_attention
-from specdist.models.attention.attention import ATTENTION_NAME, AttentionKind, AttentionRules, attending
+from specdist.models.attention.attention import (
+    ATTENTION_NAME,
+    AttentionCall,
+    AttentionKind,
+    AttentionRules,
+    attending,
+)
 from specdist.models.attention.rope import rope_border, ropes_of
 from specdist.utils.errors import UserError
 
@@ -58,14 +64,8 @@ class LayerShapes:
         # By the memory of the masks that were made, which are kept so that it stays theirs.
         self._masks: dict[int, tuple[Tensor, int | None]] = {}
 
-    def attend(
-        self,
-        layer: int,
-        queries_THD: Tensor,
-        keys_TGD: Tensor,
-        values_TGD: Tensor,
-        rules: AttentionRules,
-    ) -> Tensor:
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        queries_THD, keys_TGD, values_TGD, rules = call
         self.shapes[layer] = (keys_TGD.shape[1], keys_TGD.shape[2])
         self.rules[layer] = rules
         kind = AttentionKind(queries_THD.shape[1], *self.shapes[layer], rules)
@@ -252,13 +252,8 @@ def _record(
     shapes = _recorder.get()
     layer = getattr(module, "layer_idx", None)
     window = shapes.record(layer, attention_mask, sliding_window, kwargs)
-    output_THD = shapes.attend(
-        layer or 0,
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        AttentionRules(scaling, window, softcap),
-    )
+    rules = AttentionRules(scaling, window, softcap)
+    output_THD = shapes.attend(layer or 0, AttentionCall.of_registry(query, key, value, rules))
     return output_THD[None], None
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from specdist.config.groups import ModelImpl
 from specdist.models.attention.adapters import is_paged_by_registry
-from specdist.models.attention.attention import AttentionRules, LayerAttention
+from specdist.models.attention.attention import AttentionCall, LayerAttention
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.loading.dry_run import LayerShapes
 from specdist.models.loading.reference import LAYER_NUMBERS, NUM_STEPS, Sample, find_layers, layered
@@ -138,12 +138,10 @@ class _Recording:
     attention: LayerAttention
     recorded: dict[str, list[Tensor]]
 
-    def attend(
-        self, layer: int, queries_THD: Tensor, keys_TGD: Tensor, values_TGD: Tensor, rules: AttentionRules
-    ) -> Tensor:
-        for name, tensor in (("queries", queries_THD), ("keys", keys_TGD), ("values", values_TGD)):
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        for name, tensor in zip(("queries", "keys", "values"), call[:3], strict=True):
             self.recorded.setdefault(f"{layer} {name}", []).append(tensor.flatten(1).float().cpu())
-        return self.attention.attend(layer, queries_THD, keys_TGD, values_TGD, rules)
+        return self.attention.attend(layer, call)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_process_group_store
 
 from specdist.models.quantized.quantized_linear import QuantizedLinear
-from specdist.utils.errors import short_text
+from specdist.utils.trial import check_difference, why_not
 
 # Longer messages: NCCL. Every rank reads all others' parts, so the more ranks, the shorter.
 MAX_BYTES_TIMES_RANKS = 2 * 2**20
@@ -145,14 +145,7 @@ def _checked(
         functools.partial(_try, size, seed, dtype, device, group, found) for size in sizes for seed in (0, 1)
     ]
     for step in steps:
-        reason = ""
-        try:
-            step()
-        except dist.DistStoreError:
-            reason = NOT_MET
-        except Exception as failure:  # libraries and drivers raise errors of many kinds
-            reason = short_text(failure)
-        if reason := _first_reason(reason, group):
+        if reason := _first_reason(why_not(step) or "", group):
             return None, reason
     return found[0], ""
 
@@ -160,13 +153,15 @@ def _checked(
 def _connect(memory: PeerMemory, group: dist.ProcessGroup) -> None:
     """The ranks meet in the group's store. If one of them fails there alone, the others do not wait for long.
 
-    Raises ``DistStoreError`` after :data:`MEETING_TIMEOUT`.
+    Raises ValueError if others have not come after :data:`MEETING_TIMEOUT`.
     """
     store = _get_process_group_store(group)
     timeout = store.timeout  # type: ignore[attr-defined]
     store.set_timeout(MEETING_TIMEOUT)
     try:
         memory.connect()
+    except dist.DistStoreError as error:
+        raise ValueError(NOT_MET) from error
     finally:
         store.set_timeout(timeout)
 
@@ -195,9 +190,8 @@ def _try(
     if failure is not None:
         raise failure
     difference = float((sums_N.float() - expected_N.float()).abs().max())
-    # Not "difference > tolerance": NaN is also wrong.
-    if not difference <= TOLERANCES[dtype] * float(expected_N.abs().max()):
-        raise ValueError(f"sums of {size} numbers differ from all-reduce by {difference:.3g}")
+    tolerance = TOLERANCES[dtype] * float(expected_N.abs().max())
+    check_difference(f"sums of {size} numbers differ from all-reduce", difference, tolerance)
     if not torch.equal(first_N, sums_N):
         raise ValueError(f"sums of {size} numbers are not the same on all ranks")
 

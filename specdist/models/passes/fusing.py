@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from specdist.models.passes.fusing_trials import TOLERANCES, Attend, Scale, differences, twin_of
-from specdist.utils.errors import first_line
 from specdist.utils.packages import cache_argument
+from specdist.utils.trial import first_right, said_of, why_not
 
 ROTARY = "apply_rotary_pos_emb"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -50,10 +50,8 @@ class FusedLayers:
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         self.is_active = False
         self.num_fused: Counter[str] = Counter()
-        try:
-            _kernels()
-        except Exception as error:
-            logger.warning("layers on %s: plain operations, which are slower: %s", device, first_line(error))
+        if reason := why_not(_kernels):
+            logger.warning("layers on %s: plain operations, which are slower: %s", device, reason)
             return
         forms = Forms(device, dtype)
         for module in model.modules():
@@ -73,9 +71,7 @@ class FusedLayers:
 
     def _report(self, forms: Forms, device: torch.device, dtype: torch.dtype) -> str:
         fused = ", ".join(f"{number} × {what}" for what, number in self.num_fused.items())
-        kept = "; ".join(f"{what}: {reason}" for what, reason in forms.reasons.items())
-        refused = f"; not fused: {kept}" if kept else ""
-        return f"layers in {dtype} on {device}: fused kernels: {fused or 'none'}{refused}"
+        return f"layers in {dtype} on {device}: fused kernels: {fused or 'none'}{said_of(forms.reasons)}"
 
 
 class NormForm(NamedTuple):
@@ -226,12 +222,10 @@ class Forms:
 
     def _once(self, key: Hashable, module: nn.Module, find: Callable[[nn.Module], Any]) -> Any:
         if key not in self._found:
-            try:
-                with torch.inference_mode():
-                    self._found[key] = find(module)
-            except Exception as error:  # modules, kernels, compilers and drivers raise errors of many kinds
-                self._found[key] = None
-                self.reasons[type(module).__name__] = first_line(error)
+            with torch.inference_mode():
+                trial = first_right({type(module).__name__: lambda: find(module)}, lambda _: None)
+            self._found[key] = trial.found
+            self.reasons |= trial.reasons
         return self._found[key]
 
     def _form_of_norm(self, module: nn.Module) -> NormForm | None:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from specdist.config.groups import ModelImpl
 from specdist.models.attention.attention import AttentionRules, LayerAttention, PagedAttention, attending
 from specdist.models.attention.kernel import KernelAttention, PagedKernel, SdpaKernel
-from specdist.models.attention.probe import choose_kernel
+from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.attention.rope import use_frequencies_by_row
 from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
 from specdist.models.cache.draft_window import DraftWindow, page_table
@@ -127,9 +127,7 @@ class ModelRunner:
             self._kernel = choose_kernel(
                 self._acceleration.kernels,
                 self._shapes.kinds,
-                page_size=page_size,
-                dtype=self.dtype,
-                device=self.device,
+                ProbePages(page_size, self.dtype, self.device),
                 group=self._acceleration.group,
             )
 

@@ -29,7 +29,7 @@ from specdist.models.quantized.quantized_weights import (
     QuantizedWeight,
     rounded,
 )
-from specdist.utils.errors import first_line
+from specdist.utils.trial import Trial, check_difference, first_right
 
 # Of a trial: rounded scales (bfloat16 in torch's weight-only kernels) and sums in another order, relative to
 # the size of the outputs.
@@ -40,6 +40,9 @@ MAX_DEQUANTIZED = 2**24
 # CUDA's integer products want more than 16 rows, and float8 ones widths of whole 16 numbers.
 LEAST_INTEGER_ROWS, WIDTH_MULTIPLE = 32, 16
 INT4_KERNEL = "torch._weight_int4pack_mm"
+
+# Of inputs [T, K] and their scales: [T, N].
+Product = Callable[[Tensor, "Tensor | None"], Tensor]
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +94,7 @@ class QuantizedLinear(nn.Module):
         is_static = form.activations == "static"
         self.register_buffer("input_scale", torch.empty(1, device=meta) if is_static else None)
         self.bias = bias
-        self._product: Callable[[Tensor, Tensor | None], Tensor] = self.dequantized_product
+        self._product: Product = self.dequantized_product
 
     @property
     def weight(self) -> QuantizedWeight:
@@ -165,47 +168,40 @@ class QuantizedLinear(nn.Module):
         ]
         return torch.cat([F.linear(x_TK, each.dequantized(x_TK.dtype)) for each in slices], dim=1)
 
-    def choose_product(self, dtype: torch.dtype) -> tuple[str, str]:
-        """Take the first of torch's kernels that this device has and that a trial finds right. Returns its
-        name, and why others were not taken."""
-        form, refused = self.form, []
+    def choose_product(self, dtype: torch.dtype) -> Trial[Product]:
+        """Take the first of torch's kernels that this device has and that a trial finds right."""
         device = self.weight.numbers.device
         generator = torch.Generator().manual_seed(self.in_features)
         x_TK = torch.randn(TRIAL_TOKENS, self.in_features, generator=generator).to(device, dtype)
         scale = self.input_scale
-        scales = input_scales(form, x_TK, scale if isinstance(scale, Tensor) else None)
-        for name, make in products_of(self, dtype).items():
-            try:
-                product = make()
-                expected, found = self.dequantized_product(x_TK, scales), product(x_TK, scales)
-                difference = float((found - expected).float().norm() / expected.float().norm())
-                # Not "difference > tolerance": NaN is also wrong.
-                if not difference <= TOLERANCES[dtype]:
-                    raise ValueError(f"its numbers differ by {difference:.2g}")
-            except Exception as error:  # kernels refuse devices, shapes and layouts in many ways
-                refused.append(f"{name}: {first_line(error)}")
-                continue
-            self._product = product
-            if name == INT4_KERNEL:
-                self.numbers = self.weight.numbers.new_empty(0)  # the kernel has a layout of its own
-            return name, "; ".join(refused)
-        return "dequantised", "; ".join(refused)
+        scales = input_scales(self.form, x_TK, scale if isinstance(scale, Tensor) else None)
+
+        def check(product: Product) -> None:
+            expected, found = self.dequantized_product(x_TK, scales), product(x_TK, scales)
+            difference = float((found - expected).float().norm() / expected.float().norm())
+            check_difference("its numbers differ", difference, TOLERANCES[dtype])
+
+        trial = first_right(products_of(self, dtype), check)
+        self._product = trial.found or self.dequantized_product
+        if trial.name == INT4_KERNEL:
+            self.numbers = self.weight.numbers.new_empty(0)  # the kernel has a layout of its own
+        return trial
 
 
 def choose_products(model: nn.Module, dtype: torch.dtype) -> None:
     """Choose the arithmetic of all quantised layers, and log it."""
     counts: Counter[str] = Counter()
-    reasons: dict[str, None] = {}
+    refused: dict[str, None] = {}
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):
-            name, refused = layer.choose_product(dtype)
-            counts[f"{layer.form}: {name}"] += 1
-            reasons |= {refused: None} if refused else {}
+            trial = layer.choose_product(dtype)
+            counts[f"{layer.form}: {trial.name or 'dequantised'}"] += 1
+            refused[trial.refused] = None
     if counts:
         logger.info(
             "quantised layers: %s%s",
             ", ".join(f"{number} × {what}" for what, number in counts.items()),
-            f"; not used: {'; '.join(reasons)}" if reasons else "",
+            "".join(refused),
         )
 
 
@@ -246,9 +242,6 @@ def rounded_values(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
     else:
         values = values * scales
     return values.to(x_TK.dtype)
-
-
-Product = Callable[[Tensor, "Tensor | None"], Tensor]
 
 
 def products_of(layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, Callable[[], Product]]:

@@ -1,0 +1,48 @@
+"""Attention in plain operations, one segment after the other: what kernels and compiled code have to give.
+
+It shares nothing with any of them.
+
+T flat tokens, L keys of a segment, H heads, D head width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdist.models.attention.attention import AttentionCall
+from specdist.models.passes.segments import PagedSegments
+
+
+def plain_attention(call: AttentionCall, segments: PagedSegments) -> Tensor:
+    """Over pages, in float32: [T, H, D]."""
+    queries_THD, key_pages, value_pages, rules = call
+    outputs = []
+    starts = segments.query_starts_S1.tolist()
+    used = segments.used_S.tolist()
+    for pages_P, num_keys, begin, end in zip(
+        segments.block_table_SP.long(), used, starts[:-1], starts[1:], strict=True
+    ):
+        keys_HLD, values_HLD = (
+            pages[pages_P]
+            .flatten(0, 1)[:num_keys]
+            .float()
+            .repeat_interleave(call.num_repeats, dim=1)
+            .transpose(0, 1)
+            for pages in (key_pages, value_pages)
+        )
+        queries_HQD = queries_THD[begin:end].float().transpose(0, 1)
+        scale = queries_THD.shape[2] ** -0.5 if rules.scale is None else rules.scale
+        scores_HQL = scale * queries_HQD @ keys_HLD.transpose(1, 2)
+        if rules.softcap is not None:
+            scores_HQL = rules.softcap * torch.tanh(scores_HQL / rules.softcap)
+        ages_QL = (torch.arange(num_keys - (end - begin), num_keys)[:, None] - torch.arange(num_keys)).to(
+            scores_HQL.device
+        )
+        window = num_keys if rules.window is None else rules.window
+        scores_HQL.masked_fill_((ages_QL < 0) | (ages_QL >= window), -torch.inf)
+        # A query before the first key has no key to attend to: its output is zero.
+        probabilities_HQL = F.softmax(scores_HQL, dim=-1).nan_to_num(0.0)
+        outputs.append((probabilities_HQL @ values_HLD).transpose(0, 1))
+    return torch.cat(outputs)

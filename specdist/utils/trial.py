@@ -1,0 +1,85 @@
+"""What a device or a library can do is found out at the start by trying it: the first candidate that can be
+made and that a check finds right is used, and the log says why others are not."""
+
+from __future__ import annotations
+
+import logging
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from specdist.utils.errors import MAX_TEXT_CHARACTERS, first_line, short_text
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Trial(Generic[Found]):
+    """What is used.
+
+    Attributes:
+        found: the first right candidate; None if there is none.
+        name: of ``found``.
+        note: what its check has to say.
+        reasons: by the names of those before it, why they are not used.
+    """
+
+    found: Found | None
+    name: str
+    note: str
+    reasons: Mapping[str, str]
+
+    @property
+    def refused(self) -> str:
+        """The reasons, after what is used; empty if there are none."""
+        return said_of(self.reasons)
+
+    def report(
+        self, logger: logging.Logger, what: str, otherwise: str, *, otherwise_level: int = logging.WARNING
+    ) -> None:
+        """Log what is used for ``what``: ``otherwise`` if nothing was found."""
+        level, used = (otherwise_level, otherwise) if self.found is None else (logging.INFO, self.name)
+        logger.log(level, "%s: %s%s%s", what, used, self.note and f" ({self.note})", self.refused)
+
+
+def first_right(
+    candidates: Mapping[str, Callable[[], Found]], check: Callable[[Found], str | None]
+) -> Trial[Found]:
+    """Make and check one candidate after the other. ``check`` raises an error for one that is wrong, and may
+    return a note on one that is right."""
+    reasons: dict[str, str] = {}
+    for name, make in candidates.items():
+        try:
+            found = make()
+            note = check(found)
+        except Exception as error:  # kernels, compilers, drivers and libraries raise errors of many kinds
+            reasons[name] = reason_of(error)
+            continue
+        return Trial(found, name, note or "", reasons)
+    return Trial(None, "", "", reasons)
+
+
+def why_not(trial: Callable[[], object]) -> str | None:
+    """Why it fails; None if it does not."""
+    return first_right({"": trial}, lambda _: None).reasons.get("")
+
+
+def reason_of(error: Exception) -> str:
+    """An error as a reason: without its type where the text says enough."""
+    if isinstance(error, (ValueError, ImportError)):
+        return short_text(error)
+    return textwrap.shorten(first_line(error), MAX_TEXT_CHARACTERS)
+
+
+def said_of(reasons: Mapping[str, str]) -> str:
+    """Reasons by name, for the end of a line of the log."""
+    text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return f"; not used: {text}" if text else ""
+
+
+def check_difference(what: str, difference: float, tolerance: float) -> None:
+    """Raises ValueError if a difference is more than rounding explains."""
+    # Not "difference > tolerance": NaN is also wrong.
+    if not difference <= tolerance:
+        raise ValueError(f"{what} by {difference:.3g}, more than {tolerance:.3g}")
