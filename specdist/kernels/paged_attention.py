@@ -6,7 +6,8 @@ keys are cut into *splits* of a fixed number of positions; every split has a sof
 (FlashAttention, Dao et al. 2022, Algorithm 1), and the splits are joined from the first to the last. With few
 tiles the splits are separate programs, and a second kernel joins them (Flash-Decoding); with many, a program
 goes through all of them. Both do the same arithmetic in the same order, so the output of a query does not
-depend on what else is in the batch.
+depend on how many others the batch has. With few queries in each segment tiles are smaller: they go through
+the same steps, but a device may round their sums otherwise.
 
 T flat tokens, S segments, P pages per segment, H heads, G key/value heads, D head width.
 """
@@ -27,16 +28,16 @@ SPLIT_KEYS = 512
 # With fewer programs than this, splits become programs of their own: two waves of the largest devices' 150
 # multiprocessors.
 MIN_PROGRAMS = 300
-# Keys per step, and rows (queries × heads that share a key/value head) of a tile: what fits into the
-# registers (tests/kernels/test_compilation.py). A decoding step fills few rows, but is bound by reading the
-# keys. Products of float32 numbers are not made by tensor cores: they take more registers.
-BLOCK_KEYS = 32
-BLOCK_ROWS = 64
-SMALL_BLOCK_ROWS = 32
+# Rows (queries × heads that share a key/value head) of a tile, and keys per step by the head's width. On an
+# H200 these tiles took 0.37 to 0.8 of the time of 64 rows, 32 keys and 8 warps (jobs/benchmarks/h200). Wider
+# heads take what fits into the registers (tests/kernels/test_compilation.py), and so do products of float32
+# numbers, which tensor cores do not make.
+LEAST_ROWS, MOST_ROWS = 16, 64
+KEYS_OF_WIDTHS = {16: 128, 32: 128, 64: 128, 128: 64}
+WIDE_ROWS, WIDE_KEYS = 32, 32
 FLOAT32_BLOCK = 16
-FULL_TILE_WIDTHS = (16, 32, 64, 128)
 # Without contraction into fused multiply-adds both ways to join splits round alike.
-OPTIONS: dict[str, int | bool] = {"num_stages": 3, "enable_fp_fusion": False}
+OPTIONS: dict[str, int | bool] = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 LOG2_E = math.log2(math.e)
 
@@ -255,17 +256,21 @@ class Tile:
     options: dict[str, int | bool]
 
     @staticmethod
-    def of(width: int, num_repeats: int, dtype: torch.dtype) -> Tile:
-        """For heads of this width, ``num_repeats`` of which share a key/value head."""
+    def of(width: int, num_repeats: int, dtype: torch.dtype, num_queries: int) -> Tile:
+        """For heads of this width, ``num_repeats`` of which share a key/value head, and segments of at most
+        so many queries."""
         least_rows = triton.next_power_of_2(num_repeats)
         if dtype == torch.float32:
             options = {"num_warps": 8, "maxnreg": 255}
             return Tile(max(FLOAT32_BLOCK, least_rows), FLOAT32_BLOCK, OPTIONS | options)
-        num_rows = max(BLOCK_ROWS if width in FULL_TILE_WIDTHS else SMALL_BLOCK_ROWS, least_rows)
-        # Where a tile is small, four warps suffice, if their registers are not kept few.
-        is_small = num_rows == SMALL_BLOCK_ROWS and width <= FULL_TILE_WIDTHS[-1]
-        options = {"num_warps": 4, "maxnreg": 255} if is_small else {"num_warps": 8}
-        return Tile(num_rows, BLOCK_KEYS, OPTIONS | options)
+        num_keys = KEYS_OF_WIDTHS.get(width)
+        if num_keys is None:
+            options = {"maxnreg": 255} if width <= max(KEYS_OF_WIDTHS) else {"num_warps": 8}
+            return Tile(max(WIDE_ROWS, least_rows), WIDE_KEYS, OPTIONS | options)
+        wanted_rows = triton.next_power_of_2(num_queries * num_repeats)
+        num_rows = max(LEAST_ROWS, least_rows, min(MOST_ROWS, wanted_rows))
+        # Long steps need few of them in flight.
+        return Tile(num_rows, num_keys, OPTIONS | {"num_stages": 2} if num_rows >= MOST_ROWS else OPTIONS)
 
 
 @torch.library.custom_op("specdist::paged_attention", mutates_args=())
@@ -277,6 +282,7 @@ def paged_attention(
     used_S: Tensor,
     query_starts_S1: Tensor,
     *,
+    max_queries: int,
     max_keys: int,
     max_split_bytes: int,
     scale: float | None = None,
@@ -291,7 +297,7 @@ def paged_attention(
             read.
         used_S: int32 keys of each segment, its queries' own among them: the queries are its last tokens.
         query_starts_S1: int32 first query of each segment, and the number of queries.
-        max_keys: no segment has more.
+        max_queries, max_keys: no segment has more.
         max_split_bytes: no more memory is taken for splits that are programs of their own.
         scale: of the scores; None is D ** -0.5.
         window: keys that a query sees, its own among them; None is all before it.
@@ -302,7 +308,7 @@ def paged_attention(
     num_repeats = num_heads // num_kv_heads
     if queries_THD.stride(2) != 1:
         queries_THD = queries_THD.contiguous()
-    tile = Tile.of(width, num_repeats, queries_THD.dtype)
+    tile = Tile.of(width, num_repeats, queries_THD.dtype, max_queries)
     block_rows = tile.num_rows
     num_splits = triton.cdiv(max_keys, SPLIT_KEYS)
     # Every segment may leave one tile incomplete.

@@ -27,6 +27,7 @@ def paged_attention(
     used_S: Tensor,
     query_starts_S1: Tensor,
     *,
+    max_queries: int,
     max_keys: int,
     max_split_bytes: int,
     scale: float | None = None,
@@ -34,6 +35,9 @@ def paged_attention(
     softcap: float | None = None,
 ) -> Tensor:
     del max_split_bytes
+    assert int(query_starts_S1.diff().max()) <= max_queries, (
+        "a segment has more queries than max_queries says"
+    )
     assert int(used_S.max()) <= max_keys, "a segment has more keys than max_keys says"
     segments = PagedSegments(block_table_SP, used_S, query_starts_S1, len(queries_THD), max_keys)
     call = AttentionCall(queries_THD, key_pages, value_pages, AttentionRules(scale, window, softcap))

@@ -44,7 +44,8 @@ def moved_bytes(
     if not operator.has_kernel or not (tensors or results):
         return moved
     if operator.name == PAGED_ATTENTION:
-        return _attention(*tensors[:6], max_keys=kwargs["max_keys"], most_bytes=kwargs["max_split_bytes"])
+        names = ("max_queries", "max_keys", "max_split_bytes")
+        return _attention(*tensors[:6], **{name: kwargs[name] for name in names})
     if operator.name == VARLEN_ATTENTION:
         return _varlen_attention(args, kwargs)
     if operator.name in READING_LINES:
@@ -76,8 +77,9 @@ def _attention(
     used_S: Any,
     query_starts_S1: Any,
     *,
+    max_queries: int,
     max_keys: int,
-    most_bytes: int,
+    max_split_bytes: int,
 ) -> Counter[str]:
     """As :mod:`specdist.kernels.paged_attention` works: a tile of queries reads its segment's keys and
     values, and splits that are programs of their own leave float32 numbers for the join."""
@@ -85,14 +87,13 @@ def _attention(
     num_tokens, num_heads, width = queries_THD.shape
     num_kv_heads = key_pages.shape[2]
     num_repeats = num_heads // num_kv_heads
-    tile = kernels.Tile.of(width, num_repeats, queries_THD.dtype).num_rows // num_repeats
+    tile = kernels.Tile.of(width, num_repeats, queries_THD.dtype, max_queries).num_rows // num_repeats
     num_reads_S = -(-query_starts_S1.host.diff() // tile)
     num_splits = -(-max_keys // kernels.SPLIT_KEYS)
     num_tiles = num_tokens // tile + len(used_S)
     split_bytes = num_tokens * num_heads * num_splits * (width + 2) * FLOAT_BYTES
-    is_split = (
-        num_splits > 1 and num_tiles * num_kv_heads < kernels.MIN_PROGRAMS and split_bytes <= most_bytes
-    )
+    needs_programs = num_tiles * num_kv_heads < kernels.MIN_PROGRAMS
+    is_split = num_splits > 1 and needs_programs and split_bytes <= max_split_bytes
     moved: Counter[str] = Counter()
     moved[CACHE] = int((used_S.host * num_reads_S).sum()) * _bytes_per_key(key_pages, value_pages)
     moved[REST] = 2 * _bytes(queries_THD) + 2 * is_split * split_bytes + _bytes(used_S)

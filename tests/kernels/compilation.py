@@ -65,18 +65,23 @@ class Resources:
 
 
 def attention_variants(dtype: str) -> Iterator[Variant]:
-    """Head widths 64 to 256; a local layer with a soft cap; groups of 8 heads, and single ones."""
+    """Head widths 64 to 256; a local layer with a soft cap; groups of 8 heads, and single ones; tiles for
+    decoding, verification and prompts."""
     pointers = dict.fromkeys(("queries", "key_pages", "value_pages", "output"), DTYPE_POINTERS[dtype])
     pointers |= dict.fromkeys(("block_table", "used_keys", "query_starts"), "*i32")
     pointers |= dict.fromkeys(("split_outputs", "split_maxima", "split_sums"), "*fp32")
-    for width, num_repeats, window, has_softcap in (
-        (64, 4, 0, False),
-        (96, 1, 0, False),
-        (128, 8, 0, False),
-        (128, 2, 4096, True),
-        (256, 2, 4096, True),
+    for width, num_repeats, num_queries, window, has_softcap in (
+        (64, 4, 1, 0, False),
+        (64, 4, 512, 0, False),
+        (96, 1, 512, 0, False),
+        (128, 8, 1, 0, False),
+        (128, 8, 4, 0, False),
+        (128, 8, 512, 0, False),
+        (128, 2, 1, 4096, True),
+        (128, 2, 512, 4096, True),
+        (256, 2, 512, 4096, True),
     ):
-        tile = paged_attention.Tile.of(width, num_repeats, getattr(torch, dtype))
+        tile = paged_attention.Tile.of(width, num_repeats, getattr(torch, dtype), num_queries)
         constants = {
             "num_heads": 8,
             "num_repeats": num_repeats,
@@ -89,7 +94,8 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
             "block_width": triton.next_power_of_2(width),
             "split_keys": paged_attention.SPLIT_KEYS,
         }
-        about = f"{dtype}, width {width}, {num_repeats} heads per group{', window, soft cap' * has_softcap}"
+        about = f"{dtype}, width {width}, {num_repeats} heads per group, {tile.num_rows} rows"
+        about += ", window, soft cap" * has_softcap
         kernels = [
             (f"attend, splits as programs ({about})", paged_attention.attend_kernel, {"in_splits": True}),
             (f"attend, one program ({about})", paged_attention.attend_kernel, {"in_splits": False}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,10 +23,13 @@ MAX_SHARED_BYTES = 163 * 1024
 # Instructions and barriers in a step of a loop over the vocabulary. A program is alone on its multiprocessor
 # and works on a row: what a step takes is what sampling takes.
 MOST_IN_LOOPS = {"process": (180, 0), "draw": (100, 3), "race": (700, 0)}
+# Bytes of a thread. On an H200 tiles of attention that keep a few numbers there, with four warps, took half
+# the time of those with eight, which need none (jobs/benchmarks/h200).
+MOST_STACK = {"attend": 256, "join": 16}
 
 
 @pytest.mark.slow
-def test_nothing_spills_on_any_gpu(tmp_path: Path) -> None:
+def test_kernels_fit_into_every_gpu(tmp_path: Path) -> None:
     """In a process of its own: this one interprets the kernels. What was compiled when compiled.json was
     written, and has not changed since, is not compiled again."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -40,10 +44,11 @@ def test_nothing_spills_on_any_gpu(tmp_path: Path) -> None:
     shown = json.loads(RECORDED.read_text(encoding="utf-8"))
     assert {one["name"] for one in found} == {one["name"] for one in shown}, "write compiled.json anew"
     for resources in found:
-        assert resources["stack_bytes"] == 0, resources
+        name = re.split("[, ]", resources["name"])[0]
+        assert resources["stack_bytes"] <= MOST_STACK.get(name, 0), resources
         assert resources["registers"] <= MAX_REGISTERS, resources
         assert resources["shared_bytes"] <= MAX_SHARED_BYTES, resources
-        most = MOST_IN_LOOPS.get(resources["name"].split(",")[0])
+        most = MOST_IN_LOOPS.get(name)
         if most is not None:
             assert resources["loop_instructions"] <= most[0], resources
             assert resources["loop_barriers"] <= most[1], resources

@@ -207,6 +207,14 @@ def test_heads_that_share_keys_share_a_tile() -> None:
     """A verification block of eight tokens reads its keys and values once, also with eight heads per
     group."""
     for num_repeats in (1, 2, 4, 8):
-        assert Tile.of(128, num_repeats, torch.bfloat16).num_rows // num_repeats >= 8
+        assert Tile.of(128, num_repeats, torch.bfloat16, num_queries=8).num_rows // num_repeats >= 8
     for dtype in TOLERANCES:
-        assert Tile.of(128, 71, dtype).num_rows == 128, "as many rows as heads at least"
+        assert Tile.of(128, 71, dtype, num_queries=1).num_rows == 128, "as many rows as heads at least"
+
+
+@pytest.mark.parametrize("width", [64, 96, 128])
+def test_steps_have_as_many_keys_in_every_tile(width: int) -> None:
+    """A token's softmax goes through the same steps whether it is decoded, verified or part of a prompt."""
+    tiles = [Tile.of(width, 4, torch.bfloat16, num_queries) for num_queries in (1, 5, 512)]
+    assert len({tile.num_keys for tile in tiles}) == 1
+    assert tiles[0].num_rows <= tiles[1].num_rows <= tiles[2].num_rows

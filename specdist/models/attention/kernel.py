@@ -117,6 +117,7 @@ class TritonKernel:
             segments.block_table_SP,
             segments.used_S,
             segments.query_starts_S1,
+            max_queries=segments.num_queries,
             max_keys=segments.num_keys,
             max_split_bytes=MAX_SPLIT_BYTES,
             scale=rules.scale,

@@ -1,0 +1,57 @@
+"""The main job with all its ranks on one GPU, which they share: sums over ranks go through the host, by gloo.
+
+NCCL refuses two ranks on one device, so this shows nothing of it, of the peers' memory or of times; but the
+streams, events, pinned buffers and graphs of a draft on a rank of its own are real here, and so are targets
+that DeepSpeed cuts. Started by a launcher, as jobs/generate.py is. Needs ``--cache_memory``: every rank would
+take what is free.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from specdist.cli.generate import main
+from specdist.job.ranks import topology
+from specdist.models.loading import loading
+from specdist.models.passes.acceleration import Acceleration
+
+
+def local_device(name: str, local_rank: int = 0) -> torch.device:
+    return torch.device("cuda", 0)
+
+
+def use_peer_memory(*_: Any, **__: Any) -> bool:
+    return False
+
+
+usual = Acceleration.of
+
+
+def acceleration(device: torch.device, group: dist.ProcessGroup | None = None) -> Acceleration:
+    """Sums by gloo wait on the host, which no graph can record."""
+    found = usual(device, group)
+    return found if group is None else replace(found, capturer=None)
+
+
+meet = dist.init_process_group
+
+
+def init_process_group(backend: str, **options: Any) -> None:
+    meet(backend.replace("nccl", "gloo"), **options)
+
+
+if __name__ == "__main__":
+    topology.local_device = local_device
+    Acceleration.of = staticmethod(acceleration)  # type: ignore[method-assign]
+    loading.use_peer_memory = use_peer_memory
+    dist.init_process_group = init_process_group
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
