@@ -50,8 +50,8 @@ NO_GPU = 3
 # With less time left no step is begun.
 LEAST_S = 30.0
 NOT_ON_ONE_GPU = (
-    "Not shown, since it takes several GPUs: NCCL and its part in recorded passes, peers' memory, a target\n"
-    "that DeepSpeed cuts, the draft's own rank, and the watchdog. Steps that passed say nothing of these."
+    "Not shown, since it takes several GPUs: NCCL and its part in recorded passes, peers' memory, and their\n"
+    "times. Steps that passed say nothing of these."
 )
 
 

@@ -12,6 +12,7 @@ CHECKS = [PYTHON, "-m", "tests.gpu.first_checks"]
 COPY_DISTANCE = {"cuda": 4600, "cpu": 300}
 # Where a command may take ten minutes, what it has begun is lost.
 MOST_S = 540
+GENERATE, SHARED = "jobs/generate.py", "tests/gpu/one_gpu.py"
 ROWS = ["--limit", "24", "--max_new_tokens", "32", "--rows_per_shard", "8", "--overwrite"]
 GREEDY, SAMPLED = ["--temperature", "0"], ["--temperature", "0.8", "--top_p", "0.9"]
 DRAFTING = ["--policy", "fixed", "--num_draft_tokens", "4"]
@@ -40,11 +41,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Commands of jobs into the folder of a day, over ``models``, on ``device``."""
+    """Commands of jobs into the folder of a day, over ``models``, on ``device``.
+
+    With ``shares_gpu`` all ranks of a job use one GPU.
+    """
 
     output: Path
     models: Path
     device: str
+    shares_gpu: bool = False
+
+    def num_gpus(self, ranks: int) -> int:
+        return 1 if self.shares_gpu else ranks
 
     @property
     def draft(self) -> list[str]:
@@ -60,11 +68,13 @@ class Jobs:
         *options: str,
         ranks: int = 1,
         on: str | None = None,
-        script: str = "jobs/generate.py",
+        script: str = GENERATE,
         of: Path | None = None,
     ) -> list[str]:
         """Greedy unless the options say otherwise."""
         of = of or self.models
+        if ranks > 1 and self.shares_gpu and script == GENERATE:
+            script, options = SHARED, (*options, "--cache_memory", "1GiB")
         inputs = ["--prompts", f"{of}/prompts.arrow", "--target", f"{of}/target"]
         outputs = ["--device", on or self.device, "--output", f"{self.output}/{name}"]
         return [*launcher(ranks), script, *inputs, *ROWS, *GREEDY, *options, *outputs]
@@ -160,7 +170,8 @@ def drawn(jobs: Jobs, name: str, tells: str, *options: str) -> Step:
 
 
 def sharded_steps(jobs: Jobs) -> list[Step]:
-    """Several ranks; the first shows at once whether a run with NCCL in its graphs ends."""
+    """Several ranks; the first shows at once whether a run with NCCL in its graphs ends. Where they share
+    a GPU there is no NCCL."""
     main = ["--tp_size", "2", *jobs.draft, *EXACT]
     rounded = ["--tp_size", "2", *jobs.draft, *ROUNDED]
     alone = ["--tp_size", "2", *EXACT]
@@ -181,7 +192,7 @@ def sharded_steps(jobs: Jobs) -> list[Step]:
             title="the same, short sums through the peers' memory",
             tells="loading in slices and sums over ranks, in recorded passes, too: the log says by what",
             command=jobs.equal("sharded", *jobs.job("sharded", *alone, ranks=2)),
-            num_gpus=2,
+            num_gpus=jobs.num_gpus(2),
             limit_s=MOST_S,
         ),
         Step(
@@ -190,7 +201,7 @@ def sharded_steps(jobs: Jobs) -> list[Step]:
             title="the target on one GPU, the draft on another",
             tells="the messages between target and draft beside NCCL, and the rank of a draft alone",
             command=jobs.equal("draft", *jobs.job("draft", *jobs.draft, *EXACT, ranks=2)),
-            num_gpus=2,
+            num_gpus=jobs.num_gpus(2),
             limit_s=MOST_S,
         ),
         Step(
@@ -199,7 +210,7 @@ def sharded_steps(jobs: Jobs) -> list[Step]:
             title="the target on two GPUs and the draft on a third: the main job",
             tells="the draft's rank joins DeepSpeed's broadcast while the target is loaded, or all hang",
             command=jobs.equal("main", *jobs.job("main", *main, ranks=3)),
-            num_gpus=3,
+            num_gpus=jobs.num_gpus(3),
             limit_s=MOST_S,
         ),
         Step(
@@ -208,7 +219,7 @@ def sharded_steps(jobs: Jobs) -> list[Step]:
             title="the main job in bfloat16",
             tells="a sharded model's buffers and sums in the precision that people run",
             command=jobs.near("bfloat16-2", *jobs.job("bfloat16-2", *rounded, ranks=3)),
-            num_gpus=3,
+            num_gpus=jobs.num_gpus(3),
             limit_s=MOST_S,
         ),
     ]
@@ -268,7 +279,7 @@ def failing_steps(jobs: Jobs) -> list[Step]:
             title="a rank of the main job is killed with SIGKILL; then the same command again",
             tells="whether the others, which wait in NCCL, end in time, and what they leave on the devices",
             command=[*CHECKS, "kill", f"{jobs.output}/kill", f"{jobs.output}/cpu", "--", *killed],
-            num_gpus=3,
+            num_gpus=jobs.num_gpus(3),
             limit_s=MOST_S,
         ),
         Step(
@@ -286,7 +297,7 @@ def failing_steps(jobs: Jobs) -> list[Step]:
             title="the draft drafts ahead, with two branches per row",
             tells="the draft's work beside the target's: streams that race would change a token",
             command=jobs.equal("ahead", *jobs.job("ahead", *ahead, ranks=3)),
-            num_gpus=3,
+            num_gpus=jobs.num_gpus(3),
             limit_s=MOST_S,
         ),
     ]

@@ -14,6 +14,7 @@ from tests.gpu.first_jobs import (
     MOST_S,
     PYTHON,
     ROUNDED,
+    SHARED,
     Jobs,
     Step,
     failing_steps,
@@ -45,7 +46,8 @@ def plan(
         num_gpus: of this node, which decides over how many sums and the long prompts are run.
         large: target and draft of the last job.
     """
-    jobs = Jobs(output, pair or output / "pair", device)
+    shares_gpu = num_gpus == 1 and device == "cuda"
+    jobs = Jobs(output, pair or output / "pair", device, shares_gpu=shares_gpu)
     steps = [
         Step(
             name="versions",
@@ -70,6 +72,12 @@ def plan(
             command=[*CHECKS, "leftovers"],
             limit_s=60,
         ),
+    ]
+    steps = [
+        replace(step, title=f"{step.title} (here all on one GPU, sums by gloo)")
+        if SHARED in step.command
+        else step
+        for step in steps
     ]
     if pair is None:
         return steps

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from specdist.cli.generate import main
+from specdist.cli import generate
 from specdist.job.ranks import topology
 from specdist.models.loading import loading
 from specdist.models.passes.acceleration import Acceleration
@@ -39,19 +40,30 @@ def acceleration(device: torch.device, group: dist.ProcessGroup | None = None) -
     return found if group is None else replace(found, capturer=None)
 
 
-meet = dist.init_process_group
+meet, send_from_host, receive_on_host = dist.init_process_group, dist.send, dist.recv
 
 
 def init_process_group(backend: str, **options: Any) -> None:
     meet(backend.replace("nccl", "gloo"), **options)
 
 
+def send(tensor: Tensor, rank: int) -> None:
+    """Gloo sums tensors of a GPU, but sends those of the host alone."""
+    send_from_host(tensor.cpu(), rank)
+
+
+def receive(tensor: Tensor, rank: int) -> None:
+    received = torch.empty_like(tensor, device="cpu")
+    receive_on_host(received, rank)
+    tensor.copy_(received)
+
+
 if __name__ == "__main__":
     topology.local_device = local_device
     Acceleration.of = staticmethod(acceleration)  # type: ignore[method-assign]
     loading.use_peer_memory = use_peer_memory
-    dist.init_process_group = init_process_group
-    code = main()
+    dist.init_process_group, dist.send, dist.recv = init_process_group, send, receive  # type: ignore[assignment]
+    code = generate()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -69,7 +69,8 @@ def test_the_steps_that_a_cpu_can_do_pass_and_their_results_are_saved(pair: Pair
     assert [result["outcome"] for result in kept] == ["passed"] * 3 + ["skipped"] + ["passed"] * 2
     assert all(len(gaps) == len(row) > 0 for gaps, row in zip(*gaps_and_rows(output / "cpu"), strict=True))
     assert (
-        "NCCL" in ended.stdout and "watchdog" in ended.stdout.splitlines()[-3] + ended.stdout.splitlines()[-2]
+        "NCCL" in ended.stdout
+        and "peers' memory" in ended.stdout.splitlines()[-3] + ended.stdout.splitlines()[-2]
     )
     assert "16 of 16 completions" in (output / "logs/long-alone.log").read_text()
     assert "100% of the tokens" in (output / "logs/gumbel.log").read_text()
