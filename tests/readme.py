@@ -91,7 +91,7 @@ def generated() -> dict[str, str]:
     from specdist.policies.registry import markdown_table as policies
     from tests import elsewhere
     from tests.engine import measure_logprobs, window_acceptance
-    from tests.gpu import counts_tables
+    from tests.gpu import counts_tables, day_tables
     from tests.headlines import headlines
     from tests.job import clouds
     from tests.lab.emulation import policies as emulated_policies
@@ -113,6 +113,7 @@ def generated() -> dict[str, str]:
         "tree": tree(),
         "kernels": compiled_kernels(),
         "device-counts": counts_tables.markdown(),
+        day_tables.GPU: day_tables.markdown(),
         "scale": scale_tables.markdown(),
         "scale_requests": scale_tables.requests_markdown(),
         "scale_readers": scale_tables.readers_markdown(),
@@ -200,7 +201,7 @@ def emulated() -> str:
     shares = [f"{one.exposed_host_share:.0%}" for one in default]
     given = result.settings
     text = (
-        f"{'Nothing has been measured on a GPU yet. ' * (result.figures == PUBLISHED)}Emulated at the pace "
+        f"{'Several GPUs have not been measured yet. ' * (result.figures == PUBLISHED)}Emulated at the pace "
         f"that `jobs/plan.py` predicts ({result.figures}), a 70B "
         f"target on {given['tp_size']} H100s and a 1B draft on one more (acceptance {given['acceptance']:g}, "
         f"prompts of {given['prompt_tokens']:,} tokens) generate {rates} tokens/s per GPU with the defaults "

@@ -2,7 +2,7 @@
 
 The job reserves this memory before it sizes the cache; the planner uses the same formula. The terms for
 tensors are upper bounds of the memory that a pass holds at a time, and tests compare them with passes. The
-constants for the libraries' memory below were not measured on a GPU.
+constants for the libraries' memory below were not measured, but for that of graphs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ WORKSPACE_BYTES = 192 * MIB
 # A few dozen channels of a communicator with some MiB each, which NCCL allocates at their first use.
 COMMUNICATOR_BYTES = 512 * MIB
 # What CUDA takes for each kernel of a recorded pass, beside the tensors: "around 10KB" (NVIDIA/cccl, pull
-# request 3768); 64 KB have been seen with CUDA 11.2. The job itself measures while it records, see
-# :class:`specdist.models.loading.memory.GraphMemory`.
+# request 3768); 64 KB have been seen with CUDA 11.2, and 3.4 KB on an H200 with CUDA 13.0. The job itself
+# measures while it records, see :class:`specdist.models.loading.memory.GraphMemory`.
 GRAPH_NODE_BYTES = 10 * 1024
 # Number of kernels in a Llama layer, and outside of layers.
 KERNELS_PER_LAYER, OTHER_KERNELS = 16, 25
