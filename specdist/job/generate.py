@@ -28,6 +28,7 @@ from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.output_columns import ThinkingColumns, column_options
 from specdist.job.rows.recording import Recorder
 from specdist.job.rows.row_requests import RowRequests, prompt_encoder
+from specdist.job.rows.uploads import ShardWriter
 from specdist.job.texts.added_tokens import added_token_warnings
 from specdist.job.texts.tokens import load_tokenizer
 from specdist.job.totals.card import write_card
@@ -208,14 +209,19 @@ def generate_rows(
         rows,
         stats_recorder,
         progress=progress,
-        scalars=scalars,
-        is_traced=config.is_traced,
-        is_exact=is_exact,
+        writer=ShardWriter(
+            run,
+            is_traced=config.is_traced,
+            is_exact=is_exact,
+            column_options=column_options(config),
+            on_shard=lambda shard, stats: (
+                scalars.shard_finished(progress.counts, shard, stats) if scalars is not None else None
+            ),
+        ),
         lengths=ExpectedLengths(
             partial(run.prompts.sizes, length_column=config.length_column),
             is_length=config.length_column is not None,
         ),
-        column_options=column_options(config),
     )
 
     def should_stop() -> bool:

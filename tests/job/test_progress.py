@@ -50,12 +50,12 @@ def test_a_log_file_gets_a_line_a_minute(clock: Clock, caplog: pytest.LogCapture
     """Work of earlier runs and other replicas counts as done, but not for the rate."""
     with caplog.at_level(logging.INFO):
         bar = Progress(100, 10)
-        bar.skip(30)
+        bar.found(0, 30)
         for _ in range(3):
             clock.now += LINE_INTERVAL_S / 3
-            bar.add(row_result(num_completion_tokens=40, num_draft_tokens=8, num_accepted_draft_tokens=2))
+            bar.add(row_result(num_completion_tokens=40, num_draft_tokens=8, num_accepted_draft_tokens=2), 0)
         assert caplog.messages == ["43 of 100 rows, 2.0 tokens/s, 25% accepted, about 19 min left"]
-        bar.add(row_result())
+        bar.add(row_result(), 0)
         assert len(caplog.messages) == 1, "the next one is due in a minute"
     bar.close()
 
@@ -66,7 +66,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, clock: Clock, ca
     with caplog.at_level(logging.INFO):
         bar = Progress(4, 1)
         clock.now += 2 * LINE_INTERVAL_S
-        bar.add(row_result(num_completion_tokens=240))
+        bar.add(row_result(num_completion_tokens=240), 0)
         bar.close()
     assert "2/4" in terminal.getvalue() and "2.0 tokens/s" in terminal.getvalue()
     assert caplog.messages == []

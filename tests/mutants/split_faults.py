@@ -25,7 +25,7 @@ SPLIT_FAULTS = (
         "missing = [row for row in rows if not self._is_finished(work.log, row)]",
         "missing: list[int] = []",
         (LOST_CLAIMS,)),
-    Mutant("work-of-splits-not-counted", "Recorder._finish_shard",
+    Mutant("work-of-splits-not-counted", "ShardWriter.write",
         "            counted.add(Stats.from_json(found))\n",
         "            Stats.from_json(found)\n",
         (NO_ROW_TWICE,)),

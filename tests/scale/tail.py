@@ -238,7 +238,7 @@ class TailReplica:
             clock=clock,
             **options,
         )
-        self._recorder._uploads = _AtOnce(self)
+        self._recorder._writer.uploads = _AtOnce(self)
         self._beat_at = self._paused_until = -math.inf
         self.running: dict[tuple[int, int], tuple[Request, float]] = {}
         self._requests = iter(self._recorder.requests())

@@ -12,28 +12,25 @@ import contextlib
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 from specdist.data.leases.claims import View
 from specdist.data.leases.shard_choice import split_off, splits_wanted
 from specdist.data.leases.shard_queue import ClaimedShard, ShardQueue
 from specdist.data.run.parts import PartLog
-from specdist.data.stats.rows import RowResult, shard_table
+from specdist.data.stats.rows import RowResult
 from specdist.data.stats.shard import Stats
-from specdist.data.stats.traces import trace_table
 from specdist.data.store.storage import StorePath
 from specdist.engine.request import Completion, Request
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.preflight import RunPlan
 from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.row_requests import RowRequests
-from specdist.job.rows.row_results import count_rows, extend_to_now
-from specdist.job.rows.uploads import Uploads
-from specdist.job.totals.progress import Progress, Scalars
-from specdist.job.totals.totals import write_total
-from specdist.job.work import Work
+from specdist.job.rows.row_results import extend_to_now
+from specdist.job.rows.uploads import ShardWriter
+from specdist.job.totals.progress import Progress
 from specdist.utils.errors import UserError
 
 # Between snapshots, and between looks at the claims: as completions are recorded, while the target is at
@@ -43,6 +40,34 @@ SNAPSHOT_INTERVAL_S, LOOK_INTERVAL_S, MAX_LOOK_INTERVAL_S = 1.0, 1.0, 5.0
 LOOKS_PER_SILENCE = 6
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Work:
+    """A shard of this replica, or a split of one, while its rows are generated.
+
+    ``key``: under which its statistics are counted: the shard's number, or for a split one above all of them.
+    ``pending``: rows that have not begun, the next one first; ``begun``: those that have, here.
+    ``following``: requests that follow from completions. ``splits``: rows that were offered, by name.
+    """
+
+    key: int
+    claimed: ClaimedShard
+    log: PartLog
+    rows: Sequence[int]
+    num_expected: int
+    pending: deque[int]
+    splits: dict[str, tuple[int, ...]]
+    next_split: int = 0
+    begun: set[int] = field(default_factory=set)
+    following: deque[Request] = field(default_factory=deque)
+    snapshot_at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        shard, split = self.claimed.shard, self.claimed.split
+        return f"shard {shard}" if split is None else f"split {split} of shard {shard}"
 
 
 class Recorder:
@@ -55,42 +80,28 @@ class Recorder:
         stats_recorder: StatsRecorder,
         *,
         progress: Progress,
-        scalars: Scalars | None = None,
-        is_traced: bool = False,
-        is_exact: bool = True,
+        writer: ShardWriter | None = None,
         lengths: ExpectedLengths | None = None,
         clock: Callable[[], float] = time.monotonic,
-        column_options: Sequence[str] = (),
     ) -> None:
-        """``lengths``: for the order in which rows begin; None: that of the input. ``clock``: seconds.
-        ``column_options``: those of the run that have columns of their own."""
-        self._plan = plan
-        self._rows = rows
-        self._stats_recorder = stats_recorder
-        self._progress = progress
-        self._scalars = scalars
-        self._is_traced = is_traced
-        self._is_exact = is_exact
-        self._lengths, self._clock = lengths, clock
-        self._column_options = column_options
+        """``writer``: of finished shards. ``lengths``: for the order in which rows begin; None: that of the
+        input. ``clock``: seconds."""
+        self._plan, self._rows, self._stats_recorder = plan, rows, stats_recorder
+        self._progress, self._lengths, self._clock = progress, lengths, clock
+        self._writer = writer or ShardWriter(plan)
         self._queue = ShardQueue(
             plan.folder,
             plan.membership,
             plan.manifest,
             plan.shards.num_shards,
-            on_done_elsewhere=self._count_rest,
+            on_done_elsewhere=self._count_complete,
         )
         self._next: ClaimedShard | None = None
         self._open: dict[int, Work] = {}
         self._next_key = plan.shards.num_shards
-        # Of every shard, the completions that the progress has counted.
-        self._num_counted = Counter[int]()
-        self._poll_at = -math.inf
-        self._looked_at = self._look_at = -math.inf
-        is_stored = isinstance(plan.folder.path, StorePath)
-        self._uploads, self._is_stored = Uploads(), is_stored
+        self._poll_at = self._looked_at = self._look_at = -math.inf
         self._look_interval_s = LOOK_INTERVAL_S
-        if is_stored:
+        if isinstance(plan.folder.path, StorePath):
             self._look_interval_s = min(
                 MAX_LOOK_INTERVAL_S, plan.membership.silent_after_s / LOOKS_PER_SILENCE
             )
@@ -108,15 +119,16 @@ class Recorder:
     @property
     def num_uploads(self) -> int:
         """Finished shards on their way to their files."""
-        return len(self._uploads)
+        return len(self._writer.uploads)
 
     def settle(self) -> None:
         """While nothing is generated: see which finished shards have their files. A disk's are waited for."""
-        self._uploads.settle(max_running=None if self._is_stored else 0)
+        is_stored = isinstance(self._plan.folder.path, StorePath)
+        self._writer.uploads.settle(max_running=None if is_stored else 0)
 
     def claim(self) -> bool:
         """Claim the next shard or split, unless rows are left to begin; False if there is nothing now."""
-        self._uploads.settle()
+        self._writer.uploads.settle()
         if not self._has_pending and self._next is None:
             self._next = self._queue.take()
             self._settle_splits()
@@ -182,7 +194,7 @@ class Recorder:
         splits = self._queue.offered(shard) if claimed.split is None else {}
         key = shard
         if claimed.split is None:
-            self._count(shard, len(log.results) - self._num_counted[shard])
+            self._progress.found(shard, len(log.results))
         else:
             key, self._next_key = self._next_key, self._next_key + 1
         elsewhere = {row for offered in splits.values() for row in offered}
@@ -221,7 +233,7 @@ class Recorder:
     def close(self) -> None:
         """Release all unfinished shards; their recorded rows are kept."""
         try:
-            self._uploads.close()
+            self._writer.uploads.close()
             for work in self._open.values():
                 with work.log as log, _tolerating_a_full_disk(work.name):
                     log.snapshot(self._stats_recorder.shard(work.key).to_json())
@@ -233,16 +245,8 @@ class Recorder:
     def _is_finished(self, log: PartLog, row: int) -> bool:
         return all((row, sample) in log.results for sample in range(self._rows.num_samples(row)))
 
-    def _count(self, shard: int, num_more: int) -> None:
-        """Completions of a shard that this replica has not generated now."""
-        self._num_counted[shard] += num_more
-        self._progress.skip(num_more)
-
-    def _count_rest(self, shard: int) -> None:
-        """The shard is complete."""
-        first, end = self._plan.shards.bounds(shard)
-        num = self._rows.num_completions(range(first, end))
-        self._progress.skip(num - self._num_counted.pop(shard, 0))
+    def _count_complete(self, shard: int) -> None:
+        self._progress.completed(shard, self._rows.num_completions(range(*self._plan.shards.bounds(shard))))
 
     def _record(self, work: Work, result: RowResult) -> None:
         if self._open.get(work.key) is not work:
@@ -254,10 +258,9 @@ class Recorder:
             work.log.snapshot(self._stats_recorder.shard(work.key).to_json())
             work.snapshot_at = now
         if now >= self._look_at:
-            self._uploads.settle()
+            self._writer.uploads.settle()
             self._look()
-        self._progress.add(result)
-        self._num_counted[work.claimed.shard] += 1
+        self._progress.add(result, work.claimed.shard)
         self._plan.membership.heartbeat.count(result.num_completion_tokens)
 
     def _learn(self, result: RowResult) -> None:
@@ -353,43 +356,26 @@ class Recorder:
         self._end_lengths(work)
 
     def _finish_shard(self, work: Work, counted: Stats) -> None:
-        shard, claimed = work.claimed.shard, work.claimed
-        first, end = self._plan.shards.bounds(shard)
-        inputs, results = self._plan.prompts.table(first, end), list(work.log.results.values())
-        num_samples = [self._rows.num_samples(row) for row in range(first, end)]
-        stats: dict[str, Any] = {}
+        claimed, shard = work.claimed, work.claimed.shard
+        rows = range(*self._plan.shards.bounds(shard))
         work.log.close()
 
-        def publish() -> bool:
-            """In a thread of its own, which has the shard to itself."""
-            table = shard_table(
-                inputs, results, first_row=first, num_samples=num_samples, is_exact=self._is_exact,
-                options=self._column_options,
-            )  # fmt: skip
-            for found in self._plan.folder.split_stats(shard):
-                counted.add(Stats.from_json(found))
-            replica = self._plan.membership.replica
-            stats.update(exact=self._is_exact, replica=replica, **count_rows(counted, results))
-            trace = None
-            if self._is_traced:
-                trace = trace_table((result.row_id, result.sample_index, result.trace) for result in results)
-            return self._plan.folder.finish_shard(
-                shard, table, stats, trace, is_held=lambda: self._queue.is_held(claimed)
-            )
+        def published(is_mine: bool) -> None:
+            if is_mine:
+                self._count_complete(shard)
+                self._queue.finished(claimed)
+            else:
+                logger.warning("shard %d was already completed by another replica; result discarded", shard)
+                self._queue.lost(claimed)
 
-        self._uploads.start(publish, lambda is_mine: self._published(claimed, stats, is_mine=is_mine))
-
-    def _published(self, claimed: ClaimedShard, stats: dict[str, Any], *, is_mine: bool) -> None:
-        shard = claimed.shard
-        if is_mine:
-            self._count_rest(shard)
-            self._queue.finished(claimed)
-            write_total(self._plan.folder, shard, self._plan.shards.num_shards)
-            if self._scalars is not None:
-                self._scalars.shard_finished(self._progress.counts, shard, stats)
-        else:
-            logger.warning("shard %d was already completed by another replica; result discarded", shard)
-            self._queue.lost(claimed)
+        self._writer.write(
+            shard,
+            list(work.log.results.values()),
+            counted,
+            num_samples=list(map(self._rows.num_samples, rows)),
+            is_held=lambda: self._queue.is_held(claimed),
+            then=published,
+        )
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,17 +63,28 @@ class Progress:
             smoothing=0.05,
         )
         self._num_total = num_total
+        # Of every shard that is not known to be complete, those that are counted.
+        self._num_of_shard = Counter[int]()
         self.counts = Counts(num_done=num_done)
         self._start = self._line_at = time.monotonic()
 
-    def skip(self, num_rows: int) -> None:
-        """Count completions that an earlier run or another replica has finished."""
+    def found(self, shard: int, num_rows: int) -> None:
+        """So many of a shard's completions are there, some by an earlier run or another replica."""
+        self._skip(num_rows - self._num_of_shard[shard])
+        self._num_of_shard[shard] = num_rows
+
+    def completed(self, shard: int, num_rows: int) -> None:
+        """All of its so many are."""
+        self._skip(num_rows - self._num_of_shard.pop(shard, 0))
+
+    def _skip(self, num_rows: int) -> None:
         if num_rows:
             self.counts = replace(self.counts, num_done=self.counts.num_done + num_rows)
             self._bar.update(num_rows)
 
-    def add(self, result: RowResult) -> None:
+    def add(self, result: RowResult, shard: int) -> None:
         """Count a completion that this replica has finished."""
+        self._num_of_shard[shard] += 1
         self.counts = self.counts.with_row(result)
         self._bar.set_postfix_str(self._rates(), refresh=False)
         self._bar.update(1)
