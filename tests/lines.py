@@ -27,7 +27,7 @@ GENERATED = re.compile(r"<!-- ([\w-]+):begin -->.*?<!-- \1:end -->", re.DOTALL)
 JOB = "specdist.job.generate"
 # A round's files are those that define these: what is merged makes them fewer, wherever it is moved.
 SYNCHRONOUS = """
-    Engine._round Scheduler Sequence ProposalRequest DraftWorker DraftLoop Verifier Dense sample_next_tokens
+    Engine.step Scheduler Sequence ProposalRequest DraftWorker DraftLoop Verifier Dense sample_next_tokens
     ModelRunner NewBlocks LocalTarget StopRules NextRound PageTable RandomKeys GivenSteps DraftState Histories
 """
 # goodput, work ahead with branches, graphs, a sharded target.

@@ -5,35 +5,95 @@ Every round commits (accepted + 1) tokens per sequence. The round's first token 
 before. A sequence without candidates is an ordinary sequence, so prefill, target-only and speculative rounds
 are all the same round.
 
+Work that the next pass does not need at once waits in one queue, :class:`Pipeline`, for one of two stages.
+
 With ``trusts_draft`` (SPRINTER, lossy) all candidates of a block but the last are committed without
 verification. The target still runs them, to fill its cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
+
+import numpy as np
 
 from specdist.data.stats.shard import TargetTimes
-from specdist.engine.blocks import Block, NewBlocks, Tails, VerifiedBlock, VerifiedPass, blocks_of
 from specdist.engine.faults import MemoryGuard, NonFiniteGuard, not_finite
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.logprobs import LogprobBook
-from specdist.engine.messages.proposals import ProposalReply
-from specdist.engine.next_round import LastPass, NextRound, draft_request
+from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Completion, FinishReason, Sequence
-from specdist.engine.schedule.plan import RoundPlan, SchedulerSettings
-from specdist.engine.schedule.scheduler import Scheduler
+from specdist.engine.schedule.plan import LastPass, RoundPlan, SchedulerSettings
+from specdist.engine.schedule.scheduler import NextRound, Scheduler
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.reports import EngineLoad
+from specdist.engine.target.opened import NOTHING_OPENED, OpenedSequences
+from specdist.engine.times.reports import EngineLoad, Traffic
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Kind, PhaseTime, Timeline, clock_of
 from specdist.engine.times.tracing import record_block, record_token_ahead
-from specdist.engine.verify import Verifier
+from specdist.engine.verify import Block, NewBlocks, Tails, Verified, Verifier, blocks_of, flat_context
 from specdist.models.loading.memory import peak_memory_bytes
 from specdist.sampling.distributions import NOT_FINITE
 from specdist.sampling.processing.options import Processing
 from specdist.utils.garbage import frozen_garbage
+
+Stage = Literal["before_pass", "during_pass"]
+Work = Callable[[], Completion | None]
+NO_PASS = Verified(np.zeros(0, np.int64))
+
+
+class Pipeline:
+    """What rounds leave to be done later, in the order in which they leave it. Nothing else waits.
+
+    ``before_pass``: what the next pass needs: done while the draft's reply is awaited. ``during_pass``: what
+    nobody waits for, and completions that are to be made known: done while the target is at work.
+    """
+
+    def __init__(self) -> None:
+        self._queue: list[tuple[Stage, Work]] = []
+
+    def add(self, stage: Stage, work: Work) -> None:
+        self._queue.append((stage, work))
+
+    def take(self, stage: Stage) -> list[Work]:
+        """All that waits for this stage, which is then the caller's to do."""
+        taken = [work for each, work in self._queue if each == stage]
+        if taken:
+            self._queue = [(each, work) for each, work in self._queue if each != stage]
+        return taken
+
+
+@dataclass
+class Round:
+    """A round while it goes on. No tensors: they are gone with a pass that fails.
+
+    Attributes:
+        last: how the pass before it ended; tails: where its sequences go on, once that is committed.
+        traffic: among the target's ranks, until it begins; once all is committed, in the round.
+        near_ends: sequences that any next token may end.
+        ended: sequences that it has ended, and that are still to be made known; blocks: of the others.
+        following: the next round, where it is known during the pass.
+        kept: blocks, each with the number of its candidates that are committed.
+    """
+
+    plan: RoundPlan
+    last: LastPass
+    traffic: Traffic
+    opened: OpenedSequences = NOTHING_OPENED
+    tails: Tails | None = None
+    near_ends: list[int] = field(default_factory=list)
+    reply: ProposalReply = field(init=False)
+    ended: list[Sequence] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    num_pass_tokens: int = 0
+    pass_time: PhaseTime | None = None
+    verified: Verified = NO_PASS
+    following: NextRound | None = None
+    kept: list[tuple[Block, int]] = field(default_factory=list)
+    times: Callable[[], dict[Kind, int]] = field(init=False)
 
 
 class Engine:
@@ -77,16 +137,12 @@ class Engine:
         self._processing, self._tells_texts = processing, tells_texts
         self._clock = clock or Timeline("host", clock=clock_of(target.device))
         self._nonfinite_guard = NonFiniteGuard()
-        # Ended, but not made known yet; and what is to be counted in this round's and the next one's pass.
-        self._finished: list[Sequence] = []
-        self._due: list[Callable[[], None]] = []
-        self._later: list[Callable[[], None]] = []
-        # The next round, where it is known already, and what is then still to be committed of the last one.
-        self._next: tuple[RoundPlan, LastPass] | None = None
-        self._uncommitted: Callable[[list[Callable[[], None]], list[Sequence]], None] | None = None
         self._memory_guard = MemoryGuard(
             scheduler, target, stats_recorder, on_resize=on_resize, on_lone_row=on_lone_row
         )
+        self._pipeline = Pipeline()
+        # The next round, where it is known already.
+        self._early: tuple[RoundPlan, LastPass] | None = None
 
     @property
     def load(self) -> EngineLoad:
@@ -97,196 +153,210 @@ class Engine:
         """Generate until every request is finished, or until the end of a round at which ``should_stop()``;
         unfinished sequences are then lost. Ends the loops of the other ranks on return."""
         with frozen_garbage():
-            yield from self._rounds(should_stop or (lambda: False))
+            self._clock.restart()
+            is_over = False
+            while not (is_over or (should_stop is not None and should_stop())):
+                is_over = yield from self.step()
+            self.commit()
+            yield from self._make_known()
         self._proposer.close()
         self._target.close()
 
-    def _rounds(self, should_stop: Callable[[], bool]) -> Iterator[Completion]:
-        """All of them. What one leaves to be counted and made known is, while the next one's pass runs."""
-        self._clock.restart()
-        is_end = False
-        while not (is_end or should_stop()):
-            if not (self.scheduler.running or self.scheduler.waiting):
-                # A request may follow from what has ended.
-                yield from self._completions()
-            known, self._next = self._next, None
-            plan, last = known or (self.scheduler.plan(), None)
-            is_end = plan.is_empty
-            finished: list[Sequence] = []
-            out_of_memory: str | None = None
-            try:
-                if not is_end:
-                    self._memory_guard.begin_round()
-                    yield from self._round(plan, last, finished)
-            except (RuntimeError, MemoryError) as error:
-                # No error of a round takes what had been finished before it.
-                self.commit()
-                yield from self._completions()
-                out_of_memory = self._memory_guard.reason(error)
-            if out_of_memory is not None:
-                too_long = self._memory_guard.make_smaller(plan, out_of_memory)
-                if too_long is not None:
-                    self._finish(too_long, "error", finished)
-            self._finished += self._nonfinite_guard.filter(finished, is_end=is_end)
-            self._due, self._later = self._due + self._later, []
-        self.commit()
-        yield from self._completions()
-
-    def _completions(self) -> Iterator[Completion]:
-        """Of the sequences that ended in the last round, once it is counted."""
-        for count in self._due:
-            count()
-        finished, self._finished, self._due = self._finished, [], []
-        for sequence in finished:
-            self._stats_recorder.record_completion(sequence)
-            sequence.text = self._stop_rules.text(sequence)
-            yield sequence.completion() if self._book is None else self._book.completed(sequence)
+    def step(self) -> Generator[Completion, None, bool]:
+        """One round. Returns whether there was nothing to do, since every request is finished."""
+        if not (self.scheduler.running or self.scheduler.waiting):
+            # A request may follow from what has ended.
+            yield from self._make_known()
+        this = self.round = self._schedule()
+        out_of_memory: str | None = None
+        try:
+            if not this.plan.is_empty:
+                self._draft(this)
+                yield from self._verify(this)
+                self._commit(this)
+        except (RuntimeError, MemoryError) as error:
+            # No error of a round takes what had been finished before it.
+            self.commit()
+            yield from self._make_known()
+            out_of_memory = self._memory_guard.reason(error)
+        if out_of_memory is not None:
+            # The error is gone, and with it the round's tensors.
+            too_long = self._memory_guard.make_smaller(this.plan, out_of_memory)
+            if too_long is not None:
+                self._finish(this, too_long, "error")
+        ended, this.ended = this.ended, []
+        for sequence in self._nonfinite_guard.filter(ended, is_end=this.plan.is_empty):
+            self._pipeline.add("during_pass", partial(self._completed, sequence))
+        return this.plan.is_empty
 
     def commit(self) -> None:
-        """Append and count what the last pass has accepted, where that is still to be done."""
-        commit, self._uncommitted = self._uncommitted, None
-        if commit is not None:
-            ended: list[Sequence] = []
-            commit(self._due, ended)
-            assert not ended, "a sequence has ended that was to run in the next round"
+        """Append what the last pass has accepted, where that is still to be done."""
+        for work in self._pipeline.take("before_pass"):
+            work()
 
-    def _round(
-        self, plan: RoundPlan, last: LastPass | None, finished: list[Sequence]
-    ) -> Iterator[Completion]:
-        """Draft, verify and commit what the scheduler has planned. What the last round has finished is made
-        known while the target is at work; ``last``: what it has not committed yet."""
-        count = self._stats_recorder
-        self._later.append(partial(count.begin_round, plan))
-        traffic = self._target.traffic
-        known: list[tuple[Tails, list[int]]] = []
+    def _make_known(self) -> Iterator[Completion]:
+        """Count what is still to be counted, and yield the completions of what has ended."""
+        for work in self._pipeline.take("during_pass"):
+            if (completion := work()) is not None:
+                yield completion
 
-        def meanwhile() -> None:
+    def _schedule(self) -> Round:
+        """The round that is known already, or the scheduler's plan."""
+        early, self._early = self._early, None
+        if early is None:
+            plan = self.scheduler.plan()
+            early = plan, LastPass.of(plan.decoding)
+        return Round(*early, traffic=self._target.traffic)
+
+    def _draft(self, this: Round) -> None:
+        """Ask the draft for next tokens and candidates; the last round is committed meanwhile."""
+        self._memory_guard.begin_round()
+        request = self._request(this)
+        with self._clock.phase("idle"):
+            this.reply = self._proposer.propose(request, self._clock)
+        self._look(this)
+        self._memory_guard.note_reply()
+
+    def _look(self, this: Round) -> None:
+        """Commit the last round, and see where sequences go on; once."""
+        if this.tails is None:
             with self._clock.phase("host"):
                 self.commit()
-                known.append((Tails.of(plan.decoding), self._stop_rules.near_ends(plan.decoding)))
+                this.tails = Tails.of(this.plan.decoding)
+                this.near_ends = self._stop_rules.near_ends(this.plan.decoding)
 
-        request = draft_request(
-            plan,
-            last or LastPass.of(plan.decoding),
-            self._verifier,
-            window=self.scheduler.settings.draft_window,
-            suspended_slots=self._memory_guard.suspended_slots,
-            processing=self._processing,
-            tells_texts=self._tells_texts,
-            meanwhile=meanwhile,
+    def _request(self, this: Round) -> ProposalRequest:
+        """How the last round ended, and how many candidates there may be in this one."""
+        plan, last, window = this.plan, this.last, self.scheduler.settings.draft_window
+        this.opened = OpenedSequences.of(plan.opened, self._processing, self._tells_texts, window is not None)
+        return ProposalRequest(
+            page_updates=plan.page_updates,
+            slots_R=last.slots_R,
+            num_accepted_R=last.num_accepted_R,
+            next_token_ids_R=last.next_token_ids_R,
+            draft_now_R=np.array(plan.draft_limits, np.int64),
+            num_redraft_R=last.num_redraft_R,
+            next_distributions_W=self._verifier.next_distributions(plan.decoding, last.next_token_ids_R),
+            sequences=plan.decoding,
+            meanwhile=partial(self._look, this),
+            suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
+            opened=this.opened,
+            context=flat_context(plan.chunks, window),
+            num_prefill_tokens=plan.num_prefill_tokens,
         )
-        with self._clock.phase("idle"):
-            reply = self._proposer.propose(request, self._clock)
-        if not known:
-            meanwhile()
-        tails, near_ends = known[0]
-        self._memory_guard.note_reply()
+
+    def _verify(self, this: Round) -> Iterator[Completion]:
+        """One pass of the target, if there are tokens for it. While it runs, next tokens are committed, what
+        ended before is made known, and the next round is planned."""
+        plan, reply = this.plan, this.reply
+        assert this.tails is not None
         next_ids = reply.next_token_ids_R.tolist()
         self._verifier.note_next_tokens(plan.decoding, next_ids)
-        ends = self._stop_rules.ends(plan.decoding, next_ids, near_ends, not_finite=NOT_FINITE)
-        new_blocks = NewBlocks.of(reply, plan.decoding, tails, ends, trusts_draft=self._trusts_draft)
-
+        ends = self._stop_rules.ends(plan.decoding, next_ids, this.near_ends, not_finite=NOT_FINITE)
+        blocks = NewBlocks.of(reply, plan.decoding, this.tails, ends, trusts_draft=self._trusts_draft)
         # Without tokens there is no pass: the page updates are those of sequences that have just ended.
-        weights: dict[Kind, int] = {"prefill": request.num_prefill_tokens, "verify": new_blocks.num_tokens}
-        num_pass_tokens = sum(weights.values())
-        pass_time: PhaseTime | None = None
-        verified: VerifiedPass | None = None
-        following: NextRound | None = None
+        weights: dict[Kind, int] = {"prefill": plan.num_prefill_tokens, "verify": blocks.num_tokens}
+        this.num_pass_tokens = sum(weights.values())
         try:
-            if num_pass_tokens:
-                with self._clock.mixed_phase(weights) as pass_time:
-                    verified_blocks = self._verifier.verify(
-                        plan.page_updates, new_blocks, plan.chunks, request.opened
-                    )
+            if this.num_pass_tokens:
+                with self._clock.mixed_phase(weights) as this.pass_time:
+                    verified = self._verifier.verify(plan.page_updates, blocks, plan.chunks, this.opened)
         finally:
             # The target is at work, or its pass has failed; the draft counts on the next tokens in any case.
-            blocks = self._commit_next_tokens(plan, reply, ends, finished)
-        if num_pass_tokens:
-            yield from self._completions()
+            self._commit_next_tokens(this, ends)
+        if this.num_pass_tokens:
+            yield from self._make_known()
             # For those that have ended with their next tokens, and one that may end with a candidate.
-            self.scheduler.look_ahead(len(finished) + 1)
+            self.scheduler.look_ahead(len(this.ended) + 1)
             if self._book is None and reply.traced is None:
-                following = NextRound.foresee(self.scheduler, self._stop_rules, blocks, plan)
-            verified = verified_blocks(blocks)
+                candidates = [(block.sequence, block.candidate_ids) for block in this.blocks]
+                this.following = NextRound.foresee(self.scheduler, self._stop_rules, candidates, plan)
+            this.verified = verified()
 
-        over = following.ended(verified.num_accepted_R) if following and verified else []
-        if following is not None and len(over) == len(following.sequences):
-            following, over = None, []
-        ending, going_on = verified.parted(over) if verified else ((), ())
-        kept = [self._commit_candidates(each, finished) for each in ending]
-
-        def commit(counts: list[Callable[[], None]], ended: list[Sequence]) -> None:
-            kept.extend([self._commit_candidates(each, ended) for each in going_on])
-            counts.append(partial(count.record_blocks, kept))
-            times, used = self._clock.cut(), self._target.traffic - traffic
-            counts.append(
-                lambda: count.record_round(
-                    plan,
-                    target=TargetTimes(**times()),
-                    reply=reply,
-                    num_pass_tokens=num_pass_tokens,
-                    pass_time=pass_time,
-                    target_traffic=used,
-                    target_peak_bytes=peak_memory_bytes(self._target.device),
-                )
-            )
-
-        if following is None or verified is None:
-            commit(self._later, finished)
+    def _commit(self, this: Round) -> None:
+        """Append the accepted candidates: all of them, or where the next round is known, only those of the
+        sequences that they end; the others follow before the next pass."""
+        following, num_accepted_R = this.following, this.verified.num_accepted_R
+        over = following.ended(num_accepted_R) if following is not None else []
+        self._commit_candidates(this, over)
+        self._pipeline.add("before_pass", partial(self._commit_rest, this, over))
+        self._pipeline.add("during_pass", partial(self._count, this))
+        if following is not None and len(over) < len(following.sequences):
+            self._early = following.after(num_accepted_R, over)
         else:
-            self._next, self._uncommitted = following.after(verified.num_accepted_R, over), commit
+            self.commit()
 
-    def _commit_next_tokens(
-        self,
-        plan: RoundPlan,
-        reply: ProposalReply,
-        ends: list[FinishReason | None],
-        finished: list[Sequence],
-    ) -> list[Block]:
-        """Append each sequence's next token. Returns the blocks of the sequences that it does not end."""
-        blocks = []
-        for index, block in enumerate(blocks_of(reply, plan.decoding, trusts_draft=self._trusts_draft)):
+    def _commit_rest(self, this: Round, over: list[int]) -> None:
+        """All blocks but these; the round's times and messages end with them."""
+        self._commit_candidates(this, [index for index in range(len(this.blocks)) if index not in over])
+        this.times, this.traffic = self._clock.cut(), self._target.traffic - this.traffic
+
+    def _count(self, this: Round) -> None:
+        """Once the round is committed."""
+        assert not this.ended, "a sequence has ended that was to run in the next round"
+        self._stats_recorder.record_blocks(this.kept)
+        self._stats_recorder.record_round(
+            this.plan,
+            target=TargetTimes(**this.times()),
+            reply=this.reply,
+            num_pass_tokens=this.num_pass_tokens,
+            pass_time=this.pass_time,
+            target_traffic=this.traffic,
+            target_peak_bytes=peak_memory_bytes(self._target.device),
+        )
+
+    def _completed(self, sequence: Sequence) -> Completion:
+        """The completion of a sequence that has ended, once its last round is counted."""
+        self._stats_recorder.record_completion(sequence)
+        sequence.text = self._stop_rules.text(sequence)
+        return sequence.completion() if self._book is None else self._book.completed(sequence)
+
+    def _commit_next_tokens(self, this: Round, ends: list[FinishReason | None]) -> None:
+        """Append each sequence's next token; the blocks of those that it does not end go on."""
+        reply, count = this.reply, self._stats_recorder
+        blocks = blocks_of(reply, this.plan.decoding, trusts_draft=self._trusts_draft)
+        for index, (block, reason) in enumerate(zip(blocks, ends, strict=True)):
             sequence, ahead = block.sequence, block.ahead
             if block.next_token_id == NOT_FINITE:
                 # Nothing was drafted after it.
                 sequence.has_nonfinite_logits = True
                 sequence.error = not_finite(sequence)
-                self._finish(sequence, "error", finished)
+                self._finish(this, sequence, "error")
                 continue
             self._nonfinite_guard.note_finite()
             record_token_ahead(block, reply, index)
             was_full = sequence.num_accepted == sequence.num_candidates
             missed = not ahead.is_hit and (ahead.num_tokens > 0 or not was_full)
-            self._later.append(
-                partial(self._stats_recorder.record_next_token, block, is_reached=was_full, is_miss=missed)
-            )
+            count.record_next_token(block, is_reached=was_full, is_miss=missed)
             sequence.begin_block(block.next_token_id, block.num_candidates, missed=missed)
-            if (reason := ends[index]) is None:
-                blocks.append(block)
+            if reason is None:
+                this.blocks.append(block)
             else:
                 record_block(block, None, num_verified=0, num_accepted=0)
                 sequence.drop_candidates(block.num_candidates)
-                self._later.append(partial(self._stats_recorder.record_dropped, block))
-                self._finish(sequence, reason, finished)
-        return blocks
+                count.record_dropped(block)
+                self._finish(this, sequence, reason)
 
-    def _commit_candidates(self, verified: VerifiedBlock, finished: list[Sequence]) -> tuple[Block, int]:
-        """Append the accepted candidates, as far as the completion goes. Returns the block, and how many."""
-        block, num_accepted, acceptance_K = verified
-        sequence, num_drafted = block.sequence, len(block.candidate_ids)
-        accepted_ids = block.candidate_ids[:num_accepted]
-        num_kept, reason = self._stop_rules.check(sequence, accepted_ids)
-        if block.features_4K is not None:
-            # Nothing after a stop counts as verified; without one, the first rejected candidate does.
-            num_verified = min(num_kept + (reason is None), num_drafted)
-            record_block(block, acceptance_K, num_verified=num_verified, num_accepted=num_kept)
-        sequence.end_block(accepted_ids[:num_kept], num_drafted)
-        if reason is not None:
-            self._finish(sequence, reason, finished)
-        return block, num_kept
+    def _commit_candidates(self, this: Round, indices: list[int]) -> None:
+        """Append the accepted candidates of these blocks, as far as the completions go."""
+        num_accepted, acceptances = this.verified.num_accepted_R.tolist(), this.verified.acceptances
+        for index in indices:
+            block = this.blocks[index]
+            sequence, num_drafted = block.sequence, block.num_candidates
+            accepted_ids = block.candidate_ids[: num_accepted[index]]
+            num_kept, reason = self._stop_rules.check(sequence, accepted_ids)
+            if block.features_4K is not None:
+                # Nothing after a stop counts as verified; without one, the first rejected candidate does.
+                num_verified = min(num_kept + (reason is None), num_drafted)
+                acceptance_K = None if acceptances is None else acceptances[index]
+                record_block(block, acceptance_K, num_verified=num_verified, num_accepted=num_kept)
+            sequence.end_block(accepted_ids[:num_kept], num_drafted)
+            if reason is not None:
+                self._finish(this, sequence, reason)
+            this.kept.append((block, num_kept))
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, finished: list[Sequence]) -> None:
+    def _finish(self, this: Round, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         if sequence.slot >= 0:
             self.scheduler.finish(sequence)
-        finished.append(sequence)
+        this.ended.append(sequence)

@@ -6,16 +6,19 @@ token is sampled.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from specdist.engine.blocks import VerifyInput
+from specdist.engine.messages.packing import not_sent
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
+from specdist.engine.target.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import Timeline
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
 from specdist.sampling.logprobs import Logprobs
 
@@ -35,7 +38,73 @@ class Proposer(Protocol):
         ...
 
 
-class VerifyOutput(Protocol):
+@dataclass(frozen=True, eq=False)
+class PromptTokens:
+    """Tokens of prompts whose log-probabilities are wanted.
+
+    Attributes:
+        indices_P: of the tokens before them, among the batch's.
+        token_ids_P: what they are.
+    """
+
+    indices_P: np.ndarray
+    token_ids_P: np.ndarray
+
+
+NO_PROMPT_TOKENS = PromptTokens(*np.zeros((2, 0), np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyInput:
+    """A pass: the batch, the tokens whose logits are wanted, and the candidates that these logits verify.
+
+    Attributes:
+        logits_indices_N: indices of the tokens whose logits are wanted, among the batch's.
+        stream_keys_N: random stream of each one's sequence.
+        target_logits_indices_C: for every candidate, which of the N logits verifies it: those of the token
+            before it.
+    """
+
+    batch: FlatBatch
+    logits_indices_N: np.ndarray
+    stream_keys_N: np.ndarray
+    target_logits_indices_C: np.ndarray
+    # Sent by themselves, where logits are processed, and where prompts are scored.
+    opened: OpenedSequences = not_sent(NOTHING_OPENED)
+    prompts: PromptTokens = not_sent(NO_PROMPT_TOKENS)
+
+    @property
+    def run_indices(self) -> np.ndarray:
+        """Of all tokens whose logits a pass computes, those of prompts last."""
+        if not len(self.prompts.indices_P):
+            return self.logits_indices_N
+        return np.concatenate([self.logits_indices_N, self.prompts.indices_P])
+
+    @property
+    def positions_N(self) -> np.ndarray:
+        """Positions in their sequences of the tokens that the logits predict."""
+        return self.batch.positions_T[self.logits_indices_N] + 1
+
+    @property
+    def candidate_ids_C(self) -> np.ndarray:
+        """Each candidate follows the token whose logits verify it."""
+        index_C = self.logits_indices_N[self.target_logits_indices_C] + 1
+        return np.asarray(self.batch.token_ids_T)[index_C]
+
+
+class ScoresTokens(Protocol):
+    """What knows the logits of a pass, until the next one. All ranks of the target may have to take part."""
+
+    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
+        """Of tokens at these of the N positions: if log-probabilities are wanted."""
+        ...
+
+    def prompt_logprobs(self) -> Logprobs:
+        """Of the tokens of prompts that were asked for, at least one."""
+        ...
+
+
+class VerifyOutput(ScoresTokens, Protocol):
     """The result of a target pass, in the process that verifies."""
 
     def candidate_probabilities(self) -> np.ndarray:
@@ -45,14 +114,6 @@ class VerifyOutput(Protocol):
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
         """The distributions at these of the N positions, on the target's device. To be called exactly once
         for every pass with N > 0, since other ranks may have to take part."""
-        ...
-
-    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
-        """Of tokens at these of the N positions, until the next pass: if log-probabilities are wanted."""
-        ...
-
-    def prompt_logprobs(self) -> Logprobs:
-        """Of the tokens of prompts that were asked for, at least one."""
         ...
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from specdist.engine.blocks import NO_PROMPT_TOKENS, PromptTokens
+from specdist.engine.interfaces import NO_PROMPT_TOKENS, PromptTokens, ScoresTokens
 from specdist.engine.request import Completion, PromptLogprobs, Sequence, TokenLogprobs
 from specdist.engine.schedule.plan import Chunk
 from specdist.sampling.distributions import Dense, Distributions, SamplingSettings
@@ -29,18 +29,6 @@ from specdist.sampling.logprobs import (
 )
 from specdist.sampling.processing.row_filters import RowFilters
 from specdist.sampling.uploads import upload
-
-
-class ScoresTokens(Protocol):
-    """What knows the logits of a pass, until the next one."""
-
-    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
-        """Of tokens at these of the N positions. All ranks of the target may have to take part."""
-        ...
-
-    def prompt_logprobs(self) -> Logprobs:
-        """Of the pass's tokens of prompts."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.blocks import VerifyInput
-from specdist.engine.interfaces import Target, VerifyOutput
+from specdist.engine.interfaces import Target, VerifyInput, VerifyOutput
 from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.target.vocab_parallel import VocabParallelVerifier
 from specdist.engine.times.reports import Traffic

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.engine.blocks import Block, VerifyInput
 from specdist.engine.draft import draft_worker
 from specdist.engine.draft.ahead import draft_ahead
 from specdist.engine.draft.ahead.draft_ahead import AheadDrafter
 from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.draft.steps.draft_runs import DraftRuns
 from specdist.engine.engine import Engine
+from specdist.engine.interfaces import VerifyInput
 from specdist.engine.request import Request
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.verify import Verifier
@@ -57,13 +57,13 @@ def watch_passes(monkeypatch: pytest.MonkeyPatch, events: list[str]) -> None:
     """Note when a pass is begun, and when its outcome is asked for."""
     verify, numbers = Verifier.verify, itertools.count(1)
 
-    def begun(self: Verifier, *arguments: object) -> Callable[[list[Block]], object]:
+    def begun(self: Verifier, *arguments: object) -> Callable[[], object]:
         number, outcome = next(numbers), verify(self, *arguments)  # type: ignore[arg-type]
         events.append(f"pass {number} begins")
 
-        def waited(blocks: list[Block]) -> object:
+        def waited() -> object:
             events.append(f"pass {number} is waited for")
-            return outcome(blocks)
+            return outcome()
 
         return waited
 

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.data.stats.shard import AheadOutcome
-from specdist.engine.blocks import Block
-from specdist.engine.next_round import NextRound
 from specdist.engine.request import Request
+from specdist.engine.schedule.scheduler import NextRound
 from specdist.engine.schedule.stopping import StopRules
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import SamplingSettings
@@ -124,12 +122,7 @@ def test_a_round_known_early_has_pages_for_its_blocks_when_a_sequence_has_ended(
     blocks = []
     for sequence in plan.decoding:
         sequence.begin_block(7, 3, missed=False)
-        nothing = AheadOutcome(0, False, 0, 0, 0)
-        block = Block(
-            sequence=sequence, next_token_id=7, candidate_ids=[7] * 3, draft_probabilities_K=np.ones(3),
-            features_4K=None, ahead=nothing,
-        )  # fmt: skip
-        blocks.append(block)
+        blocks.append((sequence, [7] * 3))
     early = NextRound.foresee(rounds, StopRules(DETOKENIZER), blocks, plan)
     assert early is not None
     rounds.finish(first)

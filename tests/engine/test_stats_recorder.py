@@ -148,7 +148,6 @@ def test_the_fit_recovers_the_cost_of_each_pass() -> None:
         opened = [row for row, (first, _) in zip(rows, first_and_last, strict=True) if first == number]
         # Some rounds end before the target's pass.
         num_passes, has_target = 1 + number**2 % 5, number % 4 != 3
-        stats_recorder.begin_round(round_of(running, opened))
         stats_recorder.record_round(
             round_of(running, opened),
             target=TargetTimes(verify=t_target * has_target, prefill=13, idle=500, host=7),

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from specdist.engine.blocks import VerifyInput
-from specdist.engine.interfaces import VerifyOutput
+from specdist.engine.interfaces import VerifyInput, VerifyOutput
 from specdist.engine.target.collectives import Collectives
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.target.vocab_parallel import VocabParallelVerifier

@@ -80,7 +80,7 @@ def check_measurements_wait_for_the_device() -> None:
     )
     assert len(curve.sizes) == 3
     waits = DEVICE.counts().synchronisations
-    measured = [count for (_, line), count in waits.items() if "device_clock" in line]
+    measured = [count for (_, line), count in waits.items() if "times/timeline.py" in line]
     assert sum(measured) == 2 * NUM_PASSES * len(curve.sizes), DEVICE.counts().report()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -225,17 +225,21 @@ class Runs:
         """The counts of every round, each with whether it was a steady one: all rows decode, and no prompt
         joins."""
         rounds: list[tuple[bool, dict[str, Counter[str]]]] = []
-        harness, observer, one_round = self.harness, self.observer, Engine._round
+        harness, observer, one_round = self.harness, self.observer, Engine.step
 
-        def counted(engine: Engine, plan: Any, last: Any, finished: list[Any]) -> Iterator[Any]:
+        def counted(engine: Engine) -> Generator[Any, None, bool]:
             before = observer.snapshot()
-            yield from one_round(engine, plan, last, finished)
-            steady = len(plan.decoding) == self.num_rows and not plan.chunks and not finished
-            rounds.append((steady, observer.since(before)))
+            is_over = yield from one_round(engine)
+            plan = engine.round.plan
+            goes_on = all(sequence.finish_reason is None for sequence in plan.decoding)
+            steady = len(plan.decoding) == self.num_rows and not plan.chunks and goes_on
+            if not is_over:
+                rounds.append((steady, observer.since(before)))
+            return is_over
 
         harness.settings, harness.policy = RULES[rule], policy()
         harness.trusts_draft = isinstance(harness.policy, Sprinter)
-        with observer.active(), patch.object(Engine, "_round", counted):
+        with observer.active(), patch.object(Engine, "step", counted):
             harness.generate(requests_for(rows))
         return rounds
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.engine import Engine
-from specdist.engine.schedule.plan import RoundPlan
 from tests.gpu.device import DEVICE
 
 Waits = Counter[tuple[str, str]]
@@ -52,7 +51,7 @@ def counted_waits() -> Iterator[RoundWaits]:
     """Counts inside the block, for a draft in the target's process."""
     found = RoundWaits()
     drafting = Waits()
-    propose, run_round = ColocatedDraft.propose, Engine._round
+    propose, step = ColocatedDraft.propose, Engine.step
 
     def counted_propose(self: ColocatedDraft, *arguments: Any) -> Any:
         before = DEVICE.counts().synchronisations
@@ -60,16 +59,18 @@ def counted_waits() -> Iterator[RoundWaits]:
         drafting.update(DEVICE.counts().synchronisations - before)
         return reply
 
-    def counted_round(self: Engine, plan: RoundPlan, last: Any, finished: Any) -> Iterator[Any]:
+    def counted_step(self: Engine) -> Generator[Any, None, bool]:
         drafting.clear()
         before = DEVICE.counts().synchronisations
-        yield from run_round(self, plan, last, finished)
-        if not (plan.chunks or plan.opened):
+        is_over = yield from step(self)
+        plan = self.round.plan
+        if not (is_over or plan.chunks or plan.opened):
             found.draft.append(Waits(drafting))
             found.target.append(DEVICE.counts().synchronisations - before - drafting)
+        return is_over
 
     with (
         patch.object(ColocatedDraft, "propose", counted_propose),
-        patch.object(Engine, "_round", counted_round),
+        patch.object(Engine, "step", counted_step),
     ):
         yield found

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig
 
-from specdist.engine.blocks import VerifyInput
+from specdist.engine.interfaces import VerifyInput
 from specdist.engine.target.local_target import FullDistributions
 from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.kernel import MAX_SPLIT_BYTES

@@ -29,7 +29,7 @@ ATTENTION_FAULTS = (
         "return False",
         (ALONE,)),
     Mutant("round-foreseen-across-a-rope-s-border", "NextRound.foresee",
-        "            or any(map(scheduler.must_recompute, sequences))\n",
+        "            or any(map(scheduler.must_recompute, running))\n",
         "",
         (f"{BORDERS}[in turns-phi3]",)),
     Mutant("window-from-the-arguments-alone", "LayerShapes.record",

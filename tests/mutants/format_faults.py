@@ -124,7 +124,7 @@ FORMAT_FAULTS = (
         'messages += [{"role": "user", "content": text}, answer]',
         'messages += [{"role": "user", "content": text}]',
         (TURNS + "test_every_turn_is_the_answer_to_the_conversation_before_it",)),
-    Mutant("turns-after-all-other-rows-have-ended", "Engine._rounds",
+    Mutant("turns-after-all-other-rows-have-ended", "Engine.step",
         "if not (self.scheduler.running or self.scheduler.waiting):",
         "if False:",
         (FOLLOWING,)),

@@ -17,13 +17,13 @@ GOODPUT = "tests/policies/test_goodput_learning.py"
 
 POLICY_FAULTS = (
     # Heads and lossy runs.
-    Mutant("lossy-run-trusts-last-token-of-block-too", "blocks_of",
-        "num_trusted=max(0, num_drafted - 1) if trusts_draft else 0",
-        "num_trusted=num_drafted if trusts_draft else 0",
+    Mutant("lossy-run-trusts-last-token-of-block-too", "NewBlocks.of",
+        "num_trusted_R=np.maximum(num_R - 1, 0)",
+        "num_trusted_R=np.maximum(num_R, 0)",
         (SPRINTER,)),
-    Mutant("every-run-trusts-draft", "blocks_of",
-        "num_trusted=max(0, num_drafted - 1) if trusts_draft else 0",
-        "num_trusted=max(0, num_drafted - 1)",
+    Mutant("every-run-trusts-draft", "NewBlocks.of",
+        "np.maximum(num_R - 1, 0) if trusts_draft else np.zeros(len(num_R), np.int64)",
+        "np.maximum(num_R - 1, 0)",
         (IN_TURNS,)),
     Mutant("one-token-more-trusted-than-said", "_verify_blocks",
         "arange_segments(num_verified_R) < trusted_R.repeat(num_verified_R)",

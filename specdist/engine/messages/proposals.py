@@ -14,6 +14,7 @@ import numpy as np
 from specdist.engine.draft.target_states import TargetStates
 from specdist.engine.messages.packing import NOTHING_TO_DO, FloatArray, not_sent
 from specdist.engine.request import Sequence
+from specdist.engine.schedule.plan import DRAW as DRAW
 from specdist.engine.target.opened import OpenedSequences
 from specdist.engine.times.reports import (
     NO_DRAFT_STEPS,
@@ -27,8 +28,6 @@ from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
 
-# In a token id's place: to be sampled.
-DRAW = -1
 NOTHING_MISSED = FlatBatch(*np.zeros((3, 0), np.int64))
 
 
@@ -45,7 +44,7 @@ class ProposalRequest:
         next_distributions_W: the target's distributions for the ``DRAW`` sequences, in order.
         suspended_slots: of sequences that were preempted; a slot may have a new sequence already.
         opened, context: sequences that begin, and the context tokens of this round's target pass, which the
-            draft runs too, after its reply; one with a window runs others: specdist.engine.blocks.
+            draft runs too, after its reply; one with a window runs others.
         num_prefill_tokens: context tokens of the target pass.
         states: of the tokens that the last pass has run, for a draft that reads them.
         meanwhile: to be called while the request is under way, and before ``sequences`` are looked at.

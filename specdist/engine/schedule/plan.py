@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from specdist.engine.request import Sequence
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.pages import PageUpdates
+
+# In a token id's place: to be sampled.
+DRAW = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,34 @@ class RoundPlan:
     @property
     def is_empty(self) -> bool:
         return not self.decoding and not self.chunks
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Of the chunks."""
+        return sum(chunk.end - chunk.begin for chunk in self.chunks)
+
+
+class LastPass(NamedTuple):
+    """How the last pass ended for each sequence of a round.
+
+    ``num_accepted_R``: how many of its candidates are accepted. ``num_redraft_R``, ``next_token_ids_R``: of a
+    resumed sequence; else 0, and ``DRAW``.
+    """
+
+    slots_R: np.ndarray
+    num_accepted_R: np.ndarray
+    num_redraft_R: np.ndarray
+    next_token_ids_R: np.ndarray
+
+    @staticmethod
+    def of(sequences: list[Sequence]) -> LastPass:
+        """From what has been committed."""
+        forced = [DRAW if s.forced_next_token is None else s.forced_next_token for s in sequences]
+        numbers = [
+            (s.slot, s.num_accepted, s.num_redraft, next_token)
+            for s, next_token in zip(sequences, forced, strict=True)
+        ]
+        return LastPass(*np.array(numbers, np.int64).reshape(-1, 4).T.copy())
 
 
 def candidates_within(most: int, room: int) -> int:

@@ -8,9 +8,22 @@ is preempted: it waits, is prefilled again, and continues where its last block b
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
 
 from specdist.engine.request import Request, Requests, Sequence
-from specdist.engine.schedule.plan import Chunk, RoundPlan, SchedulerSettings, candidates_within
+from specdist.engine.schedule.plan import (
+    DRAW,
+    Chunk,
+    LastPass,
+    RoundPlan,
+    SchedulerSettings,
+    candidates_within,
+    limits_within,
+)
+from specdist.engine.schedule.stopping import StopRules
 from specdist.models.cache.pages import NO_UPDATES, PageTable, PageUpdates
 from specdist.sampling.keys import stream_key
 
@@ -205,3 +218,96 @@ class Scheduler:
         sequence.num_prefilled = end
         self._pages.publish(sequence.slot, end)
         return Chunk(sequence, begin, end)
+
+
+@dataclass(frozen=True)
+class NextRound:
+    """A round of the sequences that run now, known while the pass before it is under way.
+
+    In most rounds few sequences end and few begin: the next round has the others, and what the pass accepts
+    only decides how long they are. So its request can be sent before the accepted candidates are committed,
+    but for those of the sequences that they end.
+
+    Attributes:
+        sequences: those of that pass's blocks, then those that the pass begins, whose first token this
+            round's is.
+        candidates: ids, block by block; ``doubtful``: blocks whose candidates may end their sequences.
+        last: of the pass, as if it accepted nothing.
+        room_R: tokens that each completion has room for.
+        most_candidates: of a sequence, as many as pages are reserved for.
+    """
+
+    scheduler: Scheduler
+    stop_rules: StopRules
+    sequences: list[Sequence]
+    candidates: list[list[int]]
+    doubtful: list[int]
+    last: LastPass
+    room_R: np.ndarray
+    most_candidates: int
+    page_updates: PageUpdates
+
+    @staticmethod
+    def foresee(
+        scheduler: Scheduler,
+        stop_rules: StopRules,
+        blocks: Iterable[tuple[Sequence, list[int]]],
+        plan: RoundPlan,
+    ) -> NextRound | None:
+        """To be asked when all next tokens are committed; ``blocks``: sequences of the pass, with their
+        candidates. None if a context goes on after the pass, or if pages are few."""
+        running, new = list(scheduler.running), [chunk.sequence for chunk in plan.chunks]
+        sequences, candidates = [each for each, _ in blocks], [ids for _, ids in blocks]
+        if (
+            not running
+            or running != sequences + new
+            or any(sequence.is_prefilling or sequence.forced_next_token is not None for sequence in new)
+            or any(map(scheduler.must_recompute, running))
+        ):
+            return None
+        page_updates = scheduler.reserve_early([len(ids) for ids in candidates] + [0] * len(new))
+        if page_updates is None:
+            return None
+        nothing_R = np.zeros(len(running), np.int64)
+        slots_R = np.array([sequence.slot for sequence in running], np.int64)
+        return NextRound(
+            scheduler=scheduler,
+            stop_rules=stop_rules,
+            sequences=running,
+            candidates=candidates,
+            doubtful=[
+                index
+                for index, (sequence, ids) in enumerate(zip(sequences, candidates, strict=True))
+                if stop_rules.may_end(sequence, ids)
+            ],
+            last=LastPass(slots_R, nothing_R, nothing_R, np.full(len(running), DRAW)),
+            room_R=np.array([scheduler.room(sequence) for sequence in running], np.int64),
+            most_candidates=scheduler.most_candidates,
+            page_updates=page_updates,
+        )
+
+    def ended(self, num_accepted_R: np.ndarray) -> list[int]:
+        """The blocks whose accepted candidates end their sequences."""
+        accepted = ((index, self.candidates[index][: num_accepted_R[index]]) for index in self.doubtful)
+        return [
+            index
+            for index, token_ids in accepted
+            if self.stop_rules.check(self.sequences[index], token_ids).reason is not None
+        ]
+
+    def after(self, num_accepted_R: np.ndarray, ended: list[int]) -> tuple[RoundPlan, LastPass]:
+        """The round, once it is known how many candidates of each block are accepted, and those that have
+        ``ended`` have left the scheduler."""
+        num_new = len(self.sequences) - len(num_accepted_R)
+        if num_new:
+            num_accepted_R = np.concatenate([num_accepted_R, np.zeros(num_new, np.int64)])
+        sequences, room_R, updates = self.sequences, self.room_R, self.page_updates
+        last = self.last._replace(num_accepted_R=num_accepted_R)
+        if ended:
+            goes_on_R = np.ones(len(sequences), bool)
+            goes_on_R[ended] = False
+            updates = updates.without(last.slots_R[ended])
+            sequences = [sequences[index] for index in np.flatnonzero(goes_on_R)]
+            room_R, last = room_R[goes_on_R], LastPass(*(column_R[goes_on_R] for column_R in last))
+        limits = limits_within(self.most_candidates, room_R - last.num_accepted_R)
+        return self.scheduler.plan((sequences, limits, updates)), last

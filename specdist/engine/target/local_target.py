@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.blocks import VerifyInput
-from specdist.engine.interfaces import VerifyOutput
-from specdist.engine.logprobs import ScoresTokens, WholeLogits
+from specdist.engine.interfaces import ScoresTokens, VerifyInput, VerifyOutput
+from specdist.engine.logprobs import WholeLogits
 from specdist.engine.target.pipeline import LogitsPipeline, Processed
 from specdist.engine.times.reports import Traffic
 from specdist.models.cache.pages import PageUpdates

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.blocks import VerifyInput
 from specdist.engine.draft.steps.draft_state import DraftState
+from specdist.engine.interfaces import VerifyInput
 from specdist.engine.target.opened import OpenedSequences
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.processors import LogitsProcessors, TokenMasker

@@ -14,8 +14,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
-from specdist.engine.blocks import PromptTokens, VerifyInput
-from specdist.engine.interfaces import VerifyOutput
+from specdist.engine.interfaces import PromptTokens, VerifyInput, VerifyOutput
 from specdist.engine.messages.packing import pack, unpack
 from specdist.engine.messages.wire import wire_broadcast
 from specdist.engine.target.collectives import RANK_ZERO, Collectives

@@ -26,8 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.blocks import VerifyInput
-from specdist.engine.interfaces import VerifyOutput
+from specdist.engine.interfaces import VerifyInput, VerifyOutput
 from specdist.engine.target.collectives import Collectives
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.target.pipeline import LogitsPipeline

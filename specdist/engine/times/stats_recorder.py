@@ -12,12 +12,12 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
 from specdist.data.stats.shard import Stats, TargetTimes, split_proportionally
-from specdist.engine.blocks import Block
 from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Sequence
 from specdist.engine.schedule.plan import RoundPlan
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import PhaseTime
+from specdist.engine.verify import Block
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class StatsRecorder:
         """The finished shard's statistics, which are forgotten here."""
         return self._shards.pop(shard, Stats())
 
-    def begin_round(self, plan: RoundPlan) -> None:
-        """Remember the totals at which sequences are admitted."""
+    def _note_opened(self, plan: RoundPlan) -> None:
+        """The totals at which sequences are admitted, before the round is counted."""
         for sequence in plan.opened:
             self._admitted.setdefault(sequence.order, self._now)
             self._shards[sequence.request.shard].num_shared_prompt_tokens += sequence.num_shared
@@ -112,6 +112,7 @@ class StatsRecorder:
             target: the target's times that have become known since the last round was recorded.
             pass_time: of the round's target pass, if there was one; counted as soon as it is known.
         """
+        self._note_opened(plan)
         sequences = plan.decoding + [chunk.sequence for chunk in plan.chunks]
         seqs_per_shard = Counter(sequence.request.shard for sequence in sequences)
         first = self._shards[sequences[0].request.shard]
@@ -155,6 +156,7 @@ class StatsRecorder:
 
     def record_out_of_memory(self, plan: RoundPlan) -> None:
         """A round has failed; its time will be counted with the next one's."""
+        self._note_opened(plan)
         first = plan.decoding[0] if plan.decoding else plan.chunks[0].sequence
         self._shards[first.request.shard].num_out_of_memory += 1
 

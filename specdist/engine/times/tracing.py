@@ -10,8 +10,8 @@ import math
 import numpy as np
 
 from specdist.data.stats.traces import TracedToken
-from specdist.engine.blocks import Block
 from specdist.engine.messages.proposals import ProposalReply
+from specdist.engine.verify import Block
 
 
 def record_token_ahead(block: Block, reply: ProposalReply, index: int) -> None:

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from specdist.engine.assembly import Assembly
-from specdist.engine.blocks import VerifyInput
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.draft.remote import serve_draft
-from specdist.engine.interfaces import Proposer
+from specdist.engine.interfaces import Proposer, VerifyInput
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.schedule.detokenizer import NO_TEXT

@@ -18,11 +18,10 @@ import numpy as np
 import torch
 
 from specdist.engine.assembly import Assembly
-from specdist.engine.blocks import VerifyInput
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.on_demand import InformedDraft
 from specdist.engine.draft.remote import serve_draft
-from specdist.engine.interfaces import Target, VerifyOutput
+from specdist.engine.interfaces import Target, VerifyInput, VerifyOutput
 from specdist.engine.messages import links
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.collectives import RANK_ZERO
