@@ -17,7 +17,7 @@ TEXTS = {
         "from specdist.engine import engine\n\n\ndef run() -> None:\n    import specdist.data.one\n"
     ),
     "specdist/engine/__init__.py": "",
-    "specdist/engine/engine.py": "import torch\n\n\nclass Engine:\n    def _round(self) -> None: ...\n\n",
+    "specdist/engine/engine.py": "import torch\n\n\nclass Engine:\n    def step(self) -> None: ...\n\n",
     "specdist/engine/parts.py": "class Scheduler: ...\n\n\nclass Sequence: ...\n",
     "specdist/data/one.py": "from specdist.data import two\n",
     "specdist/data/two.py": "",
