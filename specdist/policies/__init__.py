@@ -16,16 +16,10 @@ from specdist.policies.base import (
     needs_last_estimate,
     reads_head,
 )
-from specdist.policies.lengths.adaedl import AdaEdl
-from specdist.policies.lengths.confidence import ConfidenceThreshold
-from specdist.policies.lengths.fixed import FixedLength
-from specdist.policies.lengths.gammatune import GammaTune
-from specdist.policies.lengths.gammatune_plus import GammaTunePlus
+from specdist.policies.lengths.counted import FixedLength, GammaTune, GammaTunePlus, HfHeuristic
 from specdist.policies.lengths.goodput import Goodput
-from specdist.policies.lengths.hf_heuristic import HfHeuristic
-from specdist.policies.lengths.specdecpp import SpecDecPlusPlus
-from specdist.policies.lengths.sprinter import Sprinter
-from specdist.policies.lengths.svip import Svip
+from specdist.policies.lengths.heads import SpecDecPlusPlus, Sprinter
+from specdist.policies.lengths.thresholds import AdaEdl, ConfidenceThreshold, Svip
 from specdist.policies.options import HeadKind
 
 __all__ = [

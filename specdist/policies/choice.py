@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdist.policies.base import LengthPolicy
 from specdist.policies.costs import CostModel
-from specdist.policies.lengths.fixed import FixedLength
+from specdist.policies.lengths.counted import FixedLength
 from specdist.policies.registry import (
     OPTION_NAMES,
     OPTIONS,

@@ -8,17 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from specdist.policies.lengths.adaedl import AdaEdl
-from specdist.policies.lengths.confidence import ConfidenceThreshold
-from specdist.policies.lengths.draft_verify import DraftVerify
-from specdist.policies.lengths.fixed import FixedLength
-from specdist.policies.lengths.gammatune import GammaTune
-from specdist.policies.lengths.gammatune_plus import GammaTunePlus
+from specdist.policies.lengths.counted import FixedLength, GammaTune, GammaTunePlus, HfHeuristic
 from specdist.policies.lengths.goodput import Goodput
-from specdist.policies.lengths.hf_heuristic import HfHeuristic
-from specdist.policies.lengths.specdecpp import SpecDecPlusPlus
-from specdist.policies.lengths.sprinter import Sprinter
-from specdist.policies.lengths.svip import Svip
+from specdist.policies.lengths.heads import SpecDecPlusPlus, Sprinter
+from specdist.policies.lengths.thresholds import AdaEdl, ConfidenceThreshold, DraftVerify, Svip
 from specdist.policies.options import HeadKind, OptionInfo, options_of
 from specdist.policies.references import OF_ACCEPTANCE, OF_SPECULATION, Reference
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from specdist.policies import AdaEdl, ConfidenceThreshold, LengthPolicy, Svip
-from specdist.policies.lengths.draft_verify import DraftVerify
+from specdist.policies.lengths.thresholds import DraftVerify
 from tests.policies.rows import after, asked, begun
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from specdist.policies.ngrams.ngram_index import Proposals
-from specdist.policies.ngrams.ngram_state import (
+from specdist.policies.ngrams.ngram_index import (
     ALL,
     CLASS_STARTS,
     MAX_MATCH,
     MAX_PLACES,
     PRIOR_TOKENS,
     NgramState,
+    Proposals,
 )
 from specdist.policies.ngrams.text_store import NO_TEXTS, TextSettings, TextStore
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from specdist.policies.ngrams.ngram_index import NgramIndex, Proposals
-from specdist.policies.ngrams.ngram_state import MAX_MATCH, MAX_PLACES
+from specdist.policies.ngrams.ngram_index import MAX_MATCH, MAX_PLACES, NgramIndex, Proposals
 from specdist.policies.ngrams.text_store import TextSettings
 from tests.policies.ngrams.plain_ngrams import PlainIndex
 

@@ -40,7 +40,7 @@ from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN, RECORDED_LENGTHS
 from specdist.policies import BatchPolicy, DraftFeatures, HeadPolicy, LengthPolicy, RunPolicy
-from specdist.policies.lengths.fixed import FixedLength
+from specdist.policies.lengths.counted import FixedLength
 from specdist.sampling.uploads import upload
 
 

@@ -19,8 +19,7 @@ import numpy as np
 from specdist.data.stats.shard import Stats
 from specdist.policies import DraftFeatures, DraftSequences, FixedLength, LengthPolicy, RoundContext
 from specdist.policies.formulas import tokens_per_call
-from specdist.policies.lengths.confidence import ConfidenceThreshold
-from specdist.policies.lengths.svip import Svip
+from specdist.policies.lengths.thresholds import ConfidenceThreshold, Svip
 from specdist.results.report.panels.traces import Blocks, blocks_of
 from specdist.results.report.runs import ReportedRun
 from specdist.utils.errors import UserError
