@@ -210,9 +210,16 @@ def test_files_can_be_read_in_one_sitting() -> None:
     assert not too_long, too_long
 
 
-def test_a_policy_is_a_module_and_a_line_of_the_registry() -> None:
-    """Each in a module of its own name, which --policy offers."""
-    assert {policy.__module__.rpartition(".")[2] for policy in POLICIES.values()} == set(POLICIES)
+def test_a_policy_is_a_class_of_its_room_and_a_line_of_the_registry() -> None:
+    """Every class in ``policies/lengths`` with a name, which --policy offers."""
+    paths = (PACKAGE / "policies/lengths").glob("*.py")
+    classes = [
+        node for path in paths for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+    ]
+    named = {
+        node.name for node in classes if any(ast.unparse(part).startswith("name = ") for part in node.body)
+    }
+    assert {policy.__name__ for policy in POLICIES.values()} == named
     assert set(get_args(get_type_hints(GenerateConfig)["policy"])) == {*POLICIES, "auto", "none"}
 
 

@@ -1,6 +1,6 @@
 """All length policies by name, and tables derived from their declarations.
 
-A new policy is a file with its class, and a line in :data:`POLICIES`.
+A new policy is a class in ``lengths/``, and a line in :data:`POLICIES`.
 """
 
 from __future__ import annotations
