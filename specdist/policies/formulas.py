@@ -6,12 +6,16 @@ that of a target pass. No emitted token depends on these formulas.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 
-def tokens_per_call(acceptance: float, num_draft_tokens: int) -> float:
-    """Expected tokens of a target pass, (1 - a^(K+1)) / (1 - a) (Leviathan et al. 2023, Eq. 1)."""
-    return sum(acceptance**depth for depth in range(num_draft_tokens + 1))
+def tokens_per_call(acceptance: float, num_draft_tokens: Any, *, later: float | None = None) -> Any:
+    """Expected tokens of a target pass, (1 - a^(K+1)) / (1 - a) (Leviathan et al. 2023, Eq. 1); of an array
+    of lengths, of each. ``later``: the acceptance of a token after an accepted one, where it is another than
+    that of a block's first token."""
+    later = acceptance if later is None else later
+    in_stretch = num_draft_tokens if later == 1 else (1 - later**num_draft_tokens) / (1 - later)
+    return 1 + acceptance * in_stretch
 
 
 def wall_time_factor(acceptance: float, num_draft_tokens: int, cost_ratio: float) -> float:
@@ -39,9 +43,8 @@ def best_length(acceptance: float, cost_ratio: float, max_draft_tokens: int) -> 
 def ready_share(acceptance: float, num_candidates: Any, caught: Any, *, later: float | None = None) -> Any:
     """The share of a sequence's rounds with candidates ready when the draft works ahead; of arrays, of each.
 
-    ``caught`` is the share of misses for which a branch was prepared; ``later`` the acceptance of a token
-    after an accepted one, where it is another than that of a block's first token. A sequence is *ready* if it
-    has its n candidates; otherwise it has none:
+    ``caught`` is the share of misses for which a branch was prepared; ``later`` as in
+    :func:`tokens_per_call`. A sequence is *ready* if it has its n candidates; otherwise it has none:
 
         P(ready | ready) = a^(n+1) + (1 - a^(n+1)) c        P(ready | not) = a + (1 - a) c
     """
@@ -53,10 +56,42 @@ def ready_share(acceptance: float, num_candidates: Any, caught: Any, *, later: f
 
 def tokens_per_pass_ahead(acceptance: float, num_candidates: int, caught: float) -> float:
     """Expected tokens of a sequence per target pass when the draft works ahead, by :func:`ready_share`."""
-    if num_candidates == 0:
-        return 1.0
-    ready: float = ready_share(acceptance, num_candidates, caught)
-    return ready * tokens_per_call(acceptance, num_candidates) + 1 - ready
+    return float(round_ahead(acceptance, num_candidates, caught, 0).num_tokens)
+
+
+class RoundWork(NamedTuple):
+    """What a round is for each sequence, on average; of arrays, of each.
+
+    Attributes:
+        num_tokens: that it commits.
+        num_verified: that the target's pass runs.
+        num_first, num_later, num_steps: that the draft's first step runs, that each of its further steps
+            does, and the number of these.
+    """
+
+    num_tokens: Any
+    num_verified: Any
+    num_first: Any
+    num_later: Any
+    num_steps: Any
+
+
+def round_in_turns(acceptance: float, num_candidates: Any, *, later: float | None = None) -> RoundWork:
+    """With so many candidates, drafted before the pass. After a block that was accepted whole the draft runs
+    its last token too."""
+    is_whole = acceptance * (acceptance if later is None else later) ** (num_candidates - 1)
+    num_tokens = tokens_per_call(acceptance, num_candidates, later=later)
+    return RoundWork(num_tokens, 1 + num_candidates, 1 + is_whole, 1, num_candidates - 1)
+
+
+def round_ahead(
+    acceptance: float, num_candidates: Any, caught: Any, num_branches: Any, *, later: float | None = None
+) -> RoundWork:
+    """With so many candidates where a sequence is ready, drafted during the pass before: the first step
+    drafts the possible next token, and the branches join in the others."""
+    ready = ready_share(acceptance, num_candidates, caught, later=later)
+    num_tokens = 1 + ready * (tokens_per_call(acceptance, num_candidates, later=later) - 1)
+    return RoundWork(num_tokens, 1 + ready * num_candidates, 1, 1 + num_branches, num_candidates)
 
 
 def caught_share(num_branches: int) -> float:

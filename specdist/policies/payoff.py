@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
-from specdist.policies.formulas import caught_share, ready_share
+from specdist.policies.formulas import RoundWork, caught_share, round_ahead, round_in_turns
 
 # Of a chooser: acceptance assumed before any token was verified, and its weight in tokens; half-life of what
 # is learned.
@@ -231,32 +231,32 @@ class RoundChooser:
             return np.asarray(share * round_ns(longer_ns) + (1 - share) * round_ns(pass_ns))
 
         alone_ns = float(mean_ns(np.array(num_rows), np.array(1.0), lambda pass_ns: pass_ns))
-        full_K = first * later ** (lengths_K - 1)
-        in_block_K = 1 + np.cumsum(full_K)
-
-        # After a block that was accepted whole the draft runs its last token too.
-        first_ns_K = costs.draft_ns(np.rint(num_rows * (1 + full_K)).astype(int), context)
-        step_ns = costs.draft_ns(num_rows, context)
-        now_ns_K = first_ns_K + (lengths_K - 1) * step_ns + costs.turns.look_up(num_rows)
+        turns = round_in_turns(first, lengths_K, later=later)
+        turns_ns_K = self._drafting_ns(turns, num_rows, context) + costs.turns.look_up(num_rows)
         in_turns_ns_K = mean_ns(
-            num_rows * (lengths_K + 1), in_block_K, lambda pass_ns_K: now_ns_K + pass_ns_K
+            num_rows * turns.num_verified, turns.num_tokens, lambda pass_ns_K: turns_ns_K + pass_ns_K
         )
-        in_turns_K = num_rows * in_block_K / (in_turns_ns_K + message_ns)
+        in_turns_K = num_rows * turns.num_tokens / (in_turns_ns_K + message_ns)
 
-        ready_KB = ready_share(first, lengths_K[:, None], catching * self._caught_B, later=later)
-        tokens_KB = 1 + ready_KB * (in_block_K[:, None] - 1)
-
-        wide_ns_B = costs.draft_ns(num_rows * (1 + self._counts_B), context)
-        drafting_ns_KB = step_ns + lengths_K[:, None] * wide_ns_B + costs.ahead.look_up(num_rows)
+        ahead = round_ahead(first, lengths_K[:, None], catching * self._caught_B, self._counts_B, later=later)
+        drafting_ns_KB = self._drafting_ns(ahead, num_rows, context) + costs.ahead.look_up(num_rows)
         # Only a pass with a prompt beside the sequences leaves the draft more time.
         ahead_ns_KB = mean_ns(
-            np.rint(num_rows * (1 + ready_KB * lengths_K[:, None])).astype(int),
-            tokens_KB,
+            np.rint(num_rows * ahead.num_verified).astype(int),
+            ahead.num_tokens,
             lambda pass_ns_KB: np.maximum(pass_ns_KB, drafting_ns_KB),
         )
-        ahead_KB = num_rows * tokens_KB / np.maximum(1.0, ahead_ns_KB + message_ns)
+        ahead_KB = num_rows * ahead.num_tokens / np.maximum(1.0, ahead_ns_KB + message_ns)
         in_turns = in_turns_K[self._is_in_turns_K].max()
         return np.concatenate([[num_rows / max(1.0, alone_ns), in_turns], ahead_KB.ravel()])
+
+    def _drafting_ns(self, work: RoundWork, num_rows: int, num_context_tokens: float) -> Any:
+        """The draft's steps of a round."""
+        first_ns, later_ns = (
+            self._costs.draft_ns(np.rint(num_rows * np.asarray(size)).astype(int), num_context_tokens)
+            for size in (work.num_first, work.num_later)
+        )
+        return first_ns + work.num_steps * later_ns
 
 
 def plan_ahead(

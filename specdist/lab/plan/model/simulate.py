@@ -11,7 +11,7 @@ from typing import Literal
 
 from specdist.data.stats.regression import NS_PER_S
 from specdist.policies.costs import CostModel, Curve
-from specdist.policies.formulas import branches_for, ready_share, tokens_per_call, tokens_per_pass_ahead
+from specdist.policies.formulas import branches_for, round_ahead, round_in_turns
 
 # Prompts are cut into chunks of a pass's token budget.
 PREFILL_CHUNK_TOKENS = 2048
@@ -140,22 +140,14 @@ def _round(costs: ReplicaCosts, settings: Settings) -> _Round:
     if settings.mode == "target only" or not length:
         return _Round(num_rows, 1.0, 0.0)
     if settings.is_ahead:
-        caught = settings.caught_share
-        ready = ready_share(acceptance, length, caught)
-        tokens = tokens_per_pass_ahead(acceptance, length, caught)
-        # The first step drafts the possible next token; the branches join in the others.
-        first, others, num_others = 1.0, 1.0 + settings.num_branches, length
-        num_target_tokens = num_rows * (1 + ready * length)
+        work = round_ahead(acceptance, length, settings.caught_share, settings.num_branches)
     else:
-        tokens = tokens_per_call(acceptance, length)
-        # If the whole block was accepted, the draft must still run its last token.
-        first, others, num_others = 1 + acceptance**length, 1.0, length - 1
+        work = round_in_turns(acceptance, length)
         if costs.state_bytes:
             # All that was accepted is run again, with the target's states.
-            first = tokens
-        num_target_tokens = num_rows * (1 + length)
-    later_s = num_others * _seconds(passes.draft, num_rows * others)
-    return _Round(num_target_tokens, tokens, _seconds(passes.draft, num_rows * first) + later_s)
+            work = work._replace(num_first=work.num_tokens)
+    first_s, later_s = (_seconds(passes.draft, num_rows * size) for size in (work.num_first, work.num_later))
+    return _Round(num_rows * work.num_verified, work.num_tokens, first_s + work.num_steps * later_s)
 
 
 def _prefill(
