@@ -244,8 +244,8 @@ tune = Command(
     "specdist.lab.tune.config:TuneConfig", "specdist.lab.tune.report:tune", logs=True, is_slow=True,
 )  # fmt: skip
 benchmark = Command(
-    "benchmark", "compare with transformers, or compare policies, or profile",
-    "specdist.lab.benchmark.config:BenchmarkConfig", "specdist.lab.benchmark.report:benchmark",
+    "benchmark", "compare with transformers or vLLM",
+    "specdist.lab.benchmark.config:BenchmarkConfig", "specdist.lab.benchmark.run:benchmark",
     program="python jobs/benchmark.py", logs=True,
 )  # fmt: skip
 collect = Command(

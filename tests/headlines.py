@@ -7,9 +7,9 @@ from collections.abc import Callable
 from itertools import groupby
 from statistics import median
 
-from specdist.lab.benchmark.report import markdown_report
-from specdist.lab.benchmark.results import BenchmarkResult, MethodResult
 from specdist.utils.table import Table
+from tests.lab.benchmark.results import ComparedMethod, ComparisonResult
+from tests.lab.benchmark.tables import markdown_report
 from tests.lab.emulation.policies import best_other, per_gpu
 from tests.lab.emulation.results import EmulationResult, Outcome
 from tests.ranks import REPOSITORY
@@ -40,8 +40,8 @@ def headlines() -> dict[str, str]:
     }
 
 
-def read(name: str) -> BenchmarkResult:
-    return BenchmarkResult.read(RESULTS / f"{name}.json")
+def read(name: str) -> ComparisonResult:
+    return ComparisonResult.read(RESULTS / f"{name}.json")
 
 
 def defaults_emulated() -> str:
@@ -89,7 +89,7 @@ def _per_gpu(outcome: Outcome) -> float:
     return outcome.tokens_per_s / outcome.num_gpus
 
 
-def _fastest(methods: list[MethodResult], is_meant: Callable[[str], bool]) -> MethodResult:
+def _fastest(methods: list[ComparedMethod], is_meant: Callable[[str], bool]) -> ComparedMethod:
     return max((one for one in methods if is_meant(one.name)), key=lambda one: one.tokens_per_s)
 
 

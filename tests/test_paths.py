@@ -23,11 +23,12 @@ from specdist.training.collect.config import CollectConfig
 from specdist.training.drafts.config import DistillConfig
 from specdist.training.heads.config import TrainConfig
 from specdist.utils.errors import UserError
+from tests.lab.benchmark.config import ComparisonConfig
 from tests.lab.emulation.config import EmulationConfig
 from tests.ranks import REPOSITORY
 
-CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, DistillConfig, EmulationConfig, EvaluateConfig,
-                      GenerateConfig, PairConfig, PlanConfig, SyntheticConfig, TrainConfig,
+CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, ComparisonConfig, DistillConfig, EmulationConfig,
+                      EvaluateConfig, GenerateConfig, PairConfig, PlanConfig, SyntheticConfig, TrainConfig,
                       TuneConfig]  # fmt: skip
 # Not paths themselves, though their help speaks of files.
 NOT_PATHS = {"emulate", "lm_eval_export", "memory_column"}

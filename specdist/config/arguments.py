@@ -72,8 +72,8 @@ URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 PATH_OPTIONS = frozenset(
     ["against", "claims", "config", "data", "draft", "draft_adapter", "draft_memory", "eval_data",
      "folder", "grammar", "head", "json_schema", "lm_eval_include", "model", "new_draft", "output",
-     "output_config", "outputs", "peers_folder", "picture", "profile", "prompts", "results", "run", "spool",
-     "stage_weights", "synthetic_folder", "target", "target_adapter", "trace", "tune", "update_readme"]
+     "output_config", "outputs", "peers_folder", "picture", "prompts", "run", "spool",
+     "stage_weights", "synthetic_folder", "target", "target_adapter", "trace", "tune"]
 )  # fmt: skip
 MODEL_OPTIONS = frozenset({"target", "target_adapter", "draft", "draft_adapter", "model"})
 

@@ -55,10 +55,32 @@ OF_DISTILL = {
     "draft_vocab_size": Removed(_EAGLE, unused=None),
     "unrolled_steps": Removed(_EAGLE, unused=5),
 }
+_OF_PACKAGE = "what it measures is this package itself; run, in the repository, {} with the same options"
+_COMPARING = Removed(_OF_PACKAGE.format("python -m tests.lab.benchmark"), unused=None)
 # Of jobs/benchmark.py.
 OF_BENCHMARK = {
-    "emulate": Removed(
-        "what it measures is this package itself; run, in the repository, python -m tests.lab.emulation with "
-        "the same options"
+    "emulate": Removed(_OF_PACKAGE.format("python -m tests.lab.emulation")),
+    "profile": Removed(
+        f"{_OF_PACKAGE.format('python -m tests.lab.profile')}, and --output for the folder", unused=None
     ),
+    "policies": _COMPARING,
+    "initial_lengths": _COMPARING,
+    "max_draft_tokens": _COMPARING,
+    "head": _COMPARING,
+    "group_column": _COMPARING,
+    "placements": _COMPARING,
+    "overlaps": _COMPARING,
+    "num_branches": _COMPARING,
+    "overhead_repeats": _COMPARING,
+    "update_readme": Removed("the table is printed; leave it out, with --results and --brief", unused=None),
+    "results": Removed("it was for --update_readme; leave both out", unused=None),
+    "brief": Removed("it was for --update_readme; leave both out"),
+}
+# Of jobs/plan.py.
+_VALIDATING = Removed(_OF_PACKAGE.format("python -m tests.lab.plan.validate"), unused=None)
+OF_PLAN = {
+    "validate": Removed(_VALIDATING.remedy),
+    "batch_sizes": _VALIDATING,
+    "draft_lengths": _VALIDATING,
+    "repeats": Removed(_VALIDATING.remedy, unused=5),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,15 @@ import pytest
 from specdist import SpeculativeLLM
 from specdist.config.arguments import parse_arguments
 from specdist.config.generate import parse_generate_config
-from specdist.config.removed import OF_BENCHMARK, OF_DISTILL, OF_GENERATE
+from specdist.config.removed import OF_BENCHMARK, OF_DISTILL, OF_GENERATE, OF_PLAN
 from specdist.lab.benchmark.config import BenchmarkConfig
+from specdist.lab.plan.options import PlanConfig
 from specdist.training.drafts.config import DistillConfig
 from specdist.training.drafts.run import OF_EARLIER_VERSIONS
 from specdist.utils.errors import UserError
+from tests.lab.benchmark.config import ComparisonConfig
+from tests.lab.emulation.config import EmulationConfig
+from tests.lab.plan.validate import ValidationConfig
 
 NEEDED = ["--target=large", "--draft=small", "--prompts=p", "--output=o"]
 # By name: a value that made use of it, those in the file of a run that did not, and of the remedy.
@@ -71,12 +77,24 @@ def test_one_of_distilling_is_refused_by_name(name: str, tmp_path: Path) -> None
     assert parse_arguments(DistillConfig, ["--config", str(file), *needed]).seed == 3
 
 
-@pytest.mark.parametrize("words", [["--emulate", "h100-sxm"], ["--emulate=h100-sxm", "--target=70b"]])
-def test_one_of_benchmarks_is_refused_by_name(words: list[str]) -> None:
-    assert OF_BENCHMARK.keys() == {"emulate"}
-    message = "^--emulate is not an option any more: .*python -m tests.lab.emulation with the same options"
-    with pytest.raises(UserError, match=message):
-        parse_arguments(BenchmarkConfig, words)
+@pytest.mark.parametrize(("config", "name"), [(BenchmarkConfig, name) for name in OF_BENCHMARK]
+                         + [(PlanConfig, name) for name in OF_PLAN])  # fmt: skip
+def test_one_of_measurements_is_refused_by_name_with_the_new_command(config: type, name: str) -> None:
+    """And the new command has it."""
+    removed = config._removed_options  # type: ignore[attr-defined]
+    message = f"^--{name} is not an option any more: {re.escape(removed[name].remedy)}"
+    for words in ([f"--{name}", "2"], [f"--{name}=2", "--target=70b"]):
+        with pytest.raises(UserError, match=message):
+            parse_arguments(config, words)
+    found = re.search(r"python -m (tests\.lab\.\w+)(\.validate)?", removed[name].remedy)
+    kinds = {
+        "tests.lab.benchmark": ComparisonConfig, "tests.lab.emulation": EmulationConfig,
+        "tests.lab.plan": ValidationConfig,
+    }  # fmt: skip
+    if found and found[1] in kinds and name != "validate":
+        assert name in {field.name for field in dataclasses.fields(kinds[found[1]])}
+    else:
+        assert name in ("profile", "update_readme", "results", "brief", "validate")
 
 
 def test_a_training_that_an_earlier_version_began_goes_on() -> None:

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 from specdist.job.ranks.watchdog import Watchdog
-from specdist.lab.benchmark.sides.draft_rank import _run_rank
 from specdist.models.passes.runner import ModelRunner
 from specdist.utils.errors import UserError
 from tests.gpu.generating import main
 from tests.gpu.process_groups import recordings_with_collectives
 from tests.gpu.recording import Recording
+from tests.lab.draft_rank import _run_rank
 
 REPLAYS = "a graph with collectives is replayed"
 REPLAYED, LEFT = "graphs with collectives, replayed and left at the end: ", " and "

@@ -173,12 +173,12 @@ def tests_of_kernels() -> list[Step]:
 def profile_step(output: Path, *, device: str, num_gpus: int) -> Step:
     return Step(
         name="profile",
-        title="the benchmark's profile of a random pair of 1B, the draft "
+        title="the profile of a random pair of 1B, the draft "
         + ("on the target's GPU" if num_gpus < 2 else "on a GPU of its own"),
         tells="launches, copies and waits that only real time shows, beside the floors of passes",
         command=[
-            *(PYTHON, "jobs/benchmark.py", "--synthetic", "1b", "--acceptance", "0.8"),
-            *(*ROUNDED, "--device", device, "--profile", f"{output}/profile"),
+            *(PYTHON, "-m", "tests.lab.profile", "--synthetic", "1b", "--acceptance", "0.8"),
+            *(*ROUNDED, "--device", device, "--output", f"{output}/profile"),
             *("--placements", "colocated" if num_gpus < 2 else "separate"),
             *("--batch_sizes", "8", "--num_prompts", "8"),
         ],

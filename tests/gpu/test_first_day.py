@@ -13,7 +13,6 @@ import torch
 
 from specdist.config.arguments import parse_arguments
 from specdist.config.generate import GenerateConfig
-from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.plan.model.calibration import Calibration
 from tests.forked import started_world
 from tests.gpu import check_first_day, first_calibration, first_day
@@ -31,6 +30,7 @@ from tests.gpu.processes import needs_pretended_device, on_device
 from tests.gpu.referee import refereed
 from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import free_port
+from tests.lab.benchmark.config import ComparisonConfig
 from tests.ranks import REPOSITORY
 
 TIMEOUT_S = 250
@@ -123,8 +123,9 @@ def test_rounding_may_change_rows_as_often_as_on_a_cpu_and_a_wrong_kernel_more_o
 @pytest.mark.parametrize(("num_gpus", "placement"), [(1, "colocated"), (2, "separate"), (8, "separate")])
 def test_a_profile_takes_the_gpus_that_there_are(tmp_path: Path, num_gpus: int, placement: str) -> None:
     steps = {step.name: step for step in plan(tmp_path, None, device="cuda", num_gpus=num_gpus)}
-    words = steps["profile"].command[2:]
-    config = parse_arguments(BenchmarkConfig, words)
+    program, *words = steps["profile"].command[2:]
+    config = parse_arguments(ComparisonConfig, words)
+    assert program == "tests.lab.profile"
     assert config.placements == [placement] and config.batch_sizes == [8]
 
 

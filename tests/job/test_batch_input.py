@@ -14,8 +14,8 @@ from specdist.cli import merge as merge_main
 from specdist.job.rows.openai_results import _Results, _text
 from specdist.job.texts.tokens import PromptEncoder, detokenizer_of
 from specdist.lab.benchmark.config import BenchmarkConfig
-from specdist.lab.benchmark.setting import _prompts_of_file
-from specdist.lab.benchmark.sides.pair import Pair as BenchmarkPair
+from specdist.lab.benchmark.pair import Pair as BenchmarkPair
+from specdist.lab.benchmark.setting import open_file
 from specdist.lab.tune.config import TuneConfig
 from specdist.lab.tune.run import _requests
 from specdist.utils.errors import UserError
@@ -234,7 +234,8 @@ def test_jobs_without_options_of_rows_refuse_a_batch(pair: Pair, tmp_path: Path,
     common: dict[str, Any] = {**models, "prompts": str(path), "prompt_column": "body"}
     with pytest.raises(UserError, match="requests of OpenAI's batch format"):
         if job == "benchmark":
-            _prompts_of_file(BenchmarkConfig(output="x", **common), str(path), cast(BenchmarkPair, None))
+            config = BenchmarkConfig(output="x", **common)
+            open_file(config, cast(BenchmarkPair, None), num_rows=1)
         else:
             _requests(TuneConfig(output="x", **common), cast(PromptEncoder, None))
 

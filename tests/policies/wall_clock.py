@@ -1,6 +1,6 @@
 """Every policy in every placement, by the wall clock: ``python -m tests.policies.wall_clock --output FILE``.
 
-Each setting is a run or two of ``jobs/benchmark.py``, in which all methods take turns; a machine that is
+Each setting is a run or two of ``tests.lab.benchmark``, in which all methods take turns; a machine that is
 otherwise idle, with two cores, is needed. ``--again N`` then measures goodput beside the best other alone,
 where goodput was below it: the best of many is partly so by chance. The table of jobs/benchmarks/tables is
 made from the file.
@@ -23,9 +23,9 @@ from typing import Any
 
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_json
-from specdist.lab.benchmark.choices import policy_choices
-from specdist.lab.benchmark.results import BenchmarkResult, MethodResult
 from specdist.utils.table import Table
+from tests.lab.benchmark.choices import policy_choices
+from tests.lab.benchmark.results import ComparedMethod, ComparisonResult
 from tests.lab.emulation.policies import GOODPUT, OTHERS
 from tests.ranks import REPOSITORY
 
@@ -34,7 +34,7 @@ ALONE, COLOCATED, IN_TURNS, AHEAD = TARGET_ONLY, "colocated", "in turns", "ahead
 BRANCHES = "branches"
 MODES = (COLOCATED, IN_TURNS, AHEAD, BRANCHES)
 TEMPERATURES = (0.0, 1.0)
-# The options of jobs/benchmark.py by the name of a pair.
+# Options by the name of a pair.
 PAIRS: dict[str, tuple[str, ...]] = {
     **{
         f"20m at {acceptance}": ("--synthetic", "20m", "--acceptance", str(acceptance))
@@ -66,7 +66,7 @@ def main() -> None:
     found = json.loads(options.output.read_text(encoding="utf-8")) if options.output.is_file() else {}
     settings = {_key(one): one for one in found.get("settings", [])}
 
-    def keep(circumstances: BenchmarkResult) -> None:
+    def keep(circumstances: ComparisonResult) -> None:
         """Settings of earlier commands stay."""
         result = {
             "command": "python -m tests.policies.wall_clock " + shlex.join(sys.argv[1:]),
@@ -102,20 +102,20 @@ def _key(setting: dict[str, Any]) -> tuple[int, float, int]:
 
 def _measured(
     setting: dict[str, Any], policies: Sequence[str], repeats: int
-) -> tuple[BenchmarkResult, dict[str, dict[str, list[float]]]]:
+) -> tuple[ComparisonResult, dict[str, dict[str, list[float]]]]:
     """The result; and tokens per second of every repeat, by mode and policy, the target alone among them."""
     placements = next(given for modes, given in PLACEMENTS.items() if setting["mode"] in modes)
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "result.json")
         command = [
-            sys.executable, "jobs/benchmark.py", *PAIRS[setting["pair"]], *placements, *WORK,
+            sys.executable, "-m", "tests.lab.benchmark", *PAIRS[setting["pair"]], *placements, *WORK,
             "--temperature", str(setting["temperature"]), "--policies", *policies,
             "--repeats", str(repeats), "--output", str(output),
         ]  # fmt: skip
         # A thread for each process, so that a draft of its own is a device more, as a GPU would be.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL, env=environment)
-        result = BenchmarkResult.read(output)
+        result = ComparisonResult.read(output)
     rates: dict[str, dict[str, list[float]]] = {}
     for method in result.methods:
         per_repeat = [
@@ -127,7 +127,7 @@ def _measured(
     return result, {mode: {**alone, **of_mode} for mode, of_mode in rates.items()}
 
 
-def _mode(method: MethodResult) -> str:
+def _mode(method: ComparedMethod) -> str:
     if method.policy is None:
         return ALONE
     if method.policy.num_branches:
@@ -135,7 +135,7 @@ def _mode(method: MethodResult) -> str:
     return {"separate": IN_TURNS}.get(method.policy.placement, method.policy.placement)
 
 
-def _label(method: MethodResult) -> str:
+def _label(method: ComparedMethod) -> str:
     """Without the engine before it and the placement after it."""
     return method.name.removeprefix("specdist, ").split(", ")[0]
 

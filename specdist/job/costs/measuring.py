@@ -115,7 +115,7 @@ def measure_costs(
         elif draft is not None:
             answer_messages(assembly, draft)
     everywhere = [(found, message)] * topology.world_size
-    if dist.is_initialized():
+    if topology.world_size > 1:
         dist.all_gather_object(everywhere, (found, message))
     of_target, of_draft_rank = everywhere[RANK_ZERO][0][0], NO_DRAFT
     if topology.uses_draft:

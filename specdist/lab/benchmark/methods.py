@@ -14,11 +14,7 @@ from specdist.data.stats.shard import Stats
 from specdist.engine.interfaces import Proposer
 from specdist.engine.request import Request
 from specdist.job.texts.tokens import load_tokenizer
-from specdist.lab.benchmark.config import AHEAD, COLOCATED, SEPARATE
-from specdist.lab.benchmark.sides.draft_rank import DraftRank, torch_threads
-from specdist.lab.benchmark.sides.drafts import DraftOrder
-from specdist.lab.benchmark.sides.pair import PagedPair, Pair
-from specdist.policies import LengthPolicy
+from specdist.lab.benchmark.pair import DraftOrder, PagedPair, Pair
 from specdist.sampling.distributions import SamplingSettings
 
 # Padding is masked on the left and cut off on the right, so any token will do.
@@ -57,51 +53,22 @@ class Generated:
         assert self.stats is not None
         return self.stats
 
-    @staticmethod
-    def joined(parts: Sequence[Generated]) -> Generated:
-        """What one method generated for several groups of rows."""
-        total = Stats()
-        for part in parts:
-            if part.stats is not None:
-                total.add(part.stats)
-        has_stats = all(part.stats is not None for part in parts)
-        completions = [completion for part in parts for completion in part.completions]
-        return Generated(completions, total if has_stats else None)
-
 
 class Specdist:
-    """specdist's engine with both models in this process; or with the draft on a rank of its own, each with
-    half of the threads. Without draft tokens it is the target alone."""
+    """specdist's engine with both models in this process; without draft tokens it is the target alone."""
 
-    def __init__(self, paged: PagedPair, order: DraftOrder, rank: DraftRank | None = None) -> None:
-        self.name = f"specdist, {order.choice.label}" + (f", {order.name}" if rank else "")
+    def __init__(self, paged: PagedPair, order: DraftOrder) -> None:
+        self.name = f"specdist, {order.choice.label}"
         self.batch_size = order.num_slots
         self.order = order
-        self.placement = COLOCATED if rank is None else AHEAD if order.ahead.num_ahead else SEPARATE
         self._paged = paged
-        self._rank = rank
-
-    def following(self, order: DraftOrder) -> Specdist:
-        """The same method with another draft."""
-        return Specdist(self._paged, order, self._rank)
 
     def prepare(self) -> None:
         """What is not part of the measured time."""
         self._paged.pair.use_specdist_attention()
-        if self._rank is not None:
-            self._rank.build(self.order)
 
-    def generate(self, rows: Sequence[Row], policy: LengthPolicy | None = None) -> Generated:
-        """``policy``: instead of a new one of the order's, with the draft in this process."""
-        if self._rank is None:
-            with self.order.traced("both"):
-                return self._run(rows, self._paged.local_draft(self.order, policy))
-        with (
-            torch_threads(self._rank.num_threads),
-            self._rank.serving() as proposer,
-            self.order.traced("target"),
-        ):
-            return self._run(rows, proposer)
+    def generate(self, rows: Sequence[Row]) -> Generated:
+        return self._run(rows, self._paged.local_draft(self.order))
 
     def _run(self, rows: Sequence[Row], proposer: Proposer) -> Generated:
         requests = [Request(row_id=index, sample_index=0, **vars(row)) for index, row in enumerate(rows)]
@@ -122,7 +89,7 @@ class TransformersGenerate:
     """
 
     name = "transformers generate"
-    order = placement = None
+    order = None
 
     def __init__(self, pair: Pair, settings: SamplingSettings, *, batch_size: int, seed: int) -> None:
         self.batch_size = batch_size
@@ -198,12 +165,11 @@ class TransformersAssisted(TransformersGenerate):
 
 
 class PeerMethod(Protocol):
-    """A method of another engine: see :mod:`specdist.lab.benchmark.sides.peers`."""
+    """A method of another engine: see :mod:`specdist.lab.benchmark.peers`."""
 
     name: str
     batch_size: int
     order: None
-    placement: None
 
     def prepare(self) -> None: ...
 

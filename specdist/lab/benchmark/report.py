@@ -1,34 +1,12 @@
-"""A result as text: on the console, and as a generated section of a README."""
+"""A result as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from specdist.data.store.files import write_atomically
-from specdist.lab.benchmark import tables
-from specdist.lab.benchmark.config import SEPARATE, BenchmarkConfig
-from specdist.lab.benchmark.results import BenchmarkResult
-from specdist.lab.benchmark.run import run_benchmark
-from specdist.lab.benchmark.sides.profile import profile_report, run_profile
-from specdist.utils.errors import UserError
-from specdist.utils.table import Table
-
-BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
-
-MORE_TABLES: Sequence[tuple[str, Callable[[BenchmarkResult], Table]]] = (
-    (
-        "Times the target alone, by the first draft length of the policies that have one:",
-        tables.spreads_table,
-    ),
-    ("Times the target alone, by group:", tables.groups_table),
-    ("Where the draft runs, and what it does while the target verifies:", tables.overlap_table),
-    ("Single passes of the target:", tables.passes_table),
-    ("Cost of features and policies:", tables.policy_overhead_table),
-    ("Cost of features, by pairs of runs with and without them:", tables.feature_overhead_table),
-    ("Cost of a head, beside a draft step without it:", tables.head_overhead_table),
-)
+from specdist.lab.benchmark.results import BenchmarkResult, MethodResult
+from specdist.utils.table import Table, decimals
 
 TRANSFORMERS_REMARK = (
     "x assisted: tokens/s over those of transformers' assisted generation, which has batch 1 only; "
@@ -39,64 +17,13 @@ PEERS_REMARK = (
     "process of its own, with as many threads, and waits while others are measured. x target alone: over "
     "those of specdist without a draft; accepted: of the draft's tokens."
 )
-POLICIES_REMARK = (
-    "x target alone: tokens/s over those of specdist without a draft, with all threads; x decoding: the "
-    "same without the prompts' passes; N: completion tokens, so that N_target/N are "
-    "target passes of a row per token, and N_discarded/N discarded draft tokens; accepted: "
-    "of the draft's tokens."
-)
-SPREADS_REMARK = (
-    "std: over all first lengths; x mean of fixed: mean and std in units of the mean of "
-    "fixed-length decoding over the same lengths, as in Table 2 of Gautam et al. 2025."
-)
-OVERHEAD_REMARK = (
-    "A round of both models in one process, without prompts: features are timed after single passes "
-    "of the draft, policies by a stopwatch around their calls; the runs of a pair draft the same tokens."
-)
-PER_DEVICE_REMARK = (
-    "A draft on a rank of its own has a GPU, or on a CPU a core, that the target alone has not: ratios to "
-    "what runs without it are per GPU or core, half of what the tokens/s say."
-)
-SHARED_THREADS_REMARK = "A draft on a rank of its own has half of the threads, and the target the others."
-OVERLAP_REMARK = (
-    "x separate: over the draft on a rank of its own that takes turns with the target; ready: row-rounds "
-    "that found candidates, beside what the measured acceptance and misses caught predict for endless rows; "
-    "by rank: misses caught by the likeliest alternative, the next, ..."
-)
-
-
-def benchmark(config: BenchmarkConfig, command: str) -> tuple[str, dict[str, Any]]:
-    """Run the job; the text and the document to print. Raises :class:`UserError`."""
-    if config.update_readme is not None:
-        results = [Path(result) for result in config.results or []]
-        update_readme(Path(config.update_readme), results, is_brief=config.brief)
-        return "", {"updated": config.update_readme}
-    if config.profile is not None:
-        profile = run_profile(config, command)
-        traces = [run.trace for run in profile.runs]
-        text = f"{profile_report(profile)}\n\ntraces and numbers: {config.profile}"
-        return text, {"profile": config.profile, "traces": traces}
-    result = run_benchmark(config, command)
-    return f"{console_report(result)}\n\nall of it: {config.output}", summary(result)
 
 
 def console_report(result: BenchmarkResult) -> str:
-    """All tables and remarks, in plain text."""
-    blocks = [_title(result), _conditions(result), *_tables(result, Table.console), *_remarks(result)]
-    return "\n\n".join(blocks)
-
-
-def markdown_report(result: BenchmarkResult, *, is_brief: bool = False) -> str:
-    """The same as a section of a Markdown document; ``is_brief``: the first table and remark alone."""
-    hardware = result.hardware
-    where = [hardware.gpu] if hardware.gpu else []
-    where += [f"{hardware.cpu}, {hardware.num_cores} cores, {hardware.num_threads} threads"]
-    versions = result.versions | result.peer_versions
-    where += [f"{name} {number}" for name, number in versions.items() if number is not None]
-    origin = f"{'; '.join(where)}; {result.date}:\n`{result.command}`"
-    shown = slice(1) if is_brief else slice(None)
-    blocks = [*list(_tables(result, Table.markdown))[shown], *_remarks(result)[shown]]
-    return "\n\n".join([f"**{_title(result)}**", _conditions(result), *blocks, origin])
+    """The table and remarks, in plain text."""
+    drafts = f"K = {result.settings['num_draft_tokens']} draft tokens"
+    table = methods_table(result).console()
+    return "\n\n".join([title(result), conditions(result, drafts), table, *remarks(result)])
 
 
 def summary(result: BenchmarkResult) -> dict[str, Any]:
@@ -114,40 +41,47 @@ def summary(result: BenchmarkResult) -> dict[str, Any]:
     }
 
 
-def update_readme(path: Path, results: Sequence[Path], *, is_brief: bool = False) -> None:
-    """Replace the text between the markers by one section per result, in the order given.
+def methods_table(
+    result: BenchmarkResult, num_devices: Callable[[MethodResult], int] = lambda method: 1
+) -> Table:
+    """One row per method and batch size. ``num_devices``: of a method, in units of those of the target alone;
+    ratios are per device."""
+    beside = (
+        {
+            "x assisted": "ratio_to_assisted",
+            "x generate": "ratio_to_generate",
+        }
+        if has_transformers(result)
+        else {}
+    )
+    if any(method.ratio_to_peer is not None for method in result.methods):
+        beside |= {"x vLLM": "ratio_to_peer", "x target alone": "ratio_to_target_only"}
 
-    Raises :class:`UserError` if a result or the markers cannot be read, and leaves the file unchanged.
-    """
-    sections = [markdown_report(BenchmarkResult.read(result), is_brief=is_brief) for result in results]
-    try:
-        # Not read_text: it would turn the line ends that are outside the markers into this system's.
-        text = path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--update_readme {path} cannot be read: {error}") from error
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise UserError(
-            f"--update_readme {path} must hold {BEGIN} once and {END} once after it: put both where the "
-            "tables belong"
-        )
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    content = "\n\n".join([BEGIN, *sections, END])
-    write_atomically(path, lambda file: file.write(f"{before}{content}{after}".encode()))
+    def ratio(method: MethodResult, name: str) -> str | None:
+        found: float | None = getattr(method, name)
+        return decimals(None if found is None else found / num_devices(method))
+
+    return Table.of(
+        [
+            {
+                "method": method.name,
+                "batch": method.batch_size,
+                "tokens/s": f"{method.tokens_per_s:.1f}",
+                **{heading: ratio(method, name) for heading, name in beside.items()},
+                "accepted": decimals(method.statistic("draft_acceptance_rate")),
+                "tokens/pass": decimals(method.statistic("mean_acceptance_length")),
+                "rows differing": method.num_rows_differing,
+            }
+            for method in sorted(result.methods, key=lambda method: method.batch_size)
+        ]
+    )
 
 
-def _tables(result: BenchmarkResult, render: Callable[[Table], str]) -> Iterator[str]:
-    """The tables that are not empty, each but the first after a heading."""
-    first = tables.policies_table if result.is_of_policies else tables.methods_table
-    yield render(first(result))
-    for heading, table_of in MORE_TABLES:
-        table = table_of(result)
-        if table.rows:
-            yield heading
-            yield render(table)
+def has_transformers(result: BenchmarkResult) -> bool:
+    return any(method.ratio_to_generate is not None for method in result.methods)
 
 
-def _title(result: BenchmarkResult) -> str:
+def title(result: BenchmarkResult) -> str:
     """The models; a synthetic pair is called one."""
     models, record = result.models, result.synthetic
     sizes = f"{_count(models.num_target_parameters)} target, {_count(models.num_draft_parameters)} draft"
@@ -159,7 +93,8 @@ def _title(result: BenchmarkResult) -> str:
     return f"Synthetic pair {record.shape} of random weights ({sizes}; {agreement}), {models.dtype}"
 
 
-def _conditions(result: BenchmarkResult) -> str:
+def conditions(result: BenchmarkResult, *more: str, groups: int = 0) -> str:
+    """Rows, lengths and sampling. ``groups``: how many of them were timed separately."""
     work, settings = result.work, result.settings
     sampling = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
     if settings.get("top_k"):
@@ -168,34 +103,29 @@ def _conditions(result: BenchmarkResult) -> str:
         sampling += f", top_p {settings['top_p']:g}"
     if settings.get("acceptance_rule") == "gumbel":
         sampling += ", gumbel"
-    groups = len(result.methods[0].groups)
-    rows = f"{work.num_rows} rows" + (f" in {groups} groups, each timed separately" if groups else "")
-    drafts = "" if result.is_of_policies else f"K = {settings['num_draft_tokens']} draft tokens; "
-    return (
-        f"{rows}; prompts of {work.shortest_prompt} to {work.longest_prompt} tokens, "
-        f"completions of at most {work.shortest_limit} to {work.longest_limit}; {sampling}; "
-        f"{drafts}repeats, taken in turn: {len(result.methods[0].seconds)}"
-    )
+    parts = [
+        f"{work.num_rows} rows" + (f" in {groups} groups, each timed separately" if groups else ""),
+        f"prompts of {work.shortest_prompt} to {work.longest_prompt} tokens, completions of at most "
+        f"{work.shortest_limit} to {work.longest_limit}",
+        sampling,
+        *more,
+        f"repeats, taken in turn: {len(result.methods[0].seconds)}",
+    ]
+    return "; ".join(parts)
 
 
-def _remarks(result: BenchmarkResult) -> list[str]:
-    has_transformers = any(method.ratio_to_generate is not None for method in result.methods)
-    reference = "transformers' generate" if has_transformers else "the target alone"
+def remarks(result: BenchmarkResult, *of_tables: str) -> list[str]:
+    """What the columns mean, and what a reader should know. ``of_tables``: about more tables."""
+    reference = "transformers' generate" if has_transformers(result) else "the target alone"
     differs = bool(result.most_rows_differing) and result.models.dtype == "float32"
-    is_apart = any(method.overlap is not None for method in result.methods)
-    has_more = tables.num_devices(result, SEPARATE) > 1
-    remarks = (
-        (POLICIES_REMARK, result.is_of_policies),
-        (TRANSFORMERS_REMARK, has_transformers),
+    found = (
+        (TRANSFORMERS_REMARK, has_transformers(result)),
         (PEERS_REMARK, bool(result.peer_versions)),
-        (SPREADS_REMARK, bool(result.spreads)),
-        (OVERHEAD_REMARK, bool(result.policy_overhead)),
-        (OVERLAP_REMARK, is_apart),
-        (PER_DEVICE_REMARK if has_more else SHARED_THREADS_REMARK, is_apart),
+        *((remark, True) for remark in of_tables),
         (f"Rows differ from {reference} in float32: near-ties may, anything else is a bug.", differs),
         ("The pair is synthetic: random weights, whose text means nothing.", result.synthetic is not None),
     )
-    return [remark for remark, applies in remarks if applies]
+    return [remark for remark, applies in found if applies]
 
 
 def _count(number: int) -> str:

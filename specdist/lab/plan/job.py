@@ -32,8 +32,7 @@ from specdist.lab.plan.measuring import measure_here
 from specdist.lab.plan.model.hardware import GB, GIB, HERE, TERA, Gpu, find_gpu
 from specdist.lab.plan.model.memory import graphs_note
 from specdist.lab.plan.options import PlanConfig
-from specdist.lab.plan.report import memory_table, plan_table, reason, validation_table
-from specdist.lab.plan.validate import validate
+from specdist.lab.plan.report import memory_table, plan_table, reason
 from specdist.lab.plan.worth import worth_per_gpu, worth_table
 from specdist.lab.synthetic.shapes import SHAPES
 from specdist.models.files.checkpoint import Checkpoint, check_family
@@ -42,7 +41,6 @@ from specdist.models.quantized.quantized import quantization_of
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 
-WITHIN = 0.15
 # The context length of a shape, which is not limited.
 ANY_LENGTH = 2**20
 TRACE_FILES = "stats/*.trace.arrow"
@@ -50,13 +48,6 @@ TRACE_FILES = "stats/*.trace.arrow"
 
 def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     """The text to print, and the document. Raises :class:`UserError`."""
-    if config.validate:
-        validations = validate(config, local_device(config.device))
-        num_close = sum(abs(found.error) <= WITHIN for found in validations)
-        text = f"{validation_table(validations)}\n{num_close} of {len(validations)} within {WITHIN:.0%}"
-        return text, {
-            "comparisons": [{**dataclasses.asdict(found), "error": found.error} for found in validations]
-        }
     trusts = {"trust_remote_code": config.trust_remote_code}
     target, dtype = open_model(
         "--target", config.target, config.dtype, quantization=config.target_quantization, **trusts

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.config.groups import SELF, DrawingOptions, QuantizationOptions, TrustOptions
 from specdist.config.processing import RULES
+from specdist.config.removed import OF_PLAN, Removed
 from specdist.config.speculation import require_model
 from specdist.lab.plan.model.hardware import GPUS, HERE
 from specdist.lab.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
 GPUS_PER_NODE = 8
-# Draft lengths of the runs by which --validate calibrates the engine's overhead.
-CALIBRATION_LENGTHS = (1, 4)
 
 
 @dataclass(kw_only=True)
@@ -23,6 +23,7 @@ class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
     """Every option of ``jobs/plan.py``. Raises :class:`UserError` for values that do not go together."""
 
     _argument_group_name = "Planning"
+    _removed_options: ClassVar[Mapping[str, Removed]] = OF_PLAN
 
     # Models: configurations are enough
     target: str = option(help=f"hub id or folder of the large model, or a shape: {', '.join(SHAPES)}")
@@ -45,9 +46,7 @@ class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
     )
     nodes: int | None = option(None, help="nodes (default: as many as --num_gpus takes)")
     num_gpus: int | None = option(None, help="GPUs of all nodes, to be filled (default: those of --nodes, 1)")
-    device: Literal["auto", "cpu", "cuda"] = option(
-        "auto", help=f"device that --gpu {HERE} and --validate run on"
-    )
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help=f"device that --gpu {HERE} measures")
 
     # Work
     prompt_tokens: int = option(512, help="tokens per prompt")
@@ -74,79 +73,42 @@ class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
     output_config: str | None = option(None, help="write the recommendation as a YAML file for generate.py")
     prompts: str | None = option(None, help="file or folder of prompts, for the commands that are printed")
     output: str | None = option(None, help="folder of the run, for the commands that are printed")
-    validate: bool = option(
-        False, help="predict runs of --target and --draft (folders) on this machine, run them, and compare"
-    )
-    batch_sizes: list[int] | None = option(None, help="batch sizes of --validate (1 4)", action="extend")
-    draft_lengths: list[int] | None = option(
-        None, help="draft tokens per round of --validate (3 5)", action="extend"
-    )
-    repeats: int = option(5, help="runs of each setting of --validate; the fastest is used")
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
         require_model(self.draft)
         self.check_quantization(self.draft)
-        for name in ("prompt_tokens", "output_tokens", "num_prompts", "repeats"):
+        for name in ("prompt_tokens", "output_tokens", "num_prompts"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
-        for name in ("gpus_per_node", "nodes", "num_gpus"):
+        for name in ("gpus_per_node", "nodes", "num_gpus", "draft_window", "max_num_seqs"):
             value = getattr(self, name)
             _require(name, value, value is None or value >= 1, "must be at least 1")
         for item in fields(DrawingOptions):
             value, (holds, rule) = getattr(self, item.name), RULES[item.name]
             _require(item.name, value, holds(value), rule)
-            if self.validate and value != item.default:
-                raise UserError(
-                    f"--{item.name} {value} has no effect with --validate, whose runs are greedy: leave it "
-                    "out"
-                )
-        window = self.draft_window
-        _require("draft_window", window, window is None or window >= 1, "must be at least 1")
-        if window is not None and (self.draft is None or self.validate):
-            raise UserError(
-                f"--draft_window {window} has no effect without --draft, or with --validate: leave it out"
-            )
-        self._check_gpus()
-        for name in ("batch_sizes", "draft_lengths"):
-            values = getattr(self, name)
-            _require(name, values, values is None or min(values, default=0) >= 1, "must be at least 1")
-            if values and not self.validate:
-                raise UserError(f"--{name} has no effect without --validate: leave it out or add it")
-        known = set(CALIBRATION_LENGTHS).intersection(self.draft_lengths or [])
-        if known:
-            raise UserError(
-                f"--draft_lengths {min(known)} is used by --validate for calibration, so predicting it "
-                "proves nothing: choose other lengths"
-            )
-        rows = self.max_num_seqs
-        _require("max_num_seqs", rows, rows is None or rows >= 1, "must be at least 1")
         rate = self.acceptance
         _require("acceptance", rate, rate is None or 0 <= rate <= 1, "must be in [0, 1]")
         _require(
             "caught", self.caught, 0 <= self.caught < 1, "must be in [0, 1): branches never catch every miss"
         )
+        self._check_gpus()
         self._check_calibration()
-        if self.memory and self.validate:
-            raise UserError("--memory and --validate exclude each other: leave one out")
-        if self.output_config is not None and (self.memory or self.validate):
-            raise UserError(
-                f"--output_config {self.output_config} writes a recommendation, and --memory and --validate "
-                "make none: leave it out"
-            )
-        for name in ("prompts", "output"):
-            if getattr(self, name) is not None and (self.memory or self.validate):
+        for name in ("output_config", "prompts", "output"):
+            if getattr(self, name) is not None and self.memory:
                 raise UserError(
-                    f"--{name} {getattr(self, name)} is used in the commands that start a run, and --memory "
-                    "and --validate print none: leave it out"
+                    f"--{name} {getattr(self, name)} is of a recommendation, and --memory makes none: leave "
+                    "one of them out"
                 )
-        if self.validate and self.draft is None:
-            raise UserError("--validate compares speculative runs: give --draft too")
-        for name in ("acceptance", "trace"):
-            self._check_rate(name, getattr(self, name))
+        for name in ("acceptance", "trace", "draft_window"):
+            if getattr(self, name) is not None and self.draft is None:
+                raise UserError(
+                    f"--{name} {getattr(self, name)} has no effect without --draft: add it or leave this "
+                    "option out"
+                )
         if rate is not None and self.trace is not None:
             raise UserError("--acceptance and --trace exclude each other: leave one out")
         given = rate is not None or self.trace is not None
-        if self.draft is not None and not given and not (self.memory or self.validate):
+        if self.draft is not None and not given and not self.memory:
             raise UserError(
                 "--acceptance is missing: give the share of drafted tokens that you expect the target to "
                 "accept (0.6 to 0.8 for a draft of the target's family), or the --trace of a run, or leave "
@@ -170,28 +132,15 @@ class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
         if self.calibration is None:
             return
         given = f"--calibration {self.calibration}"
-        if self.validate or self.gpu == HERE:
-            instead = "--validate" if self.validate else f"--gpu {HERE}"
+        if self.gpu == HERE:
             raise UserError(
-                f"{given} has no effect with {instead}, which measures this machine: leave it out, or name "
-                f"the file's GPU with --gpu ({', '.join(GPUS)})"
+                f"{given} has no effect with --gpu {HERE}, which measures this machine: leave it out, or "
+                f"name the file's GPU with --gpu ({', '.join(GPUS)})"
             )
         if self.compare_gpus:
             raise UserError(
                 f"{given} is of one GPU, and --compare_gpus compares the published figures of all: leave one "
                 "out"
-            )
-
-    def _check_rate(self, name: str, value: float | str | None) -> None:
-        if value is None:
-            return
-        if self.validate:
-            raise UserError(
-                f"--{name} {value} has no effect with --validate, which measures it: leave it out"
-            )
-        if self.draft is None:
-            raise UserError(
-                f"--{name} {value} has no effect without --draft: add it or leave this option out"
             )
 
 

@@ -9,9 +9,8 @@ from specdist.lab.plan.filling import Site
 from specdist.lab.plan.model.hardware import GIB, MIB
 from specdist.lab.plan.model.memory import Fit
 from specdist.lab.plan.model.simulate import Mode
-from specdist.lab.plan.validate import Validation
 from specdist.models.files.sizes import ModelSize
-from specdist.utils.table import Table, decimals
+from specdist.utils.table import Table
 
 NAMES: dict[Mode, str] = {
     "target only": "target only",
@@ -20,23 +19,6 @@ NAMES: dict[Mode, str] = {
     "ahead": "draft GPU, ahead",
     "branches": "draft GPU, branches",
 }
-
-
-def validation_table(validations: Sequence[Validation]) -> str:
-    """Predicted and measured tokens per second, one row per setting."""
-    rows = [
-        {
-            "batch": found.num_rows,
-            "K": found.num_draft_tokens,
-            "acceptance": decimals(found.acceptance),
-            "measured tokens/s": f"{max(found.measured_tokens_per_s):.1f}",
-            "predicted tokens/s": f"{found.predicted_tokens_per_s:.1f}",
-            "error": f"{found.error:+.1%}",
-            "of the repeats": f"{min(found.errors):+.0%} .. {max(found.errors):+.0%}",
-        }
-        for found in validations
-    ]
-    return Table.of(rows, num_names=2).console()
 
 
 def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:

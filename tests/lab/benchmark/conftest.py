@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from specdist.job.costs import measuring as costs
 from specdist.job.costs import pass_times
 from specdist.job.costs.host_times import NO_HOST
 from specdist.job.costs.pass_times import PassTimer
-from specdist.lab.benchmark import lineup, measuring
-from specdist.lab.benchmark.config import BenchmarkConfig
-from specdist.lab.benchmark.setting import Setting, set_up
-from specdist.lab.benchmark.sides import overhead
+from specdist.lab.benchmark import measuring
 from specdist.lab.synthetic.shapes import SHAPES, Shape
+from tests.lab.benchmark import overhead
+from tests.lab.benchmark.config import ComparisonConfig
+from tests.lab.benchmark.setting import ComparedSetting, set_up_comparison
 from tests.ranks import REPOSITORY
 
 TINY = Shape(
@@ -48,15 +49,15 @@ def tiny_shape() -> Iterator[None]:
         monkeypatch.setitem(SHAPES, "tiny", TINY)
         monkeypatch.setattr(pass_times, "NUM_PASSES", 2)
         monkeypatch.setattr(PassTimer, "__call__", known_pass_ns)
-        monkeypatch.setattr(lineup, "host_times", lambda *_: NO_HOST)
+        monkeypatch.setattr(costs, "host_times", lambda *_: NO_HOST)
         monkeypatch.setattr(overhead, "NUM_RUNS", 1)
         monkeypatch.setattr(measuring, "NUM_WARMUP_TOKENS", 2)
         yield
 
 
 @pytest.fixture(scope="package")
-def setting(tiny_shape: None, tmp_path_factory: pytest.TempPathFactory) -> Setting:
-    config = BenchmarkConfig(
+def setting(tiny_shape: None, tmp_path_factory: pytest.TempPathFactory) -> ComparedSetting:
+    config = ComparisonConfig(
         output="unused",
         synthetic="tiny",
         epsilon=0.1,
@@ -68,7 +69,7 @@ def setting(tiny_shape: None, tmp_path_factory: pytest.TempPathFactory) -> Setti
         batch_sizes=[3],
         device="cpu",
     )
-    return set_up(config)
+    return set_up_comparison(config)
 
 
 @pytest.fixture

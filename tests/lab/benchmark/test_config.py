@@ -7,6 +7,7 @@ import pytest
 from specdist.config.arguments import parse_arguments
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.utils.errors import UserError
+from tests.lab.benchmark.config import ComparisonConfig
 
 SYNTHETIC = ["--output", "r.json", "--synthetic", "5m", "--acceptance", "0.8"]
 TRAINED = ["--output", "r.json", "--target", "t", "--draft", "d", "--prompts", "p.jsonl"]
@@ -22,7 +23,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--synthetic", "5m", "--acceptance", "1"], "--output is missing"),
+        (["--synthetic", "5m", "--acceptance", "1"], "--output must be given"),
         (["--output", "r.json"], "no models given"),
         (["--output", "r.json", "--target", "t"], "no models given"),
         (["--output", "r.json", "--target", "t", "--draft", "d"], "--prompts is missing"),
@@ -45,10 +46,6 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC, "--num_branches", "2"], "--num_branches 2 has no effect without --placements separate"),
         ([*SYNTHETIC, "--placements", "separate", "--num_branches", "13"], "must be in 0 .. 12"),
         ([*SYNTHETIC, "--acceptance_rule", "gumbel"], "no effect with --temperature 0"),
-        (
-            [*SYNTHETIC, "--profile", "p"],
-            "--output r.json asks for a comparison and --profile p for a profile",
-        ),
         ([*SYNTHETIC, "--initial_lengths", "2"], "--initial_lengths has no effect without --policies"),
         ([*SYNTHETIC, "--max_draft_tokens", "9"], "--max_draft_tokens has no effect without --policies"),
         ([*SYNTHETIC, "--policies", "svip", "--max_draft_tokens", "0"], "--max_draft_tokens 0 must be"),
@@ -71,7 +68,6 @@ def test_defaults_of_both_kinds_of_pair() -> None:
             "--head h is measured with the draft in the target's process",
         ),
         ([*SYNTHETIC, "--policies", "faster"], "'faster' is not a length policy"),
-        ([*SYNTHETIC[2:], "--profile", "p", "--policies", "all"], "--policies has no effect with --profile"),
         ([*SYNTHETIC, "--group_column", "task"], "--group_column task has no effect without --prompts"),
         ([*SYNTHETIC, "--overlaps", "ahead"], "--overlaps ahead has no effect without --placements separate"),
         (
@@ -82,32 +78,27 @@ def test_defaults_of_both_kinds_of_pair() -> None:
             [*SYNTHETIC, "--placements", "separate", "--overlaps", "none", "--num_branches", "2"],
             "--num_branches 2 has no effect without .* --overlaps ahead",
         ),
-        (["--update_readme", "README.md"], "go together"),
-        (["--results", "r.json"], "go together"),
-        ([*SYNTHETIC, "--brief"], "--brief has no effect without --update_readme"),
     ],
 )
 def test_contradictory_options_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        parse_arguments(BenchmarkConfig, arguments)
+        parse_arguments(ComparisonConfig, arguments)
 
 
 def test_placements() -> None:
-    config = parse_arguments(BenchmarkConfig, SYNTHETIC)
+    config = parse_arguments(ComparisonConfig, SYNTHETIC)
     assert config.is_colocated and not config.is_separate
-    config = parse_arguments(BenchmarkConfig, [*SYNTHETIC, "--placements", "separate"])
-    assert config.is_separate and not config.is_colocated
-    config = parse_arguments(BenchmarkConfig, ["--profile", "p", *SYNTHETIC[2:]])
+    config = parse_arguments(ComparisonConfig, [*SYNTHETIC, "--placements", "separate"])
     assert config.is_separate and not config.is_colocated
 
 
 def test_policies() -> None:
     config = parse_arguments(
-        BenchmarkConfig, [*SYNTHETIC, "--policies", "svip", "gammatune", "--initial_lengths", "8", "2"]
+        ComparisonConfig, [*SYNTHETIC, "--policies", "svip", "gammatune", "--initial_lengths", "8", "2"]
     )
     assert [choice.label for choice in config.choices] == ["svip", "gammatune from 2", "gammatune from 8"]
     # Room is kept for the longest block of any method.
     assert config.longest_draft == 20
-    assert parse_arguments(BenchmarkConfig, [*SYNTHETIC, "--policies", "all"]).longest_draft == 24
-    config = parse_arguments(BenchmarkConfig, SYNTHETIC)
+    assert parse_arguments(ComparisonConfig, [*SYNTHETIC, "--policies", "all"]).longest_draft == 24
+    config = parse_arguments(ComparisonConfig, SYNTHETIC)
     assert config.choices == [] and config.longest_draft == config.num_draft_tokens

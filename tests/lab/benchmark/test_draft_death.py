@@ -12,20 +12,20 @@ import pytest
 import torch.distributed as dist
 
 from specdist.engine.request import Request
-from specdist.lab.benchmark.methods import Specdist
-from specdist.lab.benchmark.setting import Setting
-from specdist.lab.benchmark.sides.draft_rank import DraftRank, DraftSource
-from specdist.lab.benchmark.sides.drafts import DraftOrder, fixed_length
+from specdist.lab.benchmark.pair import fixed_length
 from specdist.utils.errors import UserError
+from tests.lab.benchmark.lineup import PlacedSpecdist
+from tests.lab.benchmark.setting import ComparedSetting
+from tests.lab.draft_rank import DraftRank, DraftSource, RankOrder
 
-ORDER = DraftOrder(num_slots=2, choice=fixed_length(3))
+ORDER = RankOrder(num_slots=2, choice=fixed_length(3))
 SOON_S = 20
 
 pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture(scope="module")
-def prepared(setting: Setting) -> None:
+def prepared(setting: ComparedSetting) -> None:
     """So that no test waits for the first draft's imports."""
     with setting.start_draft_rank():
         pass
@@ -43,7 +43,7 @@ def kill(rank: DraftRank) -> None:
     os.kill(rank._process.pid or 0, signal.SIGKILL)
 
 
-def test_a_draft_killed_during_a_run_ends_it_with_the_reason(setting: Setting) -> None:
+def test_a_draft_killed_during_a_run_ends_it_with_the_reason(setting: ComparedSetting) -> None:
     requests = [
         Request(row_id=row, sample_index=0, prompt_ids=[1, 2, 3], max_new_tokens=4 + 8 * row)
         for row in range(4)
@@ -57,15 +57,15 @@ def test_a_draft_killed_during_a_run_ends_it_with_the_reason(setting: Setting) -
                 kill(rank)
 
 
-def test_a_draft_killed_between_two_runs_ends_the_next_one_with_the_reason(setting: Setting) -> None:
+def test_a_draft_killed_between_two_runs_ends_the_next_one_with_the_reason(setting: ComparedSetting) -> None:
     with pytest.raises(UserError, match="exit code -9"), setting.start_draft_rank() as rank:
-        Specdist(setting.paged, ORDER, rank).prepare()
+        PlacedSpecdist(setting.paged, ORDER, rank).prepare()
         kill(rank)
         with rank.serving():
             pass
 
 
-def test_a_refusal_by_the_drafts_process_is_shown(setting: Setting) -> None:
+def test_a_refusal_by_the_drafts_process_is_shown(setting: ComparedSetting) -> None:
     source = DraftSource(
         checkpoint=str(setting.pair.draft_checkpoint.folder.parent),
         quantization=None,
@@ -82,7 +82,7 @@ def test_a_refusal_by_the_drafts_process_is_shown(setting: Setting) -> None:
         DraftRank(source, setting.device)
 
 
-def test_an_error_in_the_drafts_process_is_shown_with_its_traceback(setting: Setting) -> None:
+def test_an_error_in_the_drafts_process_is_shown_with_its_traceback(setting: ComparedSetting) -> None:
     with pytest.raises(UserError, match=r"has failed: Traceback(.|\n)*TypeError"):  # noqa: SIM117
         with setting.start_draft_rank() as rank:
             rank.build(dataclasses.replace(ORDER, num_slots="two"))  # type: ignore[arg-type]

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from specdist.lab.benchmark.comparing import compare
 from specdist.lab.benchmark.config import BenchmarkConfig
-from specdist.lab.benchmark.measuring import Measured, Timed
+from specdist.lab.benchmark.measuring import Timed, compare
 from specdist.lab.benchmark.methods import Generated, Row
-from specdist.lab.benchmark.sides.peers import WORKER, Vllm, VllmEngine, peer_python
+from specdist.lab.benchmark.peers import WORKER, Vllm, VllmEngine, peer_python
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 
@@ -104,7 +103,7 @@ def test_ratios_are_to_the_better_method_at_the_same_batch() -> None:
     """1, 2 and 4 seconds for as many tokens; at batch 1 the plain method alone."""
     seconds = {(0, 8): 4.0, (5, 8): 2.0, (3, 8): 1.0, (0, 1): 3.0}
     measured = [
-        Measured(method_of(None, *key), {"all": Timed(1, [each], [Generated([[1] * 12])])})
+        Timed(method_of(None, *key), ROWS[:1], [each], [Generated([[1] * 12])])
         for key, each in seconds.items()
     ]
     results = compare(measured, SamplingSettings())

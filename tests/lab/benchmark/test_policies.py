@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from specdist.lab.benchmark import run as benchmark_run
-from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.benchmark.methods import Generated, Specdist
-from specdist.lab.benchmark.report import BEGIN, END, console_report, summary, update_readme
-from specdist.lab.benchmark.results import KIND, BenchmarkResult, MethodResult
-from specdist.lab.benchmark.run import run_benchmark
-from specdist.lab.benchmark.setting import Setting
-from specdist.lab.benchmark.sides.drafts import DraftOrder
-from specdist.lab.benchmark.tables import num_devices
+from specdist.lab.benchmark.pair import DraftOrder
+from specdist.lab.benchmark.report import summary
+from specdist.lab.benchmark.results import KIND
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.registry import HEAD_KINDS
 from tests.job.heads import write_head
+from tests.lab.benchmark import run as comparison_run
+from tests.lab.benchmark.config import ComparisonConfig
+from tests.lab.benchmark.results import ComparedMethod, ComparisonResult
+from tests.lab.benchmark.run import run_comparison
+from tests.lab.benchmark.setting import ComparedSetting
+from tests.lab.benchmark.tables import console_report, markdown_report, num_devices
 from tests.ranks import REPOSITORY
 
 SVIP = "svip stop_root_entropy=1"
@@ -31,7 +32,7 @@ LENGTHS = [1, 3]
 GROUPS = {"ask": ["one", "two and a bit", "three"], "tell": ["four is the longest of them", "five", "six"]}
 
 
-def config_for(setting: Setting, folder: Path, **options: Any) -> BenchmarkConfig:
+def config_for(setting: ComparedSetting, folder: Path, **options: Any) -> ComparisonConfig:
     """The tiny pair on two groups of three rows."""
     prompts = folder / "prompts.jsonl"
     rows = [{"prompt": text, "task": task} for task, texts in GROUPS.items() for text in texts]
@@ -50,37 +51,36 @@ def config_for(setting: Setting, folder: Path, **options: Any) -> BenchmarkConfi
         "overhead_repeats": 2,
         "device": "cpu",
     }
-    return BenchmarkConfig(**(values | options))
+    return ComparisonConfig(**(values | options))
 
 
 @pytest.fixture(scope="module")
-def result(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> BenchmarkResult:
+def result(setting: ComparedSetting, tmp_path_factory: pytest.TempPathFactory) -> ComparisonResult:
     config = config_for(
         setting, tmp_path_factory.mktemp("policies"), placements=["colocated", "separate"], num_branches=2
     )
-    found = run_benchmark(config, "python jobs/benchmark.py --some option")
+    found = run_comparison(config, "python -m tests.lab.benchmark --some option")
     assert config.output is not None
-    assert BenchmarkResult.read(Path(config.output)) == found
+    assert ComparisonResult.read(Path(config.output)) == found
     return found
 
 
-def method(result: BenchmarkResult, name: str) -> MethodResult:
+def method(result: ComparisonResult, name: str) -> ComparedMethod:
     [found] = [item for item in result.methods if item.name == f"specdist, {name}"]
     return found
 
 
 @pytest.mark.ranks
-def test_every_policy_runs_in_every_placement_with_every_first_length(result: BenchmarkResult) -> None:
+def test_every_policy_runs_in_every_placement_with_every_first_length(result: ComparisonResult) -> None:
     labels = ["K = 1", "K = 3", "gammatune from 1", "gammatune from 3", SVIP, "goodput"]
     ways = ["", ", separate", ", ahead, 2 branches"]
     assert {item.name for item in result.methods} == {
         "specdist, target only",
         *(f"specdist, {label}{way}" for label in labels for way in ways),
     }
-    assert result.costs.keys() == {"colocated, batch 2", "separate, batch 2"}
-    of_host = {"host_round", "host_drafting", "host_step"}
-    assert result.costs["colocated, batch 2"].keys() == {"target", "draft_with_features", *of_host}
-    assert result.costs["separate, batch 2"].keys() == {"target", "draft", "draft_with_features"}
+    assert result.costs.keys() == {f"{way}, batch 2" for way in ("colocated", "separate")} | {
+        "separate, batch 2, with features"
+    }
     for item in result.methods:
         assert len(item.seconds) == len(item.num_tokens) == 2
         # float32, and a random model of peaked logits: no near-tie.
@@ -90,7 +90,7 @@ def test_every_policy_runs_in_every_placement_with_every_first_length(result: Be
 
 
 @pytest.mark.ranks
-def test_the_groups_add_up_to_the_total(result: BenchmarkResult) -> None:
+def test_the_groups_add_up_to_the_total(result: ComparisonResult) -> None:
     alone = method(result, "target only")
     assert alone.ratio_to_target_only == alone.decoding_ratio_to_target_only == 1
     for item in result.methods:
@@ -109,7 +109,7 @@ def test_the_groups_add_up_to_the_total(result: BenchmarkResult) -> None:
 
 @pytest.mark.ranks
 def test_a_separate_draft_that_takes_turns_changes_no_count_of_a_policy_without_costs(
-    result: BenchmarkResult,
+    result: ComparisonResult,
 ) -> None:
     rates = {}
     for label in ("K = 1", "K = 3", "gammatune from 1", "gammatune from 3", SVIP):
@@ -125,7 +125,7 @@ def test_a_separate_draft_that_takes_turns_changes_no_count_of_a_policy_without_
 
 
 @pytest.mark.ranks
-def test_the_spread_is_that_of_the_measured_ratios(result: BenchmarkResult) -> None:
+def test_the_spread_is_that_of_the_measured_ratios(result: ComparisonResult) -> None:
     assert {(spread.family, spread.placement) for spread in result.spreads} == {
         (family, placement)
         for family in ("fixed", "gammatune")
@@ -146,7 +146,7 @@ def test_the_spread_is_that_of_the_measured_ratios(result: BenchmarkResult) -> N
 
 
 @pytest.mark.ranks
-def test_the_overhead_is_measured_for_each_policy(result: BenchmarkResult) -> None:
+def test_the_overhead_is_measured_for_each_policy(result: ComparisonResult) -> None:
     # Of several first lengths the nearest to the default of 5.
     assert [item.label for item in result.policy_overhead] == ["K = 3", "gammatune from 3", SVIP, "goodput"]
     for item in result.policy_overhead:
@@ -160,7 +160,7 @@ def test_the_overhead_is_measured_for_each_policy(result: BenchmarkResult) -> No
 
 
 @pytest.mark.ranks
-def test_the_console_and_the_readme_show_the_same_tables(result: BenchmarkResult, tmp_path: Path) -> None:
+def test_the_console_and_the_markdown_show_the_same_tables(result: ComparisonResult) -> None:
     text = console_report(result)
     for heading in (
         "6 rows in 2 groups, each timed separately",
@@ -172,10 +172,7 @@ def test_the_console_and_the_readme_show_the_same_tables(result: BenchmarkResult
     ):
         assert heading in text
     assert "assisted" not in text
-    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}")
-    result.write(tmp_path / "r.json")
-    update_readme(tmp_path / "README.md", [tmp_path / "r.json"])
-    lines = (tmp_path / "README.md").read_text().splitlines()
+    lines = markdown_report(result).splitlines()
     spread = next(item for item in result.spreads if item.family == "gammatune" and item.placement == "ahead")
     num = num_devices(result, "ahead")
     assert num == 2 or result.hardware.num_threads > 1
@@ -199,20 +196,20 @@ def test_the_console_and_the_readme_show_the_same_tables(result: BenchmarkResult
 
 
 def test_with_coupled_noise_every_policy_emits_the_tokens_of_the_target_alone(
-    setting: Setting, tmp_path: Path
+    setting: ComparedSetting, tmp_path: Path
 ) -> None:
     shared = {"repeats": 1, "overhead_repeats": 0, "temperature": 1.0, "group_column": None}
     config = config_for(setting, tmp_path, **shared, acceptance_rule="gumbel", seed=1)
-    found = run_benchmark(config, "")
+    found = run_comparison(config, "")
     assert [item.num_rows_differing for item in found.methods] == [0] * 7
     assert found.methods[0].groups == [] and "by group" not in console_report(found)
     assert 0 < found.methods[2].statistics["draft_acceptance_rate"] < 1  # type: ignore[index]
     config = config_for(setting, tmp_path, **shared, policies=["fixed"], seed=1)
-    assert {item.num_rows_differing for item in run_benchmark(config, "").methods} == {None}
+    assert {item.num_rows_differing for item in run_comparison(config, "").methods} == {None}
 
 
 @pytest.mark.parametrize("policy", ["gammatune", "adaedl", "goodput"])
-def test_a_policy_starts_every_run_afresh(setting: Setting, policy: str) -> None:
+def test_a_policy_starts_every_run_afresh(setting: ComparedSetting, policy: str) -> None:
     """The second run has the counts of the first, and both have those of a fresh policy."""
     costs = CostModel(Curve([1, 16], [10_000, 12_000]), Curve([1, 8], [1_000, 1_500]))
     order = DraftOrder(num_slots=3, choice=PolicyChoice.of(policy, max_draft_tokens=3), costs=costs)
@@ -228,23 +225,23 @@ def test_a_policy_starts_every_run_afresh(setting: Setting, policy: str) -> None
 
 
 def test_a_run_that_is_interrupted_leaves_the_repeats_before(
-    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: ComparedSetting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate, num_calls = Specdist.generate, 0
 
     def interrupted(self: Specdist, *arguments: Any) -> Generated:
         nonlocal num_calls
         num_calls += 1
-        # Two methods: a warm-up each, two groups each, and again.
-        if num_calls > 2 + 4 + 3:
+        # Two methods on two groups: a warm-up each, a repeat, and again.
+        if num_calls > 4 + 4 + 3:
             raise KeyboardInterrupt
         return generate(self, *arguments)
 
     monkeypatch.setattr(Specdist, "generate", interrupted)
     config = config_for(setting, tmp_path, policies=["svip"], initial_lengths=None)
     with pytest.raises(KeyboardInterrupt):
-        run_benchmark(config, "")
-    found = BenchmarkResult.read(tmp_path / "r.json")
+        run_comparison(config, "")
+    found = ComparisonResult.read(tmp_path / "r.json")
     assert [len(item.seconds) for item in found.methods] == [1, 1]
     assert "repeats, taken in turn: 1" in console_report(found)
 
@@ -255,26 +252,26 @@ def test_published_result_files_can_still_be_read(tmp_path: Path) -> None:
     results = [path for path in paths if json.loads(path.read_text()).get("kind") == KIND]
     assert len(results) >= 6
     for path in results:
-        assert console_report(BenchmarkResult.read(path)).count("tokens/s") > 0
+        assert console_report(ComparisonResult.read(path)).count("tokens/s") > 0
 
 
 def test_overhead_is_measured_only_with_the_draft_in_this_process(
-    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: ComparedSetting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     monkeypatch.setattr(
-        benchmark_run, "measure_policies", lambda _, methods, *rest: asked.extend(methods) or []
+        comparison_run, "measure_policies", lambda _, orders, *rest: asked.extend(orders) or []
     )
     config = config_for(setting, tmp_path, policies=["svip", "fixed"], repeats=1, num_draft_tokens=1)
-    found = run_benchmark(config, "")
-    assert [item.order.choice.label for item in asked] == ["svip", "K = 1"]
+    found = run_comparison(config, "")
+    assert [order.choice.label for order in asked] == ["svip", "K = 1"]
     assert [item.num_draft_tokens for item in found.feature_overhead] == [1]
     assert found.policy_overhead == []
 
 
 @pytest.mark.parametrize("policy", ["specdecpp", "sprinter", "goodput+head"])
 def test_a_policy_that_reads_a_head_is_measured_beside_the_others(
-    setting: Setting, tmp_path: Path, policy: str
+    setting: ComparedSetting, tmp_path: Path, policy: str
 ) -> None:
     """It drafts by the head and generates what the others do, as does the same policy without the head."""
     name = policy.removesuffix("+head")
@@ -282,7 +279,7 @@ def test_a_policy_that_reads_a_head_is_measured_beside_the_others(
     others = ["svip"] if name == policy else ["svip", name]
     head = write_head(tmp_path / "head", HEAD_KINDS[name], setting.pair.draft_checkpoint.folder)
     config = config_for(setting, tmp_path, policies=[*others, policy], initial_lengths=None, head=str(head))
-    result = run_benchmark(config, "python jobs/benchmark.py --some option")
+    result = run_comparison(config, "python -m tests.lab.benchmark --some option")
     found = method(result, label)
     assert found.statistics is not None
     assert found.statistics["discard_rate"] > 0 and found.statistics["verification_rate"] < 1

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdist.lab.benchmark.setting import Setting
-from specdist.lab.benchmark.sides.passes import measure_bytes_per_s, measure_floors, measure_flop_per_s
-from specdist.lab.benchmark.sides.profile import merge_traces
-from tests.lab.benchmark.conftest import NUM_DRAFT_TOKENS, TINY, RunJob
+from tests.lab.benchmark.conftest import NUM_DRAFT_TOKENS, TINY
+from tests.lab.benchmark.passes import measure_bytes_per_s, measure_floors, measure_flop_per_s
+from tests.lab.benchmark.setting import ComparedSetting
+from tests.lab.profile import main, merge_traces
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ def test_traces_of_two_processes_become_one_on_one_clock() -> None:
     assert names == ["target: python", "draft: python"]
 
 
-def test_lower_bounds_count_the_bytes_and_operations_of_a_pass(setting: Setting) -> None:
+def test_lower_bounds_count_the_bytes_and_operations_of_a_pass(setting: ComparedSetting) -> None:
     [target, draft] = measure_floors(
         setting.paged,
         batch_sizes=[2],
@@ -62,13 +62,18 @@ def test_measured_rates_are_plausible() -> None:
 
 
 @pytest.mark.ranks
-def test_the_job_writes_traces_shares_and_floors(run_job: RunJob, tmp_path: Path) -> None:
-    stdout = run_job(
-        *("--synthetic", "tiny", "--epsilon", "0.05", "--profile", "out", "--batch_sizes", "2"),
-        *("--num_prompts", "3", "--num_draft_tokens", "3", "--max_prompt_tokens", "12"),
-        *("--max_new_tokens", "12", "--overhead_repeats", "2", "--num_branches", "2"),
-        *("--placements", "colocated", "separate"),
-    )
+def test_the_command_writes_traces_shares_and_floors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = main(
+        [*("--synthetic", "tiny", "--epsilon", "0.05", "--output", "out", "--batch_sizes", "2"),
+         *("--num_prompts", "3", "--num_draft_tokens", "3", "--max_prompt_tokens", "12"),
+         *("--max_new_tokens", "12", "--overhead_repeats", "2", "--num_branches", "2"),
+         *("--placements", "colocated", "separate", "--device", "cpu")]
+    )  # fmt: skip
+    assert code == 0
+    stdout = capsys.readouterr().out
     document = json.loads((tmp_path / "out" / "profile.json").read_text())
     ways = ("", ", separate", ", ahead", ", ahead, 2 branches")
     assert [run["name"] for run in document["runs"]] == [f"specdist, K = 3{way}" for way in ways]

@@ -11,39 +11,41 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdist.lab.benchmark.comparing import overlap_of
-from specdist.lab.benchmark.lineup import measure_costs, separate_orders
-from specdist.lab.benchmark.methods import Generated, Method, Specdist
-from specdist.lab.benchmark.setting import Setting
-from specdist.lab.benchmark.sides.draft_rank import DraftRank
-from specdist.lab.benchmark.sides.drafts import DraftOrder, fixed_length
-from specdist.lab.benchmark.sides.profile import merge_traces
+from specdist.lab.benchmark.methods import Generated, Method
+from specdist.lab.benchmark.pair import fixed_length
 from specdist.policies.payoff import RoundShape
+from tests.lab.benchmark.comparing import overlap_of
 from tests.lab.benchmark.conftest import NUM_DRAFT_TOKENS as K
+from tests.lab.benchmark.lineup import PlacedSpecdist, separate_costs, separate_orders
+from tests.lab.benchmark.setting import ComparedSetting
+from tests.lab.draft_rank import DraftRank, RankOrder
+from tests.lab.profile import merge_traces
 
-IN_TURNS = DraftOrder(num_slots=2, choice=fixed_length(K))
-AHEAD = DraftOrder(num_slots=2, choice=fixed_length(K), ahead=RoundShape(num_ahead=3))
-BRANCHED = DraftOrder(num_slots=3, choice=fixed_length(K), ahead=RoundShape(num_ahead=K + 1, num_branches=2))
+IN_TURNS = RankOrder(num_slots=2, choice=fixed_length(K))
+AHEAD = RankOrder(num_slots=2, choice=fixed_length(K), ahead=RoundShape(num_ahead=3))
+BRANCHED = RankOrder(num_slots=3, choice=fixed_length(K), ahead=RoundShape(num_ahead=K + 1, num_branches=2))
 
 
 @pytest.fixture(scope="module")
-def rank(setting: Setting) -> Iterator[DraftRank]:
+def rank(setting: ComparedSetting) -> Iterator[DraftRank]:
     with setting.start_draft_rank() as rank:
         yield rank
 
 
-def run(method: Method, setting: Setting) -> Generated:
+def run(method: Method, setting: ComparedSetting) -> Generated:
     method.prepare()
     return method.generate(setting.rows)
 
 
 @pytest.mark.ranks
-def test_every_placement_of_the_draft_gives_the_same_greedy_tokens(setting: Setting, rank: DraftRank) -> None:
+def test_every_placement_of_the_draft_gives_the_same_greedy_tokens(
+    setting: ComparedSetting, rank: DraftRank
+) -> None:
     threads = torch.get_num_threads()
-    wanted = run(Specdist(setting.paged, IN_TURNS), setting)
+    wanted = run(PlacedSpecdist(setting.paged, IN_TURNS), setting)
     names = []
     for order in (BRANCHED, IN_TURNS, AHEAD, IN_TURNS):
-        method = Specdist(setting.paged, order, rank)
+        method = PlacedSpecdist(setting.paged, order, rank)
         names.append(method.name)
         found = run(method, setting)
         assert found.completions == wanted.completions
@@ -72,11 +74,11 @@ def test_every_placement_of_the_draft_gives_the_same_greedy_tokens(setting: Sett
 
 @pytest.mark.ranks
 def test_the_trace_shows_the_draft_working_while_the_target_verifies(
-    setting: Setting, rank: DraftRank, tmp_path: Path
+    setting: ComparedSetting, rank: DraftRank, tmp_path: Path
 ) -> None:
     """Which can only be seen if both processes read the same clock."""
     order = dataclasses.replace(BRANCHED, trace_folder=str(tmp_path))
-    run(Specdist(setting.paged, order, rank), setting)
+    run(PlacedSpecdist(setting.paged, order, rank), setting)
     trace = merge_traces(
         {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("target", "draft")}
     )
@@ -101,11 +103,11 @@ def test_the_trace_shows_the_draft_working_while_the_target_verifies(
 
 @pytest.mark.ranks
 def test_the_plan_for_drafting_ahead_follows_from_the_costs_of_both_models(
-    setting: Setting, rank: DraftRank
+    setting: ComparedSetting, rank: DraftRank
 ) -> None:
-    costs = measure_costs(setting.paged, rank, IN_TURNS.num_slots, [False])
-    orders = separate_orders(IN_TURNS, costs, num_branches=2)
+    costs = separate_costs(setting.paged, rank, IN_TURNS)
+    orders = separate_orders(dataclasses.replace(IN_TURNS, costs=costs), num_branches=2)
     assert [order.ahead.num_branches for order in orders] == [0, 0, 2]
     assert [order.ahead.num_ahead > 0 for order in orders] == [False, True, True]
     assert costs.target.sizes[-1] == IN_TURNS.num_slots * (K + 1)
-    assert min(*costs.target.ns, *costs.draft[False].ns) > 0
+    assert min(*costs.target.ns, *costs.draft.ns) > 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.lab.benchmark.choices import nearest_first_lengths
-from specdist.lab.benchmark.comparing import spreads_of
+from tests.lab.benchmark.choices import nearest_first_lengths
+from tests.lab.benchmark.comparing import spreads_of
 
 RATIOS = {
     "fixed": {1: 1.0, 4: 9.9, 5: 2.0, 8: 3.0},

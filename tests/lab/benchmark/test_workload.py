@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.benchmark.methods import Row
-from specdist.lab.benchmark.setting import EVERYTHING, Setting, make_workload
 from specdist.lab.synthetic.shapes import MAX_POSITIONS
 from specdist.utils.errors import UserError
+from tests.lab.benchmark.config import ComparisonConfig
+from tests.lab.benchmark.setting import EVERYTHING, ComparedSetting, make_workload
 
 # The tokenizer of a random pair has a token per byte.
 TOO_LONG = "x" * (MAX_POSITIONS + 1)
 
 
 def workload(
-    setting: Setting, tmp_path: Path, rows: list[dict[str, Any]], **options: Any
+    setting: ComparedSetting, tmp_path: Path, rows: list[dict[str, Any]], **options: Any
 ) -> dict[str, list[Row]]:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = BenchmarkConfig(
+    config = ComparisonConfig(
         **{
             "output": "unused",
             "target": str(setting.pair.target_checkpoint.folder),
@@ -41,12 +41,12 @@ def rows_of(task: str, prompts: list[str]) -> list[dict[str, Any]]:
     return [{"task": task, "prompt": prompt} for prompt in prompts]
 
 
-def texts(setting: Setting, rows: list[Row]) -> list[str]:
+def texts(setting: ComparedSetting, rows: list[Row]) -> list[str]:
     return [setting.pair.tokenizer.decode(row.prompt_ids) for row in rows]
 
 
 def test_equally_many_rows_are_taken_from_every_group_spread_over_it(
-    setting: Setting, tmp_path: Path
+    setting: ComparedSetting, tmp_path: Path
 ) -> None:
     long, short = rows_of("long", list("abcdefgh")), rows_of("short", ["z"])
     found = workload(setting, tmp_path, [*long[:4], *short, *long[4:]], num_prompts=5)
@@ -56,7 +56,7 @@ def test_equally_many_rows_are_taken_from_every_group_spread_over_it(
     }
 
 
-def test_a_row_that_does_not_fit_is_replaced_by_the_next(setting: Setting, tmp_path: Path) -> None:
+def test_a_row_that_does_not_fit_is_replaced_by_the_next(setting: ComparedSetting, tmp_path: Path) -> None:
     found = workload(setting, tmp_path, rows_of("t", [TOO_LONG, "b", "", "d"]), num_prompts=2)
     assert texts(setting, found["t"]) == ["b", "d"]
     fits = "y" * (MAX_POSITIONS - 8)
@@ -64,7 +64,7 @@ def test_a_row_that_does_not_fit_is_replaced_by_the_next(setting: Setting, tmp_p
     assert texts(setting, found["t"]) == [fits]
 
 
-def test_without_groups_the_first_rows_are_taken_or_all(setting: Setting, tmp_path: Path) -> None:
+def test_without_groups_the_first_rows_are_taken_or_all(setting: ComparedSetting, tmp_path: Path) -> None:
     found = workload(setting, tmp_path, rows_of("t", list("abc")), num_prompts=2, group_column=None)
     assert {name: texts(setting, rows) for name, rows in found.items()} == {EVERYTHING: ["a", "b"]}
     with pytest.raises(UserError, match=r"row 1: prompt is empty; leave the row out"):
@@ -89,7 +89,11 @@ def test_without_groups_the_first_rows_are_taken_or_all(setting: Setting, tmp_pa
     ],
 )
 def test_what_cannot_be_grouped_is_refused(
-    setting: Setting, tmp_path: Path, rows: list[dict[str, Any]], options: dict[str, Any], message: str
+    setting: ComparedSetting,
+    tmp_path: Path,
+    rows: list[dict[str, Any]],
+    options: dict[str, Any],
+    message: str,
 ) -> None:
     with pytest.raises(UserError, match=message):
         workload(setting, tmp_path, rows, **options)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specdist.config.arguments import option
-from specdist.lab.benchmark.choices import READERS, policy_choices
 from specdist.lab.plan.model.hardware import GPUS
 from specdist.lab.plan.model.simulate import MODES, Mode
 from specdist.lab.synthetic.shapes import SHAPES
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import BRANCH_COUNTS
 from specdist.utils.errors import UserError
+from tests.lab.benchmark.choices import READERS, policy_choices
 
 TARGET_ONLY: Mode = "target only"
 # Every round is chosen, as by --overlap auto.

@@ -18,10 +18,10 @@ import numpy as np
 
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_json
-from specdist.lab.benchmark.choices import INITIAL_LENGTHS, policy_choices
 from specdist.lab.plan.model.hardware import PUBLISHED
 from specdist.policies.choice import PolicyChoice
 from specdist.utils.table import Table
+from tests.lab.benchmark.choices import INITIAL_LENGTHS, policy_choices
 from tests.lab.emulation.config import EmulationConfig
 from tests.lab.emulation.virtual import tokens_per_s
 

@@ -19,7 +19,6 @@ from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.lab.benchmark.sides.draft_rank import DraftRank, torch_threads
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.model.counted import DRAFT_PASS, TARGET_PASS
 from specdist.lab.plan.model.hardware import find_gpu
@@ -38,6 +37,7 @@ from specdist.policies.formulas import caught_share
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape, plan_ahead
 from specdist.policies.registry import needs_costs
 from specdist.sampling.distributions import SamplingSettings
+from tests.lab.draft_rank import DraftRank, torch_threads
 from tests.lab.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
 from tests.lab.emulation.markov import PairSettings, markov_pair
 from tests.lab.emulation.picture import picture

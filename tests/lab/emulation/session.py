@@ -17,12 +17,12 @@ from specdist.engine.interfaces import Proposer
 from specdist.engine.request import Completion, Sequence
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs.request_times import message_curve
-from specdist.lab.benchmark.sides.draft_rank import DraftRank
 from specdist.lab.plan.model.roofline import Placement
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.payoff import ALONE
+from tests.lab.draft_rank import DraftRank
 from tests.lab.emulation.accounting import RoundTimes, round_times
 from tests.lab.emulation.device import EmulatedDevice
 from tests.lab.emulation.markov import MarkovPair

@@ -132,7 +132,7 @@ class EmulatedOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSide:
-    """What the draft's process is given; see :class:`specdist.lab.benchmark.sides.draft_rank.RankSource`."""
+    """What the draft's process is given; see :class:`tests.lab.draft_rank.RankSource`."""
 
     pair: PairSettings
     then: PairSettings

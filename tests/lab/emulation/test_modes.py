@@ -12,8 +12,8 @@ import torch
 
 from specdist.config.arguments import parse_arguments
 from specdist.engine.request import Completion
-from specdist.lab.benchmark.sides.draft_rank import DraftRank
 from specdist.utils.errors import UserError
+from tests.lab.draft_rank import DraftRank
 from tests.lab.emulation.__main__ import main
 from tests.lab.emulation.config import EmulationConfig
 from tests.lab.emulation.markov import TARGET_WEIGHTS, markov_pair

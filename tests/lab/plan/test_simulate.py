@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.lab.plan.model.events import RowLengths, run_job
 from specdist.lab.plan.model.simulate import MODES, Mode, Prediction, ReplicaCosts, Settings, predict
 from specdist.policies.costs import CostModel, Curve
+from tests.lab.plan.events import RowLengths, run_job
 
 MS = 1_000_000
 # A target's pass of 20 ms up to 64 tokens and in proportion beyond; draft steps of 1 ms and more.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from specdist.data.stats.shard import DraftTimes, Stats, TargetTimes
-from specdist.lab.plan.model.events import RowLengths, run_job
 from specdist.lab.plan.model.simulate import ReplicaCosts, Settings
-from specdist.lab.plan.validate import (
+from specdist.policies.costs import CostModel, Curve
+from tests.lab.plan.events import RowLengths, run_job
+from tests.lab.plan.validate import (
     Validation,
     acceptance_rate,
     calibrated,
     fastest_costs,
     row_acceptance,
 )
-from specdist.policies.costs import CostModel, Curve
 
 US = 1000
 COSTS = ReplicaCosts(

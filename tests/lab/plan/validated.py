@@ -2,7 +2,7 @@
 
 *Emulated*: the planner's steady state beside the real engine, draft and scheduler in virtual time
 (:mod:`tests.lab.emulation.virtual`), with its times of passes and of hosts and messages in both. *Wall
-clock*: what ``jobs/plan.py --validate`` finds for a pair on this machine, on which nothing else should run.
+clock*: what ``tests.lab.plan.validate`` finds for a pair on this machine, on which nothing else should run.
 *CPU time*: the same with the time that the process has used, which is what a clock would show if nothing else
 ran: with one thread it waits for nothing.
 """
@@ -21,14 +21,13 @@ import torch
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_json
 from specdist.lab.plan.model.simulate import OWN_GPU, Settings, predict
-from specdist.lab.plan.options import PlanConfig
-from specdist.lab.plan.validate import validate
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.formulas import caught_share
 from specdist.utils.table import Table
 from tests.lab.emulation.config import MODE_OPTIONS, EmulationConfig
 from tests.lab.emulation.run import Case, Emulation
 from tests.lab.emulation.virtual import MESSAGE_NS, ROUND_NS, TURNS_NS, tokens_per_s
+from tests.lab.plan.validate import ValidationConfig, validate
 from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs/benchmarks/plan-validated.json"
@@ -98,8 +97,8 @@ def by_cpu_time() -> list[dict[str, Any]]:
 
 
 def on_wall_clock() -> list[dict[str, Any]]:
-    config = PlanConfig(**PAIR, validate=True, batch_sizes=[1, 4, 8], draft_lengths=list(LENGTHS))
-    return [{**dataclasses.asdict(one), "error": one.error} for one in validate(config, torch.device("cpu"))]
+    config = ValidationConfig(**PAIR, device="cpu", batch_sizes=[1, 4, 8], draft_lengths=list(LENGTHS))
+    return [{**dataclasses.asdict(one), "error": one.error} for one in validate(config)]
 
 
 def main() -> None:

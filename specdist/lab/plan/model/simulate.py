@@ -1,7 +1,6 @@
 """Predicted throughput of a replica, from the costs of its passes, if tokens are accepted independently.
 
-The closed form of a steady state, in which the next prompt follows each sequence that ends. For the start
-and the end of a job see :mod:`specdist.lab.plan.model.events`.
+The closed form of a steady state, in which the next prompt follows each sequence that ends.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 from specdist.engine.times.timeline import timed
-from specdist.lab.benchmark.sides.drafts import with_slots
-from specdist.lab.benchmark.sides.pair import PagedPair
+from specdist.lab.benchmark.pair import PagedPair, with_slots
 from specdist.models.files.sizes import model_size
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner

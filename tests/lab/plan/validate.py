@@ -1,5 +1,7 @@
 """Validation of the planner: predicted tokens per second beside those of the engine on this machine.
 
+    python -m tests.lab.plan.validate --target runs/pair/target --draft runs/pair/draft --prompt_tokens 16
+
 Pass times are measured as a job measures them at its start. What the engine adds to them (drawing,
 scheduling, committing) is calibrated by runs of prompts of their own, which are not predicted: of the target
 alone, and with 1 and with 4 draft tokens per round. The acceptance rate and the length of every completion
@@ -8,30 +10,37 @@ are those of the predicted run: they are properties of the pair and of the text,
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
+from typing import Any, Literal
 
 import numpy as np
-import torch
 
+from specdist.cli import Command
+from specdist.config.arguments import option
 from specdist.config.groups import TrustOptions, values_of
 from specdist.data.stats.shard import NS_PER_S, Stats
 from specdist.engine.times.timeline import timed
 from specdist.job.costs.costs import draft_curve, target_curve
+from specdist.job.ranks.topology import local_device
 from specdist.lab.benchmark.methods import Generated, Row, Specdist
-from specdist.lab.benchmark.sides.drafts import DraftOrder, fixed_length
-from specdist.lab.benchmark.sides.pair import PagedPair, Pair
-from specdist.lab.plan.model.events import RowLengths, run_job
+from specdist.lab.benchmark.pair import DraftOrder, PagedPair, Pair, fixed_length
 from specdist.lab.plan.model.simulate import ReplicaCosts, Settings
-from specdist.lab.plan.options import CALIBRATION_LENGTHS, PlanConfig
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.formulas import tokens_per_call
 from specdist.sampling.distributions import SamplingSettings
+from specdist.utils.errors import UserError
+from specdist.utils.table import Table, decimals
+from tests.lab.plan.events import RowLengths, run_job
 
+# Draft lengths of the runs by which the engine's overhead is calibrated.
+CALIBRATION_LENGTHS = (1, 4)
+WITHIN = 0.15
 ROWS_PER_SLOT = 2
 WARMUP_TOKENS = 4
 # Predictions are averaged over seeds of the random acceptance.
@@ -40,6 +49,37 @@ NUM_SEEDS = 8
 NUM_HALVINGS = 20
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class ValidationConfig(TrustOptions):
+    """Every option. Raises :class:`UserError` for a value out of its range."""
+
+    _argument_group_name = "Validation"
+
+    target: str = option(help="folder of the large model")
+    draft: str = option(help="folder of the small model")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help="device to run on")
+    prompt_tokens: int = option(512, help="tokens per prompt")
+    output_tokens: int = option(256, help="tokens per completion")
+    batch_sizes: list[int] | None = option(None, help="batch sizes (1 4)", action="extend")
+    draft_lengths: list[int] | None = option(None, help="draft tokens per round (3 5)", action="extend")
+    repeats: int = option(5, help="runs of each setting; the fastest is used")
+
+    def __post_init__(self) -> None:
+        self.batch_sizes = self.batch_sizes or [1, 4]
+        self.draft_lengths = self.draft_lengths or [3, 5]
+        for name in ("prompt_tokens", "output_tokens", "batch_sizes", "draft_lengths", "repeats"):
+            value: Any = getattr(self, name)
+            if min(value if isinstance(value, list) else [value]) < 1:
+                raise UserError(f"--{name} {value!r} must be at least 1")
+        known = set(CALIBRATION_LENGTHS).intersection(self.draft_lengths)
+        if known:
+            raise UserError(
+                f"--draft_lengths {min(known)} is used for calibration, so predicting it proves nothing: "
+                "choose other lengths"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +104,13 @@ class Validation:
         return self.predicted_tokens_per_s / max(self.measured_tokens_per_s) - 1
 
 
-def validate(config: PlanConfig, device: torch.device) -> list[Validation]:
+def validate(config: ValidationConfig) -> list[Validation]:
     """Predict and run every batch size, without a draft and with each draft length."""
-    assert config.draft is not None
+    assert config.batch_sizes and config.draft_lengths
+    device = local_device(config.device)
     options = values_of(config, TrustOptions)
     pair = Pair(config.target, config.draft, dtype=config.dtype, device=device, **options)
-    batch_sizes = sorted(set(config.batch_sizes or (1, 4)))
-    lengths = sorted({0, *(config.draft_lengths or (3, 5))})
+    batch_sizes, lengths = sorted(set(config.batch_sizes)), sorted({0, *config.draft_lengths})
     paged = PagedPair(
         pair,
         max_num_seqs=batch_sizes[-1],
@@ -87,7 +127,7 @@ def validate(config: PlanConfig, device: torch.device) -> list[Validation]:
 
 
 def _compare_batch(
-    config: PlanConfig, paged: PagedPair, num_rows: int, lengths: list[int]
+    config: ValidationConfig, paged: PagedPair, num_rows: int, lengths: list[int]
 ) -> list[Validation]:
     device, generator = paged.pair.device, np.random.default_rng(num_rows)
     known, rows = (
@@ -249,3 +289,37 @@ def _settings(num_rows: int, length: int, stats: Stats) -> Settings:
         num_draft_tokens=length,
         acceptance=acceptance_rate(stats) if length else 0.0,
     )
+
+
+def compare(config: ValidationConfig) -> tuple[str, dict[str, Any]]:
+    """The text and the document to print. Raises :class:`UserError`."""
+    found = validate(config)
+    num_close = sum(abs(one.error) <= WITHIN for one in found)
+    text = f"{validation_table(found)}\n{num_close} of {len(found)} within {WITHIN:.0%}"
+    return text, {"comparisons": [{**dataclasses.asdict(one), "error": one.error} for one in found]}
+
+
+def validation_table(validations: Sequence[Validation]) -> str:
+    """Predicted and measured tokens per second, one row per setting."""
+    rows = [
+        {
+            "batch": found.num_rows,
+            "K": found.num_draft_tokens,
+            "acceptance": decimals(found.acceptance),
+            "measured tokens/s": f"{max(found.measured_tokens_per_s):.1f}",
+            "predicted tokens/s": f"{found.predicted_tokens_per_s:.1f}",
+            "error": f"{found.error:+.1%}",
+            "of the repeats": f"{min(found.errors):+.0%} .. {max(found.errors):+.0%}",
+        }
+        for found in validations
+    ]
+    return Table.of(rows, num_names=2).console()
+
+
+main = Command(
+    "validate", "compare the planner with runs",
+    "tests.lab.plan.validate:ValidationConfig", "tests.lab.plan.validate:compare", logs=True,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main.end()

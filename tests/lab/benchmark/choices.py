@@ -1,10 +1,12 @@
-"""The length policies that ``--policies`` names. No tensors."""
+"""The length policies that ``--policies`` names, of comparisons and emulations. No tensors."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from specdist.config.arguments import option
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.registry import HEAD_KINDS, HEAD_POLICIES, OPTIONS, owners_of
 from specdist.policies.registry import POLICIES as ALL_POLICIES
@@ -18,6 +20,28 @@ WITH_HEAD = "+head"
 READERS = tuple(policy if policy in HEAD_POLICIES else policy + WITH_HEAD for policy in HEAD_KINDS)
 # GammaTune's tables (Gautam et al. 2025, section 6) average over 1 to 8, 12, 16, 20 and 24.
 INITIAL_LENGTHS = (1, 2, 3, 5, 8, 12, 16, 24)
+
+
+@dataclass(kw_only=True)
+class PolicyOptions:
+    """Which policies are compared."""
+
+    policies: list[str] | None = option(
+        None,
+        help="length policies to compare with the target alone: all, or names, optionally with options: "
+        "svip:stop_root_entropy=0.5 (by default engines are compared, and fixed and goodput emulated)",
+        action="extend",
+    )
+    initial_lengths: list[int] | None = option(
+        None,
+        help="draft tokens in the first round, for policies that have --num_draft_tokens (default: "
+        f"{' '.join(map(str, INITIAL_LENGTHS))}; emulated: 5)",
+        action="extend",
+    )
+    max_draft_tokens: int | None = option(
+        None,
+        help="maximum draft tokens per round, not for fixed (default: 20, or more for a longer first round)",
+    )
 
 
 def policy_choices(
@@ -35,11 +59,15 @@ def policy_choices(
 
     Raises :class:`UserError` as the main job does.
     """
+    if initial_lengths is not None and min(initial_lengths) < 1:
+        raise UserError(f"--initial_lengths {initial_lengths} must be at least 1")
+    if max_draft_tokens is not None and max_draft_tokens < 1:
+        raise UserError(f"--max_draft_tokens {max_draft_tokens} must be at least 1")
     entries = [_parse(entry) for name in names for entry in (POLICIES if name == ALL else (name,))]
     needs_lengths = any(_wants_lengths(policy, given) for policy, given, _ in entries)
     if initial_lengths is not None and not needs_lengths:
         raise UserError(f"--initial_lengths has no effect with --policies {' '.join(names)}: leave it out")
-    lengths = list(initial_lengths or INITIAL_LENGTHS) if needs_lengths else []
+    lengths = sorted(set(initial_lengths or INITIAL_LENGTHS)) if needs_lengths else []
     if max_draft_tokens is None:
         cap = int(max(*(info.default for info in owners_of("max_draft_tokens").values()), *lengths))
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,21 +19,67 @@ from specdist.engine.request import Request
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.engine.times.timeline import Kind, Timeline, clock_of
+from specdist.job.costs.measuring import measure_costs
+from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import plan_models
 from specdist.job.texts.tokens import PromptEncoder, load_tokenizer
-from specdist.lab.benchmark.sides.drafts import DraftOrder
+from specdist.job.workload import Workload
 from specdist.llm import NO_PATH
 from specdist.models.attention.adapters import use_paged_attention, use_transformers_attention
 from specdist.models.attention.rope import recomputed_from, rope_borders
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.loading.loading import load_whole
-from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies import LengthPolicy, reads_head
+from specdist.policies import LengthPolicy
+from specdist.policies.choice import PolicyChoice, build_policy
+from specdist.policies.costs import CostModel
+from specdist.policies.registry import uses_features
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 
 MAX_NUM_BATCHED_TOKENS = 2048
+
+
+def fixed_length(num_draft_tokens: int) -> PolicyChoice:
+    """Always this many draft tokens; 0 for the target alone."""
+    return PolicyChoice.of("fixed", num_draft_tokens=num_draft_tokens) if num_draft_tokens else PolicyChoice()
+
+
+def with_slots(assembly: Assembly, num_slots: int) -> Assembly:
+    """The same assembly for this many sequences at a time."""
+    return dataclasses.replace(
+        assembly, scheduling=dataclasses.replace(assembly.scheduling, max_num_seqs=num_slots)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOrder:
+    """The draft of one engine.
+
+    Attributes:
+        choice: its length policy; every engine gets a new policy object.
+        costs: for a policy that uses them.
+    """
+
+    num_slots: int
+    choice: PolicyChoice
+    costs: CostModel | None = None
+
+    def assembly(self, largest: Assembly) -> Assembly:
+        """The assembly of this engine, from the one whose caches have room for every order."""
+        scheduling = dataclasses.replace(
+            largest.scheduling, max_num_seqs=self.num_slots, max_draft_tokens=self.choice.max_draft_tokens
+        )
+        return dataclasses.replace(largest, scheduling=scheduling)
+
+    def policy(self, settings: SamplingSettings) -> LengthPolicy:
+        """A new policy object, which has learned nothing yet."""
+        return build_policy(self.choice, self.costs, is_coupled=not settings.is_random)
+
+    def timeline(self, rest: Kind, device: torch.device) -> Timeline:
+        """The timeline of one side; ``rest`` is the kind of time outside all phases."""
+        return Timeline(rest, clock=clock_of(device))
 
 
 class Pair:
@@ -92,13 +140,8 @@ class PagedPair:
         settings: SamplingSettings,
         seed: int,
         num_context_tokens: int = 0,
-        head: HiddenStateHead | None = None,
     ) -> None:
-        """
-        Args:
-            num_context_tokens: context length at which passes are timed.
-            head: for the policies that read one; the others run the draft without it.
-        """
+        """``num_context_tokens``: context length at which passes are timed."""
         self.pair = pair
         self.num_context_tokens = num_context_tokens
         # Room for the longest text of every row, a block and the tokens ahead of it: no row is ever
@@ -127,14 +170,8 @@ class PagedPair:
         self.target, self.draft = (
             ModelRunner(model, pair.device, model_impl=impl) for model in (pair.target, pair.draft)
         )
-        self.head = head
-        self.headed = (
-            None if head is None else ModelRunner(pair.draft, pair.device, model_impl=impl, head=head)
-        )
         self.assembly.allocate(self.target)
-        for runner in (self.draft, self.headed):
-            if runner is not None:
-                self.assembly.allocate_draft(runner)
+        self.assembly.allocate_draft(self.draft)
 
     @property
     def settings(self) -> SamplingSettings:
@@ -152,17 +189,25 @@ class PagedPair:
         )
         return engine, recorder
 
-    def local_draft(self, order: DraftOrder, policy: LengthPolicy | None = None) -> Proposer:
-        """The draft in this process.
+    def local_draft(self, order: DraftOrder) -> Proposer:
+        """The draft in this process."""
+        clock = order.timeline("idle", self.pair.device)
+        return order.assembly(self.assembly).local_draft(self.draft, order.policy(self.settings), clock)
 
-        Args:
-            policy: instead of a new one of the order's, with the same maximum block length.
-        """
-        policy = policy or order.policy(self.settings)
-        runner = self.headed if reads_head(policy) else self.draft
-        assert runner is not None, "the policy reads a head"
-        return order.assembly(self.assembly).local_draft(
-            runner, policy, order.timeline("idle", self.pair.device)
+    def costs(self, order: DraftOrder) -> CostModel:
+        """Of both models in this process, as the main job would measure them for this order's policy."""
+        self.pair.use_specdist_attention()
+        return measure_costs(
+            order.assembly(self.assembly),
+            Topology(rank=0, world_size=1, tp_size=1, uses_draft=True, device=self.pair.device),
+            Workload(num_rows=order.num_slots, num_context_tokens=self.num_context_tokens),
+            target=self.target,
+            draft=self.draft,
+            group=None,
+            num_branch_slots=0,
+            max_seq_len=self.assembly.scheduling.max_seq_len,
+            uses_features=uses_features(order.choice.policy),
+            asks_draft=False,
         )
 
 

@@ -95,7 +95,7 @@ class VllmEngine:
 class Vllm:
     """vLLM with the target alone, or with a constant number of draft tokens."""
 
-    order = placement = None
+    order = None
 
     def __init__(self, setting: Setting, engine: VllmEngine, num_draft_tokens: int, batch_size: int) -> None:
         self.name = f"vLLM, K = {num_draft_tokens}" if num_draft_tokens else "vLLM, target only"

@@ -1,5 +1,7 @@
 """Where the time goes: shares of each kind of work, a trace of a short run, and lower bounds of pass times.
 
+    python -m tests.lab.profile --synthetic 20m --acceptance 0.8 --placements separate --output runs/profile
+
 The shares are those of an ordinary run. Then every method runs again for a few tokens under
 ``torch.profiler``, which slows it: the trace shows the phases of a round in each process, and the kernels.
 """
@@ -19,17 +21,18 @@ from typing import Any
 
 import torch
 
+from specdist.cli import Command
 from specdist.data.stats.shard import NS_PER_S, DraftTimes, TargetTimes
-from specdist.data.store.files import write_atomically, write_json
-from specdist.lab.benchmark.config import BenchmarkConfig
-from specdist.lab.benchmark.lineup import line_up
-from specdist.lab.benchmark.measuring import measure
-from specdist.lab.benchmark.methods import Specdist, shortened
+from specdist.data.store.files import write_atomically
+from specdist.lab.benchmark.measuring import Timed, measure
+from specdist.lab.benchmark.methods import shortened
 from specdist.lab.benchmark.results import Circumstances
-from specdist.lab.benchmark.setting import Setting, set_up
-from specdist.lab.benchmark.sides.draft_rank import torch_threads
-from specdist.lab.benchmark.sides.passes import FloorResult, measure_floors
 from specdist.utils.table import Table, decimals
+from tests.lab.benchmark.config import ComparisonConfig
+from tests.lab.benchmark.lineup import ComparedLineup, PlacedSpecdist
+from tests.lab.benchmark.passes import FloorResult, measure_floors
+from tests.lab.benchmark.setting import ComparedSetting, set_up_comparison
+from tests.lab.draft_rank import torch_threads
 
 FILE_NAME = "profile.json"
 NUM_TRACED_TOKENS = 16
@@ -67,35 +70,34 @@ class ProfileResult(Circumstances):
     kind: str = field(default="specdist profile")
 
 
-def run_profile(config: BenchmarkConfig, command: str) -> ProfileResult:
-    """Run every method and write the folder ``--profile``. Raises :class:`UserError` as a comparison does."""
-    assert config.profile is not None and config.batch_sizes
-    folder = Path(config.profile)
+def run_profile(config: ComparisonConfig, command: str) -> ProfileResult:
+    """Run every method and write the folder ``--output``. Raises :class:`UserError` as a comparison does."""
+    assert config.batch_sizes
+    folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
-    setting = set_up(config)
+    setting = set_up_comparison(config)
     num_threads = torch.get_num_threads()
     runs = []
     with contextlib.ExitStack() as stack:
         rank = stack.enter_context(setting.start_draft_rank()) if config.is_separate else None
         if rank is not None:
             num_threads = rank.num_threads
-        methods = [
-            method
-            for method in line_up(config, setting, rank).methods
-            if isinstance(method, Specdist) and method.order.choice.max_draft_tokens
-        ]
-        [measured] = measure(methods, setting.groups, 1, setting.device)
-        for method, item in zip(methods, measured, strict=True):
+        methods = ComparedLineup(config, setting, rank).methods
+        items = [Timed(method, setting.rows) for method in methods if isinstance(method, PlacedSpecdist)]
+        list(measure(items, 1, setting.device))
+        for item in items:
+            method = item.method
+            assert isinstance(method, PlacedSpecdist)
             logger.info("tracing %s, batch %d", method.name, method.batch_size)
             name = re.sub(r"[^a-z0-9]+", "-", method.name.lower()).strip("-")
             trace = f"{name}-batch-{method.batch_size}.json.gz"
             _trace(method, setting, folder / trace)
-            stats = item.whole.generated[0].own_stats
+            stats = item.generated[0].own_stats
             runs.append(
                 ProfiledRun(
                     name=method.name,
                     batch_size=method.batch_size,
-                    tokens_per_s=item.whole.tokens_per_s,
+                    tokens_per_s=item.tokens_per_s,
                     target_shares=_shares(stats.target_ns),
                     draft_shares=_shares(stats.draft_ns),
                     target_pass_s=_mean_s(stats.target_ns.verify, stats.num_target_passes),
@@ -116,12 +118,9 @@ def run_profile(config: BenchmarkConfig, command: str) -> ProfileResult:
                 seed=config.seed,
             )
     result = ProfileResult(
-        **setting.circumstances(config, command),
-        num_threads=num_threads,
-        runs=runs,
-        floors=floors,
+        **setting.circumstances(config, command), num_threads=num_threads, runs=runs, floors=floors
     )
-    write_json(folder / FILE_NAME, dataclasses.asdict(result))
+    result.write(folder / FILE_NAME)
     return result
 
 
@@ -153,7 +152,7 @@ def merge_traces(traces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return first | {"traceEvents": events}
 
 
-def _trace(method: Specdist, setting: Setting, path: Path) -> None:
+def _trace(method: PlacedSpecdist, setting: ComparedSetting, path: Path) -> None:
     """Write one trace of all processes, which ``chrome://tracing`` and ui.perfetto.dev show."""
     rows = shortened(setting.rows[: method.batch_size], NUM_TRACED_TOKENS)
     with tempfile.TemporaryDirectory() as folder:
@@ -213,3 +212,20 @@ def _floors_table(result: ProfileResult) -> Table:
             for item in result.floors
         ]
     )
+
+
+def profile(config: ComparisonConfig, command: str) -> tuple[str, dict[str, Any]]:
+    """The text and the document to print. Raises :class:`UserError`."""
+    result = run_profile(config, command)
+    text = f"{profile_report(result)}\n\ntraces and numbers: {config.output}"
+    return text, {"profile": config.output, "traces": [run.trace for run in result.runs]}
+
+
+main = Command(
+    "profile", "trace rounds, and time passes beside their bounds",
+    "tests.lab.benchmark.config:ComparisonConfig", "tests.lab.profile:profile",
+    program="python -m tests.lab.profile", logs=True,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main.end()

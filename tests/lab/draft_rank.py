@@ -23,23 +23,69 @@ import torch.distributed as dist
 from transformers.utils import logging as transformers_logging
 
 from specdist.config.groups import ModelImpl
+from specdist.data.stats.regression import NS_PER_S
 from specdist.engine.assembly import Assembly
 from specdist.engine.draft.remote import RemoteDraft, serve_draft
 from specdist.engine.messages.links import Wait
 from specdist.engine.target.collectives import RANK_ZERO
-from specdist.job.costs.costs import draft_curve
+from specdist.engine.times.timeline import Kind, Timeline, clock_of
+from specdist.job.costs.measuring import LEAST_BUDGET_S, ModelTimes, measure_draft
+from specdist.job.costs.pass_times import Budget
 from specdist.job.ranks.topology import Topology, join_world
-from specdist.lab.benchmark.sides.drafts import DraftOrder, with_slots
+from specdist.job.workload import Workload
+from specdist.lab.benchmark.pair import DraftOrder, with_slots
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.loading import load_whole
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies.costs import BRANCH_COUNTS, Curve
+from specdist.policies.costs import BRANCH_COUNTS
+from specdist.policies.payoff import ALONE, RoundShape
+from specdist.policies.registry import uses_features
 from specdist.utils.errors import UserError
 
 DRAFT_RANK = 1
 END_S = 10
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOrder(DraftOrder):
+    """Of a draft that may work ahead.
+
+    ``trace_folder``: for a trace of each process, with the phases of a round; None for none.
+    """
+
+    ahead: RoundShape = ALONE
+    trace_folder: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How the draft works in a process of its own."""
+        return ("ahead" if self.ahead.num_ahead else "separate") + branches_text(self.ahead.num_branches)
+
+    def assembly(self, largest: Assembly) -> Assembly:
+        assembly = super().assembly(largest)
+        scheduling = dataclasses.replace(assembly.scheduling, num_ahead_tokens=self.ahead.num_ahead)
+        return dataclasses.replace(assembly, scheduling=scheduling, ahead=self.ahead)
+
+    def timeline(self, rest: Kind, device: torch.device) -> Timeline:
+        annotate = None if self.trace_folder is None else torch.profiler.record_function
+        return Timeline(rest, clock=clock_of(device), annotate=annotate)
+
+    @contextlib.contextmanager
+    def traced(self, process: str) -> Iterator[None]:
+        """With a trace folder, write ``process.json``: all that this process does inside."""
+        if self.trace_folder is None:
+            yield
+            return
+        with torch.profiler.profile() as profiler:
+            yield
+        profiler.export_chrome_trace(str(Path(self.trace_folder, f"{process}.json")))
+
+
+def branches_text(num_branches: int) -> str:
+    """The end of a placement's name in tables."""
+    return f", {num_branches} branch{'es' * (num_branches > 1)}" if num_branches else ""
 
 
 class RankServer(Protocol):
@@ -124,11 +170,6 @@ class DraftRank:
                 self._pipe.send(None)
             self._process.join(END_S)
         self._end()
-
-    def measure(self, num_slots: int, *, uses_features: bool) -> Curve:
-        """Time draft steps of up to ``num_slots`` rows with the most branches."""
-        curve: Curve = self.call("measure", num_slots, uses_features)
-        return curve
 
     def build(self, order: Any) -> None:
         """Build the draft for one engine, which must then run."""
@@ -247,20 +288,21 @@ class _Server:
         self._source = source
         self._num_slots = 0
 
-    def measure(self, num_slots: int, uses_features: bool) -> Curve:
-        self._allocate(num_slots)
-        assembly = self._source.assembly
-        return draft_curve(
+    def measure(self, order: RankOrder) -> ModelTimes:
+        """Times of draft steps of up to ``order.num_slots`` sequences with the most branches."""
+        self._allocate(order.num_slots)
+        assembly = order.assembly(self._source.assembly)
+        return measure_draft(
+            assembly,
             self._runner,
-            assembly.settings,
-            assembly.vocab_size,
-            uses_features=uses_features,
-            num_rows=num_slots * (1 + BRANCH_COUNTS[-1]),
-            num_tokens_per_row=1,
-            num_context_tokens=self._source.num_context_tokens,
+            num_branch_slots=order.num_slots * BRANCH_COUNTS[-1],
+            workload=Workload(num_context_tokens=self._source.num_context_tokens),
+            max_seq_len=assembly.scheduling.max_seq_len,
+            uses_features=uses_features(order.choice.policy),
+            budget=Budget(LEAST_BUDGET_S * NS_PER_S),
         )
 
-    def build(self, order: DraftOrder) -> None:
+    def build(self, order: RankOrder) -> None:
         self._allocate(order.num_slots)
         assembly = order.assembly(self._source.assembly)
         self._order = order

@@ -33,15 +33,16 @@ from torch import Tensor
 from specdist.data.stats.shard import NS_PER_S, Stats
 from specdist.engine.times.timeline import timed
 from specdist.lab.benchmark.methods import Row, Specdist, shortened
-from specdist.lab.benchmark.sides.drafts import DraftOrder, fixed_length
-from specdist.lab.benchmark.sides.pair import PagedPair
-from specdist.lab.benchmark.sides.passes import FlatPass, PlainPass, in_turn, random_rows
+from specdist.lab.benchmark.pair import DraftOrder, PagedPair, fixed_length
 from specdist.models.heads.head import NUM_FEATURES, TokenHead
 from specdist.models.passes.hidden import with_head_logits
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import Curve
+from specdist.policies.registry import uses_features
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
+from specdist.sampling.distributions import SamplingSettings
+from tests.lab.benchmark.passes import FlatPass, PlainPass, in_turn, random_rows
 
 OVERHEAD_BATCH_SIZES = (1, 8)
 HEAD_DEPTHS = (0, 1, 3)
@@ -178,11 +179,11 @@ def measure_heads(
 
 
 def measure_policies(
-    paged: PagedPair, methods: Sequence[Specdist], rows: Sequence[Row], num_passes: int
+    paged: PagedPair, orders: Sequence[DraftOrder], rows: Sequence[Row], num_passes: int
 ) -> list[PolicyOverhead]:
-    """One result per method, all of which have a draft, on as many rows as its batch has."""
-    features = {size: _features_curve(paged, size, num_passes) for size in {m.batch_size for m in methods}}
-    return [_policy_overhead(paged, method, rows, features[method.batch_size]) for method in methods]
+    """One result per draft, on as many rows as its batch has."""
+    features = {size: _features_curve(paged, size, num_passes) for size in {o.num_slots for o in orders}}
+    return [_policy_overhead(paged, order, rows, features[order.num_slots]) for order in orders]
 
 
 def measure_features(
@@ -191,7 +192,7 @@ def measure_features(
     """Runs with and without features, in turn."""
 
     def round_s(choice: PolicyChoice) -> float:
-        stats = _run(Specdist(paged, DraftOrder(num_slots=batch_size, choice=choice)), rows)
+        stats = _run(paged, DraftOrder(num_slots=batch_size, choice=choice), rows)
         return _decoding_s(stats) / stats.num_rounds
 
     choices = fixed_length(num_draft_tokens), fixed_length_told(num_draft_tokens)
@@ -214,44 +215,44 @@ def fixed_length_told(num_draft_tokens: int) -> PolicyChoice:
     return PolicyChoice("svip", {"stop_root_entropy": math.inf, "max_draft_tokens": num_draft_tokens})
 
 
-class Stopwatch:
-    """Times a policy's methods, in ``ns``, from :meth:`watch` on."""
+class Stopwatch(DraftOrder):
+    """A draft whose policy's methods are timed, in ``ns``."""
 
-    def __init__(self) -> None:
-        self.ns = 0
+    ns = 0
 
-    def watch(self, policy: LengthPolicy) -> None:
-        """Replace the methods in place, so that the policy keeps its class."""
+    def policy(self, settings: SamplingSettings) -> LengthPolicy:
+        """With methods that are replaced in place, so that it keeps its class."""
+        policy = super().policy(settings)
         for name in ("wants_more", "num_unanimous", "next_histories", "num_to_verify", "observe_tokens"):
             if hasattr(policy, name):
                 # Into its dictionary: some policies are frozen dataclasses.
                 vars(policy)[name] = partial(self._timed, getattr(policy, name))
+        return policy
 
     def _timed(self, method: Callable[..., Any], *arguments: Any) -> Any:
         begin = time.perf_counter_ns()
         answer = method(*arguments)
-        self.ns += time.perf_counter_ns() - begin
+        object.__setattr__(self, "ns", self.ns + time.perf_counter_ns() - begin)
         return answer
 
 
 def _policy_overhead(
-    paged: PagedPair, method: Specdist, rows: Sequence[Row], features: Curve
+    paged: PagedPair, order: DraftOrder, rows: Sequence[Row], features: Curve
 ) -> PolicyOverhead:
     """The run of the median share."""
     results = []
     for _ in range(NUM_RUNS):
-        stopwatch, policy = Stopwatch(), method.order.policy(paged.settings)
-        stopwatch.watch(policy)
-        stats = _run(method, rows, policy)
+        stopwatch = Stopwatch(num_slots=order.num_slots, choice=order.choice, costs=order.costs)
+        stats = _run(paged, stopwatch, rows)
         features_s = 0.0
-        if policy.uses_features and stats.num_draft_passes:
+        if uses_features(order.choice.policy) and stats.num_draft_passes:
             rows_per_step = stats.num_draft_tokens / stats.num_draft_passes
             features_s = stats.num_draft_passes * float(features(max(1.0, rows_per_step))) / NS_PER_S
         policy_s = stopwatch.ns / NS_PER_S
         results.append(
             PolicyOverhead(
-                label=method.order.choice.label,
-                batch_size=method.batch_size,
+                label=order.choice.label,
+                batch_size=order.num_slots,
                 num_rounds=stats.num_rounds,
                 round_s=_decoding_s(stats) / stats.num_rounds,
                 features_s=features_s / stats.num_rounds,
@@ -262,10 +263,11 @@ def _policy_overhead(
     return sorted(results, key=lambda result: result.share)[NUM_RUNS // 2]
 
 
-def _run(method: Specdist, rows: Sequence[Row], policy: LengthPolicy | None = None) -> Stats:
+def _run(paged: PagedPair, order: DraftOrder, rows: Sequence[Row]) -> Stats:
     """One row per slot, long enough to show the time of a round."""
+    method = Specdist(paged, order)
     method.prepare()
-    return method.generate(shortened(rows[: method.batch_size], MAX_NEW_TOKENS), policy).own_stats
+    return method.generate(shortened(rows[: order.num_slots], MAX_NEW_TOKENS)).own_stats
 
 
 def _decoding_s(stats: Stats) -> float:

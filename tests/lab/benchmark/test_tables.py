@@ -1,4 +1,4 @@
-"""Writing results into the README: only the text between the markers changes."""
+"""A result as tables, and what of it is read back."""
 
 from __future__ import annotations
 
@@ -8,24 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from specdist.lab.benchmark.report import BEGIN, END, markdown_report, update_readme
-from specdist.lab.benchmark.results import (
-    BenchmarkResult,
-    Hardware,
-    MethodResult,
-    ModelSizes,
-    OverlapResult,
-    PolicyResult,
-    WorkSize,
-)
-from specdist.lab.benchmark.sides.overhead import PassOverhead
+from specdist.lab.benchmark.results import Hardware, ModelSizes, WorkSize
 from specdist.lab.synthetic.build import SyntheticRecord
 from specdist.utils.errors import UserError
+from tests.lab.benchmark.overhead import PassOverhead
+from tests.lab.benchmark.results import ComparedMethod, ComparisonResult, OverlapResult, PolicyResult
+from tests.lab.benchmark.tables import console_report, markdown_report
 
-BEFORE, AFTER = "# Title\r\n\r\ntext | with | bars\n", "\n\n## Next\n  indented, no newline at the end"
 
-
-def result(*, synthetic: bool = True, name: str = "transformers generate") -> BenchmarkResult:
+def result(*, synthetic: bool = True, name: str = "transformers generate") -> ComparisonResult:
     record = SyntheticRecord(
         shape="5m",
         seed=0,
@@ -35,7 +26,7 @@ def result(*, synthetic: bool = True, name: str = "transformers generate") -> Be
         measured_acceptance=0.79,
         num_measured_tokens=100,
     )
-    return BenchmarkResult(
+    return ComparisonResult(
         command="python jobs/benchmark.py --some option",
         date="2024-01-02T03:04:05+00:00",
         hardware=Hardware(cpu="A CPU", num_cores=2, num_threads=2, gpu=None),
@@ -51,7 +42,7 @@ def result(*, synthetic: bool = True, name: str = "transformers generate") -> Be
         ),
         work=WorkSize(num_rows=4, shortest_prompt=1, longest_prompt=4, shortest_limit=2, longest_limit=8),
         methods=[
-            MethodResult(
+            ComparedMethod(
                 name=name,
                 batch_size=1,
                 seconds=[1.0, 2.0, 3.0],
@@ -62,7 +53,7 @@ def result(*, synthetic: bool = True, name: str = "transformers generate") -> Be
                 num_rows_differing=0,
                 statistics=None,
             ),
-            MethodResult(
+            ComparedMethod(
                 name="specdist, K = 5, ahead, 2 branches",
                 batch_size=1,
                 seconds=[0.5],
@@ -100,96 +91,62 @@ def result(*, synthetic: bool = True, name: str = "transformers generate") -> Be
     )
 
 
-@pytest.fixture
-def readme(tmp_path: Path) -> Path:
-    path = tmp_path / "README.md"
-    path.write_bytes(f"{BEFORE}{BEGIN}\nold numbers\n{END}{AFTER}".encode())
-    return path
-
-
-def written(tmp_path: Path, name: str, value: BenchmarkResult) -> Path:
+def written(tmp_path: Path, name: str, value: ComparisonResult) -> Path:
     path = tmp_path / name
     value.write(path)
     return path
 
 
 def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    assert BenchmarkResult.read(written(tmp_path, "a.json", result())) == result()
+    assert ComparisonResult.read(written(tmp_path, "a.json", result())) == result()
 
 
-def test_only_what_is_between_the_markers_changes(readme: Path, tmp_path: Path) -> None:
-    first = written(tmp_path, "first.json", result(name="first method"))
-    second = written(tmp_path, "second.json", result(synthetic=False, name="second method"))
-    update_readme(readme, [first, second])
-    text = readme.read_bytes().decode()
-    assert text.startswith(BEFORE + BEGIN)
-    assert text.endswith(END + AFTER)
-    assert "old numbers" not in text
-    assert text.index("first method") < text.index("second method")
+def test_a_section_says_what_was_measured_where_and_how() -> None:
+    text = markdown_report(result())
     for needed in ("A CPU", "torch 9.9", "2024-01-02", "python jobs/benchmark.py --some option", "| 2.00 |"):
         assert needed in text
-    update_readme(readme, [first, second])
-    assert readme.read_bytes().decode() == text
 
 
-def test_the_placements_of_the_draft_have_a_table_of_their_own(readme: Path, tmp_path: Path) -> None:
-    update_readme(readme, [written(tmp_path, "a.json", result())])
+def test_the_placements_of_the_draft_have_a_table_of_their_own() -> None:
     line = "| K = 5, ahead, 2 branches | 1 | 20.0 | 1.25 | 3.50 | 0.61 | 0.62 | 0.45 | 7 2 | 0.10 | 0.20 |"
-    assert line in readme.read_text()
+    assert line in markdown_report(result())
 
 
-def test_a_brief_section_has_only_the_first_table(readme: Path, tmp_path: Path) -> None:
-    path = written(tmp_path, "a.json", result())
-    update_readme(readme, [path], is_brief=True)
-    text = readme.read_text()
+def test_a_brief_section_has_only_the_first_table() -> None:
+    text = markdown_report(result(), is_brief=True)
     assert text.count("| ---") < 20 and "| 20.0 | 2.00 | 4.00 |" in text and "| 0.61 |" not in text
     assert "x assisted: tokens/s" in text and "python jobs/benchmark.py --some option" in text
-    update_readme(readme, [path])
-    assert "| 0.61 |" in readme.read_text()
+    assert "| 0.61 |" in markdown_report(result())
 
 
-def test_results_from_before_the_separate_placement_are_still_read(readme: Path, tmp_path: Path) -> None:
+def test_results_from_before_the_separate_placement_are_still_read(tmp_path: Path) -> None:
     document = json.loads(written(tmp_path, "a.json", result()).read_text())
     del document["costs"]
     for method in document["methods"]:
         del method["overlap"]
     (tmp_path / "a.json").write_text(json.dumps(document))
-    update_readme(readme, [tmp_path / "a.json"])
-    assert "x separate" not in readme.read_text()
+    assert "x separate" not in console_report(ComparisonResult.read(tmp_path / "a.json"))
 
 
-def test_a_synthetic_pair_is_called_synthetic(readme: Path, tmp_path: Path) -> None:
-    update_readme(readme, [written(tmp_path, "a.json", result())])
-    assert "Synthetic pair 5m of random weights" in readme.read_text()
-    assert "measured greedy acceptance 0.79" in readme.read_text()
-    update_readme(readme, [written(tmp_path, "a.json", result(synthetic=False))])
-    assert "ynthetic" not in readme.read_text()
-
-
-@pytest.mark.parametrize("text", ["no markers", BEGIN, END, f"{END} {BEGIN}", f"{BEGIN}{BEGIN}{END}"])
-def test_wrong_markers_are_refused_and_nothing_changes(text: str, tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(text)
-    with pytest.raises(UserError, match="must hold <!-- benchmark:begin --> once"):
-        update_readme(readme, [written(tmp_path, "a.json", result())])
-    assert readme.read_text() == text
+def test_a_synthetic_pair_is_called_synthetic() -> None:
+    text = markdown_report(result())
+    assert "Synthetic pair 5m of random weights" in text and "measured greedy acceptance 0.79" in text
+    assert "ynthetic" not in markdown_report(result(synthetic=False))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"kind": "other"}', '{"kind": "specdist benchmark"}'])
-def test_other_files_are_refused_as_results(content: str, readme: Path, tmp_path: Path) -> None:
-    before = readme.read_bytes()
+def test_other_files_are_refused_as_results(content: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text(content)
-    with pytest.raises(UserError, match=r"--results .*bad\.json"):
-        update_readme(readme, [path])
+    with pytest.raises(UserError, match=r"bad\.json"):
+        ComparisonResult.read(path)
     with pytest.raises(UserError, match=r"missing\.json cannot be read"):
-        update_readme(readme, [tmp_path / "missing.json"])
-    assert readme.read_bytes() == before
+        ComparisonResult.read(tmp_path / "missing.json")
 
 
 def test_every_field_of_a_method_is_in_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "a.json", result())
-    for field in dataclasses.fields(MethodResult):
+    for field in dataclasses.fields(ComparedMethod):
         assert f'"{field.name}"' in path.read_text()
 
 

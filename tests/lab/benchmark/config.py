@@ -1,0 +1,145 @@
+"""The options of ``python -m tests.lab.benchmark`` and ``tests.lab.profile``: those of ``jobs/benchmark.py``,
+and more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from specdist.config.arguments import option
+from specdist.config.removed import Removed
+from specdist.lab.benchmark.config import BenchmarkConfig
+from specdist.policies import HeadKind
+from specdist.policies.choice import PolicyChoice
+from specdist.policies.costs import BRANCH_COUNTS
+from specdist.policies.registry import HEAD_KINDS, HEAD_POLICIES
+from specdist.utils.errors import UserError
+from tests.lab.benchmark.choices import READERS, PolicyOptions, policy_choices
+
+COLOCATED, SEPARATE = "colocated", "separate"
+# What a draft on a rank of its own does while the target verifies.
+IN_TURNS, AHEAD = "none", "ahead"
+OVERLAPS = (IN_TURNS, AHEAD)
+
+
+@dataclass(kw_only=True)
+class ComparisonConfig(PolicyOptions, BenchmarkConfig):
+    """Raises :class:`UserError` for values that do not go together. ``output``: of a profile, its folder."""
+
+    _argument_group_name = "Comparison"
+    _removed_options: ClassVar[Mapping[str, Removed]] = {}
+
+    group_column: str | None = option(
+        None,
+        help="column of --prompts that names groups; each group is timed separately, with the same number of "
+        "rows",
+    )
+    head: str | None = option(
+        None, help="folder of the trained head for specdecpp, sprinter (exact here) or goodput+head"
+    )
+    placements: list[str] | None = option(
+        None,
+        help="placement of specdist's draft: colocated = in the target's process; separate = in its own "
+        "(default: colocated)",
+        action="extend",
+        choices=(COLOCATED, SEPARATE),
+    )
+    overlaps: list[str] | None = option(
+        None,
+        help="with a separate draft: none = draft and target take turns; ahead = the draft keeps drafting "
+        "while the target verifies (default: both)",
+        action="extend",
+        choices=OVERLAPS,
+    )
+    num_branches: int | None = option(
+        None,
+        help="branches that a draft ahead prepares per sequence for likely misses; 0 = none (default: from "
+        "measured times)",
+    )
+    overhead_repeats: int = option(
+        20,
+        help="single passes timed per case, compared with transformers; with --policies, pairs of runs that "
+        "measure the cost of features and policies; 0 = none",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("overhead_repeats", self.overhead_repeats >= 0, "must not be negative")
+        self._check_placements()
+        self._check_policies()
+        if self.peers and self.policies is not None:
+            raise UserError("--peers has no effect with --policies: leave one of them out")
+        if self.group_column is not None and self.prompts is None:
+            raise UserError(
+                f"--group_column {self.group_column} has no effect without --prompts: leave it out"
+            )
+
+    @property
+    def is_colocated(self) -> bool:
+        return COLOCATED in (self.placements or [])
+
+    @property
+    def is_separate(self) -> bool:
+        return SEPARATE in (self.placements or [])
+
+    @property
+    def choices(self) -> list[PolicyChoice]:
+        """The settings of ``--policies``, each once. Raises :class:`UserError` as the main job does."""
+        if self.policies is None:
+            return []
+        return policy_choices(self.policies, self.initial_lengths, self.max_draft_tokens)
+
+    @property
+    def longest_draft(self) -> int:
+        return max([self.num_draft_tokens, *(choice.max_draft_tokens for choice in self.choices)])
+
+    @property
+    def head_kinds(self) -> set[HeadKind]:
+        """Kinds of heads that the policies of ``--policies`` read."""
+        return {HEAD_KINDS[choice.policy] for choice in self._head_choices}
+
+    @property
+    def _head_choices(self) -> list[PolicyChoice]:
+        return [choice for choice in self.choices if choice.policy in HEAD_POLICIES or choice.reads_head]
+
+    def _check_policies(self) -> None:
+        if self.policies is None:
+            for name in ("initial_lengths", "max_draft_tokens", "head"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"--{name} has no effect without --policies: add them, or leave it out")
+            return
+        # Also refuses what the main job would refuse.
+        names = sorted({choice.policy for choice in self._head_choices})
+        if self.head is None and names:
+            raise UserError(
+                f"--policies {names[0]} needs a trained head, and none was given: name its folder with --head"
+            )
+        if self.head is not None and len(self.head_kinds) != 1:
+            raise UserError(
+                f"--head {self.head} is for a policy among {', '.join(READERS)}, but --policies has "
+                f"{' and '.join(names) or 'none of them'}: name policies that use a head of its kind"
+            )
+        if self.head is not None and self.is_separate:
+            raise UserError(
+                f"--head {self.head} is measured with the draft in the target's process: leave out "
+                "--placements separate"
+            )
+
+    def _check_placements(self) -> None:
+        self.placements = sorted(set(self.placements or [COLOCATED]))
+        if self.overlaps is not None and not self.is_separate:
+            raise UserError(
+                f"--overlaps {' '.join(self.overlaps)} has no effect without --placements separate: add it, "
+                "or leave it out"
+            )
+        self.overlaps = [name for name in OVERLAPS if name in (self.overlaps or OVERLAPS)]
+        if self.num_branches is None:
+            return
+        most = BRANCH_COUNTS[-1]
+        self._require("num_branches", 0 <= self.num_branches <= most, f"must be in 0 .. {most}")
+        if not self.is_separate or AHEAD not in self.overlaps:
+            raise UserError(
+                f"--num_branches {self.num_branches} has no effect without --placements separate and "
+                "--overlaps ahead: add them, or leave it out"
+            )
