@@ -88,7 +88,7 @@ FORMAT_FAULTS = (
         'if own.get("stop"):',
         "if False:",
         ("tests/job/test_row_options.py::test_a_stop_string_of_a_row_with_a_constraint_is_refused",)),
-    Mutant("batch-given-to-a-benchmark", "_prompts_of_file",
+    Mutant("batch-given-to-a-benchmark", "open_file",
         '    prompts.check_no_batch("a benchmark")\n',
         "",
         (BATCH_INPUT + "::test_jobs_without_options_of_rows_refuse_a_batch[benchmark]",)),
