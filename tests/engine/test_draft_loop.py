@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from specdist.engine.draft.steps.draft_runs import LONGEST_RUN, RunLengths
 from specdist.engine.draft.steps.draft_steps import taking_part
-from specdist.engine.draft.steps.run_lengths import LONGEST_RUN, RunLengths
 from specdist.policies import DraftSequences, WithoutHistory
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Harness, requests_for

@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.engine.draft import draft_worker
 from specdist.engine.draft.steps import draft_loop
 from specdist.engine.draft.steps.draft_loop import DraftLoop
-from specdist.engine.draft.steps.draft_runs import DraftRuns
+from specdist.engine.draft.steps.draft_runs import RunLengths
 from specdist.engine.draft.steps.draft_steps import DraftBatch
-from specdist.engine.draft.steps.run_lengths import RunLengths
 from specdist.policies import (
     DraftFeatures,
     DraftSequences,
@@ -162,7 +160,7 @@ def test_asked_after_several_steps_it_drafts_the_same_blocks(
 
     expected = generated()
     assert not at_once
-    monkeypatch.setattr(draft_worker, "DraftLoop", DraftRuns)
+    monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: False)
     monkeypatch.setattr(RunLengths, "next", lambda *_: num_steps)
     assert generated() == expected
     assert sum(at_once) > 0

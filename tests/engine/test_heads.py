@@ -10,10 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdist.engine.draft import draft_worker
 from specdist.engine.draft.steps import draft_loop
 from specdist.engine.draft.steps.draft_loop import DraftLoop
-from specdist.engine.draft.steps.draft_runs import DraftRuns
 from specdist.engine.draft.steps.draft_steps import DraftBatch
 from specdist.engine.request import Completion
 from specdist.models.heads.info import HiddenState
@@ -204,7 +202,7 @@ def test_runs_of_steps_draft_what_single_steps_do(
         return replica.generate(requests_for(prompts_of_lengths(5, 2, 11)))
 
     alone = completions()
-    monkeypatch.setattr(draft_worker, "DraftLoop", DraftRuns)
+    monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: False)
     runs = completions()
     assert [c.token_ids for c in runs] == [c.token_ids for c in alone]
     estimates = [[t.head_probability for c in each for t in c.trace] for each in (alone, runs)]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.engine.draft import draft_worker
 from specdist.engine.draft.draft_worker import DraftWorker
-from specdist.engine.draft.steps.draft_runs import DraftRuns
+from specdist.engine.draft.steps import draft_loop
+from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies import DraftFeatures, DraftSequences, RoundContext, VerifiedTokens, WithoutHistory
 from specdist.sampling.distributions import SamplingSettings
@@ -82,19 +82,19 @@ def test_a_draft_replies_before_it_learns_unless_it_has_still_to_draft(
 
 def test_a_draft_learns_while_its_device_has_something_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Noting()
-    give, receive = DraftRuns._give, DraftRuns._receive
+    give, receive = DraftLoop._give, DraftLoop._receive
 
-    def noted_give(self: DraftRuns, *arguments: Any) -> Any:
+    def noted_give(self: DraftLoop, *arguments: Any) -> Any:
         policy.events.append(GIVE)
         return give(self, *arguments)
 
-    def noted_receive(self: DraftRuns, *arguments: Any) -> Any:
+    def noted_receive(self: DraftLoop, *arguments: Any) -> Any:
         policy.events.append(RECEIVE)
         return receive(self, *arguments)
 
-    monkeypatch.setattr(DraftRuns, "_give", noted_give)
-    monkeypatch.setattr(DraftRuns, "_receive", noted_receive)
-    monkeypatch.setattr(draft_worker, "DraftLoop", DraftRuns)
+    monkeypatch.setattr(DraftLoop, "_give", noted_give)
+    monkeypatch.setattr(DraftLoop, "_receive", noted_receive)
+    monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: False)
     settings = SamplingSettings(temperature=1.0)
     replica = Harness(*markov_pair(), policy=policy, num_ahead_tokens=4, max_new_tokens=60, settings=settings)
     replica.generate(requests_for([[1, 2, 3]]))

@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.engine.draft import draft_worker
 from specdist.engine.draft.ahead import draft_ahead
 from specdist.engine.draft.ahead.draft_ahead import AheadDrafter
+from specdist.engine.draft.steps import draft_loop
 from specdist.engine.draft.steps.draft_loop import DraftLoop
-from specdist.engine.draft.steps.draft_runs import DraftRuns
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import VerifyInput
 from specdist.engine.request import Request
@@ -173,28 +172,28 @@ def test_the_device_looks_for_branches_before_the_host_waits_for_the_first_token
 
     expected = found()
     for name in ("_give", "_receive"):
-        monkeypatch.setattr(DraftRuns, name, noting(getattr(DraftRuns, name), events))
+        monkeypatch.setattr(DraftLoop, name, noting(getattr(DraftLoop, name), events))
     monkeypatch.setattr(draft_ahead, "likeliest", noting(draft_ahead.likeliest, events))
-    monkeypatch.setattr(draft_worker, "DraftLoop", DraftRuns)
+    monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: False)
     assert found() == expected
     assert expected[1] > 20
     before = [events[index - 1] for index, event in enumerate(events) if event == "likeliest"]
     assert before.count("_give") > 0.6 * len(before) > 10
 
 
-@pytest.mark.parametrize("draft_loop", [DraftLoop, DraftRuns])
+@pytest.mark.parametrize("waits", [True, False])
 def test_a_round_that_works_ahead_is_chosen_while_its_first_token_ahead_is_drafted(
-    monkeypatch: pytest.MonkeyPatch, draft_loop: type[DraftLoop]
+    monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     """Whatever the choice is, that token is verified like any other: all are the target's own."""
     ahead, wide = RoundShape(num_ahead=4, num_branches=2), RoundShape(num_ahead=3, num_branches=1)
     chosen = itertools.cycle([ahead, ahead, IN_TURNS, ahead, ALONE, wide, ahead, LISTEN, wide])
     events: list[str] = []
-    monkeypatch.setattr(DraftRuns, "_give", noting(DraftRuns._give, events))
-    monkeypatch.setattr(DraftRuns, "_receive", noting(DraftRuns._receive, events))
+    monkeypatch.setattr(DraftLoop, "_give", noting(DraftLoop._give, events))
+    monkeypatch.setattr(DraftLoop, "_receive", noting(DraftLoop._receive, events))
     monkeypatch.setattr(AheadDrafter, "_choose", noting(AheadDrafter._choose, events))
     monkeypatch.setattr(ScriptedChooser, "shape_ahead", lambda *_, **__: next(chosen))
-    monkeypatch.setattr(draft_worker, "DraftLoop", draft_loop)
+    monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: waits)
     settings = SamplingSettings(temperature=1.0, is_coupled=True)
     requests = requests_for([[1, 2], [3, 1, 2], [2, 2, 1]])
     about: dict[str, Any] = {"settings": settings, "max_new_tokens": 40}
@@ -205,9 +204,8 @@ def test_a_round_that_works_ahead_is_chosen_while_its_first_token_ahead_is_draft
     found = [each.token_ids for each in replica.generate(requests)]
     assert found == [each.token_ids for each in Harness(target, None, **about).generate(requests)]
     assert replica.stats_recorder.shard(0).num_accepted_tokens > 20
-    if draft_loop is DraftRuns:
-        orders = [events[index - 1 : index + 2] for index, event in enumerate(events) if event == "_choose"]
-        assert orders.count(["_give", "_choose", "_receive"]) > 0.4 * len(orders) > 10
+    orders = [events[index - 1 : index + 2] for index, event in enumerate(events) if event == "_choose"]
+    assert orders.count(["_give", "_choose", "_receive"]) > 0.4 * len(orders) > 10
 
 
 def noting(function: Callable[..., Any], events: list[str]) -> Callable[..., Any]:

@@ -14,8 +14,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from specdist.data.stats.shard import Stats
-from specdist.engine.draft import draft_worker
-from specdist.engine.draft.steps.draft_runs import DraftRuns
+from specdist.engine.draft.steps import draft_loop
 from specdist.policies import (
     AdaEdl,
     ConfidenceThreshold,
@@ -193,6 +192,6 @@ def test_a_constant_length_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, ahe
         return found, {"drafted": stats.num_draft_tokens, "steps": stats.num_draft_row_steps}
 
     expected = generated()
-    monkeypatch.setattr(draft_worker, "DraftLoop", DraftRuns)
+    monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: False)
     monkeypatch.delattr(FixedLength, "wants_more")
     assert generated() == expected

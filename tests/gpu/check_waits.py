@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from specdist.engine.draft.steps.run_lengths import RunLengths
+from specdist.engine.draft.steps.draft_runs import RunLengths
 from specdist.policies import DraftFeatures, DraftSequences, Goodput, LengthPolicy
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import random_head

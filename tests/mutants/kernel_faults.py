@@ -114,7 +114,7 @@ KERNEL_FAULTS = (
         "    if is_equal_DS[0].float().mean() < LEAST_EQUAL_DRAWS:\n        return torch.inf, 0.0\n",
         "",
         (RUNS + "test_what_counts_as_the_same_run",)),
-    Mutant("scores-of-run-kept-for-other-sequences", "DraftRuns._run",
+    Mutant("scores-of-run-kept-for-other-sequences", "DraftRuns._replay",
         "scores_AV = run.scores[step]",
         "scores_AV = run.scores[step].flip(0)",
         ("tests/gpu/test_waits.py::test_how_late_a_policy_is_asked_changes_no_row",)),

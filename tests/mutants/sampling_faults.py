@@ -37,7 +37,7 @@ SAMPLING_FAULTS = (
         "keys_C.uniforms(Purpose.ACCEPT)",
         "keys_C.uniforms(Purpose.NEXT_TOKEN)",
         (IN_TURNS,)),
-    Mutant("candidate-drawn-with-number-judges-it", "DraftLoop._uniforms",
+    Mutant("candidate-drawn-with-number-judges-it", "DraftRuns.uniforms_of_all",
         "keys.uniforms(Purpose.DRAFT)",
         "keys.uniforms(Purpose.ACCEPT)",
         (IN_TURNS,)),

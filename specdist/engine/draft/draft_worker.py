@@ -21,11 +21,9 @@ import numpy as np
 from specdist.engine.draft.ahead.draft_ahead import AheadDrafter
 from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.steps.draft_loop import DraftLoop
-from specdist.engine.draft.steps.draft_runs import DraftRuns
 from specdist.engine.draft.steps.draft_scores import NOWHERE
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch
-from specdist.engine.draft.steps.forced_tokens import ForcingDraftLoop
 from specdist.engine.draft.steps.histories import Histories
 from specdist.engine.draft.steps.lessons import Lessons
 from specdist.engine.faults import DraftUndo
@@ -87,12 +85,7 @@ class DraftWorker:
         self._pipeline = pipeline_of_draft(
             settings, self._draft_state, num_slots, vocab_size, runner.device, masker
         )
-        # On a device the policy is asked after several steps; on a host that would cost steps. Where logits
-        # are processed, the host knows each token before the next one.
-        is_asynchronous = runner.is_asynchronous and self._pipeline is None
-        has_masks = self._pipeline is not None and self._pipeline.has_masks
-        new_draft_loop = DraftRuns if is_asynchronous else ForcingDraftLoop if has_masks else DraftLoop
-        self._draft_loop = new_draft_loop(
+        self._draft_loop = DraftLoop(
             runner,
             policy,
             self._draft_state,

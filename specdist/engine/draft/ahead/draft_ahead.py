@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -24,7 +24,6 @@ from specdist.engine.draft.ahead.first_ahead import FirstAhead, verify_first
 from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch
-from specdist.engine.draft.steps.forced_tokens import ForcingDraftLoop
 from specdist.engine.messages.proposals import ProposalRequest
 from specdist.engine.times.reports import AheadReport
 from specdist.models.passes.flat import FlatBatch
@@ -77,8 +76,7 @@ class AheadDrafter:
         self.shape = ahead
         self._draft_state = draft_state
         self._draft_loop = draft_loop
-        has_forced = isinstance(draft_loop, ForcingDraftLoop) and draft_loop.adds_forced
-        self._forcing = cast(ForcingDraftLoop, draft_loop) if has_forced else None
+        self._forced = draft_loop.forced
         self._max_draft_tokens, self._max_ahead_tokens = policy.max_draft_tokens, max_tokens
         # Rounds in which the model does nothing, with this one.
         self._num_quiet = 0
@@ -156,7 +154,7 @@ class AheadDrafter:
     def num_rounds_alone(self, slots_R: np.ndarray) -> int:
         """Rounds in which the target need not ask; 0 while it has anything to verify. For forced tokens it
         asks in every round, and the model does nothing in these."""
-        if self._forcing is not None:
+        if self._forced is not None:
             self._num_quiet = self._num_quiet or self.shape.num_rounds_alone
             return 0
         is_pending = (
@@ -225,14 +223,14 @@ class AheadDrafter:
 
     def _add_forced(self, request: ProposalRequest) -> None:
         """Candidates that a constraint forces after those that are ready, without a pass."""
-        if self._forcing is None:
+        if self._forced is None:
             return
         state, slots_R = self._draft_state, request.slots_R
         num_ready_R = state.num_candidates[slots_R]
         room_R = np.maximum(request.draft_now_R - num_ready_R, 0)
         room_R[state.num_ahead[slots_R] > 0] = 0
         tails_R = state.num_committed[slots_R] + num_ready_R
-        state.num_candidates[slots_R] += self._forcing.add_forced(slots_R, tails_R, room_R)
+        state.num_candidates[slots_R] += self._forced.after(slots_R, tails_R, room_R)
 
     def draft(self, request: ProposalRequest, learn: Callable[[], None]) -> None:
         """Draft ``a_1`` of every sequence, then the tokens after it and its branches side by side; nothing in

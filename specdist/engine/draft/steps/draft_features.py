@@ -10,12 +10,12 @@ V vocabulary.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-import torch
 from torch import Tensor
 
-from specdist.engine.draft.steps.draft_steps import Step, Told
-from specdist.models.passes.flat import FlatBatch
+from specdist.engine.draft.steps.draft_steps import Step
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import NUM_FEATURES, DraftFeatures, VerifiedTokens
 from specdist.sampling.uploads import upload
@@ -86,39 +86,23 @@ class TokenFeatures:
 
 
 class HeadReader:
-    """Runs the draft's passes where the draft has a trained head."""
+    """The estimates of a draft's trained head: each of the token before the one that its pass draws, or, of a
+    head that reads the drawing state, of the drawn token itself."""
 
-    def __init__(
-        self, runner: ModelRunner, features: TokenFeatures, *, keeps_estimates: bool, are_read: bool
-    ) -> None:
-        """``keeps_estimates``: for later; ``are_read``: by the policy."""
+    def __init__(self, runner: ModelRunner, features: TokenFeatures, *, keeps_estimates: bool) -> None:
+        """``keeps_estimates``: for later."""
         self._runner = runner
         self._features = features
         self._keeps_estimates = keeps_estimates
-        self._are_read = are_read
 
-    def forward(
-        self,
-        batch: FlatBatch,
-        logits_index: np.ndarray,
-        places: Places,
-        features_3A: Tensor | None,
-        *,
-        is_first: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Logits [A, V] and the head's estimates [A].
+    def inputs(self, places: Places, features_3A: Tensor | None, *, is_first: bool) -> Tensor | None:
+        """What the head reads beside hidden states, on the device.
 
         Args:
-            places: of the tokens whose logits are wanted.
+            places: of the tokens that the pass runs last.
             features_3A: of these tokens, which the step before has drawn; in the first pass of a draft loop,
                 an earlier loop has kept them.
         """
-        features_3A = self.inputs(places, features_3A, is_first=is_first)
-        return self._runner.forward_with_estimates(batch, logits_index, features_3A)
-
-    def inputs(self, places: Places, features_3A: Tensor | None, *, is_first: bool) -> Tensor | None:
-        """What the head reads beside hidden states, on the device; the arguments are those of
-        :meth:`forward`."""
         if not self._runner.head_uses_features:
             return None
         if is_first:
@@ -126,41 +110,29 @@ class HeadReader:
             return kept_3A.float()
         return features_3A
 
-    def known(self, estimates_A: Tensor, places: Places, *, is_first: bool) -> Tensor | None:
-        """The estimates, on the host, where they are asked for; a token that was not drafted has none. Those
-        from the drawing state are not of tokens drawn before: see :meth:`told`."""
+    def with_estimates(self, step: Step, estimates_A: Tensor) -> Step:
+        """A step with its pass's estimates."""
         if self._runner.head_reads_drawing_state:
-            return estimates_A
-        if not self._keeps_estimates:
-            return estimates_A if self._are_read and not is_first else None
-        if is_first:
-            estimates_A = estimates_A.where(torch.from_numpy(self._features.is_drafted(places)), UNKNOWN)
-        self._features.keep_estimates(places, estimates_A.numpy())
-        return estimates_A
-
-    def with_estimates(self, step: Step, estimates_A: Tensor | None) -> Step:
-        """A step, with what the pass before it says of the tokens before, or of its own if the head can."""
-        if estimates_A is not None and self._runner.head_reads_drawing_state:
             assert step.features_3A is not None
-            estimates_A = self._runner.estimates_of_draws(
-                estimates_A, step.features_3A.to(estimates_A.device)
-            )
-        return step._replace(earlier_estimates_A=estimates_A)
+            estimates_A = self._runner.estimates_of_draws(estimates_A, step.features_3A)
+        return step._replace(estimates_A=estimates_A)
 
-    def told(self, step: Step, places: Places, *, is_first: bool) -> Step:
-        """The same, on the host, as a policy is told. At first the token before is not in the block."""
-        if not self._runner.head_reads_drawing_state:
-            return step._replace(earlier_estimates_A=None) if is_first else step
-        assert step.earlier_estimates_A is not None
-        own_A = step.earlier_estimates_A.cpu()
-        self._features.keep_estimates(places, own_A.numpy())
-        return step._replace(earlier_estimates_A=None, estimates_A=own_A)
+    def keep(self, estimates_A: np.ndarray, places: Places, *, is_first: bool) -> Estimates:
+        """Of a step that has drawn the tokens at these ``places``, on the host. Before the first step stands
+        a token that is not in the block; if the draft has not drawn it, it has no estimate."""
+        if self._runner.head_reads_drawing_state:
+            self._features.keep_estimates(places, estimates_A)
+            return Estimates(None, estimates_A)
+        if self._keeps_estimates:
+            earlier = places[0], places[1] - 1
+            if is_first:
+                estimates_A = np.where(self._features.is_drafted(earlier), estimates_A, UNKNOWN)
+            self._features.keep_estimates(earlier, estimates_A)
+        return Estimates(None if is_first else estimates_A, None)
 
 
-def told_of(step: Step, *, uses_features: bool) -> Told:
-    """What a policy is told of a step that is on the host."""
-    features_3A = step.features_3A if uses_features else None
-    features = None if features_3A is None else DraftFeatures(*features_3A.double().numpy())
-    earlier_A, estimates_A = step.earlier_estimates_A, step.estimates_A
-    told = Told(step.active_A, features, None if earlier_A is None else earlier_A.numpy())
-    return told if estimates_A is None else told.with_estimates(estimates_A.numpy())
+class Estimates(NamedTuple):
+    """As a policy is told of them: of the tokens before those of a step, and of these."""
+
+    earlier_A: np.ndarray | None
+    own_A: np.ndarray | None

@@ -1,7 +1,8 @@
-"""What a draft loop is asked for, and what its steps have drawn: on the device until the loop is over, then
-all on the host.
+"""What a draft loop is asked for, what its steps have drawn on the device, and what of it is on the host.
 
-R draft slots to draft for, A slots that a step draws for, T tokens of several steps, one after the other.
+R draft slots to draft for, A slots that a step draws for, T tokens of several steps, one after the other, D
+steps, C columns: token ids, which are exact in float64, and probabilities; three features, if they are kept;
+and last a head's estimates, if there is one.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.engine.draft.steps.histories import Histories
 from specdist.engine.messages.packing import NOTHING_TO_DO
-from specdist.policies import DraftFeatures, RoundContext
+from specdist.policies import DraftFeatures, DraftSequences, RoundContext
 from specdist.sampling.uploads import upload
 
 
@@ -55,114 +57,98 @@ class DraftBatch:
 
 class Step(NamedTuple):
     """One step's draws, on the device: their indices in the draft batch, the tokens and their probabilities;
-    if they are used, their features, and a head's estimates of the tokens before them. Of a head that reads
-    the drawing state these are of the tokens themselves, and on the host they are ``estimates``."""
+    if they are used, their features, and a head's estimates of the tokens before them, or of these tokens if
+    the head reads the drawing state."""
 
     active_A: np.ndarray
     drawn_A: Tensor
     probabilities_A: Tensor
     features_3A: Tensor | None
-    earlier_estimates_A: Tensor | None = None
     estimates_A: Tensor | None = None
-
-    def on_host(self) -> Step:
-        """With the draws on the host; waits for them."""
-        tensors = self[1:]
-        drawn_A, probabilities_A, *others = (None if each is None else each.cpu() for each in tensors)
-        assert drawn_A is not None and probabilities_A is not None
-        return Step(self.active_A, drawn_A, probabilities_A, *others)
 
     def select(self, keep_A: np.ndarray) -> Step:
         """Those of a mask."""
-        if keep_A.all():
-            return self
-        kept = indices_of(keep_A, self.drawn_A.device)
+        kept = upload(self.drawn_A.device, np.flatnonzero(keep_A))[0]
         return Step(
             self.active_A[keep_A],
             self.drawn_A[kept],
             self.probabilities_A[kept],
             None if self.features_3A is None else self.features_3A[:, kept],
-            None if self.earlier_estimates_A is None else self.earlier_estimates_A[kept],
             None if self.estimates_A is None else self.estimates_A[kept],
         )
 
-    def tokens(self, depth: int) -> DrawnTokens:
-        """Of a step on the host."""
-        return DrawnTokens(
-            index_T=self.active_A,
-            depths_T=np.full(len(self.active_A), depth),
-            token_ids_T=self.drawn_A.numpy(),
-            probabilities_T=self.probabilities_A.numpy(),
-            features_3T=None if self.features_3A is None else self.features_3A.double().numpy(),
-        )
+
+class GivenSteps(NamedTuple):
+    """Steps that the device has been given together.
+
+    Attributes:
+        columns_DCA: on the device, float64, for the sequences of the first step.
+        actives: of each step the indices in the draft batch, which are among those of the step before.
+    """
+
+    columns_DCA: Tensor
+    first_depth: int
+    actives: list[np.ndarray]
+
+    @staticmethod
+    def of(step: Step, depth: int) -> GivenSteps:
+        """A single one."""
+        columns = [step.drawn_A.double(), step.probabilities_A]
+        columns += [] if step.features_3A is None else step.features_3A.double().unbind()
+        columns += [] if step.estimates_A is None else [step.estimates_A]
+        return GivenSteps(torch.stack(columns)[None], depth, [step.active_A])
+
+    @property
+    def last(self) -> Step:
+        """The last step, on the device, of all sequences of the first."""
+        columns = self.columns_DCA[-1]
+        features_3A = columns[2:5].float() if has_features(columns) else None
+        return Step(self.actives[0], columns[0].long(), columns[1], features_3A)
+
+    def tokens(self, columns: Tensor) -> DrawnTokens:
+        """The tokens of all steps, once their columns are on the host."""
+        first_A, num_steps = self.actives[0], len(self.actives)
+        columns_DCA: np.ndarray = columns.view(num_steps, -1, len(first_A)).numpy()
+        if len(self.actives[-1]) == len(first_A):
+            depths_T, index_T = np.arange(num_steps).repeat(len(first_A)), np.concatenate(self.actives)
+            columns_CT = columns_DCA.transpose(1, 0, 2).reshape(columns_DCA.shape[1], -1)
+        else:
+            depths_T, lines_T = np.nonzero(taking_part(self.actives))
+            index_T, columns_CT = first_A[lines_T], columns_DCA[depths_T, :, lines_T].T
+        return DrawnTokens(index_T, self.first_depth + depths_T, columns_CT)
 
 
 class DrawnTokens(NamedTuple):
-    """On the host: index in the draft batch, depth, token id and probability of each token; its features
-    [3, T], if they are used."""
+    """On the host: each token's index in the draft batch, its step, and its columns."""
 
     index_T: np.ndarray
     depths_T: np.ndarray
-    token_ids_T: np.ndarray
-    probabilities_T: np.ndarray
-    features_3T: np.ndarray | None
+    columns_CT: np.ndarray
 
     def select(self, keep_T: np.ndarray | slice) -> DrawnTokens:
         """Those of a mask, or a part of them."""
-        return DrawnTokens(
-            self.index_T[keep_T],
-            self.depths_T[keep_T],
-            self.token_ids_T[keep_T],
-            self.probabilities_T[keep_T],
-            None if self.features_3T is None else self.features_3T[:, keep_T],
-        )
+        return DrawnTokens(self.index_T[keep_T], self.depths_T[keep_T], self.columns_CT[:, keep_T])
+
+    @staticmethod
+    def joined(parts: list[DrawnTokens]) -> DrawnTokens:
+        """Those of consecutive steps."""
+        if len(parts) == 1:
+            return parts[0]
+        index, depths, columns = zip(*parts, strict=True)
+        return DrawnTokens(np.concatenate(index), np.concatenate(depths), np.concatenate(columns, axis=1))
+
+    @property
+    def token_ids_T(self) -> np.ndarray:
+        return self.columns_CT[0].astype(np.int64)
+
+    @property
+    def features_3T(self) -> np.ndarray | None:
+        return self.columns_CT[2:5] if has_features(self.columns_CT) else None
 
 
-def joined(parts: list[DrawnTokens]) -> DrawnTokens:
-    """Those of consecutive steps, of which all have features or none."""
-    if len(parts) == 1:
-        return parts[0]
-    features = [part.features_3T for part in parts if part.features_3T is not None]
-    return DrawnTokens(
-        index_T=np.concatenate([part.index_T for part in parts]),
-        depths_T=np.concatenate([part.depths_T for part in parts]),
-        token_ids_T=np.concatenate([part.token_ids_T for part in parts]),
-        probabilities_T=np.concatenate([part.probabilities_T for part in parts]),
-        features_3T=np.concatenate(features, axis=1) if features else None,
-    )
-
-
-def indices_of(keep_A: np.ndarray, device: torch.device) -> Tensor:
-    """The indices of a mask, on the device."""
-    return upload(device, np.flatnonzero(keep_A))[0]
-
-
-def fetch(steps: list[Step]) -> DrawnTokens:
-    """All tokens of consecutive steps, from depth 0 on, by one copy."""
-    columns = columns_of(steps).cpu().numpy()
-    return DrawnTokens(
-        index_T=np.concatenate([step.active_A for step in steps]),
-        depths_T=np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps]),
-        token_ids_T=columns[0].astype(np.int64),
-        probabilities_T=columns[1],
-        features_3T=None if steps[0].features_3A is None else columns[2:5],
-    )
-
-
-def columns_of(steps: list[Step]) -> Tensor:
-    """float64 [2 to 6, T], on the device: token ids, which are exact, and probabilities; then features, and
-    estimates, where every step has them."""
-    columns = [
-        torch.cat([step.drawn_A for step in steps]).double(),
-        torch.cat([step.probabilities_A for step in steps]),
-    ]
-    features = [step.features_3A for step in steps if step.features_3A is not None]
-    if features:
-        columns.extend(torch.cat(features, dim=1).double())
-    estimates = [step.earlier_estimates_A for step in steps if step.earlier_estimates_A is not None]
-    if len(estimates) == len(steps):
-        columns.append(torch.cat(estimates))
-    return torch.stack(columns)
+def has_features(columns: Tensor | np.ndarray) -> bool:
+    """Whether there are more columns than those of ids, probabilities and estimates."""
+    return len(columns) > 3
 
 
 class Told(NamedTuple):
@@ -191,65 +177,57 @@ class Told(NamedTuple):
         return self._replace(features=dataclasses.replace(self.features, estimates_R=estimates_A))
 
 
-class GivenSteps(NamedTuple):
-    """Steps that the device has been given together.
+@dataclass
+class Drafting:
+    """A batch that is being drafted.
 
     Attributes:
-        numbers_DCA: on the device, float64: of each step the columns of :func:`columns_of`, for the sequences
-            of the first step.
-        actives: of each step the indices in the draft batch, which are among those of the step before.
+        asks: whether the policy has a say; ``looks``: and its answers depend on what has been drawn.
+        num_wanted_R: most tokens to draw; ``limits_R``: positions that no token may reach.
+        begins_R: position of the token of step 0, if it came after all tokens that were forced so far.
+        ends_R: positions after the last tokens that are kept.
+        goes_on_R: those that need the next step, as far as is known on the host.
+        uniforms_DR: the random numbers of all positions from the first new one on, if they are drawn at once.
+        active_A, newest: whom the device has drawn for in its last step, and what.
+        num_steps, num_needed: steps that have been run, and those that a loop would have taken that waits
+            after each.
+        told: what is known of the tokens of the last step.
     """
 
-    numbers_DCA: Tensor
-    first_depth: int
-    actives: list[np.ndarray]
-    has_features: bool
-    has_estimates: bool
+    batch: DraftBatch
+    asks: bool
+    looks: bool
+    num_wanted_R: np.ndarray
+    limits_R: np.ndarray
+    goes_on_R: np.ndarray
+    begins_R: np.ndarray
+    ends_R: np.ndarray
+    active_A: np.ndarray
+    uniforms_DR: Tensor | None = None
+    newest: Step | None = None
+    num_steps: int = 0
+    num_needed: int = 0
+    told: Told | None = None
 
-    @staticmethod
-    def of(step: Step, depth: int) -> GivenSteps:
-        """A single one."""
-        has_features, has_estimates = step.features_3A is not None, step.earlier_estimates_A is not None
-        return GivenSteps(columns_of([step])[None], depth, [step.active_A], has_features, has_estimates)
+    def places(self, index_T: np.ndarray, depth: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Draft slots and positions of what is drawn by a step, or by one step each."""
+        return self.batch.draft_slots_R[index_T], self.begins_R[index_T] + depth
 
-    @property
-    def last(self) -> Step:
-        """The last step, on the device, of all sequences of the first."""
-        return self._step(self.actives[0], self.numbers_DCA[-1])
-
-    def steps(self, numbers: Tensor) -> list[Step]:
-        """The steps, once their numbers are on the host."""
-        return [
-            self._step(self.actives[0], columns).select(keep_A)
-            for columns, keep_A in zip(
-                numbers.view(len(self.actives), -1, len(self.actives[0])),
-                taking_part(self.actives),
-                strict=True,
-            )
-        ]
-
-    def tokens(self, numbers: Tensor) -> DrawnTokens:
-        """The tokens of all steps, once their numbers are on the host."""
-        first_A, num_steps = self.actives[0], len(self.actives)
-        columns_DCA: np.ndarray = numbers.view(num_steps, -1, len(first_A)).numpy()
-        if len(self.actives[-1]) == len(first_A):
-            depths_T, index_T = np.arange(num_steps).repeat(len(first_A)), np.concatenate(self.actives)
-            columns_CT = columns_DCA.transpose(1, 0, 2).reshape(columns_DCA.shape[1], -1)
-        else:
-            depths_T, lines_T = np.nonzero(taking_part(self.actives))
-            index_T, columns_CT = first_A[lines_T], columns_DCA[depths_T, :, lines_T].T
-        return DrawnTokens(
-            index_T=index_T,
-            depths_T=self.first_depth + depths_T,
-            token_ids_T=columns_CT[0].astype(np.int64),
-            probabilities_T=columns_CT[1],
-            features_3T=columns_CT[2:5] if self.has_features else None,
+    def sequences(
+        self, active_A: np.ndarray, depth: int, histories: Histories, told: Told | None = None
+    ) -> DraftSequences:
+        """What the policy is asked about, of those with these indices."""
+        slots_A = self.batch.slots_R[active_A]
+        return DraftSequences(
+            slots_R=slots_A,
+            draft_slots_R=self.batch.draft_slots_R[active_A],
+            histories_RH=histories.of(slots_A),
+            num_drafted=depth,
+            features=told and told.features,
+            earlier_estimates_R=told and told.earlier_estimates_A,
+            reach_R=self.batch.reach_R[active_A],
+            round=self.batch.known_round,
         )
-
-    def _step(self, active_A: np.ndarray, columns: Tensor) -> Step:
-        features_3A = columns[2:5].float() if self.has_features else None
-        estimates_A = columns[-1] if self.has_estimates else None
-        return Step(active_A, columns[0].long(), columns[1], features_3A, estimates_A)
 
 
 def taking_part(actives: list[np.ndarray]) -> np.ndarray:
@@ -262,10 +240,3 @@ def taking_part(actives: list[np.ndarray]) -> np.ndarray:
     for depth, active_A in enumerate(actives):
         takes_part[depth, active_A] = True
     return takes_part[:, first_A]
-
-
-def at_depth(uniforms_DR: Tensor | None, depth: int, active_A: np.ndarray) -> Tensor | None:
-    """[A]: the random numbers of one step."""
-    if uniforms_DR is None or len(active_A) == uniforms_DR.shape[1]:
-        return None if uniforms_DR is None else uniforms_DR[depth]
-    return uniforms_DR[depth][upload(uniforms_DR.device, active_A)]
