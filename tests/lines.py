@@ -28,12 +28,13 @@ JOB = "specdist.job.generate"
 # A round's files are those that define these: what is merged makes them fewer, wherever it is moved.
 SYNCHRONOUS = """
     Engine.step Scheduler Sequence ProposalRequest DraftWorker DraftLoop Verifier Dense sample_next_tokens
-    ModelRunner NewBlocks LocalTarget StopRules NextRound PageTable RandomKeys GivenSteps DraftState Histories
+    ModelRunner NewBlocks LocalTarget StopRules NextRound PageTable RandomKeys GivenSteps DraftState
+    PolicyState DraftRuns Feedback
 """
 # goodput, work ahead with branches, graphs, a sharded target.
 DEFAULT_ON_GPU = f"""
     {SYNCHRONOUS}
-        ShardedTarget Collectives VocabParallelVerifier StepScores Lessons HeadReader DraftRuns
+        ShardedTarget Collectives VocabParallelVerifier StepScores HeadReader
     RunLengths     AheadDrafter FirstAhead BranchTable BranchAdoption RemoteDraft Packed Wire LinkFrom
     DraftOnDemand RoundPlan     Request Timeline DeviceClock StatsRecorder AheadReport MemoryGuard
     NonFiniteGuard StaticPasses StaticRuns     CheckedGraphs InputStaging AttentionGroup PagedSegments

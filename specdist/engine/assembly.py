@@ -11,11 +11,9 @@ from torch.distributed import ProcessGroup
 
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.draft.draft_worker import DraftWorker
-from specdist.engine.draft.eagle_draft import EagleDraftWorker
 from specdist.engine.draft.memory_draft import MemoryDraft
 from specdist.engine.draft.no_draft import NoDraft
 from specdist.engine.draft.on_demand import DraftOnDemand, InformedDraft
-from specdist.engine.draft.resting_draft import RestingDraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.logprobs import LogprobBook
@@ -153,16 +151,12 @@ class Assembly:
         clock: Timeline | None = None,
         *,
         ahead: RoundShape | None = None,
-        may_rest: bool = False,
+        may_be_skipped: bool = False,
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
-        ``may_rest``: it need not be asked in rounds that are faster without it."""
-        new_worker: Callable[..., DraftWorker] = DraftWorker
-        if isinstance(runner, EagleRunner):
-            new_worker = EagleDraftWorker
-        elif may_rest and self._can_rest(policy):
-            new_worker = partial(RestingDraftWorker, num_pages=self.num_pages, page_size=self.page_size)
-        return new_worker(
+        ``may_be_skipped``: it need not be asked in rounds that are faster without it."""
+        is_lazy = may_be_skipped and self._may_skip(policy) and not isinstance(runner, EagleRunner)
+        return DraftWorker(
             runner,
             policy,
             settings=self.settings,
@@ -177,6 +171,7 @@ class Assembly:
             is_traced=self.is_traced,
             clock=clock,
             masker=None if self.masker is None else self.masker(),
+            lazy_pages=(self.num_pages, self.page_size) if is_lazy else None,
         )
 
     def local_draft(
@@ -185,13 +180,13 @@ class Assembly:
         """The draft in the target's process; without a runner, target-only generation."""
         if runner is None or not policy.max_draft_tokens:
             return NoDraft()
-        worker = self.draft_worker(runner, policy, clock, may_rest=True)
+        worker = self.draft_worker(runner, policy, clock, may_be_skipped=True)
         draft = ColocatedDraft(worker)
-        if not isinstance(worker, RestingDraftWorker):
+        if not worker.is_lazy:
             return draft
         return self._on_demand(draft, least_share=LEAST_SHARE)
 
-    def _can_rest(self, policy: LengthPolicy) -> bool:
+    def _may_skip(self, policy: LengthPolicy) -> bool:
         """Whether a draft whose model is not used in some rounds does nothing less than it should: tokens
         that a constraint forces are worth their verification in any round."""
         is_simple = self.masker is None and self.scheduling.draft_window is None

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from specdist.engine.draft.steps.draft_state import DraftState
-from specdist.engine.draft.steps.histories import Histories, HistoriesSnapshot
 from specdist.engine.interfaces import Target
 from specdist.engine.request import Sequence
 from specdist.engine.schedule.plan import RoundPlan, SchedulerSettings
@@ -193,35 +189,3 @@ class MemoryGuard:
         if self._on_resize is not None:
             self._on_resize(settings)
         return too_long
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """What a request that fails has changed and the sequences need when they are opened again."""
-
-    histories: HistoriesSnapshot
-    stream_keys: np.ndarray
-
-
-class DraftUndo:
-    """Takes back a request to the draft that ran out of memory."""
-
-    def __init__(self, draft_state: DraftState, histories: Histories, device: torch.device) -> None:
-        self._draft_state = draft_state
-        self._histories = histories
-        self._device = device
-        self.begin()
-
-    def begin(self) -> None:
-        """A request has been served: the next one may fail."""
-        self._before = _Snapshot(self._histories.snapshot(), self._draft_state.stream_keys.copy())
-
-    def recover(self, *, has_replied: bool) -> None:
-        """The request has failed, before or after the reply: every sequence will be opened again. Without a
-        reply, all sequences return to their state before the request."""
-        if not has_replied:
-            self._histories.restore(self._before.histories)
-            self._draft_state.stream_keys = self._before.stream_keys
-        self._draft_state.scores.forget()
-        release_memory(self._device)
-        self.begin()

@@ -9,7 +9,7 @@ HEADS = "tests/engine/test_heads.py"
 AT_ONCE = "tests/engine/test_goodput.py::test_asked_after_several_steps_it_drafts_the_same_blocks"
 RUNS = "tests/gpu/test_waits.py::test_how_late_a_policy_is_asked_changes_no_row"
 WAITS = "tests/gpu/test_waits.py::test_the_host_waits_twice_or_less_for_a_draft_and_once_for_a_pass"
-HISTORIES = "tests/engine/test_histories.py"
+HISTORIES = "tests/engine/test_feedback.py"
 THRESHOLDS = "tests/policies/test_thresholds.py"
 HEAD_POLICIES = "tests/policies/test_heads.py"
 LENGTHS = "tests/policies/test_lengths.py"
@@ -76,15 +76,15 @@ POLICY_FAULTS = (
         "non_blocking=True",
         "non_blocking=False",
         (WAITS + "[fixed]",)),
-    Mutant("row-gives-way-loses-policys-history", "Histories.open",
+    Mutant("row-gives-way-loses-policys-history", "PolicyState.open",
         "self._lines_SH[slot] = self._suspended.pop(stream_key, self._initial_H)",
         "self._lines_SH[slot] = self._initial_H",
         (HISTORIES,)),
-    Mutant("history-put-aside-as-view-of-slots", "Histories.suspend",
+    Mutant("history-put-aside-as-view-of-slots", "PolicyState.suspend",
         "self._lines_SH[slots_R].copy(), strict=True)",
         "[self._lines_SH[slot] for slot in slots_R], strict=True)",
         (HISTORIES,)),
-    Mutant("blocks-without-candidates-move-history", "Histories.observe",
+    Mutant("blocks-without-candidates-move-history", "PolicyState.observe",
         "verified = np.flatnonzero(num_drafted_R)",
         "verified = np.arange(len(num_drafted_R))",
         (HISTORIES,)),

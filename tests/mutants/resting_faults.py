@@ -1,46 +1,46 @@
-"""Faults in a draft that rests, and in prompts that it has put off."""
+"""Faults in a draft that is skipped, and in prompts that it has put off."""
 
 from tests.mutants.mutant import Mutant
 
-RESTING = "tests/engine/test_resting_draft.py"
+RESTING = "tests/engine/test_lazy_prefill.py"
 CACHE = RESTING + "::test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache"
 LENGTHS = RESTING + "::test_rests_get_longer_until_something_is_drafted"
 ONCE = RESTING + "::test_prompts_are_run_once_and_only_if_anything_is_drafted"
 
 RESTING_FAULTS = (
-    Mutant("all-that-the-cache-lacks-is-one-pass", "LateContexts.run",
+    Mutant("all-that-the-cache-lacks-is-one-pass", "LazyPrefill.run",
         "if np.maximum(ends_A - begins_A, 0).sum() > self._max_tokens:",
         "if False:",
         (RESTING + "::test_no_pass_is_larger_than_allowed_however_much_the_cache_lacks",)),
-    Mutant("late-draft-does-not-see-which-sequences-begin", "RestingDraftWorker._respond",
-        "        self._late_contexts.follow(request)\n        reply = super()._respond(request)",
-        "        reply = super()._respond(request)",
+    Mutant("late-draft-does-not-see-which-sequences-begin", "DraftWorker._respond",
+        "            self._lazy.follow(request)\n",
+        "            pass\n",
         (CACHE,)),
-    Mutant("pages-that-change-hands-count-as-written", "LateContexts.follow",
+    Mutant("pages-that-change-hands-count-as-written", "LazyPrefill.follow",
         "self._is_written[updates.pages[updates.indices * self._page_size >= ends]] = False",
         "pass",
         (CACHE,)),
-    Mutant("shared-pages-count-as-written", "LateContexts._begins",
+    Mutant("shared-pages-count-as-written", "LazyPrefill._begins",
         "lacking = np.flatnonzero(~self._is_written[pages])",
         "lacking = np.arange(self._num_shared[slot] // self._page_size, len(pages))",
         (CACHE,)),
-    Mutant("every-owner-runs-the-tokens-of-shared-pages", "LateContexts._begins",
+    Mutant("every-owner-runs-the-tokens-of-shared-pages", "LazyPrefill._begins",
         "            self._is_written[pages] = True\n",
         "",
         (ONCE,)),
-    Mutant("tokens-of-shared-pages-are-those-of-the-slot-s-last-sequence", "LateContexts._begins",
+    Mutant("tokens-of-shared-pages-are-those-of-the-slot-s-last-sequence", "LazyPrefill._begins",
         "                self._read_shared(slot)\n",
         "                pass\n",
         (CACHE,)),
-    Mutant("late-contexts-of-sequences-before-in-the-slot-count-as-run", "LateContexts.put_off",
+    Mutant("late-contexts-of-sequences-before-in-the-slot-count-as-run", "LazyPrefill.put_off",
         "self._draft_state.num_computed[slots_T[is_first_T]] = 0",
         "pass",
         (CACHE,)),
     Mutant("late-contexts-are-never-run", "DraftState.catch_up",
-        "            self.run_late_contexts(draft_slots_A)\n",
+        "            self.prefill_lazily(draft_slots_A)\n",
         "            pass\n",
         (CACHE,)),
-    Mutant("draft-rests-while-candidates-wait", "RestingDraftWorker._respond",
+    Mutant("draft-rests-while-candidates-wait", "LazyPrefill.num_rounds_alone",
         "has_drafted = bool(self._draft_state.num_candidates[request.slots_R].any())",
         "has_drafted = False",
         (RESTING,)),
@@ -52,7 +52,7 @@ RESTING_FAULTS = (
         "num_rounds, self._num_rounds = 0, FEWEST_PAUSED",
         "num_rounds = 0",
         (LENGTHS,)),
-    Mutant("pauses-are-not-told-to-the-policy", "RestingDraftWorker._note_pause",
+    Mutant("pauses-are-not-told-to-the-policy", "LazyPrefill.follow",
         "        if len(request.missed):\n",
         "        if False:\n",
         (CACHE,)),

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 CHOSEN = "tests/engine/test_goodput.py::"
 FOLLOWS_TARGET = CHOSEN + "test_goodput_follows_the_target_s_distribution[chosen-plain]"
 SAME_MODEL = CHOSEN + "test_goodput_accepts_a_draft_that_is_the_target[chosen]"
-ROUNDS, LESSONS = "tests/policies/test_payoff.py", "tests/engine/test_lessons.py"
+ROUNDS, LESSONS = "tests/policies/test_payoff.py", "tests/engine/test_feedback.py"
 
 ROUND_FAULTS = (
     Mutant("target-goes-on-alone-while-drafted-tokens-wait", "AheadDrafter.num_rounds_alone",
@@ -134,11 +134,11 @@ ROUND_FAULTS = (
         "kept = 1.0",
         ("tests/lab/plan/test_sweep.py",)),
     Mutant("draft-learns-before-its-reply", "DraftWorker._respond",
-        "        if wanted_now:\n            self._lessons",
-        "        if True:\n            self._lessons",
+        "        if wanted_now:\n            self._feedback",
+        "        if True:\n            self._feedback",
         (LESSONS,)),
     Mutant("draft-that-works-ahead-learns-nothing", "DraftWorker.prefill_and_draft_ahead",
-        "        self._lessons.learn()\n        self._forget_scores(request)\n        with",
+        "        self._feedback.learn()\n        self._forget_scores(request)\n        with",
         "        self._forget_scores(request)\n        with",
         (LESSONS,)),
     Mutant("target-that-was-told-to-go-on-alone-is-drafted-for", "RoundChooser.shape_ahead",

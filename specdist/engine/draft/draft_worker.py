@@ -7,6 +7,10 @@ A draft that works ahead (draft_ahead.py) has drafted on after the candidates. I
 its first token stands in the next token's place and is verified like any candidate: on a *hit* it is the next
 token, and those after it are the next candidates. A draft that takes turns with the target never has a hit.
 
+An EAGLE-3 draft takes turns. Its requests bring the target's states of the tokens committed since the last
+one. In a round's first step it runs again what the target has accepted, now with the target's states in the
+place of its own; in the other steps the state of each drafted token is what its own step has put out.
+
 R sequences that decode, W of them whose next token is sampled here, C tokens of several sequences, one after
 the other.
 """
@@ -20,21 +24,19 @@ import numpy as np
 
 from specdist.engine.draft.ahead.draft_ahead import AheadDrafter
 from specdist.engine.draft.ahead.first_ahead import FirstAhead
+from specdist.engine.draft.lazy_prefill import LazyPrefill
 from specdist.engine.draft.steps.draft_loop import DraftLoop
-from specdist.engine.draft.steps.draft_scores import NOWHERE
-from specdist.engine.draft.steps.draft_state import DraftState
+from specdist.engine.draft.steps.draft_state import NOWHERE, DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch
-from specdist.engine.draft.steps.histories import Histories
-from specdist.engine.draft.steps.lessons import Lessons
-from specdist.engine.faults import DraftUndo
+from specdist.engine.draft.steps.feedback import Feedback, PolicyState
 from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.target.pipeline import pipeline_of_draft
 from specdist.engine.times.reports import RoleTimes
 from specdist.engine.times.timeline import Timeline, clock_of
-from specdist.models.loading.memory import peak_memory_bytes
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.eagle.eagle_runner import EagleRunner
+from specdist.models.loading.memory import peak_memory_bytes, release_memory
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies import LengthPolicy
+from specdist.policies import LengthPolicy, PausingPolicy
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
@@ -65,12 +67,15 @@ class DraftWorker:
         is_traced: bool = False,
         clock: Timeline | None = None,
         masker: TokenMasker | None = None,
+        lazy_pages: tuple[int, int] | None = None,
     ) -> None:
         """With branches, the runner must have been allocated with slots for them.
 
         ``max_context_tokens``: of a pass over contexts. ``max_ahead_tokens``: with those that are forced.
         ``chooser`` chooses every round's work, at most that of ``ahead``. ``clock``: by default one on which
         all time outside this model's work is idle. ``masker``: the draft's own, where tokens may be masked.
+        ``lazy_pages``: number and size of the target's pages, if prompts are to be run only when something is
+        drafted after them.
         """
         self._runner, self.device = runner, runner.device
         self._max_context_tokens = max_context_tokens
@@ -81,7 +86,7 @@ class DraftWorker:
             vocab_size=vocab_size,
             device=runner.device,
         )
-        self._histories = Histories(policy, num_slots)
+        self._policy_state = PolicyState(policy, num_slots)
         self._pipeline = pipeline_of_draft(
             settings, self._draft_state, num_slots, vocab_size, runner.device, masker
         )
@@ -89,7 +94,7 @@ class DraftWorker:
             runner,
             policy,
             self._draft_state,
-            self._histories,
+            self._policy_state,
             settings=settings,
             vocab_size=vocab_size,
             stop_token_ids=stop_token_ids,
@@ -103,8 +108,23 @@ class DraftWorker:
         )  # fmt: skip
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
-        self._lessons = Lessons(self._draft_state, self._histories, self._ahead, policy)
-        self._undo = DraftUndo(self._draft_state, self._histories, runner.device)
+        self._feedback = Feedback(self._draft_state, self._policy_state, policy, self._ahead.observe)
+        self._eagle = runner if isinstance(runner, EagleRunner) else None
+        self._lazy: LazyPrefill | None = None
+        if lazy_pages is not None:
+            assert isinstance(policy, PausingPolicy) and not self._ahead.is_on
+            num_pages, page_size = lazy_pages
+            self._lazy = LazyPrefill(
+                runner, self._draft_state, policy,
+                num_pages=num_pages, page_size=page_size, max_tokens=max_context_tokens,
+            )  # fmt: skip
+            self._draft_state.prefill_lazily = self._lazy.run
+        self._end_request()
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether it need not be asked in rounds that are faster without it."""
+        return self._lazy is not None
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
         """Resolve the last round; the next candidates are those drafted ahead, and those drafted now."""
@@ -116,6 +136,13 @@ class DraftWorker:
 
     def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
         """The reply without its times."""
+        if self._eagle is not None:
+            # Before the page table changes: they are of the last pass.
+            if request.states is not None:
+                self._eagle.receive(*request.states.places_C, request.states.states_CS)
+            self._eagle.drop_waiting()
+        if self._lazy is not None:
+            self._lazy.follow(request)
         self._runner.update_pages(request.page_updates)
         state, slots_R = self._draft_state, request.slots_R
         first = self._resolve(request)
@@ -125,7 +152,7 @@ class DraftWorker:
         first_R = state.num_committed[slots_R]
         wanted_now = self._ahead.wanted_now(request)
         if wanted_now:
-            self._lessons.learn()
+            self._feedback.learn()
             self._forget_scores(request)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
@@ -143,6 +170,9 @@ class DraftWorker:
                 )
             )
         self._ahead.hold_back(request)
+        num_rounds_alone = self._ahead.num_rounds_alone(slots_R)
+        if self._lazy is not None:
+            num_rounds_alone = self._lazy.num_rounds_alone(request)
         num_candidates_R = state.num_candidates[slots_R]
         places_C = places_from(slots_R, first_R, num_candidates_R)
         pass_sizes_P, draft_steps = self._draft_loop.pass_counts.take()
@@ -155,7 +185,7 @@ class DraftWorker:
             ahead=report,
             draft_pass_sizes_P=pass_sizes_P,
             draft_steps=draft_steps,
-            num_rounds_alone=self._ahead.num_rounds_alone(slots_R),
+            num_rounds_alone=num_rounds_alone,
             traced=first.traced(state.features, places_C),
         )
 
@@ -164,11 +194,12 @@ class DraftWorker:
         state, slots_R, num_accepted_R = self._draft_state, request.slots_R, request.num_accepted_R
         self._ahead.take_missed(request.missed)
         num_candidates_R = state.num_candidates[slots_R]
-        positions_R = state.num_committed[slots_R] + num_accepted_R
+        begins_R = state.num_committed[slots_R]
+        positions_R = begins_R + num_accepted_R
         first = self._ahead.verify_first(request, positions_R)
         is_hit_R = first.is_hit_R
         is_rejected_R = ((num_accepted_R < num_candidates_R) | first.is_verified_R) & ~is_hit_R
-        self._lessons.keep(slots_R, num_accepted_R, first, is_rejected_R)
+        self._feedback.keep(slots_R, num_accepted_R, is_hit_R, is_rejected_R)
         next_token_ids_R, target_W = request.next_token_ids_R, request.next_distributions_W
         if target_W is not None:
             assert isinstance(target_W, Dense)
@@ -185,6 +216,9 @@ class DraftWorker:
         state.num_ahead[slots_R] = 0
         state.num_misses[slots_R] += is_rejected_R
         kept_R = np.where(is_hit_R, state.num_computed[slots_R], positions_R)
+        if self._eagle is not None:
+            # What was drafted has been run with the draft's own states.
+            kept_R = begins_R
         state.num_computed[slots_R] = np.minimum(state.num_computed[slots_R], kept_R)
         sampled = (~is_hit_R).nonzero()[0]
         state.token_ids[slots_R[sampled], positions_R[sampled]] = next_token_ids_R[sampled]
@@ -204,33 +238,36 @@ class DraftWorker:
         until the device has that to do, unless a head reads the features of the last tokens."""
         self._ahead.adoption.finish()
         if self._runner.has_head:
-            self._lessons.learn()
+            self._feedback.learn()
         self._forget_scores(request)
         with self._clock.phase("prefill"):
             self._open_and_prefill(request)
         with self._clock.phase("draft"):
-            self._ahead.draft(request, self._lessons.learn)
+            self._ahead.draft(request, self._feedback.learn)
         self._peak_memory_bytes = peak_memory_bytes(self.device)
-        self._undo.begin()
+        self._end_request()
         self._clock.settle()
 
     def follow(self, request: ProposalRequest) -> None:
         """A round in which the draft was not asked: run what its cache lacks, and the contexts."""
         with self._clock.phase("prefill"):
+            if self._lazy is not None:
+                self._lazy.follow(request)
             self._runner.update_pages(request.page_updates)
             self._ahead.take_missed(request.missed)
             self._open_and_prefill(request)
-            self._ahead.follow(request)
+            if self._lazy is None:
+                self._ahead.follow(request)
             self._keep(request.slots_R)
-        self._undo.begin()
+        self._end_request()
 
     def _open_and_prefill(self, request: ProposalRequest) -> None:
         """Put the preempted sequences' histories aside, begin the new sequences, and run the contexts."""
         state, opened = self._draft_state, request.opened
         if len(request.suspended_slots):
-            self._histories.suspend(request.suspended_slots, state.stream_keys[request.suspended_slots])
+            self._policy_state.suspend(request.suspended_slots, state.stream_keys[request.suspended_slots])
         if len(opened.slots):
-            self._histories.open(opened.slots, opened.stream_keys)
+            self._policy_state.open(opened.slots, opened.stream_keys)
             state.stream_keys[opened.slots] = opened.stream_keys
             state.num_misses[opened.slots] = opened.num_misses
             state.max_lengths[opened.slots] = opened.max_lengths
@@ -244,12 +281,12 @@ class DraftWorker:
             state.put_undrafted((context.slots_T, context.positions_T), np.asarray(context.token_ids_T))
             # Positions ascend within a slot, so the last write is the largest.
             state.num_committed[context.slots_T] = context.positions_T + 1
-            self._run_context(context)
-
-    def _run_context(self, context: FlatBatch) -> None:
-        self._runner.forward(context, [])
-        self._draft_state.num_computed[context.slots_T] = context.positions_T + 1
-        self._keep(context.slots_T)
+            if self._lazy is not None:
+                self._lazy.put_off(context)
+                continue
+            self._runner.forward(context, [])
+            state.num_computed[context.slots_T] = context.positions_T + 1
+            self._keep(context.slots_T)
 
     def _keep(self, slots: np.ndarray) -> None:
         """What tokens of these slots may still see; the last of a context may be run once more."""
@@ -258,10 +295,20 @@ class DraftWorker:
             positions = np.minimum(state.num_computed[slots], state.num_committed[slots] - 1)
             self._runner.pages.keep_from(slots, np.maximum(positions, 0))
 
+    def _end_request(self) -> None:
+        """A request has been served: the next one may fail."""
+        self._before = self._policy_state.snapshot(), self._draft_state.stream_keys.copy()
+
     def recover(self, *, has_replied: bool) -> None:
-        """The last request failed for lack of memory: see :meth:`DraftUndo.recover`."""
+        """The last request failed for lack of memory, before or after the reply: every sequence will be
+        opened again. Without a reply, all sequences return to their state before the request."""
         if has_replied:
-            self._lessons.learn()
-        self._lessons.drop()
+            self._feedback.learn()
+        else:
+            snapshot, self._draft_state.stream_keys = self._before
+            self._policy_state.restore(snapshot)
+        self._feedback.drop()
         self._ahead.adoption.drop()
-        self._undo.recover(has_replied=has_replied)
+        self._draft_state.scores.forget()
+        release_memory(self.device)
+        self._end_request()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdist.data.stats.shard import NS_PER_S, Stats
-from specdist.engine.draft.steps.histories import Histories
+from specdist.engine.draft.steps.feedback import PolicyState
 from specdist.engine.request import Sequence
 from specdist.engine.schedule.plan import RoundPlan
 from specdist.lab.replay.batch import ReplaySettings, make_scheduler
@@ -139,7 +139,7 @@ class _Run:
         self._reads_head = reads_head(self._policy)
         cap = policy.max_draft_tokens(trace) if isinstance(policy, Oracle) else policy.max_draft_tokens
         self._scheduler = make_scheduler(trace, settings, cap)
-        self._histories = Histories(self._policy, self._scheduler.settings.num_slots)
+        self._policy_state = PolicyState(self._policy, self._scheduler.settings.num_slots)
         self._stats = Stats(num_completions=len(trace.prompts), num_completion_tokens=trace.num_tokens)
         self._draft_ns = 0.0
         self._target_ns = 0.0
@@ -149,7 +149,7 @@ class _Run:
             assert not plan.suspended_slots, "there are pages for all sequences"
             self._resolve(plan)
             num_drafted_R = self._draft(plan)
-            self._histories.open(
+            self._policy_state.open(
                 np.array([sequence.slot for sequence in plan.opened], np.int64),
                 np.array([sequence.stream_key for sequence in plan.opened], np.int64),
             )
@@ -162,7 +162,7 @@ class _Run:
         slots_R = np.array([sequence.slot for sequence in plan.decoding], np.int64)
         num_candidates_R = np.array([sequence.num_candidates for sequence in plan.decoding], np.int64)
         num_accepted_R = np.array([sequence.num_accepted for sequence in plan.decoding], np.int64)
-        self._histories.observe(slots_R, num_candidates_R, num_accepted_R)
+        self._policy_state.observe(slots_R, num_candidates_R, num_accepted_R)
         if self._batch_policy is None:
             return
         places_R = self._places(plan) - num_accepted_R - 1
@@ -225,7 +225,7 @@ class _Run:
                     DraftSequences(
                         slots_R=slots_R[active_A],
                         draft_slots_R=slots_R[active_A],
-                        histories_RH=self._histories.of(slots_R[active_A]),
+                        histories_RH=self._policy_state.of(slots_R[active_A]),
                         num_drafted=depth,
                         features=self._features(places_R[active_A], depth),
                         earlier_estimates_R=self._earlier_estimates(places_R[active_A], depth),

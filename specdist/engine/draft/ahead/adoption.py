@@ -15,8 +15,7 @@ import numpy as np
 
 from specdist.engine.draft.ahead.branches import BranchTable
 from specdist.engine.draft.ahead.first_ahead import FirstAhead
-from specdist.engine.draft.steps.draft_scores import NOWHERE
-from specdist.engine.draft.steps.draft_state import DraftState
+from specdist.engine.draft.steps.draft_state import NOWHERE, DraftState
 from specdist.engine.times.reports import AheadReport
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.payoff import RoundChooser

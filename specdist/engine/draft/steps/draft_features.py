@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from specdist.engine.draft.steps.draft_steps import Step
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import NUM_FEATURES, DraftFeatures, VerifiedTokens
 from specdist.sampling.uploads import upload
@@ -110,12 +109,12 @@ class HeadReader:
             return kept_3A.float()
         return features_3A
 
-    def with_estimates(self, step: Step, estimates_A: Tensor) -> Step:
-        """A step with its pass's estimates."""
-        if self._runner.head_reads_drawing_state:
-            assert step.features_3A is not None
-            estimates_A = self._runner.estimates_of_draws(estimates_A, step.features_3A)
-        return step._replace(estimates_A=estimates_A)
+    def of_step(self, estimates_A: Tensor, features_3A: Tensor | None) -> Tensor:
+        """Those of a pass and of the draw after it, on the device; ``features``: of what was drawn."""
+        if not self._runner.head_reads_drawing_state:
+            return estimates_A
+        assert features_3A is not None
+        return self._runner.estimates_of_draws(estimates_A, features_3A)
 
     def keep(self, estimates_A: np.ndarray, places: Places, *, is_first: bool) -> Estimates:
         """Of a step that has drawn the tokens at these ``places``, on the host. Before the first step stands

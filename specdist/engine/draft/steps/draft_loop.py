@@ -30,8 +30,8 @@ from specdist.engine.draft.steps.draft_features import HeadReader, Places
 from specdist.engine.draft.steps.draft_runs import DraftRuns, NextTokens, RunLengths
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch, Drafting, DrawnTokens, GivenSteps, Told
+from specdist.engine.draft.steps.feedback import PolicyState
 from specdist.engine.draft.steps.forced_tokens import ForcedTokens
-from specdist.engine.draft.steps.histories import Histories
 from specdist.engine.faults import DRAFT_NOT_FINITE
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.models.passes.runner import ModelRunner
@@ -64,7 +64,7 @@ class DraftLoop:
         runner: ModelRunner,
         policy: LengthPolicy,
         draft_state: DraftState,
-        histories: Histories,
+        policy_state: PolicyState,
         *,
         settings: SamplingSettings,
         vocab_size: int,
@@ -73,7 +73,7 @@ class DraftLoop:
         is_traced: bool = False,
         pipeline: LogitsPipeline | None = None,
     ) -> None:
-        self._policy, self._draft_state, self._histories = policy, draft_state, histories
+        self._policy, self._draft_state, self._policy_state = policy, draft_state, policy_state
         self.is_stop_V = np.zeros(vocab_size, bool)
         self.is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
         keeps_estimates = policy.uses_features or is_traced
@@ -257,7 +257,7 @@ class DraftLoop:
         features_3T = tokens.select(slice(num_steps * len(index_A))).features_3T
         if num_steps < 2 or policy is None or features_3T is None:
             return 0
-        rows = drafting.sequences(index_A, depth + 1, self._histories)
+        rows = drafting.sequences(index_A, depth + 1, self._policy_state)
         found = policy.num_unanimous(rows, DraftFeatures(*features_3T))
         if found:
             self._put(drafting, tokens.select(slice(found * len(index_A))))
@@ -332,4 +332,4 @@ class DraftLoop:
         self, drafting: Drafting, active_A: np.ndarray, depth: int, told: Told | None = None
     ) -> np.ndarray:
         """bool [A]: the policy's answer."""
-        return self._policy.wants_more(drafting.sequences(active_A, depth, self._histories, told))
+        return self._policy.wants_more(drafting.sequences(active_A, depth, self._policy_state, told))

@@ -126,7 +126,7 @@ class DraftRuns:
         self._note(places, drawn.scores_NV)
         step = Step(active_A, *drawn[:3])
         if self._head is not None and estimates_A is not None:
-            step = self._head.with_estimates(step, estimates_A)
+            step = step._replace(estimates_A=self._head.of_step(estimates_A, step.features_3A))
         drafting.newest = step
         return step
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft.steps.histories import Histories
+from specdist.engine.draft.steps.feedback import PolicyState
 from specdist.engine.messages.packing import NOTHING_TO_DO
 from specdist.policies import DraftFeatures, DraftSequences, RoundContext
 from specdist.sampling.uploads import upload
@@ -214,14 +214,14 @@ class Drafting:
         return self.batch.draft_slots_R[index_T], self.begins_R[index_T] + depth
 
     def sequences(
-        self, active_A: np.ndarray, depth: int, histories: Histories, told: Told | None = None
+        self, active_A: np.ndarray, depth: int, policy_state: PolicyState, told: Told | None = None
     ) -> DraftSequences:
         """What the policy is asked about, of those with these indices."""
         slots_A = self.batch.slots_R[active_A]
         return DraftSequences(
             slots_R=slots_A,
             draft_slots_R=self.batch.draft_slots_R[active_A],
-            histories_RH=histories.of(slots_A),
+            histories_RH=policy_state.of(slots_A),
             num_drafted=depth,
             features=told and told.features,
             earlier_estimates_R=told and told.earlier_estimates_A,

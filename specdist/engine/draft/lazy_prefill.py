@@ -1,4 +1,7 @@
-"""Contexts that the draft has not run: put off until it is asked about their sequences, if it ever is.
+"""Prompts that the draft has not run: put off until it is asked about their sequences, if it ever is.
+
+A draft in the target's process, whose policy drafts nothing where plain decoding is faster, is not asked in
+those rounds. So a run in which nothing pays costs what the target alone costs.
 
 A page stands for the same tokens in both models' caches, and a sequence may share pages that the draft has
 never written. So it is noted which of them it has written. Where several sequences share pages that it has
@@ -17,39 +20,52 @@ from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.proposals import ProposalRequest
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
+from specdist.policies import PausingPolicy
+from specdist.policies.payoff import Pauses
 from specdist.utils.ranges import places_from
 
 
-class LateContexts:
+class LazyPrefill:
     """By slot, the context of its sequence; by page, whether the draft has written it."""
 
     def __init__(
         self,
         runner: ModelRunner,
         draft_state: DraftState,
+        policy: PausingPolicy,
         *,
-        num_slots: int,
         num_pages: int,
         page_size: int,
         max_tokens: int,
     ) -> None:
-        """``max_tokens``: of a pass."""
+        """``num_pages``, of ``page_size`` tokens: of the page table, which is the target's, too.
+        ``max_tokens``: of a pass."""
         self._runner, self._draft_state, self._max_tokens = runner, draft_state, max_tokens
+        self._policy, self._pauses = policy, Pauses()
         self._page_size = page_size
         # Of each context, the tokens before the first one that was told, in shared pages; and all so far.
-        self._num_shared, self._ends = np.zeros((2, num_slots), np.int64)
+        self._num_shared, self._ends = np.zeros((2, len(draft_state.num_committed)), np.int64)
         self._is_written = np.zeros(num_pages, bool)
         self._request: ProposalRequest | None = None
 
     def follow(self, request: ProposalRequest) -> None:
         """Sequences begin, and pages change hands. To be called before the page table is updated."""
         self._request = request
+        if len(request.missed):
+            self._policy.note_pause(len(request.missed) // max(1, len(request.slots_R)))
         contexts, opened, updates = request.context, request.opened.slots, request.page_updates
         slots, firsts = np.unique(contexts.slots_T, return_index=True)
         begins = dict(zip(slots.tolist(), contexts.positions_T[firsts].tolist(), strict=True))
         self._num_shared[opened] = [begins[slot] for slot in opened.tolist()]
         ends = np.where(np.isin(updates.slots, opened), self._num_shared[updates.slots], 0)
         self._is_written[updates.pages[updates.indices * self._page_size >= ends]] = False
+
+    def num_rounds_alone(self, request: ProposalRequest) -> int:
+        """Rounds in which the target need not ask, after this one's decision."""
+        has_drafted = bool(self._draft_state.num_candidates[request.slots_R].any())
+        # Where there is no room for candidates, the policy has not been asked.
+        is_decided = has_drafted or request.draft_now_R.any()
+        return self._pauses.after(has_drafted=has_drafted) if is_decided else 0
 
     def put_off(self, context: FlatBatch) -> None:
         """These tokens, which the draft state has; a sequence's first ones come first."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.engine.draft.steps.draft_scores import NOWHERE, StepScores
+from specdist.engine.draft.steps.draft_state import NOWHERE, StepScores
 
 NUM_SLOTS, NUM_STEPS, VOCAB_SIZE = 5, 4, 7
 

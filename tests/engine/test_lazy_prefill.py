@@ -89,7 +89,7 @@ def test_a_draft_that_rests_leaves_the_tokens_of_one_that_is_asked(
     prompts, found = [prompt for prompt in PROMPTS for _ in range(10)], []
     for rests in (True, False):
         monkeypatch.setattr(assembly, "LEAST_SHARE", 0.0)
-        monkeypatch.setattr(assembly.Assembly, "_can_rest", lambda *_, rests=rests: rests)
+        monkeypatch.setattr(assembly.Assembly, "_may_skip", lambda *_, rests=rests: rests)
         pause = [0] if rests else [0] * (1 + REST)
         replica = markov_replica(settings, policy=Scripted([*pause, 2, 3, *pause, 3]))
         completions = replica.generate(requests_for(prompts))

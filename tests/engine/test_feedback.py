@@ -1,4 +1,5 @@
-"""When the draft learns of verified tokens: while the target is at work, if nothing is drafted before."""
+"""When the draft learns of verified tokens: while the target is at work, if nothing is drafted before; and
+where the policy's state of a row is kept: in its slot, and aside while the row is preempted."""
 
 from __future__ import annotations
 
@@ -11,8 +12,17 @@ import pytest
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.steps import draft_loop
 from specdist.engine.draft.steps.draft_loop import DraftLoop
+from specdist.engine.draft.steps.feedback import PolicyState
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.policies import DraftFeatures, DraftSequences, RoundContext, VerifiedTokens, WithoutHistory
+from specdist.policies import (
+    DraftFeatures,
+    DraftSequences,
+    FixedLength,
+    HfHeuristic,
+    RoundContext,
+    VerifiedTokens,
+    WithoutHistory,
+)
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
@@ -103,3 +113,40 @@ def test_a_draft_learns_while_its_device_has_something_to_do(monkeypatch: pytest
     orders = [events[index - 1 : index + 3] for index in learned]
     # In a few rounds there is nothing to draft.
     assert orders.count([GIVE, LEARN, RECEIVE, DRAFT]) > 0.6 * len(orders) > 5
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def lengths(states: PolicyState) -> list[float]:
+    return states.of(np.arange(3))[:, 0].tolist()
+
+
+def test_states_begin_are_updated_and_move_with_their_rows() -> None:
+    states = PolicyState(HfHeuristic(num_draft_tokens=5, max_draft_tokens=20), num_slots=3)
+    states.open(ints(2, 0, 1), ints(70, 71, 72))
+    states.observe(ints(1, 2), ints(5, 5), ints(5, 0))
+    # A row without candidates has no block.
+    states.observe(ints(0, 1), ints(0, 7), ints(0, 3))
+    states.observe(ints(0), ints(0), ints(0))
+    assert lengths(states) == [5, 6, 4]
+    # Both rows with a history are preempted, and a new row takes one of their slots in the same round.
+    states.suspend(ints(2, 1), ints(70, 72))
+    states.open(ints(1), ints(73))
+    assert lengths(states)[1] == 5
+    states.observe(ints(1), ints(5), ints(5))
+    # They come back with their slots exchanged.
+    states.open(ints(2, 0), ints(72, 70))
+    assert lengths(states) == [4, 7, 6]
+    # A saved history is used once: the next row of the stream would begin with a new one.
+    states.open(ints(2), ints(72))
+    assert lengths(states) == [4, 7, 5]
+
+
+def test_a_policy_may_have_no_history() -> None:
+    states = PolicyState(FixedLength(3), num_slots=2)
+    states.open(ints(0), ints(9))
+    states.observe(ints(0, 1), ints(3, 0), ints(2, 0))
+    states.suspend(ints(0), ints(9))
+    assert states.of(ints(1, 0)).shape == (2, 0)
