@@ -144,11 +144,11 @@ class DraftLoop:
 
     def _begin(self, draft_batch: DraftBatch) -> Drafting:
         num_wanted_R, asks = self.num_wanted(draft_batch), draft_batch.uses_policy
-        if asks and self._is_constant:
-            num_wanted_R, asks = np.minimum(num_wanted_R, self._policy.max_draft_tokens), False
         most_R = num_wanted_R
         if self.forced is not None and draft_batch.most_R is not None:
             most_R = np.where(self._are_over(draft_batch), 0, draft_batch.most_R)
+        if asks and self._is_constant:
+            num_wanted_R, asks = np.minimum(num_wanted_R, self._policy.max_draft_tokens), False
         drafting = Drafting(
             batch=draft_batch,
             asks=asks,
