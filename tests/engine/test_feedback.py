@@ -12,7 +12,7 @@ import pytest
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.steps import draft_loop
 from specdist.engine.draft.steps.draft_loop import DraftLoop
-from specdist.engine.draft.steps.feedback import PolicyState
+from specdist.engine.draft.steps.policy_state import PolicyState
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies import (
     DraftFeatures,

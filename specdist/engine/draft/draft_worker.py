@@ -28,7 +28,8 @@ from specdist.engine.draft.lazy_prefill import LazyPrefill
 from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.draft.steps.draft_state import NOWHERE, DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch
-from specdist.engine.draft.steps.feedback import Feedback, PolicyState
+from specdist.engine.draft.steps.feedback import Feedback
+from specdist.engine.draft.steps.policy_state import PolicyState
 from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.target.pipeline import pipeline_of_draft
 from specdist.engine.times.reports import RoleTimes

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdist.data.stats.shard import NS_PER_S, Stats
-from specdist.engine.draft.steps.feedback import PolicyState
+from specdist.engine.draft.steps.policy_state import PolicyState
 from specdist.engine.request import Sequence
 from specdist.engine.schedule.plan import RoundPlan
 from specdist.lab.replay.batch import ReplaySettings, make_scheduler

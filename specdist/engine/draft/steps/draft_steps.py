@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft.steps.feedback import PolicyState
+from specdist.engine.draft.steps.policy_state import PolicyState
 from specdist.engine.messages.packing import NOTHING_TO_DO
 from specdist.policies import DraftFeatures, DraftSequences, RoundContext
 from specdist.sampling.uploads import upload
