@@ -14,7 +14,7 @@ from specdist.engine.request import Request
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.job.costs import measuring, request_times
+from specdist.job.costs import measuring, round_times
 from specdist.job.costs.kept_costs import FOLDER_VARIABLE, OFF
 from specdist.job.costs.pass_times import always
 from specdist.job.ranks.topology import Topology
@@ -52,7 +52,7 @@ def noting(*arguments: Any, **options: Any) -> Any:
     return found
 
 
-measured_rounds = request_times._asked
+measured_rounds = round_times._asked
 
 
 def start(topology: Topology, target: str, draft: str, options: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def start(topology: Topology, target: str, draft: str, options: dict[str, Any]) 
 
 def main() -> None:
     os.environ[FOLDER_VARIABLE] = OFF
-    measuring.LEAST_BUDGET_S, request_times._asked = 0.2, noting
+    measuring.LEAST_BUDGET_S, round_times._asked = 0.2, noting
     # All kinds of rounds, however busy this machine is.
     drafting_curves = measuring.drafting_curves
     measuring.drafting_curves = lambda *all_of_it, **options: drafting_curves(

@@ -10,7 +10,7 @@ import pytest
 from specdist.config.arguments import parse_arguments
 from specdist.job.costs import measuring
 from specdist.job.costs.pass_times import Budget, always
-from specdist.job.costs.request_times import MOST_STEPS, MOST_STEPS_AHEAD, drafting_curves
+from specdist.job.costs.round_times import MOST_STEPS, MOST_STEPS_AHEAD, drafting_curves
 from specdist.job.workload import Workload
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import Curve

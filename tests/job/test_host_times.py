@@ -7,8 +7,8 @@ import pytest
 
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.on_demand import DraftOnDemand
-from specdist.job.costs import host_times as measured
-from specdist.job.costs.host_times import HostTimes, host_times
+from specdist.job.costs import round_times as measured
+from specdist.job.costs.round_times import HostTimes, host_times
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness

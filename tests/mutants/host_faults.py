@@ -104,7 +104,7 @@ HOST_FAULTS = (
         "if not rows.num_drafted:",
         "if False:",
         ("tests/policies/test_goodput.py::test_what_any_drafting_takes_is_weighed_once",)),
-    Mutant("what-every-round-takes-counted-as-drafting", "host_times.host_times",
+    Mutant("what-every-round-takes-counted-as-drafting", "round_times.host_times",
         "one - step - none",
         "one - step",
         ("tests/job/test_host_times.py",)),

@@ -18,13 +18,13 @@ from specdist.engine.assembly import Assembly
 from specdist.engine.draft.remote import RemoteDraft
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.job.costs.costs import context_slopes, draft_work, target_work
-from specdist.job.costs.host_times import host_times
 from specdist.job.costs.pass_times import Budget, Fits, PassTimer, PassTimes
-from specdist.job.costs.request_times import (
+from specdist.job.costs.round_times import (
     FIRST_TOKENS,
     NOTHING,
     answer_messages,
     drafting_curves,
+    host_times,
     message_curve,
 )
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0

@@ -13,8 +13,8 @@ import pytest
 
 from specdist.job.costs import measuring as costs
 from specdist.job.costs import pass_times
-from specdist.job.costs.host_times import NO_HOST
 from specdist.job.costs.pass_times import PassTimer
+from specdist.job.costs.round_times import NO_HOST
 from specdist.lab.benchmark import measuring
 from specdist.lab.synthetic.shapes import SHAPES, Shape
 from tests.lab.benchmark import overhead

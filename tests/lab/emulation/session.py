@@ -16,7 +16,7 @@ from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
 from specdist.engine.request import Completion, Sequence
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.job.costs.request_times import message_curve
+from specdist.job.costs.round_times import message_curve
 from specdist.lab.plan.model.roofline import Placement
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice

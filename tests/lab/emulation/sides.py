@@ -28,7 +28,7 @@ from specdist.engine.target.collectives import RANK_ZERO
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import DeviceClock, Kind, Timeline
 from specdist.job.costs.pass_times import always
-from specdist.job.costs.request_times import FIRST_TOKENS, drafting_curves
+from specdist.job.costs.round_times import FIRST_TOKENS, drafting_curves
 from specdist.lab.plan.model.roofline import Placement
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner

@@ -1,8 +1,10 @@
-"""Measures what requests to a draft on a rank of its own cost, with rounds of the run's own engine.
+"""What rounds take beyond their passes, measured with rounds of the run's own engine.
 
-A request costs more than its steps: both ranks' bookkeeping, the messages, and the sampling of next tokens on
-the draft's side. So does what the draft's host takes beyond the steps of a round. The engine makes the
-requests, with all options of the run; in the target's place no pass is run.
+On a CPU, and beside small models, the host's share is large: without it a policy would draft where plain
+decoding is faster. Of a draft in the target's process whole rounds are timed. Of one on a rank of its own it
+is requests, which cost more than their steps: both ranks' bookkeeping, the messages, and the sampling of next
+tokens on the draft's side. The engine makes them with all options of the run; in the target's place no pass
+is run.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ import torch
 from specdist.engine.assembly import Assembly
 from specdist.engine.draft.colocated import ColocatedDraft
 from specdist.engine.draft.remote import serve_draft
-from specdist.engine.interfaces import Proposer, VerifyInput
+from specdist.engine.interfaces import Proposer, Target, VerifyInput
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.schedule.detokenizer import NO_TEXT
@@ -37,23 +39,43 @@ from specdist.policies.costs import CostModel, Curve
 from specdist.policies.payoff import ALONE, RoundShape
 
 NUM_REQUESTS = 7
-NUM_WARMUPS = 2
-# Of every sequence; rounds of every kind, and most draft steps in one: ahead as many as fit beside a large
-# model's pass, since a policy that is asked after each has work between any two.
+# Of rounds, after so many others; fewer where the budget ends.
+NUM_WARMUPS, NUM_ROUNDS = 2, 5
+# Of every sequence; and most draft steps in a round: ahead as many as fit beside a large model's pass, since
+# a policy that is asked after each has work between any two.
 PROMPT_IDS = [0, 0]
 FIRST_TOKENS = len(PROMPT_IDS)
-NUM_ROUNDS = 5
 MOST_STEPS, MOST_STEPS_AHEAD = 4, 12
 # Rows end, and others begin: rounds with all of them are so many of all at least, or there are too few.
 LEAST_SHARE = 0.2
-NOTHING = Curve([1], [0])
+# A pass beside which any other costs nothing.
+NOTHING, FREE, ENDLESS = Curve([1], [0]), Curve([1], [1]), Curve([1], [10**15])
+
+
+class HostTimes(NamedTuple):
+    """Nanoseconds over the number of sequences: of any round; what drafting adds to it, whatever the number
+    of steps; and what each step adds, with the candidates that are verified."""
+
+    round: Curve
+    drafting: Curve
+    step: Curve
+
+    def added_to(self, costs: CostModel) -> CostModel:
+        """The costs of passes with those of the host."""
+        return dataclasses.replace(
+            costs, draft=costs.draft.plus(self.step), message=self.round, turns=self.drafting
+        )
+
+
+NO_HOST = HostTimes(NOTHING, NOTHING, NOTHING)
 
 
 class _Asked(NamedTuple):
-    """A request: its sequences, nanoseconds until all work for it is done, and the passes that are reported
-    with the reply."""
+    """A request: its sequences, when it was made, nanoseconds until all work for it is done, and the passes
+    that are reported with the reply."""
 
     num_rows: int
+    begin_ns: int
     ns: int
     pass_sizes: list[int]
 
@@ -69,7 +91,7 @@ class _TimedDraft:
         begin_ns = synchronized_ns(self._device)
         reply = self._draft.propose(request, clock)
         spent_ns = synchronized_ns(self._device) - begin_ns
-        self.asked.append(_Asked(len(request.slots_R), spent_ns, reply.draft_pass_sizes_P.tolist()))
+        self.asked.append(_Asked(len(request.slots_R), begin_ns, spent_ns, reply.draft_pass_sizes_P.tolist()))
         return reply
 
     def close(self) -> None: ...
@@ -92,6 +114,33 @@ class _UniformTarget:
     def close(self) -> None: ...
 
 
+def _run(
+    assembly: Assembly,
+    requests: Iterable[Request],
+    draft: Proposer,
+    device: torch.device,
+    is_enough: Callable[[list[_Asked]], bool],
+    *,
+    target: Target | None = None,
+) -> list[_Asked]:
+    """The requests of the engine's rounds until ``is_enough`` of them. ``target``: by default no pass."""
+    timed = _TimedDraft(draft, device)
+    engine = assembly.engine(
+        iter(requests),
+        target=target or _UniformTarget(assembly, device),
+        proposer=timed,
+        stats_recorder=StatsRecorder(),
+    )
+    for _ in engine.run(lambda: is_enough(timed.asked)):
+        pass
+    return timed.asked
+
+
+def _requests(max_new_tokens: int) -> Iterable[Request]:
+    for row in itertools.count():
+        yield Request(row_id=row, sample_index=0, prompt_ids=PROMPT_IDS, max_new_tokens=max_new_tokens)
+
+
 def _asked(
     assembly: Assembly,
     draft: Proposer,
@@ -105,34 +154,28 @@ def _asked(
 ) -> list[_Asked]:
     """The requests of so many rounds in which all ``num_rows`` sequences decode; fewer where they do not fit.
     Where sequences are too short for it, of those in which the most do."""
+    assembly = _limited(assembly, num_rows, num_candidates, num_ahead)
+    num_slots = assembly.scheduling.num_slots
+
+    def is_enough(asked: list[_Asked]) -> bool:
+        found = [each for each in asked if each.num_rows == num_slots]
+        is_short = len(asked) * LEAST_SHARE > num_rounds
+        return len(found) >= num_rounds or is_short or bool(found and not fits(found[-1].ns))
+
+    room = max(1, assembly.scheduling.max_seq_len - len(PROMPT_IDS))
+    asked = _run(assembly, _requests(room), draft, device, is_enough)
+    most = max((each.num_rows for each in asked), default=0)
+    return [each for each in asked if each.num_rows == most > 0]
+
+
+def _limited(assembly: Assembly, num_rows: int, num_candidates: int, num_ahead: int = 0) -> Assembly:
     limits = dataclasses.replace(
         assembly.scheduling,
         max_num_seqs=num_rows,
         max_draft_tokens=num_candidates,
         num_ahead_tokens=num_ahead,
     )
-    timed, found = _TimedDraft(draft, device), list[_Asked]()
-    room = max(1, limits.max_seq_len - len(PROMPT_IDS))
-    engine = assembly.engine(
-        (
-            Request(row_id=row, sample_index=0, prompt_ids=PROMPT_IDS, max_new_tokens=room)
-            for row in itertools.count()
-        ),
-        target=_UniformTarget(assembly, device),
-        proposer=timed,
-        stats_recorder=StatsRecorder(),
-        limits=limits,
-    )
-
-    def is_enough() -> bool:
-        found[:] = [each for each in timed.asked if each.num_rows == limits.num_slots]
-        is_short = len(timed.asked) * LEAST_SHARE > num_rounds
-        return len(found) >= num_rounds or is_short or bool(found and not fits(found[-1].ns))
-
-    for _ in engine.run(is_enough):
-        pass
-    most = max((each.num_rows for each in timed.asked), default=0)
-    return [each for each in timed.asked if each.num_rows == most > 0]
+    return dataclasses.replace(assembly, scheduling=limits)
 
 
 def _measured(assembly: Assembly) -> Assembly:
@@ -204,7 +247,7 @@ def _beyond_steps_ns(
     policy: LengthPolicy = FixedLength(num_now or max(0, ahead.num_ahead - 1))
     if uses_features and policy.max_draft_tokens:
         # Beside so slow a target every token pays.
-        costs = CostModel(Curve([1], [10**15]), NOTHING)
+        costs = CostModel(ENDLESS, NOTHING)
         policy = Goodput(max_draft_tokens=policy.max_draft_tokens, costs=costs, is_coupled=True)
     # A model that runs on the host itself takes most of the time: little is to be known beside it.
     num_warmups, num_rounds = (NUM_WARMUPS, NUM_ROUNDS) if runner.is_asynchronous else (1, 2)
@@ -250,3 +293,86 @@ def answer_messages(assembly: Assembly, runner: ModelRunner) -> None:
     # Neither drafts nor branches: no pass is run.
     worker = assembly.draft_worker(runner, FixedLength(0), clock, ahead=ALONE)
     serve_draft(worker, RANK_ZERO, vocab_size=assembly.vocab_size, clock=clock)
+
+
+def host_times(
+    assembly: Assembly,
+    target: ModelRunner,
+    draft: ModelRunner,
+    costs: CostModel,
+    num_rows: int,
+    fits: Fits = always,
+) -> HostTimes:
+    """Of rounds whose two models are both in this process; the contents of their caches are lost. Zeros where
+    passes take so long that rounds do not fit: beside them the host hardly matters.
+
+    Args:
+        costs: of passes alone.
+        num_rows: most sequences at a time.
+    """
+    # For sequences without options.
+    settings = dataclasses.replace(assembly.settings, processing=None)
+    assembly = dataclasses.replace(
+        _measured(assembly), settings=settings, ahead=ALONE, masker=None, memory=None, is_traced=False
+    )
+    most = min(MOST_STEPS, assembly.scheduling.max_draft_tokens)
+    found: dict[int, list[float]] = {}
+    for size in dict.fromkeys((num_rows, 1)):
+        beyond = {
+            steps: _beyond_passes_ns(assembly, target, draft, costs, size, steps, fits)
+            for steps in dict.fromkeys((0, most, 1))
+        }
+        none, one, several = (beyond[steps] for steps in (0, 1, most))
+        if none is not None and one is not None and several is not None:
+            step = max(0.0, several - one) / max(1, most - 1)
+            found[size] = [none, max(0.0, one - step - none), step]
+    if not found:
+        return NO_HOST
+    sizes = sorted(found)
+    ascending = np.maximum.accumulate(np.rint([found[size] for size in sizes]).astype(int)).T.tolist()
+    return HostTimes(*(Curve(sizes, ns) for ns in ascending))
+
+
+def _beyond_passes_ns(
+    assembly: Assembly,
+    target: ModelRunner,
+    draft: ModelRunner,
+    costs: CostModel,
+    num_rows: int,
+    num_steps: int,
+    fits: Fits,
+) -> float | None:
+    """Nanoseconds of a round of so many sequences and draft steps, without its passes; None where no round
+    could be measured."""
+    context = float(len(PROMPT_IDS))
+    target_ns = float(costs.target_ns(num_rows * (1 + num_steps), num_rows, context))
+    passes_ns = target_ns + num_steps * float(costs.draft_ns(num_rows, context))
+    if not fits((NUM_WARMUPS + 1) * passes_ns):
+        return None
+    num_rounds = NUM_WARMUPS + NUM_ROUNDS
+    assembly = _limited(assembly, num_rows, max(1, num_steps))
+    # Always all steps, or none.
+    pace = CostModel(ENDLESS, FREE) if num_steps else CostModel(FREE, ENDLESS)
+    policy = Goodput(
+        max_draft_tokens=max(1, num_steps), costs=pace, is_coupled=not assembly.settings.is_random
+    )
+
+    def is_enough(asked: list[_Asked]) -> bool:
+        num_timed = len(asked) - 1
+        return num_timed >= num_rounds or (num_timed > NUM_WARMUPS and not fits(passes_ns))
+
+    limit = min(assembly.scheduling.max_seq_len - len(PROMPT_IDS), (num_rounds + 2) * (num_steps + 1))
+    asked = _run(
+        assembly,
+        itertools.islice(_requests(limit), num_rows),
+        assembly.local_draft(draft, policy),
+        target.device,
+        is_enough,
+        target=assembly.local_target(target),
+    )
+    rounds_ns = [
+        later.begin_ns - each.begin_ns
+        for each, later in itertools.pairwise(asked[NUM_WARMUPS:])
+        if each.num_rows == later.num_rows == num_rows
+    ]
+    return max(0.0, min(rounds_ns) - passes_ns) if rounds_ns else None
