@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from specdist.config.generate import GenerateConfig
-from specdist.data.run.leftovers import remove_leftovers
+from specdist.data.run.opening import remove_leftovers
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.storage import local_folder
 from specdist.engine.schedule.stopping import StopRules

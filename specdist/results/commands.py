@@ -14,7 +14,7 @@ from specdist.data.run.merging import merge_run
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.schema import SECTIONS
 from specdist.data.store.access import reading
-from specdist.data.store.mirror import mirrored
+from specdist.data.store.copies import mirrored
 from specdist.job.rows.openai_results import write_results
 from specdist.job.totals.closing import summary_lines
 from specdist.job.totals.report import comparison_lines, cut_line, run_figures, total_stats

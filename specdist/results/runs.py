@@ -29,7 +29,7 @@ from specdist.data.run.reading import damaged, open_shard
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import RowResult, results_table
 from specdist.data.stats.shard import Stats
-from specdist.data.store.mirror import mirrored
+from specdist.data.store.copies import mirrored
 from specdist.job.totals.report import run_figures, totals_document
 from specdist.job.totals.totals import total_of
 from specdist.utils.errors import UserError

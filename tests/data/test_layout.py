@@ -10,7 +10,7 @@ import pytest
 from specdist.data.leases.claims import claim_files
 from specdist.data.leases.membership import Membership
 from specdist.data.leases.shard_queue import ShardQueue
-from specdist.data.run.layout import SHARDS_PER_FOLDER, data_pattern, layout_info
+from specdist.data.run.layout import SHARDS_PER_FOLDER, SUBTOTAL, TOTAL, data_pattern, layout_info
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.merging import merge_run
 from specdist.data.run.reading import read_columns
@@ -60,12 +60,12 @@ def test_in_the_order_of_their_paths_the_rows_are_in_input_order(folder: RunFold
 
 
 def test_a_total_is_the_sum_of_its_shards(folder: RunFolder) -> None:
-    assert folder.totalled_groups() == {"00000", "00001"}
+    assert folder.groups_with(TOTAL) == {"00000", "00001"}
     assert total_of(folder, range(6)).stats.num_completion_tokens == 15
     assert total_of(folder, range(6)).num_rows == 6
     # Only what was asked for; and what a damaged total sums is still there.
     assert total_of(folder, [0, 1, 3, 4, 5]).stats.num_completion_tokens == 13
-    folder.total_path("00001").write_text("{}")
+    folder.sum_path(TOTAL, "00001").write_text("{}")
     assert total_of(folder, range(6)).stats.num_completion_tokens == 15
     # The files of shards are not read again.
     for shard in range(3):
@@ -75,9 +75,9 @@ def test_a_total_is_the_sum_of_its_shards(folder: RunFolder) -> None:
 
 def test_the_last_folder_may_have_fewer_shards(folder: RunFolder) -> None:
     finish(folder, 6)
-    assert folder.totalled_groups() == {"00000", "00001"}
+    assert folder.groups_with(TOTAL) == {"00000", "00001"}
     finish(folder, 7)
-    assert folder.totalled_groups() == {"00000", "00001", "00002"}
+    assert folder.groups_with(TOTAL) == {"00000", "00001", "00002"}
     assert folder.recorded_shards() == set(range(NUM_SHARDS))
     assert merge_run(folder, folder.path.parent / "merged.arrow") == NUM_SHARDS
 
@@ -92,7 +92,7 @@ def unfinished(tmp_path: Path) -> RunFolder:
 
 
 def test_a_subtotal_is_of_the_shards_that_it_names(unfinished: RunFolder) -> None:
-    assert unfinished.subtotalled_groups() == {"00000"}
+    assert unfinished.groups_with(SUBTOTAL) == {"00000"}
     assert subtotalled(unfinished, "00000") == {0, 2}
     assert total_of(unfinished, [0, 1, 2]).stats.num_completion_tokens == 3
     assert total_of(unfinished, [0, 1]).stats.num_completion_tokens == 1
@@ -102,20 +102,20 @@ def test_a_subtotal_is_of_the_shards_that_it_names(unfinished: RunFolder) -> Non
     kept = unfinished.stats_path(2).rename(unfinished.path / "kept")
     assert total_of(unfinished, [0, 1, 2]).num_rows == 3
     kept.rename(unfinished.stats_path(2))
-    unfinished.subtotal_path("00000").write_text("{}")
+    unfinished.sum_path(SUBTOTAL, "00000").write_text("{}")
     assert total_of(unfinished, [0, 1, 2]).stats.num_completion_tokens == 3
 
 
 def test_a_subtotal_ends_with_a_restart_and_with_the_total(unfinished: RunFolder) -> None:
     unfinished.data_path(2).unlink()
     again = open_(unfinished.path, manifest=FOURS)
-    assert not again.subtotalled_groups()
+    assert not again.groups_with(SUBTOTAL)
     for shard in (2, 3):
         finish(again, shard)
-    assert (again.totalled_groups(), again.subtotalled_groups()) == ({"00000"}, set())
+    assert (again.groups_with(TOTAL), again.groups_with(SUBTOTAL)) == ({"00000"}, set())
     assert total_of(again, range(4)).stats.num_completion_tokens == 6
     finish(again, 4)
-    assert again.subtotalled_groups() == set()
+    assert again.groups_with(SUBTOTAL) == set()
     other = Manifest(fingerprint={**MANIFEST.fingerprint, "seed": 2})
     open_(again.path, manifest=other, overwrite=True)
     assert sorted(contents(again.path)) == ["config.yaml", "manifest.json"]
@@ -126,9 +126,9 @@ def test_a_shard_that_was_deleted_is_generated_again(folder: RunFolder, name: st
     getattr(folder.paths(4), name).unlink()
     again = open_(folder.path, manifest=MANIFEST)
     assert again.recorded_shards() == {0, 1, 2, 3, 5}
-    assert again.totalled_groups() == {"00000"}
+    assert again.groups_with(TOTAL) == {"00000"}
     finish(again, 4)
-    assert again.totalled_groups() == {"00000", "00001"}
+    assert again.groups_with(TOTAL) == {"00000", "00001"}
 
 
 def test_overwrite_deletes_all_folders(folder: RunFolder) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from specdist.data.run import merging, reading
-from specdist.data.run.layout import SHARDS_PER_FOLDER
+from specdist.data.run.layout import FIGURES, SHARDS_PER_FOLDER
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest
 from specdist.data.run.merging import merge_run
 from specdist.data.run.publishing import ShardRecord
@@ -127,7 +127,7 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         rewrite(folder, shard)
         if shard < 32:
             write_total(folder, shard, NUM_SHARDS)
-    assert folder.figured_groups() == {"00000", "00001"}
+    assert folder.groups_with(FIGURES) == {"00000", "00001"}
     return folder
 
 

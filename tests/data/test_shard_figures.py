@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import specdist
-from specdist.data.run.layout import SHARDS_PER_FOLDER
+from specdist.data.run.layout import FIGURES, SHARDS_PER_FOLDER, TOTAL
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.opening import open_run_folder
 from specdist.data.run.publishing import ShardRecord
@@ -77,7 +77,7 @@ def as_rows(found: ShardFigures) -> list[dict[str, object]]:
 
 
 def test_the_figures_are_those_of_the_shards_own_files(folder: RunFolder) -> None:
-    assert folder.figured_groups() == {"00000", "00001"}
+    assert folder.groups_with(FIGURES) == {"00000", "00001"}
     found = total_and_figures(folder, range(7))[1]
     for place, row in enumerate(as_rows(found)):
         record = ShardRecord.read(folder.record_path(place))
@@ -104,7 +104,7 @@ def test_a_shard_is_read_once_and_only_if_no_file_of_figures_has_it(folder: RunF
 @pytest.mark.parametrize("harm", [b"", b"{}", b"[]", None])
 def test_damaged_figures_are_no_loss(folder: RunFolder, harm: bytes | None) -> None:
     total, found = total_and_figures(folder, range(7))
-    path = folder.figures_path("00001")
+    path = folder.sum_path(FIGURES, "00001")
     content = path.read_bytes()
     path.write_bytes(content.replace(b"2004", b"2005") if harm is None else harm)
     assert len(ShardFigures.read(path)) == 0
@@ -145,15 +145,15 @@ def test_a_shard_whose_file_is_gone_is_not_complete(folder: RunFolder, name: str
 
 def test_data_of_another_size_is_compared_with_its_own_record(folder: RunFolder) -> None:
     """Figures may be of data that was deleted and generated again since."""
-    kept = folder.figures_path("00001").read_bytes()
+    kept = folder.sum_path(FIGURES, "00001").read_bytes()
     for path in folder.paths(4).needed:
         path.unlink()
     finish(folder, 4, text="a longer answer than before")
-    folder.figures_path("00001").write_bytes(kept)
+    folder.sum_path(FIGURES, "00001").write_bytes(kept)
     record = ShardRecord.read(folder.record_path(4))
     assert (
         record is not None
-        and record.num_bytes != ShardFigures.read(folder.figures_path("00001"))["num_bytes"][1]
+        and record.num_bytes != ShardFigures.read(folder.sum_path(FIGURES, "00001"))["num_bytes"][1]
     )
     assert folder.complete_among(range(NUM_SHARDS)) == list(range(7))
     folder.data_path(4).write_bytes(b"damaged")
@@ -166,24 +166,24 @@ def test_a_crash_between_the_figures_and_the_total_loses_nothing(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total, found = total_and_figures(folder, range(7))
-    folder.total_path("00001").unlink()
-    folder.figures_path("00001").unlink()
+    folder.sum_path(TOTAL, "00001").unlink()
+    folder.sum_path(FIGURES, "00001").unlink()
     with monkeypatch.context() as patch, pytest.raises(Crash):
         patch.setattr(totals, "write_json", crash)
         write_total(folder, 5, NUM_SHARDS)
-    assert folder.totalled_groups() == {"00000"} and folder.figured_groups() == {"00000", "00001"}
+    assert folder.groups_with(TOTAL) == {"00000"} and folder.groups_with(FIGURES) == {"00000", "00001"}
     again, same = total_and_figures(folder, range(7))
     assert as_rows(same) == as_rows(found) and again.stats == total.stats
     write_total(folder, 5, NUM_SHARDS)
-    assert folder.totalled_groups() == {"00000", "00001"}
+    assert folder.groups_with(TOTAL) == {"00000", "00001"}
 
 
 def test_a_restart_forgets_the_figures_of_folders_that_are_not_whole(folder: RunFolder) -> None:
     folder.data_path(4).unlink()
     again = open_(folder.path, manifest=MANIFEST)
-    assert again.figured_groups() == {"00000"}
+    assert again.groups_with(FIGURES) == {"00000"}
     finish(again, 4, text="another")
-    assert again.figured_groups() == {"00000", "00001"}
+    assert again.groups_with(FIGURES) == {"00000", "00001"}
     assert figures_among(again, range(6)).records[4] == ShardRecord.read(again.record_path(4))
 
 
@@ -199,8 +199,8 @@ def test_finished_shards_are_not_opened_one_by_one(folder: RunFolder) -> None:
         with counting.patched():
             total_and_figures(folder, range(7))
         reads.append((loading, counting.counts[READS] - loading))
-        for group in folder.figured_groups():
-            folder.figures_path(group).unlink()
+        for group in folder.groups_with(FIGURES):
+            folder.sum_path(FIGURES, group).unlink()
     # Without them six records, then six records and statistics; with them two files each time.
     assert [without - with_ for with_, without in zip(*reads, strict=True)] == [6 - 2, 12 - 2]
 
@@ -215,8 +215,8 @@ def test_on_a_store_listings_tell_which_shards_are_complete(tmp_path: Path) -> N
         store.counts.clear()
         assert folder.complete_among(range(NUM_SHARDS)) == list(range(7))
         requests.append(store.counts[REQUESTS])
-        for group in folder.figured_groups():
-            folder.figures_path(group).unlink()
+        for group in folder.groups_with(FIGURES):
+            folder.sum_path(FIGURES, group).unlink()
     # Six shards have a record, data and statistics to be asked for.
     assert requests[1] - requests[0] >= 6 * 3 - 2 * 4
 

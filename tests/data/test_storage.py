@@ -13,7 +13,7 @@ import pytest
 
 from specdist.data.formats.prompts import open_prompts
 from specdist.data.run.layout import CLAIMS, RUN_TAG
-from specdist.data.run.leftovers import remove_leftovers
+from specdist.data.run.opening import remove_leftovers
 from specdist.data.run.publishing import Attempt, ShardRecord
 from specdist.data.store.access import SHORT_TIMEOUT_S, check_output
 from specdist.data.store.files import publish, write_json

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from specdist.data.store.access import check_output
-from specdist.data.store.mirror import mirrored
+from specdist.data.store.copies import mirrored
 from specdist.data.store.storage import StorePath, storage_path
 from specdist.utils.table import Table
 from tests.job.launching import run_here, shard_bytes

@@ -35,7 +35,7 @@ from typing import Any
 
 from specdist.data.run.layout import DECISIONS
 from specdist.data.store.access import claims_folder
-from specdist.data.store.mirror import mirrored
+from specdist.data.store.copies import mirrored
 from specdist.data.store.storage import StorePath, storage_path
 from tests.data.s3 import BUCKET, Failure, s3_server
 from tests.job.launching import (

@@ -1,9 +1,9 @@
-"""Large text files (JSONL, CSV, OpenAI batches) as one Arrow file on this machine's disk, so that their rows
-need no memory.
+"""The rows of text files (JSONL, CSV, OpenAI batches): of small ones in memory, of large ones in one Arrow
+file on this machine's disk.
 
-Made once, by the first process of a machine that opens them, a few megabytes at a time, while the files'
-digests are computed; every later start maps it. Its name tells the files as they are (path, size, time), so
-changed files are converted anew. The rows are those of a small file, read into memory.
+That is made once, by the first process of a machine that opens them, a few megabytes at a time, while the
+files' digests are computed; every later start maps it. Its name tells the files as they are (path, size,
+time), so changed files are converted anew. The rows are the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,21 +52,24 @@ class Source(Protocol):
         """What :meth:`told` said when the files were read."""
 
 
-@dataclass(frozen=True)
-class Converted:
-    """``stamps``: of the files, with their digests."""
+def text_rows(
+    files: Sequence[Path], source: Source, spool: str | None
+) -> tuple[pa.Table, Sequence[FileStamp]]:
+    """All rows; and the files with their digests, if these were computed meanwhile. Raises
+    :class:`UserError` with the file and the line."""
+    if sum(file.stat().st_size / _limit(file) for file in files) >= 1:
+        return _converted(files, source, spool)
+    tables = list(source.tables())
+    if not tables:
+        return pa.table({}), ()
+    schema = tables[-1][1]
+    return source.finished(pa.concat_tables([as_schema(table, schema) for table, _ in tables])), ()
 
-    table: pa.Table
-    stamps: list[FileStamp]
 
-
-def is_large(files: Sequence[Path]) -> bool:
-    """Whether these files are to be converted."""
-    return sum(file.stat().st_size / _limit(file) for file in files) >= 1
-
-
-def converted(files: Sequence[Path], source: Source, spool: str | None) -> Converted:
-    """The rows of the files, memory-mapped. Raises :class:`UserError` with the file and the line."""
+def _converted(
+    files: Sequence[Path], source: Source, spool: str | None
+) -> tuple[pa.Table, Sequence[FileStamp]]:
+    """In an Arrow file, memory-mapped."""
     stamps = [stamp_of(file) for file in files]
     what = json.dumps([*source.options, [asdict(stamp) for stamp in stamps]])
     folder = spool_folder(spool) / "inputs"
@@ -94,7 +97,7 @@ def converted(files: Sequence[Path], source: Source, spool: str | None) -> Conve
             f"--prompts {files[0]} cannot be converted in {folder} ({error}): name a folder on a disk that "
             "has room for its rows with --spool"
         ) from error
-    return Converted(table, [from_fields(FileStamp, stamp) for stamp in found["stamps"]])
+    return table, [from_fields(FileStamp, stamp) for stamp in found["stamps"]]
 
 
 def _convert(files: Sequence[Path], source: Source, path: Path) -> list[str]:

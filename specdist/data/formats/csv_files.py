@@ -85,12 +85,6 @@ class CsvRows:
         ]  # fmt: skip
 
 
-def read_csv(files: Sequence[Path], prompt_column: str) -> pa.Table:
-    """All rows: see :class:`CsvRows`. Raises :class:`UserError` with the file and the row."""
-    rows = CsvRows(files, prompt_column)
-    return rows.finished(pa.concat_tables([table for table, _ in rows.tables()]))
-
-
 def _text_tables(path: Path, digest: Any) -> Iterator[pa.Table]:
     """At least one, which may be empty."""
     blocks = pa.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)

@@ -15,10 +15,10 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from specdist.data.formats.batches import BODY, Batch, BatchRows, is_batch
-from specdist.data.formats.converted import Source, converted, is_large
-from specdist.data.formats.csv_files import CsvRows, read_csv
+from specdist.data.formats.converted import Source, text_rows
+from specdist.data.formats.csv_files import CsvRows
 from specdist.data.formats.input_rows import InputRows, ParquetRows, TableRows
-from specdist.data.formats.jsonl import JsonRows, PromptColumn, read_jsonl
+from specdist.data.formats.jsonl import JsonRows, PromptColumn
 from specdist.data.formats.streams import reading
 from specdist.data.formats.text import check_layout
 from specdist.data.store.files import FileStamp
@@ -77,14 +77,10 @@ def read_inputs(
     if kind == "JSONL" and prompts.name == BODY and is_batch(files):
         batch, rows, stamps = read_batch(files, spool)
         return Inputs(rows, unusable=batch.reasons, is_chat_batch=batch.is_chat, stamps=stamps)
-    if kind in ("JSONL", "CSV") and is_large(files):
+    if kind in ("JSONL", "CSV"):
         source: Source = JsonRows(files, prompts) if kind == "JSONL" else CsvRows(files, prompts.name)
-        found = converted(files, source, spool)
-        return Inputs(TableRows(found.table), unusable=prompts.reasons, stamps=found.stamps)
-    if kind == "JSONL":
-        return Inputs(TableRows(read_jsonl(files, prompts)), unusable=prompts.reasons)
-    if kind == "CSV":
-        return Inputs(TableRows(read_csv(files, prompts.name)))
+        table, stamps = text_rows(files, source, spool)
+        return Inputs(TableRows(table), unusable=prompts.reasons, stamps=stamps)
     if kind == "Parquet":
         return Inputs(_parquet_rows(files, is_known=is_known))
     tables = [_read_arrow(file) for file in files]
@@ -96,11 +92,8 @@ def read_batch(files: Sequence[Path], spool: str | None) -> tuple[Batch, InputRo
     """Requests, which are rows; and the files, if they were digested while they were read. Raises
     :class:`UserError` with the file and the line."""
     source = BatchRows(files)
-    if is_large(files):
-        found = converted(files, source, spool)
-        return source.batch, TableRows(found.table), found.stamps
-    tables = [table for table, _ in source.tables()]
-    return source.batch, TableRows(source.finished(pa.concat_tables(tables))), ()
+    table, stamps = text_rows(files, source, spool)
+    return source.batch, TableRows(table), stamps
 
 
 def _check_same_columns(files: list[Path], schemas: list[pa.Schema]) -> None:

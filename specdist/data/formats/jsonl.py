@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from specdist.data.formats.json_columns import Shapes, as_schema, json_array
+from specdist.data.formats.json_columns import Shapes, json_array
 from specdist.data.formats.messages import described, why_not_messages, why_not_text, why_not_turns
 from specdist.data.formats.streams import open_input, reading
 from specdist.data.formats.text import bytes_as_text
@@ -128,12 +128,6 @@ class JsonRows:
 
     def tell(self, told: dict[str, Any]) -> None:
         self._prompts.num_usable, self._prompts.reasons = told["num_usable"], dict(told["reasons"])
-
-
-def read_jsonl(files: list[Path], prompts: PromptColumn) -> pa.Table:
-    """All rows: see :class:`JsonRows`. Raises :class:`UserError` with the file and the line."""
-    found = list(JsonRows(files, prompts).tables())
-    return pa.concat_tables([as_schema(table, found[-1][1]) for table, _ in found]) if found else pa.table({})
 
 
 def _check_same_names(names_of_file: dict[Path, set[str]]) -> None:

@@ -22,7 +22,7 @@ from specdist.data.formats.jsonl import PromptColumn
 from specdist.data.formats.messages import MessageError, chat_messages, why_not_text, why_not_turns
 from specdist.data.formats.text import is_list, is_text, text_as_bytes
 from specdist.data.stats.columns import OUTPUT_COLUMNS
-from specdist.data.store.fetching import fetched
+from specdist.data.store.copies import fetched
 from specdist.data.store.files import FileStamp, WatchedFiles
 from specdist.utils.errors import UserError
 

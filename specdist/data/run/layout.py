@@ -26,9 +26,10 @@ TRACE_FILE = re.compile(r"shard-(\d{5,})\.trace\.arrow")
 # Completion records and statistics have the same names, in different folders.
 RECORD_FILE = re.compile(r"shard-(\d{5,})\.json")
 NUMBERED_FOLDER = re.compile(r"\d{5,}")
-TOTAL_FILE = re.compile(r"total-(\d{5,})\.json")
-SUBTOTAL_FILE = re.compile(r"subtotal-(\d{5,})\.json")
-FIGURES_FILE = re.compile(r"figures-(\d{5,})\.json")
+# Of a numbered folder's shards: their summed statistics once all are complete; those of some while not all
+# are; and figures of each of these: see specdist.data.stats.figures.
+TOTAL, SUBTOTAL, FIGURES = "total", "subtotal", "figures"
+SUMS = (TOTAL, SUBTOTAL, FIGURES)
 # In the manifest's ``info``, if the shards lie in numbered folders.
 SHARDS_PER_FOLDER = "shards_per_folder"
 RUN_TAG = "run_tag"
@@ -75,11 +76,8 @@ class RunLayout:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._shards_per_folder: int | None = None
-        self._run_tag = ""
-        self._claims: str | None = None
-        self._shards_per_claim_folder: int | None = None
-        self._is_layout_known = False
+        # Of the manifest, once it is known.
+        self._info: Mapping[str, Any] | None = None
         # Groups whose folders are known to be there: they are never removed.
         self._made = set[str]()
         self._places: dict[tuple[str, int | None], Path] = {}
@@ -137,8 +135,7 @@ class RunLayout:
         )
 
     def _decision(self, shard: int) -> Path | None:
-        self._read_layout()
-        if self._claims is None:
+        if self._known(CLAIMS) is None:
             return None
         folder = self.claims_path / f"{DECISIONS}-{self.run_tag}"
         return folder / f"{shard // MAX_SHARDS_PER_FOLDER:05d}" / f"shard-{shard:05d}"
@@ -146,32 +143,29 @@ class RunLayout:
     @property
     def claims_path(self) -> Path:
         """The folder of claims and heartbeats."""
-        self._read_layout()
-        return self.path / CLAIMS_FOLDER if self._claims is None else Path(self._claims)
+        claims: str | None = self._known(CLAIMS)
+        return self.path / CLAIMS_FOLDER if claims is None else Path(claims)
 
     @property
     def shards_per_folder(self) -> int | None:
         """None if all shards lie in one folder. Raises :class:`UserError` as :attr:`manifest` does."""
-        self._read_layout()
-        return self._shards_per_folder
+        size: int | None = self._known(SHARDS_PER_FOLDER)
+        return size
 
     @property
     def run_tag(self) -> str:
         """Of a run on a store: names its files on each machine, so that a run begun anew has others."""
-        self._read_layout()
-        return self._run_tag
+        return str(self._known(RUN_TAG) or "")
 
-    def _read_layout(self) -> None:
-        if not self._is_layout_known and self.manifest_path.exists():
+    def _known(self, name: str) -> Any:
+        """What the manifest's ``info`` says; None of a folder without one."""
+        if self._info is None and self.manifest_path.exists():
             self.set_layout(self.manifest)
+        return None if self._info is None else self._info.get(name)
 
     def set_layout(self, manifest: Manifest) -> None:
         """The layout of a run with this manifest, from now on."""
-        self._shards_per_folder = manifest.info.get(SHARDS_PER_FOLDER)
-        self._run_tag = manifest.info.get(RUN_TAG, "")
-        self._claims = manifest.info.get(CLAIMS)
-        self._shards_per_claim_folder = manifest.info.get(SHARDS_PER_CLAIM_FOLDER)
-        self._is_layout_known = True
+        self._info = manifest.info
 
     def group_of(self, shard: int) -> str:
         """The name of the numbered folder of a shard; empty if there are no such folders."""
@@ -188,8 +182,7 @@ class RunLayout:
 
     def claims_level(self, shard: int) -> str:
         """The name of the numbered folder of a shard's claims; empty if there are no such folders."""
-        self._read_layout()
-        size = self._shards_per_claim_folder
+        size = self._known(SHARDS_PER_CLAIM_FOLDER)
         return "" if size is None else f"{shard // size:05d}"
 
     def shards_of(self, group: str, num_shards: int) -> range:
@@ -204,34 +197,15 @@ class RunLayout:
         names = {name for kind in SHARD_FOLDERS for name in _names_in(self.path / kind)}
         return sorted(filter(NUMBERED_FOLDER.fullmatch, names))
 
-    def total_path(self, group: str) -> Path:
-        """The summed statistics of a group's shards, once all are complete."""
-        return self.path / "stats" / f"total-{group}.json"
+    def sum_path(self, kind: str, group: str) -> Path:
+        """A group's file of one of the kinds of :data:`SUMS`."""
+        return self.path / "stats" / f"{kind}-{group}.json"
 
-    def subtotal_path(self, group: str) -> Path:
-        """The summed statistics of some of a group's shards, while not all are complete."""
-        return self.path / "stats" / f"subtotal-{group}.json"
-
-    def figures_path(self, group: str) -> Path:
-        """Figures of each of the shards that the group's total or subtotal sums: see
-        :mod:`specdist.data.stats.figures`."""
-        return self.path / "stats" / f"figures-{group}.json"
-
-    def totalled_groups(self) -> set[str]:
-        """The groups that have a total, by one listing."""
-        return self._groups_of(TOTAL_FILE)
-
-    def subtotalled_groups(self) -> set[str]:
-        """The groups that have a subtotal, by one listing."""
-        return self._groups_of(SUBTOTAL_FILE)
-
-    def figured_groups(self) -> set[str]:
-        """The groups that have a file of figures, by one listing."""
-        return self._groups_of(FIGURES_FILE)
-
-    def _groups_of(self, file: re.Pattern[str]) -> set[str]:
+    def groups_with(self, kind: str) -> set[str]:
+        """The groups that have such a file, by one listing."""
         if self.shards_per_folder is None:
             return set()
+        file = re.compile(rf"{kind}-(\d{{5,}})\.json")
         return {match[1] for name in _names_in(self.path / "stats") if (match := file.fullmatch(name))}
 
     def make_folders(self, shard: int) -> None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specdist.data.leases.claims import claim_files
 from specdist.data.leases.membership import is_membership_file
-from specdist.data.run.layout import CLAIMS_FOLDER, PROBE, SHARD_FOLDERS
+from specdist.data.run.layout import (
+    CLAIMS_FOLDER,
+    FIGURES,
+    PROBE,
+    RUN_TAG,
+    SHARD_FOLDERS,
+    SUBTOTAL,
+    SUMS,
+    TOTAL,
+)
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import CARD_MARK, RunFolder
 from specdist.data.run.segments import check_continues, draft_fields, next_segment, segments_of
 from specdist.data.store.files import TEMPORARY_SUFFIX, fsync_folder, write_atomically
+from specdist.data.store.storage import StorePath
 from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -131,9 +142,7 @@ def _files_of(folder: RunFolder, group: str) -> list[tuple[Path, int]]:
 def delete_run_files(folder: RunFolder) -> None:
     """Delete results, durably before the new manifest atomically replaces the old one."""
     groups = folder.groups()
-    paths = [folder.total_path(group) for group in folder.totalled_groups()]
-    paths += [folder.subtotal_path(group) for group in folder.subtotalled_groups()]
-    paths += [folder.figures_path(group) for group in folder.figured_groups()]
+    paths = [folder.sum_path(kind, group) for kind in SUMS for group in folder.groups_with(kind)]
     paths += [path for group in groups for path, _ in _files_of(folder, group)]
     claims = (path for path, _ in claim_files(folder.claims_path))
     for path in [*paths, *claims]:
@@ -153,20 +162,20 @@ def _tidy(folder: RunFolder) -> None:
     for path in (folder.manifest_path, folder.config_path, folder.card_path):
         for temporary in folder.path.glob(f"{path.name}*{TEMPORARY_SUFFIX}"):
             temporary.unlink(missing_ok=True)
-    totalled = folder.totalled_groups()
+    totalled = folder.groups_with(TOTAL)
     # Shards may have been deleted since: one is written anew as shards are finished.
-    for group in folder.subtotalled_groups():
-        folder.subtotal_path(group).unlink(missing_ok=True)
+    for group in folder.groups_with(SUBTOTAL):
+        folder.sum_path(SUBTOTAL, group).unlink(missing_ok=True)
     for group in folder.groups():
         files = _files_of(folder, group)
         if group in totalled and _is_whole(folder, group, files):
             continue
         if group in totalled:
-            folder.total_path(group).unlink(missing_ok=True)
+            folder.sum_path(TOTAL, group).unlink(missing_ok=True)
             totalled.remove(group)
         _tidy_group(folder, files)
-    for group in folder.figured_groups() - totalled:
-        folder.figures_path(group).unlink(missing_ok=True)
+    for group in folder.groups_with(FIGURES) - totalled:
+        folder.sum_path(FIGURES, group).unlink(missing_ok=True)
     if totalled:
         for path, shard in claim_files(folder.claims_path):
             if folder.group_of(shard) in totalled:
@@ -204,3 +213,27 @@ def _tidy_group(folder: RunFolder, files: Sequence[tuple[Path, int]]) -> None:
     for path, shard in claims:
         if shard in complete:
             path.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: RunFolder) -> None:
+    """Of a complete run on a store, what replicas that were killed have left: copies of part logs that
+    reached the store after their shard was complete, this machine's part logs and data that waited for an
+    upload, and on S3 the parts of uploads that were never completed. What cannot be removed is harmless, and
+    stays, as do the files of a run begun anew in its place."""
+    path = folder.path
+    if not isinstance(path, StorePath):
+        return
+    shutil.rmtree(path.spool / f"run-{folder.run_tag}", ignore_errors=True)
+    for file in (path.spool / "files").glob(f"*/*{TEMPORARY_SUFFIX}"):
+        file.unlink(missing_ok=True)
+    retry_s, path.store.retry_s = path.store.retry_s, 0.0
+    try:
+        if folder.manifest.info.get(RUN_TAG, "") == folder.run_tag:
+            parts = path / "parts"
+            for name in path.store.below(parts.key):
+                (parts / name).unlink(missing_ok=True)
+            path.store.abort_uploads(path.key)
+    except (OSError, UserError) as error:
+        logger.info("part logs and parts of uploads that were cut short may be left in %s: %s", path, error)
+    finally:
+        path.store.retry_s = retry_s

@@ -3,6 +3,11 @@
 Each replica writes the shard's files durably under names of its own: an *attempt*. Then the data's final name
 is created, which only one attempt can do. Its statistics, trace and completion record follow; after a crash,
 any replica finds them by the data's digest and goes on.
+
+A store may not be able to create an object exclusively. Then each replica uploads its data under a name of
+its own, and which of them it is to be is *decided* once and for all by a file in a folder that all replicas
+share, which the file server lets only one of them create. The chosen object is copied to the shard's name, by
+its writer or by any other replica: all who copy, however late, copy the same bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +20,6 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.ipc
 
-from specdist.data.run.decisions import go_on, publish_decided
 from specdist.data.store.files import (
     TEMPORARY_SUFFIX,
     fsync_folder,
@@ -25,10 +29,11 @@ from specdist.data.store.files import (
     sealed,
     sha256_of,
     temporary_path,
+    unique_tag,
     write_durably,
 )
 from specdist.data.store.object_store import StoreError
-from specdist.data.store.storage import spooled
+from specdist.data.store.storage import StorePath, spooled
 from specdist.utils.json_values import parse_fields
 
 ROWS_PER_BATCH = 1024
@@ -61,7 +66,7 @@ class ShardPaths:
     stats: Path
     trace: Path
     record: Path
-    # With ``--claims``: see :mod:`specdist.data.run.decisions`.
+    # With ``--claims``: see above.
     decision: Path | None = None
 
     def all(self) -> tuple[Path, ...]:
@@ -125,7 +130,7 @@ class Attempt:
         """False if another attempt's data was published, or this attempt's was removed."""
         own, data, decision = self._own(self._paths.data), self._paths.data, self._paths.decision
         try:
-            return publish(own, data) if decision is None else publish_decided(own, data, decision)
+            return publish(own, data) if decision is None else _publish_decided(own, data, decision)
         except FileNotFoundError:
             return False
 
@@ -164,7 +169,7 @@ class Attempt:
     def that_won(paths: ShardPaths) -> Attempt | None:
         """The attempt whose data was published, if its record was not yet."""
         if paths.decision is not None:
-            go_on(paths.data, paths.decision)
+            _go_on(paths.data, paths.decision)
         try:
             num_bytes = paths.data.stat().st_size
         except StoreError:
@@ -200,3 +205,38 @@ class Attempt:
                 writer.write_table(table.combine_chunks(), max_chunksize=ROWS_PER_BATCH)
 
         write_durably(self._own(path), write)
+
+
+def _publish_decided(temporary: Path, path: Path, decision: Path) -> bool:
+    """Give a finished local file its name on a store; False if another's has been chosen, which then has the
+    name. Raises FileNotFoundError if ``temporary`` is gone."""
+    assert isinstance(path, StorePath)
+    own = path.with_name(temporary.name)
+    own.upload(temporary)
+    is_chosen = _decide(decision, own.name)
+    _go_on(path, decision)
+    own.unlink(missing_ok=True)
+    return is_chosen
+
+
+def _go_on(path: Path, decision: Path) -> None:
+    """If data has been chosen and has not its name yet, give it the name."""
+    assert isinstance(path, StorePath)
+    try:
+        chosen = decision.read_text()
+    except FileNotFoundError:
+        return
+    if not path.is_file():
+        # Not found: another replica did so, and removed what it had copied.
+        with contextlib.suppress(FileNotFoundError):
+            path.store.copy(path.with_name(chosen).key, path.key)
+
+
+def _decide(decision: Path, name: str) -> bool:
+    decision.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_path(decision, unique_tag())
+    temporary.write_text(name)
+    try:
+        return publish(temporary, decision)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -15,11 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from specdist.data.run.layout import SHARD_FOLDERS, RunLayout
+from specdist.data.run.layout import SHARD_FOLDERS, TOTAL, RunLayout
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, ShardPlan
-from specdist.data.run.parts import PartLog, read_rows, read_stats
+from specdist.data.run.parts import PartLog, StoredPartLog, forget_logs, read_rows, read_stats
 from specdist.data.run.publishing import Attempt
-from specdist.data.run.stored_parts import StoredPartLog, forget_logs
 from specdist.data.stats.figures import surely_complete
 from specdist.data.stats.rows import RowResult
 from specdist.data.store.files import (
@@ -106,7 +105,7 @@ class RunFolder(RunLayout):
         """The shards that have a completion record, by listings: their data is not looked at. Groups that
         have a total are not listed, nor, with ``among``, those that have none of these shards."""
         groups = self.groups() if among is None else list(self.by_group(among))
-        totalled = self.totalled_groups()
+        totalled = self.groups_with(TOTAL)
         num_shards = self.plan().num_shards if totalled else 0
         found = set[int]()
         for group in groups:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specdist.data.run.layout import RunLayout
+from specdist.data.run.layout import FIGURES, RunLayout
 from specdist.data.run.publishing import ShardRecord
 from specdist.data.stats.shard import Stats
 from specdist.data.store.files import sealed, unsealed, write_atomically
@@ -158,8 +158,10 @@ class ShardFigures:
 
 def figures_among(layout: RunLayout, shards: Collection[int]) -> ShardFigures:
     """Of those of these shards that the folders' files of figures have."""
-    groups = layout.figured_groups() & layout.by_group(shards).keys()
-    found = ShardFigures.joined([ShardFigures.read(layout.figures_path(group)) for group in sorted(groups)])
+    groups = layout.groups_with(FIGURES) & layout.by_group(shards).keys()
+    found = ShardFigures.joined(
+        [ShardFigures.read(layout.sum_path(FIGURES, group)) for group in sorted(groups)]
+    )
     return found.among(shards)
 
 
@@ -168,10 +170,10 @@ def surely_complete(layout: RunLayout, shards: Sequence[int]) -> set[int]:
     the recorded size, a record and statistics. Others may be complete, too."""
     by_group = layout.by_group(shards)
     large = {group for group, mine in by_group.items() if len(mine) >= FEWEST_LISTED}
-    figured = layout.figured_groups() if large else set[str]()
+    figured = layout.groups_with(FIGURES) if large else set[str]()
     found = set[int]()
     for group in sorted(large & figured):
-        figures = ShardFigures.read(layout.figures_path(group)).among(by_group[group])
+        figures = ShardFigures.read(layout.sum_path(FIGURES, group)).among(by_group[group])
         sizes = layout.sizes_of_data(group)
         recorded, with_stats = layout.recorded_in(group), layout.with_stats_in(group)
         sizes_S = zip(figures.shards.tolist(), figures[NUM_BYTES].tolist(), strict=True)

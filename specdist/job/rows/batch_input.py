@@ -8,7 +8,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.processing import STRUCT
 from specdist.data.formats.batches import BODY, CONSTRAINT, is_batch
 from specdist.data.formats.inputs import find_files, read_batch
-from specdist.data.store.fetching import fetched
+from specdist.data.store.copies import fetched
 from specdist.utils.errors import UserError
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from specdist.data.leases.claim_folders import replicas_in
 from specdist.data.leases.claims import Claims
 from specdist.data.leases.heartbeat import Beat, Watch, beat_path
+from specdist.data.run.layout import SUBTOTAL, TOTAL
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.totals import Total, subtotalled, total_of
@@ -152,9 +153,9 @@ class StatusReader:
 
     def _see_done(self, num_shards: int) -> None:
         recorded = self._folder.recorded_shards(set(range(num_shards)) - self._done)
-        totalled = self._folder.totalled_groups()
+        totalled = self._folder.groups_with(TOTAL)
         new = {shard for shard in recorded - self._done if self._folder.group_of(shard) in totalled}
-        for group in self._folder.subtotalled_groups():
+        for group in self._folder.groups_with(SUBTOTAL):
             new |= subtotalled(self._folder, group) & recorded - self._done
         new |= {*self._folder.complete_among(sorted(recorded - self._done - new))}
         found = total_of(self._folder, new)

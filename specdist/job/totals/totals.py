@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specdist.data.run.layout import FIGURES, SUBTOTAL, TOTAL
 from specdist.data.run.publishing import ShardRecord
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.figures import FinishedShard, ShardFigures, figures_among
@@ -66,11 +67,14 @@ def write_total(folder: RunFolder, shard: int, num_shards: int) -> None:
     if not is_whole and shard % SHARDS_PER_SUBTOTAL:
         return
     total, figures = _with_rest(
-        folder, recorded, _of_group(folder, group, recorded), ShardFigures.read(folder.figures_path(group))
+        folder,
+        recorded,
+        _of_group(folder, group, recorded),
+        ShardFigures.read(folder.sum_path(FIGURES, group)),
     )
-    with writing(folder.figures_path(group)):
-        figures.write(folder.figures_path(group))
-    path, subtotal = folder.total_path(group), folder.subtotal_path(group)
+    with writing(folder.sum_path(FIGURES, group)):
+        figures.write(folder.sum_path(FIGURES, group))
+    path, subtotal = folder.sum_path(TOTAL, group), folder.sum_path(SUBTOTAL, group)
     with writing(path):
         if is_whole:
             write_json(path, sealed(total.to_json()))
@@ -102,14 +106,14 @@ def subtotalled(folder: RunFolder, group: str) -> set[int]:
 def _summed(folder: RunFolder, wanted: set[int]) -> Total:
     """What totals and subtotals say of these shards, and of no others."""
     total = Total()
-    totalled = folder.totalled_groups()
+    totalled = folder.groups_with(TOTAL)
     num_shards = folder.plan().num_shards if totalled else 0
     for group in filter(None, folder.by_group(wanted)):
         if group not in totalled:
             total.add(_of_group(folder, group, wanted))
             continue
         members = folder.shards_of(group, num_shards)
-        if wanted.issuperset(members) and (found := _read(folder.total_path(group))) is not None:
+        if wanted.issuperset(members) and (found := _read(folder.sum_path(TOTAL, group))) is not None:
             total.add(dataclasses.replace(found, shards=list(members)))
     return total
 
@@ -122,7 +126,7 @@ def _of_group(folder: RunFolder, group: str, shards: set[int]) -> Total:
 
 def _subtotal(folder: RunFolder, group: str) -> Total:
     """Of no shards where none can be read."""
-    return _read(folder.subtotal_path(group)) or Total()
+    return _read(folder.sum_path(SUBTOTAL, group)) or Total()
 
 
 def _with_rest(

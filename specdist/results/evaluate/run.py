@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specdist.data.store.mirror import mirrored
+from specdist.data.store.copies import mirrored
 from specdist.job.totals.report import cut_line, is_often_cut
 from specdist.results.evaluate.config import (
     EXACT_MATCH,
