@@ -111,7 +111,7 @@ DATA_FAULTS = (
         '        self.batch = Batch(**told | {"reasons": dict(told["reasons"])})',
         "        self.batch = Batch()",
         (CONVERTED,)),
-    Mutant("converted-rows-of-a-file-that-has-changed", "converted.converted",
+    Mutant("converted-rows-of-a-file-that-has-changed", "converted._converted",
         "*source.options, [asdict(stamp) for stamp in stamps]])",
         "*source.options, [stamp.path for stamp in stamps]])",
         (CONVERTED,)),
