@@ -146,3 +146,9 @@ def _prompt(prompts: Prompts, row: int) -> object:
         return prompts.prompt(row)
     except RowError as error:
         return error.reason
+
+
+def test_a_column_that_a_large_csv_file_has_twice_is_refused(is_large: None, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", [b"prompt,prompt\na,b\n"])
+    with pytest.raises(UserError, match="more than one column named prompt"):
+        opened(path, tmp_path)

@@ -129,8 +129,8 @@ def test_figures_written_after_a_subtotal_add_what_is_new(tmp_path: Path) -> Non
     finish(folder, 2)
     stats.write_bytes(kept)
     assert figures_among(folder, range(4)).shards.tolist() == [0, 1, 2, 3]
-    for name in ("total_path", "figures_path"):
-        getattr(folder, name)("00000").unlink()
+    for kind in (TOTAL, FIGURES):
+        folder.sum_path(kind, "00000").unlink()
     _, own = total_and_figures(folder, range(4))
     finish(folder, 4)
     assert [row["wall_ns"] for row in as_rows(own)] == [1, 2, 3, 4]

@@ -74,6 +74,8 @@ def _decoded(text: bytes) -> str:
 
 def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows with all columns of a wider schema, where another column of them may be one of JSON."""
+    if table.schema.equals(schema):
+        return table
     for number, field in enumerate(table.schema):
         if schema.field(field.name).type == pa.json_() != field.type:
             chunks = [json_array(text_as_bytes(chunk).to_pylist()) for chunk in table.column(number).chunks]
