@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from specdist.data.stats.shard import TargetTimes
+from specdist.data.stats.fields import TargetTimes
 from specdist.engine.faults import MemoryGuard, NonFiniteGuard, not_finite
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.logprobs import LogprobBook

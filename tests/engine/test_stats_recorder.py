@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.data.stats.shard import AheadOutcome, Stats, TargetTimes
+from specdist.data.stats.fields import TargetTimes
+from specdist.data.stats.shard import AheadOutcome, Stats
 from specdist.engine import engine as engine_module
 from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Request, Sequence

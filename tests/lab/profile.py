@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from specdist.cli import Command
-from specdist.data.stats.shard import NS_PER_S, DraftTimes, TargetTimes
+from specdist.data.stats.fields import DraftTimes, TargetTimes
+from specdist.data.stats.shard import NS_PER_S
 from specdist.data.store.files import write_atomically
 from specdist.lab.benchmark.measuring import Timed, measure
 from specdist.lab.benchmark.methods import shortened

@@ -4,53 +4,119 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from typing import NamedTuple
 
 import pyarrow as pa
 
+
+class Column(NamedTuple):
+    """Its type, and what its values mean."""
+
+    type: pa.DataType
+    meaning: str
+
+
+def schema_of(columns: Mapping[str, Column]) -> pa.Schema:
+    return pa.schema([(name, column.type) for name, column in columns.items()])
+
+
 OUTPUT_COLUMNS = {
-    "row_id": pa.int64(),
-    "sample_index": pa.int32(),
-    "prompt": pa.string(),
-    "completion": pa.string(),
-    "completion_ids": pa.list_(pa.int32()),
-    "finish_reason": pa.string(),
-    "error": pa.string(),
-    "num_prompt_tokens": pa.int32(),
-    "num_completion_tokens": pa.int32(),
-    "num_spec_steps": pa.int32(),
-    "num_draft_tokens": pa.int32(),
-    "num_accepted_draft_tokens": pa.int32(),
-    "mean_acceptance_length": pa.float64(),
+    "row_id": Column(pa.int64(), "number of the input row, from 0"),
+    "sample_index": Column(pa.int32(), "which of the row's completions, 0 .. `num_samples` - 1"),
+    "prompt": Column(
+        pa.string(), "the text given to the model, chat template applied; null if the row has no text"
+    ),
+    "completion": Column(
+        pa.string(), "the generated text up to the stop, which is not included; empty if the row has an error"
+    ),
+    "completion_ids": Column(pa.list_(pa.int32()), "token ids of the completion, including the stop token"),
+    "finish_reason": Column(
+        pa.string(),
+        "`stop` (an end token or a stop string), `length` (a length limit was reached) or `error`",
+    ),
+    "error": Column(pa.string(), "why the row has no completion; null if it has one"),
+    "num_prompt_tokens": Column(
+        pa.int32(), "number of tokens of the prompt; of several turns, of all their prompts"
+    ),
+    "num_completion_tokens": Column(
+        pa.int32(), "number of tokens of the completion, the length of `completion_ids`"
+    ),
+    "num_spec_steps": Column(
+        pa.int32(), "number of target passes with at least one draft token of this completion"
+    ),
+    "num_draft_tokens": Column(pa.int32(), "draft tokens proposed to the target"),
+    "num_accepted_draft_tokens": Column(pa.int32(), "number of these that were accepted"),
+    "mean_acceptance_length": Column(
+        pa.float64(),
+        "tokens per speculative step, 1 + accepted / steps, as vLLM defines it; null without any step",
+    ),
 }
 # By the option that asks for them, in the order in which they are written.
-OPTIONAL_COLUMNS: Mapping[str, Mapping[str, pa.DataType]] = {
+OPTIONAL_COLUMNS: Mapping[str, Mapping[str, Column]] = {
     "logprobs": {
-        "logprobs": pa.list_(pa.float32()),
-        "processed_logprobs": pa.list_(pa.float32()),
-        "top_logprob_ids": pa.list_(pa.list_(pa.int32())),
-        "top_logprobs": pa.list_(pa.list_(pa.float32())),
+        "logprobs": Column(
+            pa.list_(pa.float32()),
+            "with `--logprobs`: the target's log-probability of every token of `completion_ids`, of its own "
+            "distribution, as a forward pass over the text gives it",
+        ),
+        "processed_logprobs": Column(
+            pa.list_(pa.float32()),
+            "with `--logprobs`: the same of the distribution that the token was drawn from, after "
+            "penalties, temperature and filters; with temperature 0, after all but these two",
+        ),
+        "top_logprob_ids": Column(
+            pa.list_(pa.list_(pa.int32())),
+            "with `--logprobs N`: for every token, the ids of the N likeliest before processing, likeliest "
+            "first",
+        ),
+        "top_logprobs": Column(
+            pa.list_(pa.list_(pa.float32())), "with `--logprobs N`: their log-probabilities"
+        ),
     },
     "prompt_logprobs": {
-        "prompt_ids": pa.list_(pa.int32()),
-        "prompt_logprobs": pa.list_(pa.float32()),
-        "top_prompt_logprob_ids": pa.list_(pa.list_(pa.int32())),
-        "top_prompt_logprobs": pa.list_(pa.list_(pa.float32())),
+        "prompt_ids": Column(pa.list_(pa.int32()), "with `--prompt_logprobs`: token ids of the prompt"),
+        "prompt_logprobs": Column(
+            pa.list_(pa.float32()),
+            "with `--prompt_logprobs`: the target's log-probability of every token of `prompt_ids` after "
+            "those before it; null for the first",
+        ),
+        "top_prompt_logprob_ids": Column(
+            pa.list_(pa.list_(pa.int32())),
+            "with `--prompt_logprobs N`: for every token but the first, the ids of the N likeliest in its "
+            "place, likeliest first",
+        ),
+        "top_prompt_logprobs": Column(
+            pa.list_(pa.list_(pa.float32())), "with `--prompt_logprobs N`: their log-probabilities"
+        ),
     },
     "turns_column": {
-        "turn_completions": pa.list_(pa.string()),
-        "turn_completion_ids": pa.list_(pa.list_(pa.int32())),
-        "turn_finish_reasons": pa.list_(pa.string()),
+        "turn_completions": Column(
+            pa.list_(pa.string()),
+            "with `--turns_column`: the generated text of every turn; `completion`, `completion_ids`, "
+            "`finish_reason` and `prompt` are then those of the last, and numbers the sums of all",
+        ),
+        "turn_completion_ids": Column(
+            pa.list_(pa.list_(pa.int32())), "with `--turns_column`: the token ids of every turn"
+        ),
+        "turn_finish_reasons": Column(pa.list_(pa.string()), "with `--turns_column`: how every turn ended"),
     },
-    "split_thinking": {"completion_thinking": pa.string(), "completion_answer": pa.string()},
+    "split_thinking": {
+        "completion_thinking": Column(
+            pa.string(),
+            "with `--split_thinking` or `--max_thinking_tokens`: the text before the end of thinking, "
+            "without the markers; null if the completion has no thinking",
+        ),
+        "completion_answer": Column(pa.string(), "the text after it; empty if a limit was reached before"),
+    },
 }
 
 
-def columns_of(options: Iterable[str]) -> dict[str, pa.DataType]:
+def columns_of(options: Iterable[str]) -> dict[str, Column]:
     """Those of a run with these options."""
     given = set(options)
     extra = (columns for option, columns in OPTIONAL_COLUMNS.items() if option in given)
     return OUTPUT_COLUMNS | dict(chain.from_iterable(columns.items() for columns in extra))
 
 
-def every_column() -> dict[str, pa.DataType]:
+def every_column() -> dict[str, Column]:
     return columns_of(OPTIONAL_COLUMNS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specdist.data.stats.fields import stat
+
 NS_PER_S = 1_000_000_000
 # Two regressors are told apart if the squared sine of the angle between them exceeds this.
 INDEPENDENT = 1e-3
@@ -12,16 +14,16 @@ INDEPENDENT = 1e-3
 
 @dataclass
 class CostSums:
-    """Sums over observations of a time T with N_draft and N_target passes; d and v stand for the latter."""
+    """Sums over observations of a time T with D passes of the draft and V of the target."""
 
-    num: int = 0
-    t: int = 0
-    tt: int = 0
-    dd: int = 0
-    dv: int = 0
-    vv: int = 0
-    dt: int = 0
-    vt: int = 0
+    num: int = stat("regression of time T on the numbers of passes, over completions: number of completions")
+    t: int = stat("sum of T, the nanoseconds of drafting and verification while a completion was running")
+    tt: int = stat("sum of T²")
+    dd: int = stat("sum of D², D being the draft passes in that time")
+    dv: int = stat("sum of D V, V being the target passes in that time")
+    vv: int = stat("sum of V²")
+    dt: int = stat("sum of D T")
+    vt: int = stat("sum of V T")
 
     def observe(self, *, time_ns: int, num_draft_passes: int, num_target_passes: int) -> None:
         self.num += 1

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from specdist.data.formats.text import readable, without_lone_surrogates
-from specdist.data.stats.columns import OUTPUT_COLUMNS, columns_of, every_column
+from specdist.data.stats.columns import OUTPUT_COLUMNS, columns_of, every_column, schema_of
 from specdist.data.stats.traces import TracedToken
 
 # The names and labels of `datasets` features; it ignores those of columns that it does not know.
@@ -83,8 +83,8 @@ def output_schema(input_schema: pa.Schema, *, is_exact: bool, options: Sequence[
     """
     columns = columns_of(options)
     output_fields = [
-        input_schema.field(name) if name in input_schema.names else pa.field(name, type_)
-        for name, type_ in columns.items()
+        input_schema.field(name) if name in input_schema.names else pa.field(name, column.type)
+        for name, column in columns.items()
     ]
     input_fields = [field for field in input_schema if field.name not in columns]
     metadata = {key: value for key, value in (input_schema.metadata or {}).items() if key == KEPT_METADATA}
@@ -136,7 +136,7 @@ def results_table(results: Sequence[RowResult], schema: pa.Schema | None = None)
     """Results in the order of rows and samples, without their input rows: the input columns of ``schema``,
     that of a run's shards, are null; without it there are only the output columns."""
     ordered = sorted(results, key=lambda result: (result.row_id, result.sample_index))
-    schema, known = schema or pa.schema(list(OUTPUT_COLUMNS.items())), every_column()
+    schema, known = schema or schema_of(OUTPUT_COLUMNS), every_column()
     columns = [
         pa.array([_value(result, field.name) for result in ordered], _plain_type(field.type)).cast(field.type)
         if field.name in known

@@ -1,78 +1,21 @@
 """Statistics of a shard: counts of tokens, and times. Integers only, so that sums are exact and survive JSON.
 
 Names follow vLLM's speculative decoding metrics. Times are nanoseconds; those of each role add up to the wall
-time of its rounds. :mod:`specdist.data.stats.schema` describes each count.
+time of its rounds. A count is declared once, with its meaning.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from operator import add
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from specdist.data.stats.fields import DraftTimes, PeakMemory, TargetTimes, WorkSpan, add_to, stat
 from specdist.data.stats.regression import NS_PER_S, CostSums
 from specdist.utils.json_values import from_fields
 
 Key = TypeVar("Key", bound=Hashable)
-SUMMARY_COUNTS = (
-    "num_rows", "num_completions", "num_error_rows", "num_cut_completions", "num_out_of_memory",
-    "num_completion_tokens",
-)  # fmt: skip
-
-
-@dataclass
-class TargetTimes:
-    """Nanoseconds of the target's side. ``idle``: waiting for the draft; ``host``: work on the CPU."""
-
-    prefill: int = 0
-    verify: int = 0
-    transfer: int = 0
-    idle: int = 0
-    host: int = 0
-
-    @property
-    def total(self) -> int:
-        return sum(dataclasses.astuple(self))
-
-
-@dataclass
-class DraftTimes:
-    """Nanoseconds of the draft's side. ``idle``: waiting for the target."""
-
-    prefill: int = 0
-    draft: int = 0
-    transfer: int = 0
-    idle: int = 0
-
-    @property
-    def total(self) -> int:
-        return sum(dataclasses.astuple(self))
-
-
-@dataclass
-class PeakMemory:
-    """Peak memory of one rank of each role, in bytes; merges as a maximum."""
-
-    target: int = 0
-    draft: int = 0
-
-
-@dataclass
-class WorkSpan:
-    """Begin and end of the work on a shard, in nanoseconds of Unix time by the replica's clock; both 0 if
-    unknown. Merges to the span of both."""
-
-    begin_unix_ns: int = 0
-    end_unix_ns: int = 0
-
-    def extend(self, begin_unix_ns: int, end_unix_ns: int) -> None:
-        """Include another span; an unknown one changes nothing."""
-        if not end_unix_ns:
-            return
-        self.begin_unix_ns = min(self.begin_unix_ns or begin_unix_ns, begin_unix_ns)
-        self.end_unix_ns = max(self.end_unix_ns, end_unix_ns)
 
 
 @dataclass(frozen=True)
@@ -96,87 +39,63 @@ class AheadOutcome:
 
 @dataclass
 class Stats:
-    """Statistics of a shard, or the sum of several.
+    """Statistics of a shard, or the sum of several. Each field says what it counts.
 
-    ``num_drafts`` counts target passes of a sequence with at least one candidate; lists are indexed by draft
-    position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the
-    accepted tokens were committed without the target's verification. ``num_head_tokens`` counts
-    estimates of a trained head, ``num_forced_draft_tokens`` tokens that a constraint forces: drafted without
-    a pass.
-
-    With draft-ahead, ``num_ahead_chains`` counts the rounds in which a sequence had tokens drafted ahead of
-    its candidates; ``num_ahead_verified`` those whose candidates were all accepted; ``num_ahead_hits`` those
-    whose first token ahead was the next token. ``num_ahead_tokens`` counts that token, or at a miss all
-    tokens ahead. A miss is a next token that dropped drafted tokens; ``num_branch_hits_per_rank`` counts
-    misses with a prepared branch, by the rank of its first token; ``num_branch_tokens`` the tokens of unused
-    branches.
-
-    ``num_starts`` counts replicas whose first token belongs to the shard, ``first_token_ns`` the time from
-    the beginning of their processes until then, and ``num_weight_bytes`` what all their ranks read of weight
-    files.
-
-    ``num_out_of_memory`` rounds ran out of memory and were repeated with a smaller batch. Messages are sent
-    between the target's rank 0 and the draft, target messages between the target's ranks.
-
-    Passes and their times are also counted by size, in tokens including those of prompts. A draft step has a
-    token per sequence, and those that its cache lacks.
-
-    The regressions explain the time of drafting and verifying, without prompts, by the number of passes: an
-    observation of ``cost_sums`` is a completion, from its first round to its last, and one of
-    ``shard_cost_sums`` a shard. ``work_span`` is from a shard's first request to its last completion,
-    including restarts.
+    Lists are indexed by draft position, or by length. A miss is a next token that dropped drafted tokens. A
+    draft step has a token per sequence, and those that its cache lacks. The regressions explain the time of
+    drafting and verifying, without prompts, by the number of passes.
     """
 
-    num_rows: int = 0
-    num_completions: int = 0
-    num_error_rows: int = 0
-    num_cut_completions: int = 0
-    num_prompt_tokens: int = 0
-    num_shared_prompt_tokens: int = 0
-    num_completion_tokens: int = 0
-    num_target_passes: int = 0
-    num_draft_passes: int = 0
-    num_target_passes_per_size: dict[int, int] = field(default_factory=dict)
-    target_pass_ns_per_size: dict[int, int] = field(default_factory=dict)
-    num_draft_passes_per_size: dict[int, int] = field(default_factory=dict)
-    num_draft_row_steps: int = 0
-    num_empty_draft_steps: int = 0
-    num_row_steps: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_trusted_tokens: int = 0
-    num_head_tokens: int = 0
-    num_forced_draft_tokens: int = 0
-    num_preemptions: int = 0
-    num_out_of_memory: int = 0
-    num_starts: int = 0
-    first_token_ns: int = 0
-    num_weight_bytes: int = 0
-    num_rounds: int = 0
-    num_messages: int = 0
-    num_message_bytes: int = 0
-    num_state_bytes: int = 0
-    num_target_messages: int = 0
-    num_target_message_bytes: int = 0
-    num_ahead_chains: int = 0
-    num_ahead_verified: int = 0
-    num_ahead_hits: int = 0
-    num_ahead_tokens: int = 0
-    num_misses: int = 0
-    num_branches: int = 0
-    num_branch_tokens: int = 0
-    num_branch_hits_per_rank: list[int] = field(default_factory=list)
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
-    draft_length_histogram: list[int] = field(default_factory=list)
-    accepted_length_histogram: list[int] = field(default_factory=list)
-    wall_ns: int = 0
-    target_ns: TargetTimes = field(default_factory=TargetTimes)
-    draft_ns: DraftTimes = field(default_factory=DraftTimes)
-    cost_sums: CostSums = field(default_factory=CostSums)
-    shard_cost_sums: CostSums = field(default_factory=CostSums)
-    peak_memory_bytes: PeakMemory = field(default_factory=PeakMemory)
-    work_span: WorkSpan = field(default_factory=WorkSpan)
+    num_rows: int = stat("input rows")
+    num_completions: int = stat("completions, without those that have an error")
+    num_error_rows: int = stat("input rows with an error")
+    num_cut_completions: int = stat("completions that were cut by a length limit (`finish_reason` `length`)")
+    num_prompt_tokens: int = stat("tokens of the prompts, once per completion")
+    num_shared_prompt_tokens: int = stat("of these, those that were in the cache already, from another row")
+    num_completion_tokens: int = stat("tokens of the completions")
+    num_target_passes: int = stat("forward passes of the target")
+    num_draft_passes: int = stat("forward passes of the draft")
+    num_target_passes_per_size: dict[int, int] = stat("target passes by number of tokens, prompts' too", dict)
+    target_pass_ns_per_size: dict[int, int] = stat("total nanoseconds of these passes, by that number", dict)
+    num_draft_passes_per_size: dict[int, int] = stat("draft passes by their number of tokens", dict)
+    num_draft_row_steps: int = stat("draft passes, counted per sequence and branch")
+    num_empty_draft_steps: int = stat("of these, those that drafted no token")
+    num_row_steps: int = stat("target passes that determined a next token, counted per sequence")
+    num_drafts: int = stat("of these, those that verified at least one draft token of the sequence")
+    num_draft_tokens: int = stat("draft tokens proposed to the target")
+    num_accepted_tokens: int = stat("of these, the accepted ones")
+    num_trusted_tokens: int = stat("of these, those that a lossy run committed unverified")
+    num_head_tokens: int = stat("tokens for which a trained head gave an estimate")
+    num_forced_draft_tokens: int = stat("draft tokens that a row's constraint forces: drafted without a pass")
+    num_preemptions: int = stat("times that a sequence gave back its cache pages, to be computed again later")
+    num_out_of_memory: int = stat("rounds that ran out of memory and were repeated with a smaller batch")
+    num_starts: int = stat("replicas whose first token belongs to the shard")
+    first_token_ns: int = stat("nanoseconds from the start of these replicas' processes to that token")
+    num_weight_bytes: int = stat("bytes of weight files that all ranks of these replicas read while loading")
+    num_rounds: int = stat("rounds (draft, verify, commit)")
+    num_messages: int = stat("messages between the target's rank 0 and the draft")
+    num_message_bytes: int = stat("total bytes of these messages")
+    num_state_bytes: int = stat("bytes of the target's hidden states that were given to an EAGLE-3 draft")
+    num_target_messages: int = stat("messages between the target's ranks")
+    num_target_message_bytes: int = stat("total bytes of these messages")
+    num_ahead_chains: int = stat("chains of tokens drafted ahead (`--overlap ahead`), one per row and round")
+    num_ahead_verified: int = stat("of these, those whose candidates were all accepted")
+    num_ahead_hits: int = stat("of these, those whose first token was the next token of the target")
+    num_ahead_tokens: int = stat("tokens ahead that became no candidates: a hit's first, all of a lost chain")
+    num_misses: int = stat("next tokens that invalidated what was drafted after them")
+    num_branches: int = stat("branches prepared for misses")
+    num_branch_tokens: int = stat("tokens of the branches that were not used")
+    num_branch_hits_per_rank: list[int] = stat("misses that a branch caught, by its alternative's rank", list)
+    num_accepted_tokens_per_pos: list[int] = stat("accepted tokens by their position in the block", list)
+    draft_length_histogram: list[int] = stat("blocks by number of draft tokens", list)
+    accepted_length_histogram: list[int] = stat("blocks by number of accepted tokens", list)
+    wall_ns: int = stat("nanoseconds of the rounds, split by rows where two shards share a round")
+    target_ns: TargetTimes = stat("", TargetTimes)
+    draft_ns: DraftTimes = stat("", DraftTimes)
+    cost_sums: CostSums = stat("", CostSums)
+    shard_cost_sums: CostSums = stat("the same eight sums over shards instead of completions", CostSums)
+    peak_memory_bytes: PeakMemory = stat("", PeakMemory)
+    work_span: WorkSpan = stat("", WorkSpan)
 
     def observe_ahead(self, outcome: AheadOutcome, *, is_reached: bool, is_miss: bool) -> None:
         """Count what became known with a next token; tokens that become candidates are counted as such later.
@@ -282,9 +201,9 @@ class Stats:
         """The draft worked while the target did."""
         return self.num_ahead_chains > 0
 
-    def add(self, other: Stats) -> None:
-        """Merge another shard's into this one."""
-        _merge(self, other)
+    def add(self, other: Any) -> None:
+        """Merge another shard's into this one, or what a round has counted under the same names."""
+        add_to(self, other)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -297,30 +216,7 @@ class Stats:
 
     def summary(self, num_devices: float = 1) -> dict[str, Any]:
         """Figures for people, derived from the counts; a ratio with denominator 0 is None."""
-        wall_s = self.wall_ns / NS_PER_S
-        tokens_per_s = _ratio(self.num_completion_tokens, wall_s)
-        return {
-            **{name: getattr(self, name) for name in SUMMARY_COUNTS},
-            "wall_s": wall_s,
-            "tokens_per_s": tokens_per_s,
-            "time_to_first_token_s": _ratio(self.first_token_ns / NS_PER_S, self.num_starts),
-            "tokens_per_s_per_device": None if tokens_per_s is None else tokens_per_s / num_devices,
-            "mean_acceptance_length": _ratio(self.num_drafts + self.num_accepted_tokens, self.num_drafts),
-            "draft_acceptance_rate": _ratio(self.num_accepted_tokens, self.num_draft_tokens),
-            "num_trusted_tokens": self.num_trusted_tokens,
-            "discard_rate": self.discard_rate,
-            "messages_per_round": _ratio(self.num_messages, self.num_rounds),
-            "message_bytes_per_round": _ratio(self.num_message_bytes, self.num_rounds),
-            "state_bytes_per_round": _ratio(self.num_state_bytes, self.num_rounds),
-            "target_message_bytes_per_pass": _ratio(self.num_target_message_bytes, self.num_target_passes),
-            "miss_catch_rate": _ratio(sum(self.num_branch_hits_per_rank), self.num_misses),
-            "ready_rate": _ratio(self.num_drafts, self.num_row_steps),
-            "verification_rate": self.verification_rate,
-            "target_s": _seconds(self.target_ns),
-            "draft_s": _seconds(self.draft_ns),
-            "costs": self.costs(),
-            "peak_memory_bytes": dataclasses.asdict(self.peak_memory_bytes),
-        }
+        return {name: figure(self, num_devices) for name, (_, figure) in FIGURES.items()}
 
     def costs(self) -> dict[str, Any]:
         """Time per pass, measured directly and by regression, over completions and over shards."""
@@ -350,24 +246,6 @@ def _count(counts: dict[int, int], key: int, amount: int) -> None:
     counts[key] = counts.get(key, 0) + amount
 
 
-def _merge(into: Any, other: Any) -> None:
-    for name in into.__dataclass_fields__:
-        mine, theirs = getattr(into, name), getattr(other, name)
-        if isinstance(mine, int):
-            setattr(into, name, mine + theirs)
-        elif isinstance(mine, list):
-            mine.extend([0] * (len(theirs) - len(mine)))
-            mine[: len(theirs)] = map(add, mine, theirs)
-        elif isinstance(mine, dict):
-            mine |= {key: mine.get(key, 0) + amount for key, amount in theirs.items()}
-        elif isinstance(mine, PeakMemory):
-            mine.target, mine.draft = max(mine.target, theirs.target), max(mine.draft, theirs.draft)
-        elif isinstance(mine, WorkSpan):
-            mine.extend(theirs.begin_unix_ns, theirs.end_unix_ns)
-        else:
-            _merge(mine, theirs)
-
-
 def split_proportionally(amount: int, weights: Mapping[Key, int]) -> dict[Key, int]:
     """Split an integer over keys in proportion to positive weights; the parts add up to it."""
     total, before, given = sum(weights.values()), 0, 0
@@ -377,3 +255,96 @@ def split_proportionally(amount: int, weights: Mapping[Key, int]) -> dict[Key, i
         upto = amount * before // total
         parts[key], given = upto - given, upto
     return parts
+
+
+Figure = Callable[[Stats, float], Any]
+
+
+def _counted(name: str) -> tuple[str, Figure]:
+    """A statistic that is a figure itself."""
+    return Stats.__dataclass_fields__[name].metadata["meaning"], lambda stats, _: getattr(stats, name)
+
+
+# Figures by name: what each says, and how it follows from the statistics and the number of devices.
+FIGURES: dict[str, tuple[str, Figure]] = {
+    "num_rows": _counted("num_rows"),
+    "num_completions": _counted("num_completions"),
+    "num_error_rows": _counted("num_error_rows"),
+    "num_cut_completions": _counted("num_cut_completions"),
+    "num_out_of_memory": _counted("num_out_of_memory"),
+    "num_completion_tokens": _counted("num_completion_tokens"),
+    "wall_s": ("seconds of work, summed over replicas", lambda stats, _: stats.wall_ns / NS_PER_S),
+    "tokens_per_s": (
+        "completion tokens per second of one replica's work",
+        lambda stats, _: _ratio(stats.num_completion_tokens, stats.wall_ns / NS_PER_S),
+    ),
+    "time_to_first_token_s": (
+        "seconds from the start of a replica's process to its first token, on average",
+        lambda stats, _: _ratio(stats.first_token_ns / NS_PER_S, stats.num_starts),
+    ),
+    "tokens_per_s_per_device": (
+        "the same, divided by the number of ranks of a replica",
+        lambda stats, devices: _ratio(stats.num_completion_tokens, stats.wall_ns / NS_PER_S * devices),
+    ),
+    "mean_acceptance_length": (
+        "tokens per speculative step, 1 + accepted / steps",
+        lambda stats, _: _ratio(stats.num_drafts + stats.num_accepted_tokens, stats.num_drafts),
+    ),
+    "draft_acceptance_rate": (
+        "share of the proposed draft tokens that were accepted",
+        lambda stats, _: _ratio(stats.num_accepted_tokens, stats.num_draft_tokens),
+    ),
+    "num_trusted_tokens": (
+        "accepted tokens that a lossy run committed unverified",
+        lambda stats, _: stats.num_trusted_tokens,
+    ),
+    "discard_rate": (
+        "discarded draft tokens, and draft passes of a sequence without a token, per completion token "
+        "(SpecDec++)",
+        lambda stats, _: stats.discard_rate,
+    ),
+    "messages_per_round": (
+        "messages between the target's rank 0 and the draft, per round",
+        lambda stats, _: _ratio(stats.num_messages, stats.num_rounds),
+    ),
+    "message_bytes_per_round": (
+        "bytes of these messages, per round",
+        lambda stats, _: _ratio(stats.num_message_bytes, stats.num_rounds),
+    ),
+    "state_bytes_per_round": (
+        "bytes of hidden states per round, of an EAGLE-3 draft",
+        lambda stats, _: _ratio(stats.num_state_bytes, stats.num_rounds),
+    ),
+    "target_message_bytes_per_pass": (
+        "bytes of messages between the target's ranks, per target pass",
+        lambda stats, _: _ratio(stats.num_target_message_bytes, stats.num_target_passes),
+    ),
+    "miss_catch_rate": (
+        "share of the misses that were caught by a branch",
+        lambda stats, _: _ratio(sum(stats.num_branch_hits_per_rank), stats.num_misses),
+    ),
+    "ready_rate": (
+        "share of a sequence's target passes that had draft tokens",
+        lambda stats, _: _ratio(stats.num_drafts, stats.num_row_steps),
+    ),
+    "verification_rate": (
+        "target passes of a sequence per completion token (SpecDec++)",
+        lambda stats, _: stats.verification_rate,
+    ),
+    "target_s": (
+        "seconds of the target side: prefill, verify, transfer, idle, host",
+        lambda stats, _: _seconds(stats.target_ns),
+    ),
+    "draft_s": (
+        "seconds of the draft side: prefill, draft, transfer, idle",
+        lambda stats, _: _seconds(stats.draft_ns),
+    ),
+    "costs": (
+        "seconds per pass, `measured`, `fitted` to completions and `fitted_over_shards`, with R²",
+        lambda stats, _: stats.costs(),
+    ),
+    "peak_memory_bytes": (
+        "peak bytes on one rank, by role",
+        lambda stats, _: dataclasses.asdict(stats.peak_memory_bytes),
+    ),
+}

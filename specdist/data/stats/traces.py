@@ -7,21 +7,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from specdist.data.stats.columns import Column, schema_of
+
 
 class TracedToken(NamedTuple):
-    """A draft token, its features, and whether it was accepted.
-
-    Attributes:
-        round: round of the sequence, from 1; 0 is the pass over the prompt.
-        depth: number of tokens before it in the block.
-        position: position in the completion, from 0.
-        entropy, draft_probability, top_probability: see :class:`specdist.policies.DraftFeatures`.
-        acceptance_probability: min(1, P/Q) given the tokens before it; None if no target pass had the token.
-        is_verified: all tokens before it were accepted without ending the row, and the target's verification
-            counted; it does not for tokens that a lossy run commits unverified.
-        is_accepted: it became a token of the completion.
-        head_probability: a trained head's estimate; None without a head, or if no pass computed it.
-    """
+    """A draft token, its features, and whether it was accepted: see :data:`TRACE_COLUMNS`."""
 
     round: int
     depth: int
@@ -36,23 +26,36 @@ class TracedToken(NamedTuple):
     head_probability: float | None = None
 
 
-TRACE_SCHEMA = pa.schema(
-    {
-        "row_id": pa.int64(),
-        "sample_index": pa.int32(),
-        "round": pa.int32(),
-        "depth": pa.int32(),
-        "position": pa.int32(),
-        "token_id": pa.int32(),
-        "entropy": pa.float32(),
-        "draft_probability": pa.float32(),
-        "top_probability": pa.float32(),
-        "acceptance_probability": pa.float32(),
-        "is_verified": pa.bool_(),
-        "is_accepted": pa.bool_(),
-        "head_probability": pa.float32(),
-    }
-)
+TRACE_COLUMNS = {
+    "row_id": Column(pa.int64(), "input row of the completion"),
+    "sample_index": Column(pa.int32(), "which of the row's completions"),
+    "round": Column(
+        pa.int32(),
+        "number of the completion's block, from 1; 0 is the pass over the prompt, during which a draft that "
+        "works ahead may have drafted the first token",
+    ),
+    "depth": Column(pa.int32(), "number of tokens before it in the block"),
+    "position": Column(pa.int32(), "position in the completion, from 0"),
+    "token_id": Column(pa.int32(), "id of the token"),
+    "entropy": Column(pa.float32(), "entropy of the draft's distribution, in nats"),
+    "draft_probability": Column(
+        pa.float32(), "the draft's probability of the token; with temperature 0, by its softmax"
+    ),
+    "top_probability": Column(pa.float32(), "the draft's probability of its likeliest token"),
+    "acceptance_probability": Column(
+        pa.float32(), "min(1, P/Q) given the tokens before it; null if the row ended before it"
+    ),
+    "is_verified": Column(
+        pa.bool_(),
+        "all tokens before it were accepted, so the target's verification of it counted; false for tokens "
+        "that a lossy run accepts unverified",
+    ),
+    "is_accepted": Column(pa.bool_(), "it became a token of the completion"),
+    "head_probability": Column(
+        pa.float32(), "a trained head's estimate; null without a head, or if no pass computed it"
+    ),
+}
+TRACE_SCHEMA = schema_of(TRACE_COLUMNS)
 
 
 def trace_table(rows: Iterable[tuple[int, int, tuple[TracedToken, ...]]]) -> pa.Table:

@@ -5,25 +5,25 @@ R sequences that decode, C candidates of all of them, one after the other.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import add, sub
 from typing import Annotated
 
 import numpy as np
 
+from specdist.data.stats.fields import DraftTimes
 from specdist.data.stats.shard import AheadOutcome
 from specdist.engine.messages.packing import BoolArray, FloatArray, Packed
 from specdist.policies import NUM_FEATURES
 
 
 @dataclass
-class RoleTimes:
+class RoleTimes(DraftTimes):
     """Nanoseconds that the draft's side has spent since its last reply, and its peak memory."""
 
-    prefill: int = 0
-    draft: int = 0
-    transfer: int = 0
-    idle: int = 0
     peak_memory_bytes: int = 0
 
 
@@ -37,14 +37,12 @@ class EngineLoad:
 
 @dataclass(frozen=True)
 class DraftSteps:
-    """Draft passes of a sequence or branch since the last reply: all (N_draft of SpecDec++), those that
-    drafted no token, and those that gave a trained head's estimate; and tokens that were drafted without a
-    pass, since no other one is allowed."""
+    """What the draft has counted since its last reply, by the names of :class:`Stats`."""
 
-    num_row_steps: int = 0
-    num_empty: int = 0
+    num_draft_row_steps: int = 0
+    num_empty_draft_steps: int = 0
     num_head_tokens: int = 0
-    num_forced: int = 0
+    num_forced_draft_tokens: int = 0
 
 
 NO_DRAFT_STEPS = DraftSteps()
@@ -86,26 +84,21 @@ class PassCounts:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Messages and bytes sent, between the target's rank 0 and the draft or among the target's ranks.
-    ``num_state_bytes``: of the target's hidden states that the draft was given, sent or not."""
+    """Messages and bytes sent, between the target's rank 0 and the draft or among the target's ranks, by the
+    names of :class:`Stats`. States count whether they are sent or not."""
 
     num_messages: int = 0
-    num_bytes: int = 0
+    num_message_bytes: int = 0
     num_state_bytes: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.num_messages + other.num_messages,
-            self.num_bytes + other.num_bytes,
-            self.num_state_bytes + other.num_state_bytes,
-        )
+        return self._with(other, add)
 
     def __sub__(self, earlier: Traffic) -> Traffic:
-        return Traffic(
-            self.num_messages - earlier.num_messages,
-            self.num_bytes - earlier.num_bytes,
-            self.num_state_bytes - earlier.num_state_bytes,
-        )
+        return self._with(earlier, sub)
+
+    def _with(self, other: Traffic, combined: Callable[[int, int], int]) -> Traffic:
+        return Traffic(*map(combined, dataclasses.astuple(self), dataclasses.astuple(other)))
 
 
 Features = Annotated[np.ndarray, Packed(np.float64, num_rows=NUM_FEATURES)]

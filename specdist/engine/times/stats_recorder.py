@@ -11,7 +11,8 @@ import time
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
-from specdist.data.stats.shard import Stats, TargetTimes, split_proportionally
+from specdist.data.stats.fields import PeakMemory, TargetTimes, add_to
+from specdist.data.stats.shard import Stats, split_proportionally
 from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Sequence
 from specdist.engine.schedule.plan import RoundPlan
@@ -123,16 +124,11 @@ class StatsRecorder:
             timed = self._untimed.popleft()
             timed.stats.add_pass_time(num_tokens=timed.num_tokens, time_ns=timed.time.ns)
         first.observe_draft_passes(reply.draft_pass_sizes_P.tolist())
-        first.num_draft_row_steps += reply.draft_steps.num_row_steps
-        first.num_empty_draft_steps += reply.draft_steps.num_empty
-        first.num_head_tokens += reply.draft_steps.num_head_tokens
-        first.num_forced_draft_tokens += reply.draft_steps.num_forced
+        first.add(reply.draft_steps)
+        first.add(reply.traffic)
         first.num_rounds += 1
-        first.num_messages += reply.traffic.num_messages
-        first.num_message_bytes += reply.traffic.num_bytes
-        first.num_state_bytes += reply.traffic.num_state_bytes
         first.num_target_messages += target_traffic.num_messages
-        first.num_target_message_bytes += target_traffic.num_bytes
+        first.num_target_message_bytes += target_traffic.num_message_bytes
         first.num_preemptions += len(plan.suspended_slots)
         self._now = _Progress(
             self._now.decoding_ns + target.verify + reply.times.draft,
@@ -141,18 +137,15 @@ class StatsRecorder:
         )
         for shard, part in split_proportionally(target.total, seqs_per_shard).items():
             self._shards[shard].wall_ns += part
-        for name, amount in dataclasses.asdict(target).items():
-            for shard, part in split_proportionally(amount, seqs_per_shard).items():
-                times = self._shards[shard].target_ns
-                setattr(times, name, getattr(times, name) + part)
-        for name in ("prefill", "draft", "transfer", "idle"):
-            for shard, part in split_proportionally(getattr(reply.times, name), seqs_per_shard).items():
-                draft_times = self._shards[shard].draft_ns
-                setattr(draft_times, name, getattr(draft_times, name) + part)
+        for name, times in (("target_ns", target), ("draft_ns", reply.times)):
+            for item in dataclasses.fields(getattr(first, name)):
+                parts = split_proportionally(getattr(times, item.name), seqs_per_shard)
+                for shard, part in parts.items():
+                    spent = getattr(self._shards[shard], name)
+                    setattr(spent, item.name, getattr(spent, item.name) + part)
+        peak = PeakMemory(target_peak_bytes, reply.times.peak_memory_bytes)
         for shard in seqs_per_shard:
-            peak = self._shards[shard].peak_memory_bytes
-            peak.target = max(peak.target, target_peak_bytes)
-            peak.draft = max(peak.draft, reply.times.peak_memory_bytes)
+            add_to(self._shards[shard].peak_memory_bytes, peak)
 
     def record_out_of_memory(self, plan: RoundPlan) -> None:
         """A round has failed; its time will be counted with the next one's."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.data.stats.shard import DraftTimes, Stats, TargetTimes
+from specdist.data.stats.fields import DraftTimes, TargetTimes
+from specdist.data.stats.shard import Stats
 from specdist.lab.plan.model.simulate import ReplicaCosts, Settings
 from specdist.policies.costs import CostModel, Curve
 from tests.lab.plan.events import RowLengths, run_job
