@@ -91,7 +91,7 @@ def test_a_round_is_read_in_as_few_lines_as_its_page_says() -> None:
     page = REPOSITORY / "specdist/engine/README.md"
     files = re.findall(r"^\| \[\S+\]\((\S+\.py)\) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(files) <= 9
-    assert sum(len((page.parent / file).read_text(encoding="utf-8").splitlines()) for file in files) <= 2150
+    assert sum(len((page.parent / file).read_text(encoding="utf-8").splitlines()) for file in files) <= 2300
 
 
 def messages() -> list[str]:
