@@ -34,8 +34,7 @@ from specdist.job.ranks.topology import Topology, local_device
 from specdist.job.replica.model_plan import plan_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
-from specdist.job.texts.added_tokens import added_token_warnings
-from specdist.job.texts.tokens import PromptEncoder, load_tokenizer
+from specdist.job.texts.tokens import PromptEncoder, added_token_warnings, load_tokenizer
 from specdist.job.workload import Workload
 from specdist.models.files.generation import default_options, unused_settings
 from specdist.utils.errors import UserError

@@ -29,8 +29,7 @@ from specdist.job.rows.output_columns import ThinkingColumns, column_options
 from specdist.job.rows.recording import Recorder
 from specdist.job.rows.row_requests import RowRequests, prompt_encoder
 from specdist.job.rows.uploads import ShardWriter
-from specdist.job.texts.added_tokens import added_token_warnings
-from specdist.job.texts.tokens import load_tokenizer
+from specdist.job.texts.tokens import added_token_warnings, load_tokenizer
 from specdist.job.totals.card import write_card
 from specdist.job.totals.closing import closing_lines, record_check
 from specdist.job.totals.hub import push_to_hub

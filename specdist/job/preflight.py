@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
-import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.resolved import resolved_yaml
 from specdist.data.formats.prompts import Prompts, open_prompts
 from specdist.data.leases.membership import Membership
-from specdist.data.run.layout import layout_info
-from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest, ShardPlan
+from specdist.data.run.layout import CLAIMS
+from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.data.run.opening import is_open, open_run_folder
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.store.access import check_output, claims_folder
 from specdist.data.store.files import FileStamp
 from specdist.data.store.storage import storage_path
-from specdist.job.fingerprint import run_fingerprint
-from specdist.job.meeting import check_claims, store_info
+from specdist.job.manifest import PROMPT_FILES, run_manifest
 from specdist.job.ranks.restart import former_lone_row, former_replica, num_restarts
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan, batch_limits
 from specdist.job.rows.output_columns import check_column_names
 from specdist.job.rows.row_options import RowOptionReader
 from specdist.job.rows.row_requests import check_any_usable, prompt_encoder
-from specdist.job.texts.template_clock import clock_info, keep_clock
+from specdist.job.texts.template_clock import keep_clock
 from specdist.job.texts.tokens import check_chat_template
 from specdist.job.totals.hub import check_hub
 from specdist.job.totals.report import check_results, frozen_costs
-from specdist.job.totals.reproducibility import reproducibility_info
-from specdist.models.files.sizes import model_size
 from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields
-from specdist.utils.packages import version_of
 
-# Names in the manifest: the prompts' files as they were when they were read; and, for restarts with less
-# memory (specdist.job.ranks.restart), how the batch was made smaller.
-PROMPT_FILES = "prompt_files"
+# In the manifest, for restarts with less memory (specdist.job.ranks.restart): how the batch was made smaller.
 NUM_HALVINGS, ROWS_TOO_LARGE = "num_batch_halvings", "rows_too_large"
-LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +82,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     overwrite = config.overwrite and not num_restarts()
     folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=overwrite)
     try:
-        check_claims(folder, claims)
+        _check_claims(folder, claims)
         check_results(folder)
         if prompts.is_chat:
             keep_clock(folder, membership)
@@ -164,32 +154,6 @@ def _known_files(output: Path) -> list[FileStamp]:
         return []
 
 
-def run_manifest(
-    config: GenerateConfig,
-    models: ModelPlan,
-    prompts: Prompts,
-    topology: Topology,
-    shards: ShardPlan | None = None,
-) -> Manifest:
-    """The fingerprint, which decides a run's rows, and further information on the run."""
-    shards = shards or ShardPlan(prompts.num_rows, config.rows_per_shard)
-    sums = shards.completions_per_shard
-    info = {
-        **({} if sums is None else {COMPLETIONS_PER_SHARD: sums}),
-        **_info(config, models, topology),
-        **layout_info(shards.num_shards),
-        **store_info(config),
-        **(clock_info() if prompts.is_chat else {}),
-        PROMPT_FILES: [dataclasses.asdict(stamp) for stamp in prompts.watched.stamps],
-    }
-    fingerprint = run_fingerprint(
-        config, prompts, models.target, models.draft, models.head, max_seq_len=models.max_seq_len
-    )
-    if models.memory_texts is not None:
-        fingerprint["draft_memory"] = models.memory_texts.sha256
-    return Manifest(fingerprint=fingerprint | models.constraints.fingerprint, info=info)
-
-
 def open_joined(
     membership: Membership, manifest: Manifest, config_yaml: str, *, overwrite: bool, is_shared: bool = True
 ) -> RunFolder:
@@ -247,33 +211,15 @@ def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
         return frozen or costs
 
 
-def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:
-    """Operations of one token in each model, attention aside; None without a draft."""
-    if models.draft is None:
-        return None
-    target, draft = (
-        model_size(model.name, model.config, 1, trusts_code=model.trusts_code).flops_per_token(1)
-        for model in (models.target, models.draft)
+def _check_claims(folder: RunFolder, claims: Path | None) -> None:
+    """Raises :class:`UserError` if this replica claims shards in another folder than the run's others do."""
+    theirs = folder.manifest.info.get(CLAIMS)
+    if theirs == (None if claims is None else str(claims)):
+        return
+    remedy = "leave --claims out" if theirs is None else f"give --claims {Path(theirs).parent}"
+    mine = "in --output itself" if claims is None else f"in --claims {claims.parent}"
+    others = "in --output itself" if theirs is None else f"in --claims {Path(theirs).parent}"
+    raise UserError(
+        f"--output {folder.path}: its replicas claim shards {others}, and this one would {mine}, so that two "
+        f"of them could do the same: {remedy}"
     )
-    head = sum(weight.numel() for weight in models.head.network.parameters()) if models.head else 0
-    return {"target": target, "draft": draft, "head": 2.0 * head}
-
-
-def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict[str, Any]:
-    return {
-        # Until the loaded target has been checked.
-        "exact": False,
-        "flops_per_token": _flops_per_token(models),
-        **reproducibility_info(config, topology, models.target.torch_dtype(config.dtype)),
-        "target": models.target.name,
-        "draft": models.draft.name if models.draft else config.draft if config.uses_memory else None,
-        "head": models.head.description() if models.head else None,
-        "prompts": config.prompts,
-        "vocab_size": models.vocab_size,
-        "tp_size": config.tp_size,
-        "world_size": topology.world_size,
-        "draft_placement": topology.draft_placement,
-        "device": topology.device.type,
-        "python": platform.python_version(),
-        "versions": {name: version_of(name) for name in ("specdist", *LIBRARIES)},
-    }

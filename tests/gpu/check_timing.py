@@ -11,14 +11,14 @@ from specdist.data.stats.shard import Stats
 from specdist.engine import engine as engine_module
 from specdist.engine.draft import draft_worker as draft_module
 from specdist.engine.times.timeline import HostClock
-from specdist.job.costs.costs import measure_curve, verify_logits
-from specdist.job.costs.pass_times import NUM_PASSES
+from specdist.job.costs.pass_times import NUM_PASSES, verify_logits
 from specdist.models.loading.memory import device_memory
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import PAGE_SIZE, Harness, paged_runner, requests_for
 from tests.gpu.books import Counts
 from tests.gpu.device import DEVICE
 from tests.gpu.engine_runs import GPU, MODES, RULES, SIZES, outcomes, prompts
+from tests.lab.curves import measure_curve
 from tests.models.families import noisy_copy, tiny_model
 
 

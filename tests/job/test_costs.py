@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from specdist.job.costs.costs import measure_curve
 from specdist.job.preflight import freeze_costs, plan_run
 from specdist.job.ranks.topology import topology_from_environment
 from specdist.job.replica.model_plan import plan_models
@@ -19,6 +18,7 @@ from specdist.policies.formulas import caught_share
 from specdist.policies.payoff import plan_ahead
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.job.launching import parse
+from tests.lab.curves import measure_curve
 from tests.models.families import tiny_model
 
 MAX_DRAFT_TOKENS = 5

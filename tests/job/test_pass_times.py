@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from specdist.job.costs.costs import context_slopes
-from specdist.job.costs.pass_times import NUM_PASSES, Budget, PassTimes, always
+from specdist.job.costs.pass_times import NUM_PASSES, Budget, PassTimes, always, context_slopes
 from specdist.job.workload import Workload
 from specdist.policies.costs import Curve
 

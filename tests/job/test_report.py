@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.costs.costs import draw_from_logits
-from specdist.job.costs.pass_times import PassTimer
+from specdist.job.costs.pass_times import PassTimer, draw_from_logits
 from specdist.job.costs.round_times import NO_HOST
 from specdist.job.totals.predictions import predictions_of
 from specdist.job.totals.report import OPERATIONS, comparison_lines, run_figures, total_stats

@@ -16,9 +16,15 @@ from specdist.data.formats.prompts import open_prompts
 from specdist.engine.request import Completion, Request
 from specdist.job.rows.output_columns import ThinkingColumns
 from specdist.job.texts import constraints, processing
-from specdist.job.texts.added_tokens import MOST_PROMPTS, added_token_warnings
 from specdist.job.texts.constraints import thinking_markers
-from specdist.job.texts.tokens import PromptEncoder, detokenizer_of, ids_within, load_tokenizer
+from specdist.job.texts.tokens import (
+    MOST_PROMPTS,
+    PromptEncoder,
+    added_token_warnings,
+    detokenizer_of,
+    ids_within,
+    load_tokenizer,
+)
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.sampling.constraints.thinking import ThinkingMarkers
 from specdist.utils.errors import UserError

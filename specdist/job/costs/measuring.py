@@ -17,8 +17,15 @@ from specdist.data.stats.regression import NS_PER_S
 from specdist.engine.assembly import Assembly
 from specdist.engine.draft.remote import RemoteDraft
 from specdist.engine.target.collectives import RANK_ZERO
-from specdist.job.costs.costs import context_slopes, draft_work, target_work
-from specdist.job.costs.pass_times import Budget, Fits, PassTimer, PassTimes
+from specdist.job.costs.pass_times import (
+    Budget,
+    Fits,
+    PassTimer,
+    PassTimes,
+    context_slopes,
+    draft_work,
+    target_work,
+)
 from specdist.job.costs.round_times import (
     FIRST_TOKENS,
     NOTHING,

@@ -1,4 +1,5 @@
-"""Times passes of a model until a budget is spent: the most telling sizes first, and few of them."""
+"""Times passes of a model, with the work on their logits, until a budget is spent: the most telling sizes
+first, and few of them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +19,9 @@ from specdist.engine.times.timeline import synchronized_ns
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import Curve
+from specdist.sampling.branch_estimates import draft_distributions, draft_features
+from specdist.sampling.coupling import next_token_distributions
+from specdist.sampling.distributions import SamplingSettings
 
 # Passes of a size, of which the fastest counts; fewer where the budget ends.
 NUM_PASSES = 7
@@ -27,6 +32,8 @@ TOLERANCE = 0.05
 # Whether something that takes so many nanoseconds may still be measured.
 Fits = Callable[[float], bool]
 NO_SHAPE = (0, 0, 0)
+# A second context, at which a few passes are measured: at least this long, and longer than the first.
+LONG_CONTEXT = 1024
 
 
 def always(ns: float) -> bool:
@@ -75,8 +82,7 @@ class PassTimer:
     ) -> None:
         """
         Args:
-            finish: the work on a pass's logits, such as :func:`specdist.job.costs.costs.verify_logits`; its
-                time counts.
+            finish: the work on a pass's logits, such as :func:`verify_logits`; its time counts.
             group: the ranks that share the model; None for a whole model.
         """
         self._runner = runner
@@ -239,3 +245,72 @@ def _middle(low: int, high: int) -> int | None:
     """The power of two in the middle between two sizes; None without one."""
     powers = [1 << power for power in range(low.bit_length(), high.bit_length()) if low < 1 << power < high]
     return powers[(len(powers) - 1) // 2] if powers else None
+
+
+def context_slopes(
+    timer: Callable[[int, int, int], int],
+    curve: Curve,
+    fits: Fits,
+    *,
+    num_rows: int,
+    num_tokens_per_row: int,
+    num_context_tokens: int,
+    max_context_tokens: int,
+) -> tuple[float, float]:
+    """Nanoseconds that 1,000 more tokens of context add to a pass: for every row, and for every token; (0, 0)
+    where that could not be measured.
+
+    Measured between the context of the curve and a longer one, or a shorter one where none is possible; with
+    one token per row and with a few.
+    """
+    other = min(max(2 * num_context_tokens, LONG_CONTEXT), max_context_tokens)
+    if other <= num_context_tokens:
+        other = 0
+    several = num_rows * min(FEW, num_tokens_per_row)
+    # Two sizes, which may take twice as long.
+    if other == num_context_tokens or not fits(4 * float(curve(several))):
+        return 0.0, 0.0
+    times = PassTimes(timer, num_rows=num_rows, largest=several, num_context_tokens=other)
+    times.time_first(fits)
+    times.repeat(fits)
+    sizes = np.array([num_rows, several])
+    more_ns = (times.curve()(sizes) - curve(sizes)) / (other - num_context_tokens) * 1000 / num_rows
+    of_one, of_several = more_ns.tolist()
+    per_token = 0.0
+    if several > num_rows:
+        per_token = min(max(0.0, (of_several - of_one) / (several / num_rows - 1)), max(0.0, of_one))
+    return max(0.0, of_one) - per_token, per_token
+
+
+def target_work(settings: SamplingSettings, vocab_size: int) -> Callable[[Tensor], Tensor]:
+    """See :func:`verify_logits`."""
+    return partial(verify_logits, settings=settings, vocab_size=vocab_size)
+
+
+def draft_work(
+    settings: SamplingSettings, vocab_size: int, *, uses_features: bool
+) -> Callable[[Tensor], Tensor]:
+    """See :func:`draw_from_logits`."""
+    return partial(draw_from_logits, settings=settings, vocab_size=vocab_size, uses_features=uses_features)
+
+
+def verify_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
+    """The target's work on its logits, as far as it takes time."""
+    logits_NV = logits_NV[:, :vocab_size]
+    zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
+    distributions = next_token_distributions(logits_NV, settings, zeros_N, zeros_N)
+    return distributions.probabilities_of(zeros_N.to(distributions.device)).cpu()
+
+
+def draw_from_logits(
+    logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int, uses_features: bool
+) -> Tensor:
+    """The draft's work on its logits, as far as it takes time."""
+    logits_NV = logits_NV[:, :vocab_size]
+    zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
+    distributions, _, undecided = draft_distributions(logits_NV, settings, zeros_N, zeros_N)
+    uniforms_N = zeros_N.double().to(distributions.device) if settings.is_random else None
+    drawn_N = distributions.draw(uniforms_N).clamp(min=0)
+    if uses_features:
+        draft_features(logits_NV, undecided, drawn_N, settings).cpu()
+    return drawn_N.cpu()

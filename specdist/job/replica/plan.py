@@ -12,11 +12,11 @@ from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.costs.allocation import BatchLimits
+from specdist.job.manifest import reproducibility
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan, batch_limits
 from specdist.job.texts.memory_texts import memory_settings
 from specdist.job.texts.processing import sampling_settings
-from specdist.job.totals.reproducibility import reproducibility
 from specdist.job.workload import UNKNOWN_WORK, Workload
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import build_policy

@@ -16,7 +16,8 @@ from specdist.data.formats.text import is_text
 from specdist.data.leases.membership import Membership
 from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.preflight import RunPlan, open_joined, open_run_prompts, plan_run, run_manifest
+from specdist.job.manifest import run_manifest
+from specdist.job.preflight import RunPlan, open_joined, open_run_prompts, plan_run
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan
 from specdist.models.heads.drafts import identify_draft

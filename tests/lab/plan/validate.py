@@ -26,7 +26,6 @@ from specdist.config.arguments import option
 from specdist.config.groups import TrustOptions, values_of
 from specdist.data.stats.shard import NS_PER_S, Stats
 from specdist.engine.times.timeline import timed
-from specdist.job.costs.costs import draft_curve, target_curve
 from specdist.job.ranks.topology import local_device
 from specdist.lab.benchmark.methods import Generated, Row, Specdist
 from specdist.lab.benchmark.pair import DraftOrder, PagedPair, Pair, fixed_length
@@ -36,6 +35,7 @@ from specdist.policies.formulas import tokens_per_call
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 from specdist.utils.table import Table, decimals
+from tests.lab.curves import draft_curve, target_curve
 from tests.lab.plan.events import RowLengths, run_job
 
 # Draft lengths of the runs by which the engine's overhead is calibrated.
