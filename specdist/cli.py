@@ -99,7 +99,7 @@ class Command:
             return parser.values(words), frozenset()
         if self.first is not None and words and not words[0].startswith("-"):
             words = [*self.first(words[0]), *words[1:]]
-        return parse_given(_named(self.options), words)
+        return parse_given(named(self.options), words)
 
     def _run(self, words: list[str]) -> int:
         if self.logs:
@@ -109,7 +109,7 @@ class Command:
         if self.program is not None:
             more.append(shlex.join([*self.program.split(), *words]))
         with heavy_imports() if self.is_slow else contextlib.nullcontext():
-            run = _named(self.run)
+            run = named(self.run)
         ended = run(options, *more)
         if isinstance(ended, int):
             return ended
@@ -118,7 +118,7 @@ class Command:
         return 0
 
 
-def _named(place: str) -> Any:
+def named(place: str) -> Any:
     """``module:name``, imported."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)

@@ -26,6 +26,7 @@ import yaml
 
 from specdist.config.removed import Removed
 from specdist.utils.errors import UserError
+from specdist.utils.rules import BOUNDS, RULE, Rule, within
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -78,9 +79,15 @@ PATH_OPTIONS = frozenset(
 MODEL_OPTIONS = frozenset({"target", "target_adapter", "draft", "draft_adapter", "model"})
 
 
-def option(default: Any = dataclasses.MISSING, *, help: str, **metadata: Any) -> Any:
-    """A dataclass field with the help text that ``--help`` prints."""
-    return field(default=default, metadata={"help": help, **metadata})
+def option(
+    default: Any = dataclasses.MISSING, *, help: str, rule: Rule | None = None, **metadata: Any
+) -> Any:
+    """A dataclass field with the help text that ``--help`` prints and a rule of :mod:`specdist.utils.rules`,
+    which may be given by the bounds of :func:`within` (``at_least=1``)."""
+    bounds = {name: metadata.pop(name) for name in BOUNDS if name in metadata}
+    rule = within(**bounds) if bounds else rule
+    checked = {} if rule is None else {RULE: rule}
+    return field(default=default, metadata={"help": help, **metadata, **checked})
 
 
 def parse_arguments(
@@ -312,7 +319,15 @@ def groups_of(config_class: type[DataclassInstance]) -> Iterator[type]:
 
 def _copied(item: Any) -> Any:
     factory: Any = {"default": item.default} if item.default is not dataclasses.MISSING else {}
-    return field(metadata=item.metadata, **factory)
+    # The parser takes the others as its own.
+    return field(metadata={name: value for name, value in item.metadata.items() if name != RULE}, **factory)
+
+
+def resolved_yaml(config: DataclassInstance) -> str:
+    """The configuration in force, as the run folder's ``config.yaml``: feeding it back continues the run."""
+    values = dataclasses.asdict(config) | {"overwrite": False}
+    names = [item.name for group in groups_of(type(config)) for item in dataclasses.fields(group)]
+    return yaml.safe_dump({name: values[name] for name in names}, sort_keys=False)
 
 
 def check_paths(values: Mapping[str, Any]) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from specdist.config.arguments import option
-from specdist.utils.errors import UserError
+from specdist.utils.rules import Refusals
 
 # The options that constrain every row.
 OF_ALL_ROWS = ("json_schema", "regex", "grammar", "choices")
 # Forced tokens of a block at most: runs of JSON schemas are seldom longer.
 FORCED_TOKENS = 16
+NO_STOP = (
+    "exclude each other: a stop string could end a completion before it matches its constraint; leave --stop "
+    "out: the constraint says where a completion ends"
+)
 
 
 @dataclass(kw_only=True)
@@ -26,19 +30,18 @@ class ConstraintOptions:
         None, help="file of a grammar that every completion must match, in llguidance's form of Lark"
     )
     choices: list[str] | None = option(
-        None, help="texts of which every completion must be one", action="extend"
+        None, action="extend", help="texts of which every completion must be one"
     )
     constraint_column: str | None = option(
         None,
         help='column with each row\'s own constraint, as {"json_schema": ...}, {"regex": ...}, '
         '{"grammar": ...} or {"choices": [...]}, in JSON or a struct; null = that of all rows, if any',
     )
-
     max_thinking_tokens: int | None = option(
-        None,
+        None, at_least=0, note="0 allows no thinking",
         help="of a model that thinks before its answer: after this many tokens of a completion the end of "
         "thinking is forced; constraints are then those of the answer alone; 0 = no thinking",
-    )
+    )  # fmt: skip
     split_thinking: bool = option(
         False,
         help="write the thinking and the answer of every completion in columns of their own, too, as "
@@ -50,11 +53,25 @@ class ConstraintOptions:
         "target's tokenizer)",
     )
 
+    _refusals: ClassVar[Refusals] = (
+        ("end_of_thinking", lambda o: not o.splits_thinking,
+         "has no effect without --max_thinking_tokens or --split_thinking: give one of them, or leave it "
+         "out"),
+        ("json_schema regex grammar choices", lambda o: len(o._given) > 1,
+         "and --{o._given[1][0]} exclude each other: a completion has one constraint; give one of them, or "
+         "each row its own in --constraint_column"),
+        ("stop", lambda o: o._given, f"and --{{o._given[0][0]}} {NO_STOP}"),
+        ("stop", lambda o: o.constraint_column is not None, f"and --constraint_column {NO_STOP}"),
+    )  # fmt: skip
+
+    @property
+    def _given(self) -> list[tuple[str, Any]]:
+        return [(name, value) for name in OF_ALL_ROWS if (value := getattr(self, name)) is not None]
+
     @property
     def constraint_of_all_rows(self) -> tuple[str, Any] | None:
         """Name and value of the option that constrains all rows, if one does."""
-        given = [(name, value) for name in OF_ALL_ROWS if (value := getattr(self, name)) is not None]
-        return given[0] if given else None
+        return next(iter(self._given), None)
 
     @property
     def splits_thinking(self) -> bool:
@@ -76,28 +93,3 @@ class ConstraintOptions:
     @property
     def has_grammars(self) -> bool:
         return self.constraint_of_all_rows is not None or self.constraint_column is not None
-
-    def check_constraints(self, stop: list[str] | None) -> None:
-        """Raises :class:`UserError` for options that exclude each other."""
-        given = [f"--{name}" for name in OF_ALL_ROWS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise UserError(
-                f"{' and '.join(given)} exclude each other: a completion has one constraint; give one of "
-                "them, or each row its own in --constraint_column"
-            )
-        if self.max_thinking_tokens is not None and self.max_thinking_tokens < 0:
-            raise UserError(
-                f"--max_thinking_tokens {self.max_thinking_tokens} must not be negative; 0 allows no thinking"
-            )
-        if self.end_of_thinking is not None and not self.splits_thinking:
-            raise UserError(
-                f"--end_of_thinking {self.end_of_thinking} has no effect without --max_thinking_tokens or "
-                "--split_thinking: give one of them, or leave it out"
-            )
-        if self.has_grammars and stop:
-            option_name = given[0] if given else "--constraint_column"
-            raise UserError(
-                f"--stop {stop[0]!r} and {option_name} exclude each other: a stop string could end a "
-                "completion before it matches its constraint; leave --stop out: the constraint says where "
-                "a completion ends"
-            )

@@ -8,26 +8,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from specdist.config.adapters import AdapterOptions
 from specdist.config.arguments import option, parse_arguments
 from specdist.config.constraints import ConstraintOptions
 from specdist.config.groups import (
+    AdapterOptions,
     BatchOptions,
     CompletionOptions,
     ModelOptions,
     QuantizationOptions,
     RankOptions,
+    StorageOptions,
+    bytes_of,
 )
 from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
+from specdist.config.prompts import TurnOptions
 from specdist.config.removed import OF_GENERATE, Removed
-from specdist.config.sizes import bytes_of
 from specdist.config.speculation import MEMORY, SpeculationOptions
-from specdist.config.storage import StorageOptions
-from specdist.config.turns import TurnOptions
 from specdist.policies.choice import (
     PolicyArguments,
     PolicyChoice,
-    check_ranges,
     most_draft_tokens,
     resolve_policy_options,
 )
@@ -36,9 +35,11 @@ from specdist.policies.registry import (
     HEAD_KINDS,
     HEAD_POLICIES,
     OPTION_NAMES,
+    TARGET_ONLY,
     needs_costs,
 )
 from specdist.utils.errors import UserError
+from specdist.utils.rules import Refusals, check_ranges, check_refusals, within, written
 
 TENSORBOARD_PACKAGE = "tensorboardX"
 
@@ -48,18 +49,17 @@ class ReplicaOptions(RankOptions):
     """A replica among others."""
 
     claim_timeout: float = option(
-        60.0, help="seconds without a heartbeat after which other replicas take over a replica's shards"
-    )
+        60.0, rule=within(at_least=1, below=math.inf, text="must be a number of seconds, 1 or more"),
+        help="seconds without a heartbeat after which other replicas take over a replica's shards",
+    )  # fmt: skip
     tensorboard: bool = option(False, help="write TensorBoard scalars to tensorboard/ in the output folder")
 
-    def check_tensorboard(self) -> None:
-        """Raises :class:`UserError` if the package that writes the files is not installed."""
-        if self.tensorboard and importlib.util.find_spec(TENSORBOARD_PACKAGE) is None:
-            raise UserError(
-                f"--tensorboard needs the package {TENSORBOARD_PACKAGE}, which is not installed: "
-                "pip install -e '.[tensorboard]' in specdist's folder, or leave --tensorboard out; stats/ "
-                "has the same figures for every shard"
-            )
+    _refusals: ClassVar[Refusals] = (
+        ("tensorboard", lambda _: importlib.util.find_spec(TENSORBOARD_PACKAGE) is None,
+         f"needs the package {TENSORBOARD_PACKAGE}, which is not installed: pip install -e "
+         "'.[tensorboard]' in specdist's folder, or leave --tensorboard out; stats/ has the same figures "
+         "for every shard"),
+    )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -86,60 +86,54 @@ class GenerateConfig(
     output: str = option(
         help="folder of the run, or a URL such as s3://bucket/run: shards/, stats/, manifest.json, ..."
     )
-    limit: int | None = option(None, help="use only the first N rows")
+    limit: int | None = option(None, at_least=1, help="use only the first N rows")
     length_column: str | None = option(
         None,
         help="column of numbers that say how long each row's completion will be, in any unit, where that is "
         "known: the longest begin first (default: learned during the run)",
     )
-    rows_per_shard: int = option(512, help="input rows per output file")
+    rows_per_shard: int = option(512, at_least=1, help="input rows per output file")
     overwrite: bool = option(False, help="delete the results of an earlier run in the output folder")
     trace: bool = option(False, help="write a per-token acceptance trace next to the statistics")
     tp_size: int = option(
-        1, help="tensor-parallel ranks of the target; must divide its attention heads and key/value heads"
-    )
+        1, at_least=1,
+        help="tensor-parallel ranks of the target; must divide its attention heads and key/value heads",
+    )  # fmt: skip
     draft_placement: Literal["auto", "own", "shared"] = option(
         AUTO,
-        help="own = the draft has a rank of its own: launch tp_size + 1; shared = it is on the target's rank "
-        "0: launch tp_size; auto = whichever the number of ranks fits",
+        help="own = the draft has a rank of its own: launch tp_size + 1; shared = it is on the target's "
+        "rank 0: launch tp_size; auto = whichever the number of ranks fits",
     )
     generation_config: Literal["model", "none"] = option(
         "none",
-        help="model = where they are not given, take the options of sampling, penalties and lengths from the "
-        "target's generation_config.json; none = only its end tokens",
+        help="model = where they are not given, take the options of sampling, penalties and lengths from "
+        "the target's generation_config.json; none = only its end tokens",
     )
+
+    _refusals: ClassVar[Refusals] = (
+        ("policy", lambda o: o.draft is None and o.policy != TARGET_ONLY,
+         "needs a draft model, and none was given: name one with --draft, or use --policy none"),
+        ("policy", lambda o: o.policy in HEAD_POLICIES and not o.head,
+         "needs a trained head, and none was given: name its folder with --head, or train one with "
+         "jobs/collect.py and jobs/train_head.py"),
+        ("head", lambda o: o.policy not in HEAD_KINDS and o.uses_draft_model,
+         "has no effect with --policy {o.policy}: leave it out, or choose a policy that uses it "
+         f"({', '.join(HEAD_KINDS)})"),
+        ("verify", lambda o: o.policy != "sprinter" and o.uses_draft,
+         "has no effect with --policy {o.policy}, which always verifies every token: leave it out, or "
+         "choose --policy sprinter"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
-        self.check_quantization(self.draft)
-        self.check_adapters(self.draft)
         # From Python one text may stand alone.
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-        for name in ("rows_per_shard", "tp_size", "max_new_tokens", "num_samples", "max_num_seqs",
-                     "max_num_batched_tokens"):  # fmt: skip
-            self._require(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("limit", "max_seq_len", "draft_window"):
-            self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "must be at least 1")
-        self._require(
-            "num_branches",
-            self.num_branches is None or self.num_branches >= 0,
-            "must not be negative; 0 prepares none",
-        )
-        self._require(
-            "claim_timeout", 1 <= self.claim_timeout < math.inf, "must be a number of seconds, 1 or more"
-        )
-        self.check_stage_limit()
-        self.check_tensorboard()
-        self._require("rank_timeout", self.rank_timeout >= 1, "must be a number of seconds, 1 or more")
-        self.check_processing()
-        self.check_row_options()
-        self._require(
-            "stop", all(self.stop), "must not contain an empty string; leave the option out instead"
-        )
-        self.check_constraints(self.stop)
-        self.check_prompts()
+        self.row_options = list(dict.fromkeys(self.row_options or []))
+        self.check_lists()
+        check_ranges(self)
+        self.resolve_prompts()
         self._resolve_policy()
-        self.check_logprobs(is_exact=self.is_exact)
+        check_refusals(self)
         if self.max_num_batched_tokens < self.block_tokens:
             longest = "max_draft_tokens" if self.policy != "fixed" else "num_draft_tokens"
             lower = f" (--{longest} + 1): raise it or lower --{longest}" if self.uses_draft else ": raise it"
@@ -147,67 +141,28 @@ class GenerateConfig(
                 f"--max_num_batched_tokens {self.max_num_batched_tokens} is less than one sequence's "
                 f"verification block of {self.block_tokens} tokens{lower}"
             )
-        self.cache_bytes()
 
     def _resolve_policy(self) -> None:
-        """Fill in the policy's own options, and refuse those of others."""
-        check_ranges(self._given_policy_options())
-        self.check_other_texts(self.draft)
-        defaults = self._resolve_memory() if self.draft == MEMORY else {}
-        if self.policy == AUTO:
-            self.policy = "none" if self.draft is None else "goodput"
-        if self.draft is None and self.policy not in ("fixed", "none"):
-            raise UserError(
-                f"--policy {self.policy} needs a draft model, and none was given: name one with --draft, or "
-                "use --policy none"
-            )
-        if self.draft is None:
-            self.policy = "none"
+        """Fill in the policy, its own options, and how its tokens are verified; refuse options of others."""
+        if self.draft is None and self.policy in (AUTO, "fixed"):
+            self.policy = TARGET_ONLY
+        elif self.policy == AUTO:
+            # Without a model: by the costs of passes and the whole batch, unless a seed is to fix the tokens.
+            pays = self.draft != MEMORY or self.is_coupled or self.memory_rows
+            self.policy = "goodput" if pays else "confidence"
+        num_rows = 1 if self.shares_room else self.max_num_seqs
+        defaults = (
+            self.memory_defaults(self.max_num_batched_tokens // num_rows) if self.draft == MEMORY else {}
+        )
         given = {**defaults, **self._given_policy_options()}
         for name, value in resolve_policy_options(self.policy, given).items():
             setattr(self, name, value)
-        self._resolve_head()
-
-    def _resolve_memory(self) -> dict[str, float]:
-        """Candidates without a draft model: refuse what such a model is needed for. Returns the policy's
-        defaults."""
-        self.check_memory(
-            is_coupled=self.is_coupled,
-            head=self.head,
-            draft_placement=None if self.draft_placement == AUTO else self.draft_placement,
-            draft_quantization=self.draft_quantization,
-            draft_adapter=self.draft_adapter,
-        )
-        num_rows = 1 if self.shares_room else self.max_num_seqs
-        return self.memory_defaults(self.max_num_batched_tokens // num_rows)
-
-    def _resolve_head(self) -> None:
-        """Check the head, and fill in how its tokens are verified."""
-        if self.policy in HEAD_POLICIES and not self.head:
-            raise UserError(
-                f"--policy {self.policy} needs a trained head, and none was given: name its folder with "
-                "--head, or train one with jobs/collect.py and jobs/train_head.py"
-            )
-        if self.head and self.policy not in HEAD_KINDS and self.uses_draft:
-            raise UserError(
-                f"--head {self.head} has no effect with --policy {self.policy}: leave it out, or choose a "
-                f"policy that uses it ({', '.join(HEAD_KINDS)})"
-            )
-        if self.verify is not None and self.policy != "sprinter" and self.uses_draft:
-            raise UserError(
-                f"--verify {self.verify} has no effect with --policy {self.policy}, which always verifies "
-                "every token: leave it out, or choose --policy sprinter"
-            )
         if self.policy == "sprinter":
             self.verify = self.verify or "doubted"
 
     def _given_policy_options(self) -> dict[str, float]:
         values = {name: getattr(self, name) for name in OPTION_NAMES}
         return {name: value for name, value in values.items() if value is not None}
-
-    def _require(self, name: str, holds: bool, rule: str) -> None:
-        if not holds:
-            raise UserError(f"--{name} {getattr(self, name)!r} {rule}")
 
     @property
     def uses_memory(self) -> bool:
@@ -282,7 +237,7 @@ class GenerateConfig(
 
     def cache_bytes(self) -> int | None:
         """``--cache_memory`` in bytes; None where the device decides."""
-        return None if self.cache_memory is None else bytes_of("cache_memory", self.cache_memory)
+        return bytes_of(self.cache_memory)
 
     def warnings(self) -> list[str]:
         """Options that were set and have no effect in this run, one sentence each."""
@@ -294,15 +249,12 @@ class GenerateConfig(
             given |= {"overlap": "ahead" if self.overlap == "ahead" else None, "trace": self.trace or None}
             given["draft_window"] = self.draft_window
             given["draft_placement"] = None if self.draft_placement == AUTO else self.draft_placement
+            given |= {"draft_quantization": self.draft_quantization, "draft_adapter": self.draft_adapter}
             found += [
-                f"--{name}{'' if value is True else f' {value}'} has no effect without a draft, or with "
-                "--policy none"
+                f"{written(name, value)} has no effect without a draft, or with --policy none"
                 for name, value in given.items()
                 if value is not None
             ]
-        for name in ("draft_quantization", "draft_adapter"):
-            if getattr(self, name) is not None and not self.uses_draft:
-                found.append(f"--{name} {getattr(self, name)} has no effect without a draft")
         if self.num_branches is not None and not (self.drafts_ahead or self.chooses_rounds):
             found.append(f"--num_branches {self.num_branches} has no effect without a draft that works ahead")
         if self.is_greedy and (self.top_k or self.top_p < 1 or self.min_p):

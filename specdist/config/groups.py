@@ -7,50 +7,42 @@ it.
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
-from specdist.config.chat import ChatOptions
 from specdist.config.processing import LogprobOptions, ProcessingOptions
-from specdist.utils.errors import UserError
+from specdist.utils.rules import RULE, SEED, Refusals, Rule, within
 
 # Whose code runs a model's layers.
 ModelImpl = Literal["auto", "specdist", "transformers"]
 # A draft that is the target itself with fewer bits (QuantSpec, arXiv:2502.10424).
 SELF, SELF_KINDS = "self:", ("int4", "int8", "float8")
+OWN_KIND = Rule(
+    lambda draft: not is_own(draft) or draft.removeprefix(SELF) in SELF_KINDS,
+    f"is not a kind of the target's own weights: use {', '.join(SELF + kind for kind in SELF_KINDS)}, or "
+    "name a model",
+)
+BYTES_PER_UNIT = {
+    "": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9
+}  # fmt: skip
+SIZE = Rule(lambda size: bytes_of(size) is not None, "is not a size: write it like 8GiB")
 
 
-@dataclass(kw_only=True)
-class PromptOptions(ChatOptions):
-    """Where prompts come from."""
+def is_own(draft: str | None) -> bool:
+    """Whether a draft has the target's own weights."""
+    return draft is not None and draft.startswith(SELF)
 
-    _argument_group_name = "Prompts"
-    _url_options: ClassVar[tuple[str, ...]] = ("prompts",)
 
-    prompts: str = option(
-        help="Arrow IPC file or folder, save_to_disk folder, Parquet, JSONL or CSV; or its URL (s3://, "
-        "gs://, hf://)"
-    )
-    prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
-    messages_column: str | None = option(
-        None, help="column of chat messages, formatted with the chat template"
-    )
-    split_special_tokens: bool = option(
-        False,
-        help="encode special tokens inside prompts and messages as text; a chat template's own stay special",
-    )
-
-    def check_prompts(self) -> None:
-        """Fill in the column. Raises :class:`UserError`."""
-        _ = self.chat_format
-        if self.prompt_column and self.messages_column:
-            raise UserError(
-                f"--prompt_column {self.prompt_column} and --messages_column {self.messages_column} exclude "
-                "each other: name the column of plain prompts or the column of chat messages"
-            )
-        if self.messages_column is None:
-            self.prompt_column = self.prompt_column or "prompt"
+def bytes_of(size: str | None) -> int | None:
+    """The bytes of a size like ``8GiB``; None of what is not a size."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", size or "")
+    if not match or match[2].upper() not in BYTES_PER_UNIT:
+        return None
+    return int(float(match[1]) * BYTES_PER_UNIT[match[2].upper()])
 
 
 @dataclass(kw_only=True)
@@ -61,10 +53,10 @@ class ModelOptions:
 
     target: str = option(help="hub id or folder of the large model, whose distribution the output follows")
     draft: str | None = option(
-        None,
+        None, rule=OWN_KIND,
         help="hub id or folder of the small model; self:int4, self:int8, self:float8 = the target's own "
         "weights, quantised; memory = no model, candidates from a row's own tokens; none = target only",
-    )
+    )  # fmt: skip
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
     model_impl: ModelImpl = option(
@@ -89,21 +81,30 @@ class QuantizationOptions:
         None, help="the same for the draft; int4 = weights alone, in groups of 64; changes acceptance alone"
     )
 
-    def check_quantization(self, draft: str | None) -> None:
-        """Raises :class:`UserError` for ``--draft self:KIND`` of another kind, or with
-        ``--draft_quantization`` besides."""
-        if draft is None or not draft.startswith(SELF):
-            return
-        if draft.removeprefix(SELF) not in SELF_KINDS:
-            kinds = ", ".join(SELF + kind for kind in SELF_KINDS)
-            raise UserError(
-                f"--draft {draft} is not a kind of the target's own weights: use {kinds}, or name a model"
-            )
-        if self.draft_quantization is not None:
-            raise UserError(
-                f"--draft {draft} says how the draft is quantised: leave --draft_quantization "
-                f"{self.draft_quantization} out"
-            )
+    _refusals: ClassVar[Refusals] = (
+        ("draft_quantization", lambda o: is_own(o.draft),
+         "has no effect: --draft {o.draft} says how the draft is quantised; leave one of them out"),
+    )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class AdapterOptions:
+    """LoRA adapters in PEFT's folders, which are merged into the weights while these are read."""
+
+    _argument_group_name = "Adapters"
+
+    target_adapter: str | None = option(
+        None,
+        help="PEFT folder or hub id of a LoRA adapter that is merged into the target while it is loaded; "
+        "the output follows the target with it",
+    )
+    draft_adapter: str | None = option(None, help="the same for the draft; changes acceptance alone")
+
+    _refusals: ClassVar[Refusals] = (
+        ("draft_adapter", lambda o: is_own(o.draft),
+         "with --draft {o.draft}: such a draft has the target's weights, with its adapter; leave "
+         "--draft_adapter out"),
+    )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -112,11 +113,18 @@ class DrawingOptions:
 
     _argument_group_name = "Sampling"
 
-    temperature: float = option(1.0, help="0 = greedy")
-    top_k: int = option(0, help="keep the k likeliest tokens; 0 = all")
-    top_p: float = option(
-        1.0, help="keep the smallest set of likeliest tokens with this total probability; 1 = all"
+    temperature: float = option(
+        1.0,
+        rule=within(at_least=0, below=math.inf, text="must be 0 (greedy) or a number above"),
+        help="0 = greedy",
     )
+    top_k: int = option(
+        0, at_least=0, note="0 keeps every token", help="keep the k likeliest tokens; 0 = all"
+    )
+    top_p: float = option(
+        1.0, above=0, at_most=1, note="1 keeps every token",
+        help="keep the smallest set of likeliest tokens with this total probability; 1 = all",
+    )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -125,8 +133,8 @@ class SamplingOptions(DrawingOptions):
 
     _argument_group_name = "Sampling"
 
-    max_new_tokens: int = option(256, help="maximum length of a completion, in tokens")
-    seed: int = option(0, help="the same seed gives the same completions")
+    max_new_tokens: int = option(256, at_least=1, help="maximum length of a completion, in tokens")
+    seed: int = option(0, rule=SEED, help="the same seed gives the same completions")
 
 
 @dataclass(kw_only=True)
@@ -134,9 +142,10 @@ class CompletionOptions(SamplingOptions, ProcessingOptions, LogprobOptions):
     """Where completions end, and how many there are."""
 
     stop: list[str] | None = option(
-        None, help="strings that end a completion; they are not included in it", action="extend"
-    )
-    num_samples: int = option(1, help="completions per prompt")
+        None, rule=Rule(bool, "must not be an empty string; leave the option out instead"), action="extend",
+        help="strings that end a completion; they are not included in it",
+    )  # fmt: skip
+    num_samples: int = option(1, at_least=1, help="completions per prompt")
 
 
 @dataclass(kw_only=True)
@@ -146,14 +155,17 @@ class BatchOptions:
     _argument_group_name = "Batch"
 
     max_num_seqs: int = option(
-        32, help="maximum number of sequences running at a time; free cache pages may limit it further"
-    )
+        32, at_least=1,
+        help="maximum number of sequences running at a time; free cache pages may limit it further",
+    )  # fmt: skip
     max_num_batched_tokens: int = option(
-        2048, help="maximum number of tokens per target pass; longer prompts are split into chunks"
-    )
+        2048, at_least=1,
+        help="maximum number of tokens per target pass; longer prompts are split into chunks",
+    )  # fmt: skip
     max_seq_len: int | None = option(
-        None, help="maximum length of prompt plus completion, in tokens (default: what the models allow)"
-    )
+        None, at_least=1,
+        help="maximum length of prompt plus completion, in tokens (default: what the models allow)",
+    )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -173,19 +185,69 @@ class RankOptions(TrustOptions):
     """Limits of the ranks of one replica."""
 
     cache_memory: str | None = option(
-        None,
+        None, rule=SIZE,
         help="size of the key/value cache on each rank, such as 8GiB (default: the device's free memory)",
-    )
+    )  # fmt: skip
     rank_timeout: float = option(
-        600.0,
+        600.0, rule=Rule(lambda value: value >= 1, "must be a number of seconds, 1 or more"),
         help="seconds after which a replica ends if one of its ranks gives no sign of life, or if none of "
         "them makes progress: no tensor read, no pass run, no round finished",
-    )
+    )  # fmt: skip
     cpu_affinity: Literal["numa", "none"] = option(
         "numa", help="numa = bind each rank to those of its CPUs that are next to its GPU; none = no binding"
     )
 
 
+@dataclass(kw_only=True)
+class StorageOptions:
+    """Where copies of files lie, on disks of the machine that needs them."""
+
+    _argument_group_name = "Storage"
+
+    push_to_hub: str | None = option(
+        None,
+        help="owner/name of a data set on the Hugging Face hub, which gets the finished run: its card and "
+        "its rows; created as a private one if it does not exist",
+    )
+    claims: str | None = option(
+        None,
+        help="folder on a file system that all replicas share, in which they meet if --output is a URL of a "
+        "store without conditional writes (default: in --output itself)",
+    )
+    spool: str | None = option(
+        None,
+        help="folder on a disk of this machine for what a URL in --prompts or --output needs locally: "
+        "fetched prompts, rows of unfinished shards, logs (default: specdist-UID in the folder of "
+        "temporary files)",
+    )
+    stage_weights: str | None = option(
+        None, help="folder on a disk of the node to which weight files are copied once for all replicas there"
+    )
+    stage_limit: str | None = option(
+        None, rule=SIZE,
+        help="most that --stage_weights holds, such as 500GB (default: what the disk has room for)",
+    )  # fmt: skip
+
+    _refusals: ClassVar[Refusals] = (
+        ("stage_limit", lambda o: o.stage_weights is None,
+         "has no effect without --stage_weights: name a folder on a disk of the node, or leave it out"),
+    )  # fmt: skip
+
+    @property
+    def stage_limit_bytes(self) -> int | None:
+        """``--stage_limit`` in bytes; None where the disk decides."""
+        return bytes_of(self.stage_limit)
+
+
 def values_of(config: Any, *groups: type[Any]) -> dict[str, Any]:
     """The options of these groups, as another configuration that has them takes them."""
     return {item.name: getattr(config, item.name) for group in groups for item in dataclasses.fields(group)}
+
+
+# Of a row's own options, too.
+RULES: Mapping[str, Rule] = {
+    item.name: item.metadata[RULE] for item in dataclasses.fields(CompletionOptions) if RULE in item.metadata
+}
+WHOLE_NUMBERS = frozenset(
+    item.name for item in dataclasses.fields(CompletionOptions) if type(item.default) is int
+)

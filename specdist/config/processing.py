@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from specdist.config.arguments import option
 from specdist.utils.errors import UserError
+from specdist.utils.rules import Refusals, Rule, within
 
-# What a number must be, and how the rule is said; of the run's options and of the rows' own.
-RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda value: 0 <= value < math.inf, "must be 0 (greedy) or a number above"),
-    "top_k": (lambda value: value >= 0, "must not be negative; 0 keeps every token"),
-    "top_p": (lambda value: 0 < value <= 1, "must be in (0, 1]; 1 keeps every token"),
-    "min_p": (lambda value: 0 <= value < 1, "must be in [0, 1); 0 keeps every token"),
-    "repetition_penalty": (lambda value: 0 < value < math.inf, "must be a number above 0; 1 penalises none"),
-    "presence_penalty": (math.isfinite, "must be a finite number; 0 penalises none"),
-    "frequency_penalty": (math.isfinite, "must be a finite number; 0 penalises none"),
-    "seed": (lambda value: 0 <= value < 2**63, "must be in [0, 2**63)"),
-    "max_new_tokens": (lambda value: value >= 1, "must be at least 1"),
-    "num_samples": (lambda value: value >= 1, "must be at least 1"),
-    "min_new_tokens": (lambda value: value >= 0, "must not be negative; 0 sets no least length"),
-}
-WHOLE_NUMBERS = frozenset({"top_k", "seed", "max_new_tokens", "min_new_tokens", "num_samples"})
+FINITE = Rule(math.isfinite, "must be a finite number; 0 penalises none")
 # Of one text these would take every character.
 TEXT_LISTS = ("logit_bias", "bad_words")
 # Of these every position of a pass has numbers of its own.
@@ -43,30 +30,37 @@ class ProcessingOptions:
     _argument_group_name = "Logits processing"
 
     min_p: float = option(
-        0.0, help="leave out tokens with less than this part of the likeliest token's probability; 0 = none"
-    )
+        0.0, at_least=0, below=1, note="0 keeps every token",
+        help="leave out tokens with less than this part of the likeliest token's probability; 0 = none",
+    )  # fmt: skip
     repetition_penalty: float = option(
-        1.0, help="divide positive logits of tokens in prompt or completion by it, multiply negative ones"
-    )
+        1.0, rule=within(above=0, below=math.inf, text="must be a number above 0; 1 penalises none"),
+        help="divide positive logits of tokens in prompt or completion by it, multiply negative ones",
+    )  # fmt: skip
     presence_penalty: float = option(
-        0.0, help="subtract it from the logits of tokens that the completion has (as OpenAI and vLLM)"
-    )
+        0.0, rule=FINITE,
+        help="subtract it from the logits of tokens that the completion has (as OpenAI and vLLM)",
+    )  # fmt: skip
     frequency_penalty: float = option(
-        0.0, help="subtract it from them once for every time that the completion has the token"
+        0.0, rule=FINITE, help="subtract it from them once for every time that the completion has the token"
     )
     logit_bias: list[str] | None = option(
-        None, help="TOKEN_ID=NUMBER pairs: numbers to add to the logits of tokens", action="extend"
+        None, action="extend", help="TOKEN_ID=NUMBER pairs: numbers to add to the logits of tokens"
     )
     bad_words: list[str] | None = option(
-        None, help="texts whose tokens must not follow one another, with or without a space before",
+        None,
+        rule=Rule(lambda word: bool(word.strip()), "must not be an empty text; leave the option out instead"),
         action="extend",
+        help="texts whose tokens must not follow one another, with or without a space before",
     )  # fmt: skip
     suppress_tokens: list[int] | None = option(
-        None, help="ids of tokens that are never drawn", action="extend"
-    )
+        None, rule=Rule(lambda token_id: token_id >= 0, "is not a token id"), action="extend",
+        help="ids of tokens that are never drawn",
+    )  # fmt: skip
     min_new_tokens: int = option(
-        0, help="fewest tokens of a completion: before them none of the target's end tokens is drawn"
-    )
+        0, at_least=0, note="0 sets no least length",
+        help="fewest tokens of a completion: before them none of the target's end tokens is drawn",
+    )  # fmt: skip
 
     @property
     def biases(self) -> dict[int, float]:
@@ -87,21 +81,13 @@ class ProcessingOptions:
                 )
         return found
 
-    def check_processing(self) -> None:
-        """Raises :class:`UserError` for a value out of its range."""
+    def check_lists(self) -> None:
+        """Raises :class:`UserError` for one text in place of a list, and for what is no bias."""
         for name in TEXT_LISTS:
             value = getattr(self, name)
             if isinstance(value, str):
                 raise UserError(f"{name} is a list of texts, not the text {value!r}: write [{value!r}]")
-        for name, (holds, rule) in RULES.items():
-            value = getattr(self, name)
-            if not holds(value):
-                raise UserError(f"--{name} {value!r} {rule}")
         _ = self.biases
-        if not all(word.strip() for word in self.bad_words or []):
-            raise UserError("--bad_words must not contain an empty text; leave the option out instead")
-        if min(self.suppress_tokens or [0]) < 0:
-            raise UserError(f"--suppress_tokens {min(self.suppress_tokens or [])} is not a token id")
 
     @property
     def processes_logits(self) -> bool:
@@ -117,33 +103,21 @@ class LogprobOptions:
     _argument_group_name = "Log-probabilities"
 
     logprobs: int | None = option(
-        None,
+        None, at_least=0, note="0 = of emitted tokens alone",
         help="write the target's log-probability of every emitted token, before and after processing, and "
         "those of this many likeliest tokens",
-    )
-
+    )  # fmt: skip
     prompt_logprobs: int | None = option(
-        None,
+        None, at_least=0, note="0 = of the prompts' tokens alone",
         help="write the prompts' token ids, the target's log-probability of each after those before it, and "
         "those of this many likeliest tokens in its place; prompts then share no pages of the cache",
-    )
+    )  # fmt: skip
 
-    def check_logprobs(self, *, is_exact: bool) -> None:
-        """Raises :class:`UserError`."""
-        if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
-            raise UserError(
-                f"--prompt_logprobs {self.prompt_logprobs} must not be negative; 0 = of the prompts' tokens "
-                "alone"
-            )
-        if self.logprobs is None:
-            return
-        if self.logprobs < 0:
-            raise UserError(f"--logprobs {self.logprobs} must not be negative; 0 = of emitted tokens alone")
-        if not is_exact:
-            raise UserError(
-                f"--logprobs {self.logprobs} needs the target's distribution at every token, which a lossy "
-                "run does not compute: leave it out, or use --verify all"
-            )
+    _refusals: ClassVar[Refusals] = (
+        ("logprobs", lambda o: not o.is_exact,
+         "needs the target's distribution at every token, which a lossy run does not compute: leave it "
+         "out, or use --verify all"),
+    )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -156,18 +130,12 @@ class RowOptions:
         None,
         help="columns whose values are a row's own options, where they are not null, instead of the run's: "
         f"{', '.join(ROW_OPTIONS)}; or {STRUCT}, a struct of any of these",
+        rule=Rule(
+            lambda name: name in (*ROW_OPTIONS, STRUCT),
+            f"is not an option that a row can have: use {', '.join(ROW_OPTIONS)}, or {STRUCT}",
+        ),
         action="extend",
     )
-
-    def check_row_options(self) -> None:
-        """Raises :class:`UserError` for a column that is not an option."""
-        self.row_options = list(dict.fromkeys(self.row_options or []))
-        for name in self.row_options:
-            if name not in (*ROW_OPTIONS, STRUCT):
-                raise UserError(
-                    f"--row_options {name} is not an option that a row can have: use "
-                    f"{', '.join(ROW_OPTIONS)}, or {STRUCT}"
-                )
 
     def may_vary(self, *names: str) -> bool:
         """Whether any of these options may be a row's own."""

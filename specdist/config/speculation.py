@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.policies.registry import AUTO, TARGET_ONLY, PolicyName
-from specdist.utils.errors import UserError
+from specdist.utils.rules import Refusal, Refusals
 
 # --draft memory: candidates from a sequence's own tokens, without a draft model.
 MEMORY = "memory"
@@ -16,7 +16,12 @@ MEMORY_POLICIES = ("goodput", "confidence", "fixed")
 # and the least chance of one that is proposed.
 MEMORY_BLOCK, SHORTEST_MEMORY_BLOCK = 64, 8
 MEMORY_CHANCE = 0.1
-SMALLEST_MEMORY = 1024
+# Of a job that measures or trains with a draft model.
+NEEDS_MODEL: Refusal = (
+    "draft", lambda o: o.draft == MEMORY,
+    "is not a model, and this job needs a draft model: give its folder or hub id; jobs/generate.py takes "
+    "candidates from memory",
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -37,19 +42,19 @@ class SpeculationOptions:
     overlap: Literal["auto", "none", "ahead"] = option(
         AUTO,
         help="none = target and draft take turns; ahead = the draft, on a rank of its own, keeps drafting "
-        "while the target verifies; auto = with such a rank every round is whichever is faster by measured "
-        "times and learned acceptance, or plain decoding, in which the draft is not asked",
+        "while the target verifies; auto = with such a rank every round is whichever is faster by "
+        "measured times and learned acceptance, or plain decoding, in which the draft is not asked",
     )
     num_branches: int | None = option(
-        None,
+        None, at_least=0, note="0 prepares none",
         help="branches per sequence that a draft working ahead prepares for likely misses; 0 = none "
         "(default: as many as pay)",
-    )
+    )  # fmt: skip
     draft_window: int | None = option(
-        None,
+        None, at_least=1,
         help="the draft sees only a sequence's first 16 tokens and its last ones, at least this many, and "
         "has memory for no more; changes what is accepted, not the distribution (default: all tokens)",
-    )
+    )  # fmt: skip
     draft_memory: list[str] | None = option(
         None,
         help="with --draft memory: folders of earlier runs, or Arrow or Parquet files with a text column, "
@@ -57,17 +62,18 @@ class SpeculationOptions:
     )
     memory_column: str | None = option(
         None,
-        help="with --draft_memory: the column of texts of its files (default: the first of completion, text, "
-        "response, output, answer)",
+        help="with --draft_memory: the column of texts of its files (default: the first of completion, "
+        "text, response, output, answer)",
     )
     memory_rows: bool = option(
         False,
-        help="with --draft memory: propose from what other rows of this run have said, too, finished or not, "
-        "other samples of a prompt among them; a relaunch begins with its finished shards",
+        help="with --draft memory: propose from what other rows of this run have said, too, finished or "
+        "not, other samples of a prompt among them; a relaunch begins with its finished shards",
     )
     memory_size: int = option(
-        2**22, help="with --draft_memory or --memory_rows: most tokens of other texts; the oldest go first"
-    )
+        2**22, at_least=1024,
+        help="with --draft_memory or --memory_rows: most tokens of other texts; the oldest go first",
+    )  # fmt: skip
     head: str | None = option(
         None,
         help="specdecpp, sprinter, optionally goodput: folder of a head trained for the draft by "
@@ -76,9 +82,22 @@ class SpeculationOptions:
     verify: Literal["doubted", "all"] | None = option(
         None,
         help="sprinter: doubted = the target verifies only the last token of a block and the others are "
-        "accepted unverified, which is NOT exact; all = it verifies every token, which is exact (default "
-        "doubted)",
+        "accepted unverified, which is NOT exact; all = it verifies every token, which is exact "
+        "(default doubted)",
     )
+
+    _refusals: ClassVar[Refusals] = (
+        ("policy", lambda o: o.draft == MEMORY and o.policy not in (*MEMORY_POLICIES, TARGET_ONLY),
+         f"decides by what a draft model says of its tokens, and --draft {MEMORY} has no model: use "
+         f"--policy {', '.join(MEMORY_POLICIES[:-1])} or {MEMORY_POLICIES[-1]}, or leave it out"),
+        ("draft_window head draft_placement draft_quantization draft_adapter", lambda o: o.draft == MEMORY,
+         f"is for a draft model, and --draft {MEMORY} has none: leave it out"),
+        ("overlap", lambda o: o.draft == MEMORY and o.overlap == "ahead",
+         f"is for a draft model, and --draft {MEMORY} has none: leave it out"),
+        ("memory_column", lambda o: not o.draft_memory, "has no effect without --draft_memory: leave it out"),
+        ("draft_memory memory_rows", lambda o: o.draft != MEMORY,
+         f"has no effect without --draft {MEMORY}: use that, or leave it out"),
+    )  # fmt: skip
 
     @property
     def uses_draft(self) -> bool:
@@ -89,56 +108,10 @@ class SpeculationOptions:
         """Whether the completions follow the target's own distribution; with sprinter they may not."""
         return not (self.policy == "sprinter" and self.verify == "doubted")
 
-    def check_memory(self, *, is_coupled: bool, **of_model: str | None) -> None:
-        """Of ``--draft memory``: choose the policy, and refuse what needs a draft model. ``is_coupled``: no
-        token depends on a block's length. ``of_model``: other options of a draft model that were given.
-        Raises :class:`UserError`."""
-        if self.policy == AUTO:
-            # By the costs of passes and the whole batch, unless a seed is to fix the tokens.
-            self.policy = "goodput" if is_coupled or self.memory_rows else "confidence"
-        if self.policy not in (*MEMORY_POLICIES, TARGET_ONLY):
-            raise UserError(
-                f"--policy {self.policy} decides by what a draft model says of its tokens, and --draft "
-                f"{MEMORY} has no model: use --policy {', '.join(MEMORY_POLICIES[:-1])} or "
-                f"{MEMORY_POLICIES[-1]}, or leave it out"
-            )
-        given = {"overlap": "ahead" if self.overlap == "ahead" else None, **of_model}
-        given["draft_window"] = None if self.draft_window is None else str(self.draft_window)
-        for name, value in given.items():
-            if value is not None:
-                raise UserError(
-                    f"--{name} {value} is for a draft model, and --draft {MEMORY} has none: leave it out"
-                )
-
-    def check_other_texts(self, draft: str | None) -> None:
-        """Of what memory looks through besides a sequence's own text. Raises :class:`UserError`."""
-        if self.memory_size < SMALLEST_MEMORY:
-            raise UserError(f"--memory_size {self.memory_size} must be at least {SMALLEST_MEMORY} tokens")
-        if self.memory_column is not None and not self.draft_memory:
-            raise UserError(
-                f"--memory_column {self.memory_column} has no effect without --draft_memory: leave it out"
-            )
-        for name, value in (("draft_memory", self.draft_memory), ("memory_rows", self.memory_rows)):
-            if value and draft != MEMORY:
-                raise UserError(f"--{name} has no effect without --draft {MEMORY}: use that, or leave it out")
-
     def memory_defaults(self, num_tokens_per_row: int) -> dict[str, float]:
         """Of the policy's options with memory, where a pass has so many tokens for each row."""
-        found: dict[str, float] = {"max_draft_tokens": memory_block(num_tokens_per_row)}
-        if self.policy == "confidence":
-            found["stop_probability"] = MEMORY_CHANCE
-        return {} if self.policy == "fixed" else found
-
-
-def memory_block(num_tokens_per_row: int) -> int:
-    """Most candidates of a block from memory, where a pass has so many tokens for each row."""
-    return max(SHORTEST_MEMORY_BLOCK, min(MEMORY_BLOCK, num_tokens_per_row - 1))
-
-
-def require_model(draft: str | None) -> None:
-    """Of a job that measures or trains with a draft model. Raises :class:`UserError`."""
-    if draft == MEMORY:
-        raise UserError(
-            f"--draft {MEMORY} is not a model, and this job needs a draft model: give its folder or hub id; "
-            "jobs/generate.py takes candidates from memory"
-        )
+        if self.policy not in MEMORY_POLICIES or self.policy == "fixed":
+            return {}
+        most = max(SHORTEST_MEMORY_BLOCK, min(MEMORY_BLOCK, num_tokens_per_row - 1))
+        chance = {"stop_probability": MEMORY_CHANCE} if self.policy == "confidence" else {}
+        return {"max_draft_tokens": most, **chance}

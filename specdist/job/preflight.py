@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from specdist.config.arguments import resolved_yaml
 from specdist.config.generate import GenerateConfig
-from specdist.config.resolved import resolved_yaml
 from specdist.data.formats.prompts import Prompts, open_prompts
 from specdist.data.leases.membership import Membership
 from specdist.data.run.layout import CLAIMS

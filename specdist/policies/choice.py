@@ -21,14 +21,7 @@ from specdist.policies.registry import (
     owners_of,
 )
 from specdist.utils.errors import UserError
-
-
-def check_ranges(given: Mapping[str, float]) -> None:
-    """Raises :class:`UserError` for a value out of its option's range, whatever the policy."""
-    for name, value in given.items():
-        rule = next(iter(owners_of(name).values())).rule
-        if not rule.holds(value):
-            raise UserError(f"--{name} {value!r} {rule.text}")
+from specdist.utils.rules import RULE, Rule
 
 
 def resolve_policy_options(policy: str, given: Mapping[str, float]) -> dict[str, float]:
@@ -76,7 +69,8 @@ class PolicyChoice:
     @staticmethod
     def of(policy: str, **given: float) -> PolicyChoice:
         """With defaults for the other options. Raises :class:`UserError` as the main job does."""
-        check_ranges(given)
+        for name, value in given.items():
+            rule_of(name).check(name, value)
         return PolicyChoice(policy, resolve_policy_options(policy, given))
 
     @property
@@ -128,10 +122,15 @@ def build_policy(choice: PolicyChoice, costs: CostModel | None, *, is_coupled: b
     return policy
 
 
+def rule_of(name: str) -> Rule:
+    """The range of an option, the same for all policies that have it."""
+    return next(iter(owners_of(name).values())).rule
+
+
 def _argument(name: str) -> tuple[str, Any, Any]:
     """The option as a field of a configuration; None if it is not given."""
     value_type: Any = type(next(iter(owners_of(name).values())).default)
-    metadata = {"help": option_help(name)}
+    metadata = {"help": option_help(name), RULE: rule_of(name)}
     return name, value_type | None, dataclasses.field(default=None, metadata=metadata)
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from specdist.policies.references import Reference
+from specdist.utils.rules import Rule, within
 
 HeadKind = Literal["acceptance", "verifier"]
 # Values to try, by option.
@@ -23,17 +24,8 @@ Grid = Mapping[str, Sequence[float]]
 FIRST_LENGTHS = (2, 5, 8)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """The range of a value, and its description in messages."""
-
-    holds: Callable[[float], bool]
-    text: str
-
-
-COUNT = Rule(lambda value: value >= 1, "must be at least 1")
-SHARE = Rule(lambda value: 0 <= value <= 1, "must be in [0, 1]")
-AMOUNT = Rule(lambda value: 0 <= value < math.inf, "must be a finite number of at least 0")
+COUNT, SHARE = within(at_least=1), within(at_least=0, at_most=1)
+AMOUNT = within(at_least=0, below=math.inf, text="must be a finite number of at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)

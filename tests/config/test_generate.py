@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from specdist.config.arguments import resolved_yaml
 from specdist.config.generate import GenerateConfig, parse_generate_config
-from specdist.config.resolved import resolved_yaml
 from specdist.utils.errors import UserError
 from tests.config.options import COMMAND_LINE, NEEDED, config, from_file
 
@@ -229,7 +229,7 @@ def test_values_out_of_range_are_refused(name: str, bad: Any, good: Any) -> None
     """The message names the option and the value; the value at the edge of the range is accepted."""
     with pytest.raises(UserError) as error:
         config(**{name: bad})
-    assert f"--{name} {bad!r} " in str(error.value)
+    assert f"--{name} {bad[-1] if isinstance(bad, list) else bad!r} " in str(error.value)
     assert getattr(config(**{name: good}), name) == good
 
 

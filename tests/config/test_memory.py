@@ -35,7 +35,7 @@ def test_memory_drafts_without_a_model() -> None:
     ("options", "message"),
     [
         ({"memory_rows": True}, "--memory_rows has no effect without --draft memory"),
-        ({"draft_memory": ["run"]}, "--draft_memory has no effect without --draft memory"),
+        ({"draft_memory": ["run"]}, "--draft_memory run has no effect without --draft memory"),
         ({"memory_column": "text"}, "--memory_column text has no effect without --draft_memory"),
         (
             {"draft": "memory", "memory_rows": True, "memory_size": 10},

@@ -7,8 +7,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from specdist.config.arguments import resolved_yaml
 from specdist.config.generate import GenerateConfig
-from specdist.config.resolved import resolved_yaml
 from specdist.policies.registry import HEAD_POLICIES, OPTION_NAMES, owners_of
 from specdist.utils.errors import UserError
 from tests.config.options import config, from_file

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from specdist.config.chat import RESERVED, ChatFormat
+from specdist.config.prompts import RESERVED, ChatFormat
 from specdist.data.formats.batches import Chat
 from specdist.data.formats.prompts import RowError
 from specdist.job.texts.tokens import PromptEncoder
@@ -144,7 +144,7 @@ def test_a_run_has_them_in_its_manifest(options: dict[str, Any], tmp_path: Path)
     ("changes", "told"),
     [
         ({"system_prompt": "sing"}, ["--system_prompt has no effect on plain prompts", "--messages_column"]),
-        ({"system_prompt": ""}, ["--system_prompt must not be empty"]),
+        ({"system_prompt": ""}, ["--system_prompt '' must not be empty"]),
         ({"chat_template_kwargs": "{"}, ["--chat_template_kwargs { is not valid JSON", "enable_thinking"]),
         ({"chat_template_kwargs": "[1]"}, ["--chat_template_kwargs [1] must be a JSON object"]),
         ({"chat_template_kwargs": '{"tokenize": true}'}, ["tokenize is not a variable"]),

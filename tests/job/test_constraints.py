@@ -86,8 +86,8 @@ def test_what_cannot_be_used_is_refused_before_any_model_is_loaded(
     )
     refused(run_here(**new, grammar=tmp_path / "none"), "--grammar", "cannot be read")
     refused(run_here(**new, regex="(a"), "--regex (a cannot be used", "unclosed group")
-    refused(run_here(**new, regex="a", choices=["a"]), "--regex and --choices exclude each other")
-    refused(run_here(**new, regex="a", stop=["."]), "--stop '.' and --regex exclude each other")
+    refused(run_here(**new, regex="a", choices=["a"]), "--regex a and --choices exclude each other")
+    refused(run_here(**new, regex="a", stop=["."]), "--stop . and --regex exclude each other")
     refused(run_here(**new, constraint_column="rules"), "--constraint_column rules is not a column")
 
 

@@ -184,7 +184,7 @@ def test_a_stop_string_of_a_row_with_a_constraint_is_refused(
         ({"prompt_logprobs": 1000}, "--prompt_logprobs 1000 is more than the 320 tokens"),
         ({"logprobs": 1000}, "--logprobs 1000 is more than the 320 tokens"),
         ({"min_p": 1}, "--min_p 1.0 must be in [0, 1)"),
-        ({"row_options": ["colour"]}, "--row_options colour is not an option that a row can have"),
+        ({"row_options": ["colour"]}, "--row_options 'colour' is not an option that a row can have"),
         ({"row_options": ["seed"]}, "--row_options seed is not a column of --prompts"),
     ],
 )

@@ -47,10 +47,10 @@ def test_a_target_that_drafts_for_itself_gives_its_own_tokens(
 @pytest.mark.parametrize(
     ("changes", "fragments"),
     [
-        ({"draft": "self:int2"}, ["--draft self:int2 is not a kind", "self:int4"]),
+        ({"draft": "self:int2"}, ["--draft 'self:int2' is not a kind", "self:int4"]),
         (
             {"draft": "self:int4", "draft_quantization": "int8"},
-            ["--draft self:int4 says how", "leave --draft_quantization int8 out"],
+            ["--draft self:int4 says how", "--draft_quantization int8", "leave one of them out"],
         ),
         ({"target_quantization": "int2"}, ["--target_quantization", "int2"]),
     ],

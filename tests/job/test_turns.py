@@ -124,7 +124,7 @@ def test_the_thinking_of_earlier_turns_is_not_repeated(run: dict[str, Any], tmp_
     [
         ({"messages_column": "chat"}, "--turns_column turns and --messages_column chat exclude each other"),
         ({"prompt_column": "text"}, "--turns_column turns and --prompt_column text exclude each other"),
-        ({"logprobs": 1}, "--logprobs describes one completion of a row"),
+        ({"logprobs": 1}, "--logprobs 1 describes one completion of a row"),
         ({"trace": True}, "--trace describes one completion of a row"),
         ({"turns_column": "number"}, "--turns_column number has type int64, but it must be a list of texts"),
     ],

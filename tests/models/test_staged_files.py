@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from specdist.config.storage import StorageOptions
+from specdist.config.groups import StorageOptions
 from specdist.models.files import staged_files
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.staged_files import staged
 from specdist.utils.errors import UserError
+from specdist.utils.rules import check_options
 
 NUM_BYTES = 1000
 
@@ -111,10 +112,10 @@ def test_a_disk_that_fails_is_not_used(tmp_path: Path) -> None:
 
 
 def test_a_limit_needs_a_folder_and_is_a_size() -> None:
-    StorageOptions(stage_limit="5GB", stage_weights="disk").check_stage_limit()
+    check_options(StorageOptions(stage_limit="5GB", stage_weights="disk"))
     for options, message in (
         (StorageOptions(stage_limit="5GB"), "--stage_limit 5GB has no effect without --stage_weights"),
         (StorageOptions(stage_limit="much", stage_weights="disk"), "--stage_limit 'much' is not a size"),
     ):
         with pytest.raises(UserError, match=message):
-            options.check_stage_limit()
+            check_options(options)

@@ -16,7 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from specdist.config.processing import RULES, STRUCT, WHOLE_NUMBERS
+from specdist.config.groups import RULES, WHOLE_NUMBERS
+from specdist.config.processing import STRUCT
 from specdist.data.formats.jsonl import json_chunks
 from specdist.data.formats.messages import MessageError, chat_message
 from specdist.utils.errors import UserError
@@ -226,12 +227,12 @@ def _asked(row: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, int | No
 
 
 def _number(name: str, value: Any) -> int | float:
-    holds, rule = RULES[OPTIONS[name]]
+    rule = RULES[OPTIONS[name]]
     is_whole = OPTIONS[name] in WHOLE_NUMBERS
     kind: Any = int if is_whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or abs(value) >= MOST or not holds(value):
+    if isinstance(value, bool) or not isinstance(value, kind) or abs(value) >= MOST or not rule.holds(value):
         kinds = "a whole number" if is_whole else "a number"
-        raise _Unusable(f"body.{name} is {value!r}, but it must be {kinds}, and {rule}")
+        raise _Unusable(f"body.{name} is {value!r}, but it must be {kinds}, and {rule.text}")
     number: int | float = value
     return number
 

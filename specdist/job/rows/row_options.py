@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from specdist.config.generate import GenerateConfig
-from specdist.config.processing import DISTRIBUTION_OPTIONS, ROW_OPTIONS, RULES, STRUCT, WHOLE_NUMBERS
+from specdist.config.groups import RULES, WHOLE_NUMBERS
+from specdist.config.processing import DISTRIBUTION_OPTIONS, ROW_OPTIONS, STRUCT
 from specdist.data.formats.prompts import Prompts
 from specdist.data.run.manifest import ShardPlan
 from specdist.sampling.processing.options import TokenOptions
@@ -111,14 +112,16 @@ class RowOptionReader:
 
 
 def _number(row: int, place: str, name: str, value: Any) -> Any:
-    holds, rule = RULES[name]
+    rule = RULES[name]
     kind = numbers.Integral if name in WHOLE_NUMBERS else numbers.Real
     # A file may have every number as a float.
     if name in WHOLE_NUMBERS and isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, kind) or not holds(value):
+    if isinstance(value, bool) or not isinstance(value, kind) or not rule.holds(value):
         kinds = "a whole number" if name in WHOLE_NUMBERS else "a number"
-        raise UserError(f"--row_options {place}: row {row} has {value!r}: it must be {kinds}, and {rule}")
+        raise UserError(
+            f"--row_options {place}: row {row} has {value!r}: it must be {kinds}, and {rule.text}"
+        )
     return value
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from specdist.config.chat import RESERVED, ChatFormat
+from specdist.config.prompts import RESERVED, ChatFormat
 from specdist.data.formats.batches import Chat
 from specdist.data.formats.prompts import Prompts, RowError
 from specdist.engine.schedule.detokenizer import Detokenizer

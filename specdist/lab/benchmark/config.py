@@ -9,19 +9,21 @@ from typing import ClassVar, Literal
 from specdist.config.arguments import option
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import (
+    OWN_KIND,
     SELF,
     ModelOptions,
-    PromptOptions,
     QuantizationOptions,
     SamplingOptions,
     TrustOptions,
     values_of,
 )
+from specdist.config.prompts import PromptOptions
 from specdist.config.removed import OF_BENCHMARK, Removed
-from specdist.config.speculation import require_model
-from specdist.lab.synthetic.config import check_dial
+from specdist.config.speculation import NEEDS_MODEL
+from specdist.lab.synthetic.config import ACCEPTANCE, EPSILON, SHAPE, check_dial
 from specdist.lab.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
+from specdist.utils.rules import Refusals, check_options
 
 DEFAULT_BATCH_SIZES = (1, 8, 32)
 
@@ -37,13 +39,15 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
 
     # Models: a trained pair, or a synthetic one
     target: str | None = option(None, help="hub id or folder of the large model")  # type: ignore[assignment]
-    draft: str | None = option(None, help="hub id or folder of the small model, or self:int4")
-    synthetic: str | None = option(None, help=f"use a random pair of this shape instead: {', '.join(SHAPES)}")
+    draft: str | None = option(None, help="hub id or folder of the small model, or self:int4", rule=OWN_KIND)
+    synthetic: str | None = option(
+        None, help=f"use a random pair of this shape instead: {', '.join(SHAPES)}", rule=SHAPE
+    )
     acceptance: float | None = option(
-        None, help="greedy acceptance rate of the random pair, above 0 and at most 1"
+        None, help="greedy acceptance rate of the random pair, above 0 and at most 1", rule=ACCEPTANCE
     )
     epsilon: float | None = option(
-        None, help="instead of the acceptance rate: weight of the random target's later layers"
+        None, help="instead of the acceptance rate: weight of the random target's later layers", rule=EPSILON
     )
     synthetic_folder: str = option("runs/synthetic", help="folder in which random pairs are kept")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
@@ -80,8 +84,9 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
     peers_folder: str = option("runs/peers", help="folder in which jobs/benchmarks/peers.sh made it")
     repeats: int = option(3, help="number of measurements of every method, taken in turn")
 
+    _refusals: ClassVar[Refusals] = (NEEDS_MODEL,)
+
     def __post_init__(self) -> None:
-        require_model(self.draft)
         self.batch_sizes = sorted(set(self.batch_sizes or DEFAULT_BATCH_SIZES))
         for name in ("num_prompts", "max_prompt_tokens", "num_draft_tokens", "repeats"):
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
@@ -94,7 +99,7 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
                 "--target_quantization, --draft_quantization and --draft self:..."
             )
         self._check_pair()
-        self.check_quantization(self.draft)
+        check_options(self)
         if self.prompts is None and (self.prompt_column or self.messages_column or self.split_special_tokens):
             raise UserError(
                 "--prompt_column, --messages_column and --split_special_tokens describe --prompts, which was "

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
-from specdist.config.groups import SELF, DrawingOptions, QuantizationOptions, TrustOptions
-from specdist.config.processing import RULES
+from specdist.config.groups import OWN_KIND, SELF, DrawingOptions, QuantizationOptions, TrustOptions
 from specdist.config.removed import OF_PLAN, Removed
-from specdist.config.speculation import require_model
+from specdist.config.speculation import NEEDS_MODEL
 from specdist.lab.plan.model.hardware import GPUS, HERE
 from specdist.lab.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
+from specdist.utils.rules import Refusals, check_options
 
 GPUS_PER_NODE = 8
 
@@ -28,7 +28,9 @@ class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
     # Models: configurations are enough
     target: str = option(help=f"hub id or folder of the large model, or a shape: {', '.join(SHAPES)}")
     draft: str | None = option(
-        None, help=f"hub id, folder or shape of the small model, or {SELF}int4; none = target only"
+        None,
+        help=f"hub id, folder or shape of the small model, or {SELF}int4; none = target only",
+        rule=OWN_KIND,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", help="auto = the configuration's; bfloat16 for a shape"
@@ -74,18 +76,16 @@ class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
     prompts: str | None = option(None, help="file or folder of prompts, for the commands that are printed")
     output: str | None = option(None, help="folder of the run, for the commands that are printed")
 
+    _refusals: ClassVar[Refusals] = (NEEDS_MODEL,)
+
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
-        require_model(self.draft)
-        self.check_quantization(self.draft)
+        check_options(self)
         for name in ("prompt_tokens", "output_tokens", "num_prompts"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
         for name in ("gpus_per_node", "nodes", "num_gpus", "draft_window", "max_num_seqs"):
             value = getattr(self, name)
             _require(name, value, value is None or value >= 1, "must be at least 1")
-        for item in fields(DrawingOptions):
-            value, (holds, rule) = getattr(self, item.name), RULES[item.name]
-            _require(item.name, value, holds(value), rule)
         rate = self.acceptance
         _require("acceptance", rate, rate is None or 0 <= rate <= 1, "must be in [0, 1]")
         _require(

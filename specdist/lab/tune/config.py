@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import (
     BatchOptions,
     ModelOptions,
-    PromptOptions,
     QuantizationOptions,
     SamplingOptions,
     TrustOptions,
     values_of,
 )
-from specdist.config.speculation import require_model
-from specdist.utils.errors import UserError
+from specdist.config.prompts import PromptOptions
+from specdist.config.speculation import NEEDS_MODEL
+from specdist.utils.rules import Refusals, check_options
 
 
 @dataclass(kw_only=True)
@@ -31,7 +31,7 @@ class TuneConfig(
 
     # What goes in and out
     output: str = option(help="output folder: best.yaml, pareto.png, table.txt, trace.arrow, costs.json")
-    num_prompts: int = option(32, help="calibration prompts, spread evenly over the file")
+    num_prompts: int = option(32, at_least=1, help="calibration prompts, spread evenly over the file")
     replay_only: bool = option(
         False, help="reuse trace.arrow and costs.json of an earlier run in --output; loads no model"
     )
@@ -39,15 +39,14 @@ class TuneConfig(
     # Models
     draft: str = option(help="hub id or folder of the small model, or self:int4")
     head: list[str] | None = option(
-        None,
+        None, action="extend",
         help="heads trained for the draft by jobs/train_head.py, for specdecpp and sprinter (exact)",
-        action="extend",
-    )
+    )  # fmt: skip
 
     # The run that is tuned for
-    max_draft_tokens: int = option(20, help="maximum number of draft tokens per round to try")
+    max_draft_tokens: int = option(20, at_least=1, help="maximum number of draft tokens per round to try")
     acceptance: Literal["rejection", "gumbel"] = option("rejection", help="as in jobs/generate.py")
-    max_new_tokens: int = option(64, help="maximum length of a calibration completion, in tokens")
+    max_new_tokens: int = option(64, at_least=1, help="maximum length of a calibration completion, in tokens")
     max_num_seqs: int = option(8, help="batch size (running sequences) for which the policy is chosen")
     max_seq_len: int | None = option(
         None,
@@ -55,11 +54,12 @@ class TuneConfig(
     )
     seed: int = option(0, help="seed of the calibration completions")
 
+    _refusals: ClassVar[Refusals] = (
+        NEEDS_MODEL,
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
-        require_model(self.draft)
-        for name in ("num_prompts", "max_draft_tokens", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)} must be at least 1")
+        check_options(self)
         # Refuse at once what a run would refuse.
         self.run_config("goodput", max_draft_tokens=self.max_draft_tokens)
 

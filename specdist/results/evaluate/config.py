@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import URL, option
 from specdist.utils.errors import UserError
+from specdist.utils.rules import SEED, Rule, check_ranges, within
 
 GSM8K, HUMANEVAL, ROUGE, EXACT_MATCH = "gsm8k", "humaneval", "rouge", "exact_match"
 MULTIPLE_CHOICE, LIKELIHOOD, LM_EVAL = "multiple_choice", "likelihood", "lm_eval"
@@ -76,8 +76,9 @@ class EvaluateConfig:
         help="multiple_choice: column with the list of choice texts, for references that are not letters",
     )
     cut_at: list[str] | None = option(
-        None, help="cut completions at the first of these strings before scoring", action="extend"
-    )
+        None, action="extend", rule=Rule(bool, "must not be empty"),
+        help="cut completions at the first of these strings before scoring",
+    )  # fmt: skip
     ignore_case: bool = option(False, help="exact_match: ignore case")
     ignore_punctuation: bool = option(False, help="exact_match: ignore ASCII punctuation")
     use_stemmer: bool = option(False, help="rouge: compare word stems (Porter stemmer)")
@@ -89,20 +90,21 @@ class EvaluateConfig:
         "(default: problem, else the message with the function, else the prompt)",
     )
     k: list[int] | None = option(
-        None, help="humaneval: the values of k in pass@k (default: 1 and the number of samples per prompt)",
-        action="extend",
+        None, action="extend", at_least=1,
+        help="humaneval: the values of k in pass@k (default: 1 and the number of samples per prompt)",
     )  # fmt: skip
     allow_code_execution: bool = option(
         False, help="humaneval: run the generated programs on this machine, each in a sandbox"
     )
     time_limit_s: float | None = option(
-        None, help="humaneval: time limit of a program, in seconds (default 10)"
+        None, above=0, help="humaneval: time limit of a program, in seconds (default 10)"
     )
     memory_limit_mib: int | None = option(
-        None, help="humaneval: memory limit of a program, in MiB (default 2048)"
-    )
+        None, rule=within(at_least=64, text="must be at least 64, which Python itself needs"),
+        help="humaneval: memory limit of a program, in MiB (default 2048)",
+    )  # fmt: skip
     num_workers: int | None = option(
-        None, help="humaneval: number of programs run in parallel (default 0: one per CPU core)"
+        None, at_least=0, help="humaneval: number of programs run in parallel (default 0: one per CPU core)"
     )
 
     # Likelihood
@@ -111,34 +113,32 @@ class EvaluateConfig:
         None, help="likelihood: auto (default) = cuda if available"
     )
     max_num_batched_tokens: int | None = option(
-        None, help="likelihood: maximum number of tokens per pass, including padding (default 4096)"
+        None, above=0, help="likelihood: maximum number of tokens per pass, including padding (default 4096)"
     )
 
     # Statistics
-    confidence: float = option(0.95, help="confidence level of the bootstrap intervals")
-    num_resamples: int = option(2000, help="number of bootstrap resamples")
-    seed: int = option(0, help="seed of the bootstrap and of the paired test")
+    confidence: float = option(0.95, above=0, below=1, help="confidence level of the bootstrap intervals")
+    num_resamples: int = option(2000, at_least=100, help="number of bootstrap resamples")
+    seed: int = option(0, rule=SEED, help="seed of the bootstrap and of the paired test")
 
     # lm-evaluation-harness
     lm_eval_export: list[str] | None = option(
-        None,
+        None, action="extend",
         help="instead of evaluating a run: write the prompts of these lm-evaluation-harness tasks to the "
         ".arrow file --output, and the options that they require to a .yaml file next to it",
-        action="extend",
-    )
+    )  # fmt: skip
     lm_eval_include: str | None = option(
         None, help="with --lm_eval_export: folder of additional task YAML files"
     )
-    lm_eval_num_fewshot: int | None = option(None, help="with --lm_eval_export: number of few-shot examples")
+    lm_eval_num_fewshot: int | None = option(
+        None, at_least=0, help="with --lm_eval_export: number of few-shot examples"
+    )
     lm_eval_limit: int | None = option(
-        None, help="with --lm_eval_export: only the first N documents of each task"
+        None, above=0, help="with --lm_eval_export: only the first N documents of each task"
     )
 
     def __post_init__(self) -> None:
-        for name, holds, rule in RULES:
-            value = getattr(self, name)
-            if value is not None and not holds(value):
-                raise UserError(f"--{name} {value!r} {rule}")
+        check_ranges(self)
         if self.lm_eval_export is not None:
             self._check_export()
         else:
@@ -209,22 +209,3 @@ class EvaluateConfig:
             value = getattr(self, name)
             if value != defaults[name]:
                 raise UserError(f"--{name} {value} has no effect {why}: leave it out")
-
-
-def _is_positive(value: float) -> bool:
-    return value > 0
-
-
-RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("confidence", lambda value: 0 < value < 1, "must be between 0 and 1"),
-    ("num_resamples", lambda value: value >= 100, "must be at least 100"),
-    ("seed", lambda value: 0 <= value < 2**63, "must be in [0, 2**63)"),
-    ("k", lambda values: min(values, default=0) >= 1, "must be at least 1"),
-    ("cut_at", all, "must not be empty"),
-    ("time_limit_s", _is_positive, "must be positive"),
-    ("memory_limit_mib", lambda value: value >= 64, "must be at least 64, which Python itself needs"),
-    ("num_workers", lambda value: value >= 0, "must not be negative"),
-    ("max_num_batched_tokens", _is_positive, "must be positive"),
-    ("lm_eval_num_fewshot", lambda value: value >= 0, "must not be negative"),
-    ("lm_eval_limit", _is_positive, "must be positive"),
-)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import (
     BatchOptions,
     ModelOptions,
-    PromptOptions,
     QuantizationOptions,
     RankOptions,
     SamplingOptions,
     values_of,
 )
-from specdist.config.speculation import require_model
+from specdist.config.prompts import PromptOptions
+from specdist.config.speculation import NEEDS_MODEL
 from specdist.policies import HeadKind
-from specdist.utils.errors import UserError
+from specdist.utils.rules import Refusals, check_options
 
 RESPONSES_FOLDER = "responses"
 TOKEN_MIXING = 0.15
@@ -37,7 +37,7 @@ class CollectConfig(
     # What goes in and out
     kind: HeadKind = option(
         help="acceptance: examples for --policy specdecpp; verifier: prefixes of four kinds, for --policy "
-        "sprinter"
+        "sprinter",
     )
     output: str = option(help="folder of the collection: shards/, stats/, manifest.json, responses/, ...")
     reference_column: str | None = option(
@@ -57,15 +57,15 @@ class CollectConfig(
 
     # What is collected
     token_mixing: float | None = option(
-        None,
+        None, at_least=0, at_most=1,
         help="acceptance: share of the target's own tokens in the contexts, the rest being drafted tokens "
         f"(r, default {TOKEN_MIXING}); 1 = the target's alone",
-    )
+    )  # fmt: skip
     hidden_state: Literal["own", "drawing"] | None = option(
         None,
         help="verifier: drawing = the draft's hidden state that the token was drawn from, as in SPRINTER's "
-        "experiments (default); own = the one with the token as input, known one draft pass later, as every "
-        "acceptance head reads it",
+        "experiments (default); own = the one with the token as input, known one draft pass later, as "
+        "every acceptance head reads it",
     )
     hidden_dtype: Literal["float16", "float32"] = option(
         "float16", help="data type of the stored hidden states, which take most of the space"
@@ -83,29 +83,23 @@ class CollectConfig(
         None, help="maximum length of prompt plus response, in tokens (default: what the models allow)"
     )
 
+    _refusals: ClassVar[Refusals] = (
+        NEEDS_MODEL,
+        ("token_mixing", lambda o: o.kind == "verifier",
+         "has no effect with --kind verifier, which uses four fixed kinds of prefixes: leave it out"),
+        ("hidden_state", lambda o: o.kind == "acceptance" and o.hidden_state != "own",
+         "has no effect with --kind acceptance, whose heads read the state with the token as input: leave "
+         "it out"),
+        ("reference_column", lambda o: o.kind == "acceptance",
+         "has no effect with --kind acceptance, which uses only the target's responses: leave it out"),
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
-        require_model(self.draft)
-        if self.kind == "verifier" and self.token_mixing is not None:
-            raise UserError(
-                f"--token_mixing {self.token_mixing} has no effect with --kind verifier, which uses four "
-                "fixed kinds of prefixes: leave it out"
-            )
+        check_options(self)
         if self.hidden_state is None:
             self.hidden_state = "drawing" if self.kind == "verifier" else "own"
-        if self.kind == "acceptance":
-            if self.hidden_state != "own":
-                raise UserError(
-                    f"--hidden_state {self.hidden_state} has no effect with --kind acceptance, whose heads "
-                    "read the state with the token as input: leave it out"
-                )
-            self.token_mixing = TOKEN_MIXING if self.token_mixing is None else self.token_mixing
-            if not 0 <= self.token_mixing <= 1:
-                raise UserError(f"--token_mixing {self.token_mixing} must be in [0, 1]")
-            if self.reference_column is not None:
-                raise UserError(
-                    f"--reference_column {self.reference_column} has no effect with --kind acceptance, which "
-                    "uses only the target's responses: leave it out"
-                )
+        if self.kind == "acceptance" and self.token_mixing is None:
+            self.token_mixing = TOKEN_MIXING
         # Refuse at once what a run would refuse.
         self.run_config()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from specdist.config.resolved import resolved_yaml
+from specdist.config.arguments import resolved_yaml
 from specdist.data.formats.prompts import Prompts
 from specdist.data.formats.text import is_text
 from specdist.data.leases.membership import Membership

@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.config.generate import GenerateConfig
-from specdist.config.groups import SELF
+from specdist.config.groups import is_own
 from specdist.config.removed import OF_DISTILL, OF_GENERATE, Removed
 from specdist.config.speculation import MEMORY
 from specdist.utils.errors import UserError
+from specdist.utils.rules import Refusals
 
 Teacher = Literal["target", "recorded", "tokens"]
 Loss = Literal["kl", "reverse_kl", "tvd"]
@@ -38,123 +39,104 @@ class DistillConfig(GenerateConfig):
 
     new_draft: str = option(help="folder for the new draft, for --draft of the run")
     first: float | None = option(
-        None,
+        None, above=0, below=1,
         help="generate this share of the run's rows first, in whole shards, and train on them (default: "
         "train on the finished rows in --output)",
-    )
+    )  # fmt: skip
     go_on: bool = option(False, help="afterwards generate the run's other rows, with the new draft")
     layers: int | None = option(
-        None,
+        None, above=0,
         help="start from the target's embedding, its first N layers and its output head, instead of --draft",
-    )
+    )  # fmt: skip
     teacher: Literal["auto", "target", "recorded", "tokens"] = option(
         "auto",
-        help="what the draft learns from: target = the distributions of the target, which is loaded whole on "
-        "every rank; recorded = the top log-probabilities of a run with --logprobs; tokens = the tokens "
-        "alone; auto = recorded if there are any, else target",
+        help="what the draft learns from: target = the distributions of the target, which is loaded whole "
+        "on every rank; recorded = the top log-probabilities of a run with --logprobs; tokens = the "
+        "tokens alone; auto = recorded if there are any, else target",
     )
     loss: Loss | None = option(
         None,
-        help="of the draft's distribution against the teacher's: kl = Kullback-Leibler divergence (default), "
-        "reverse_kl, or tvd = TVD++; no option with --teacher tokens, whose loss is the cross entropy",
+        help="of the draft's distribution against the teacher's: kl = Kullback-Leibler divergence "
+        "(default), reverse_kl, or tvd = TVD++; no option with --teacher tokens, whose loss is the "
+        "cross entropy",
     )
     learning_rate: float | None = option(
-        None, help="largest learning rate of AdamW (default: 5e-5 x 2048 / hidden size of the draft)"
+        None, above=0, help="largest learning rate of AdamW (default: 5e-5 x 2048 / hidden size of the draft)"
     )
     prompt_rows: int | None = option(
-        None,
+        None, at_least=0,
         help="with the target as the teacher, learn too what it says at every place of so many rows' "
         "prompts, spread over the run, for which nothing needs to be generated; 0 = completions alone "
         f"(default: {USUAL_PROMPTS:,}, and 0 with another teacher)",
-    )
+    )  # fmt: skip
     own_tokens: int | None = option(
-        None,
+        None, at_least=0,
         help="let the draft itself go on with these prompts for up to so many tokens, anew after every "
-        "evaluation, and learn what the target says at every place of that, for which the target generates "
-        f"nothing, either; 0 = prompts alone (default: --max_new_tokens, at most {MOST_OWN_TOKENS})",
-    )
+        "evaluation, and learn what the target says at every place of that, for which the target "
+        "generates nothing, either; 0 = prompts alone (default: --max_new_tokens, at most "
+        f"{MOST_OWN_TOKENS})",
+    )  # fmt: skip
     own_temperature: float | None = option(
-        None,
+        None, at_least=0,
         help="temperature of these texts of the draft (default: --temperature, at least "
         f"{LEAST_OWN_TEMPERATURE}: greedy texts of a small model repeat themselves)",
-    )
+    )  # fmt: skip
     epochs: int | None = option(
-        None,
-        help="most passes over the training rows (default: as many as see about "
-        f"{USUAL_SEQUENCES:,} sequences, {FEWEST_EPOCHS} to {MOST_EPOCHS})",
-    )
+        None, at_least=1,
+        help=f"most passes over the training rows (default: as many as see about {USUAL_SEQUENCES:,} "
+        f"sequences, {FEWEST_EPOCHS} to {MOST_EPOCHS})",
+    )  # fmt: skip
     patience: int = option(
-        6, help="training stops after so many evaluations without a higher predicted speed-up"
+        6, at_least=1, help="training stops after so many evaluations without a higher predicted speed-up"
     )
-    batch_size: int = option(8, help="sequences of a training step, over all ranks")
-    tokens_per_pass: int = option(4096, help="most tokens of a rank's forward pass, which bounds its memory")
-    max_sequences: int = option(20_000, help="most sequences to train on, spread over the finished rows")
-    validation_share: float = option(0.1, help="share of the rows kept for evaluations")
+    batch_size: int = option(8, at_least=1, help="sequences of a training step, over all ranks")
+    tokens_per_pass: int = option(
+        4096, at_least=1, help="most tokens of a rank's forward pass, which bounds its memory"
+    )
+    max_sequences: int = option(
+        20_000, at_least=1, help="most sequences to train on, spread over the finished rows"
+    )
+    validation_share: float = option(0.1, above=0, below=1, help="share of the rows kept for evaluations")
     precision: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
         help="of passes in training: auto = bfloat16 on a GPU that has it, else float32; weights and "
         "optimizer are float32 in any case",
     )
     cost_ratio: float | None = option(
-        None,
-        help="time of a draft step over that of a target pass, for the predicted speed-up (default: what the "
-        "run has measured, else the ratio of the sizes)",
-    )
+        None, above=0,
+        help="time of a draft step over that of a target pass, for the predicted speed-up (default: what "
+        "the run has measured, else the ratio of the sizes)",
+    )  # fmt: skip
+
+    _refusals: ClassVar[Refusals] = (
+        ("prompt_rows", lambda o: o.prompt_rows and not o.can_learn_prompts,
+         "needs --teacher target, which knows what comes after every token of a prompt: add it, or leave "
+         "this out"),
+        ("own_tokens", lambda o: o.own_tokens and not o.num_prompt_rows,
+         "go on with the prompts of --prompt_rows, of which there are none: give --teacher target, and no "
+         "--prompt_rows 0, or leave it out"),
+        ("own_temperature", lambda o: not o.num_own_tokens,
+         "is of the texts of --own_tokens, of which there are none: give --teacher target, and neither "
+         "--prompt_rows 0 nor --own_tokens 0, or leave it out"),
+        ("loss", lambda o: o.teacher == "tokens",
+         "has no effect with --teacher tokens, whose loss is the cross entropy: leave it out"),
+        ("teacher", lambda o: o.teacher == "recorded" and not o.logprobs,
+         "needs a run with the target's log-probabilities: generate with --logprobs 20, or use --teacher "
+         "target"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_start()
-        for name in ("epochs", "patience", "batch_size", "tokens_per_pass", "max_sequences"):
-            value = getattr(self, name)
-            self._require(name, value is None or value >= 1, "must be at least 1")
-        for name in ("learning_rate", "cost_ratio", "layers"):
-            value = getattr(self, name)
-            self._require(name, value is None or value > 0, "must be positive")
-        self._require("validation_share", 0 < self.validation_share < 1, "must be between 0 and 1")
-        self._require("first", self.first is None or 0 < self.first < 1, "must be between 0 and 1")
-        self._require("prompt_rows", (self.prompt_rows or 0) >= 0, "must be 0 or more")
-        if self.prompt_rows and not self._can_learn_prompts:
+        if self.layers is None and (self.draft in (None, MEMORY) or is_own(self.draft)):
             raise UserError(
-                f"--prompt_rows {self.prompt_rows} needs --teacher target, which knows what comes after "
-                "every token of a prompt: add it, or leave this out"
-            )
-        self._require("own_tokens", (self.own_tokens or 0) >= 0, "must be 0 or more")
-        if self.own_tokens and not self.num_prompt_rows:
-            raise UserError(
-                f"--own_tokens {self.own_tokens} go on with the prompts of --prompt_rows, of which there are "
-                "none: give --teacher target, and no --prompt_rows 0, or leave it out"
-            )
-        self._require("own_temperature", (self.own_temperature or 0) >= 0, "must be 0 or more")
-        if self.own_temperature is not None and not self.num_own_tokens:
-            raise UserError(
-                f"--own_temperature {self.own_temperature} is of the texts of --own_tokens, of which there "
-                "are none: give --teacher target, and neither --prompt_rows 0 nor --own_tokens 0, or leave "
-                "it out"
-            )
-        if self.teacher == "tokens" and self.loss is not None:
-            raise UserError(
-                f"--loss {self.loss} has no effect with --teacher tokens, whose loss is the cross entropy: "
-                "leave it out"
-            )
-        if self.teacher == "recorded" and not self.logprobs:
-            raise UserError(
-                "--teacher recorded needs a run with the target's log-probabilities: generate with "
-                "--logprobs 20, or use --teacher target"
+                f"--draft {self.draft or 'none'} cannot be trained: name the folder of a draft model, or "
+                "use --layers N to start from the target's first layers"
             )
         if Path(self.new_draft).resolve() in {
             Path(name).resolve() for name in (self.target, self.draft or "-")
         }:
             raise UserError(
                 f"--new_draft {self.new_draft} is the folder of a model of this run: give another folder"
-            )
-
-    def _check_start(self) -> None:
-        if self.layers is not None:
-            return
-        if self.draft is None or self.draft == MEMORY or self.draft.startswith(SELF):
-            raise UserError(
-                f"--draft {self.draft or 'none'} cannot be trained: name the folder of a draft model, or "
-                "use --layers N to start from the target's first layers"
             )
 
     @property
@@ -168,13 +150,14 @@ class DistillConfig(GenerateConfig):
         return "cross_entropy" if self.resolved_teacher == "tokens" else self.loss or "kl"
 
     @property
-    def _can_learn_prompts(self) -> bool:
+    def can_learn_prompts(self) -> bool:
+        """Whether the teacher says what comes after every token of a prompt."""
         return self.resolved_teacher == "target"
 
     @property
     def num_prompt_rows(self) -> int:
         """Most rows whose prompts are learned from."""
-        usual = USUAL_PROMPTS if self._can_learn_prompts else 0
+        usual = USUAL_PROMPTS if self.can_learn_prompts else 0
         return usual if self.prompt_rows is None else self.prompt_rows
 
     @property

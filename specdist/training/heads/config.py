@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.policies import HeadKind
-from specdist.utils.errors import UserError
+from specdist.utils.rules import SEED, Refusals, check_options, within
 
 MAX_DEPTH = 4
 # SPRINTER's thresholds of Q/P, section 4; each has its curve in the ROC plot.
@@ -19,6 +19,7 @@ DEFAULTS: Mapping[HeadKind, Mapping[str, float]] = {
     "acceptance": {"depth": 3, "accepted_weight": 1.0, "rejected_weight": 6.0},
     "verifier": {"max_ratio": 1.2, "patience": 5},
 }
+OF_THE_OTHER = "has no effect with --kind {o.kind}: leave it out"
 # SpecDec++, appendix D.1: 3 epochs over 40 thousand prompts, 32 per step, with a hidden size of 4,096. A
 # smaller one gets a larger rate, so that a step changes a logit as much. SPRINTER does not name a rate; its
 # linear layer takes ten times this one.
@@ -48,18 +49,20 @@ class TrainConfig:
         None, help="another such folder to evaluate on (default: held-out rows of --data)"
     )
     validation_share: float | None = option(
-        None, help="share of the rows of --data held out from training (default 0.1)"
+        None, above=0, below=1, help="share of the rows of --data held out from training (default 0.1)"
     )
     overwrite: bool = option(False, help="replace an existing head in --output")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
 
     # The head
     depth: int | None = option(
-        None, help="acceptance: number of residual layers before the linear layer (D, default 3)"
-    )
+        None, rule=within(at_least=0, at_most=MAX_DEPTH, text=f"must be 0 (linear) to {MAX_DEPTH}"),
+        help="acceptance: number of residual layers before the linear layer (D, default 3)",
+    )  # fmt: skip
     max_ratio: float | None = option(
-        None, help="verifier: largest Q/P at which a token counts as acceptable (lambda, default 1.2)"
-    )
+        None, above=0,
+        help="verifier: largest Q/P at which a token counts as acceptable (lambda, default 1.2)",
+    )  # fmt: skip
     features: Literal["draft", "none"] | None = option(
         None,
         help="draft = the head also reads, of the distribution that the token was drawn from, the entropy, "
@@ -69,48 +72,40 @@ class TrainConfig:
 
     # The training
     accepted_weight: float | None = option(
-        None, help="acceptance: weight of accepted tokens in the loss (w_acc, default 1)"
+        None, above=0, help="acceptance: weight of accepted tokens in the loss (w_acc, default 1)"
     )
     rejected_weight: float | None = option(
-        None, help="acceptance: weight of rejected tokens in the loss (w_rej, default 6)"
+        None, above=0, help="acceptance: weight of rejected tokens in the loss (w_rej, default 6)"
     )
     learning_rate: float | None = option(
-        None,
+        None, above=0,
         help="initial learning rate of Adam, with cosine decay (default: SpecDec++'s 5e-5 at a hidden size "
         "of 4,096 and inversely proportional to the hidden size; verifier: 10 times that)",
-    )
+    )  # fmt: skip
     epochs: int | None = option(
-        None,
-        help="passes over the data (default: 3, or up to 10 with fewer than 5,000 prompts; verifier: at most "
-        "50)",
-    )
+        None, at_least=1,
+        help="passes over the data (default: 3, or up to 10 with fewer than 5,000 prompts; verifier: at "
+        "most 50)",
+    )  # fmt: skip
     patience: int | None = option(
-        None, help="verifier: evaluations without improvement before training stops (default 5)"
+        None, at_least=1, help="verifier: evaluations without improvement before training stops (default 5)"
     )
-    batch_size: int = option(32, help="prompts per training step, each with all of its examples")
-    seed: int = option(0, help="seed of the weights, the order and the held-out rows")
+    batch_size: int = option(32, at_least=1, help="prompts per training step, each with all of its examples")
+    seed: int = option(0, rule=SEED, help="seed of the weights, the order and the held-out rows")
+
+    _refusals: ClassVar[Refusals] = (
+        (" ".join(DEFAULTS["verifier"]), lambda o: o.kind != "verifier",
+         OF_THE_OTHER),
+        (" ".join(DEFAULTS["acceptance"]), lambda o: o.kind != "acceptance",
+         OF_THE_OTHER),
+        ("validation_share", lambda o: o.eval_data is not None,
+         "has no effect with --eval_data: leave out one"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        self._resolve_kind()
-        if self.eval_data is not None and self.validation_share is not None:
-            raise UserError(
-                f"--validation_share {self.validation_share} has no effect with --eval_data: leave out one"
-            )
+        check_options(self)
         if self.eval_data is None and self.validation_share is None:
             self.validation_share = 0.1
-        for name, holds, rule in RULES:
-            value = getattr(self, name)
-            if value is not None and not holds(value):
-                raise UserError(f"--{name} {value!r} {rule}")
-
-    def _resolve_kind(self) -> None:
-        """Fill in the defaults of the kind, and refuse the options of the other."""
-        owned = {name for defaults in DEFAULTS.values() for name in defaults}
-        for name in sorted(owned - set(DEFAULTS[self.kind])):
-            if getattr(self, name) is not None:
-                raise UserError(
-                    f"--{name} {getattr(self, name)} has no effect with --kind {self.kind}: leave it out"
-                )
         if self.features is None:
             self.features = "draft" if self.kind == "acceptance" else "none"
         for name, value in DEFAULTS[self.kind].items():
@@ -139,21 +134,3 @@ class TrainConfig:
             for name, value in dataclasses.asdict(self).items()
             if name not in paths and value is not None
         }
-
-
-def _is_positive(value: float) -> bool:
-    return value > 0
-
-
-RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("validation_share", lambda value: 0 < value < 1, "must be between 0 and 1"),
-    ("depth", lambda value: 0 <= value <= MAX_DEPTH, f"must be 0 (linear) to {MAX_DEPTH}"),
-    ("max_ratio", _is_positive, "must be positive"),
-    ("accepted_weight", _is_positive, "must be positive"),
-    ("rejected_weight", _is_positive, "must be positive"),
-    ("learning_rate", _is_positive, "must be positive"),
-    ("epochs", lambda value: value >= 1, "must be at least 1"),
-    ("patience", lambda value: value >= 1, "must be at least 1"),
-    ("batch_size", lambda value: value >= 1, "must be at least 1"),
-    ("seed", lambda value: 0 <= value < 2**63, "must be in [0, 2**63)"),
-)

@@ -91,11 +91,14 @@ def test_lower_bounds_read_the_quantised_bytes(quantized: ComparedSetting) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*TRAINED, "--draft", "self:int2"], "--draft self:int2 is not a kind"),
+        ([*TRAINED, "--draft", "self:int2"], "--draft 'self:int2' is not a kind"),
         ([*TRAINED, "--draft", "self:int4", "--draft_quantization", "int8"], "self:int4 says how"),
         ([*SYNTHETIC, "--draft", "self:int4"], "leave out --target and --draft"),
-        ([*TRAINED, "--draft", "self:int4", "--peers", "vllm"], "--peers would run the models as they are"),
-        ([*SYNTHETIC, "--target_quantization", "int8", "--peers", "vllm"], "--peers would run the models"),
+        ([*TRAINED, "--draft", "self:int4", "--peers", "vllm"], "--peers vllm would run the models as"),
+        (
+            [*SYNTHETIC, "--target_quantization", "int8", "--peers", "vllm"],
+            "--peers vllm would run the models",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: list[str], message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdist.config.arguments import option
-from specdist.utils.errors import UserError
+from specdist.utils.rules import Rule, check_ranges
 
 TABLES = ("leviathan", "svip", "gammatune", "specdecpp", "sprinter")
 
@@ -23,13 +23,13 @@ class PapersConfig:
     work: str = option(help="folder of traces, heads and runs, as jobs/benchmarks/papers.sh makes it")
     output: str = option(help="result file (.json)")
     tables: list[str] | None = option(
-        None, help=f"papers to repeat (default: all of {', '.join(TABLES)})", action="extend"
-    )
-    num_prompts: int = option(48, help="prompts of every set; a multiple of 6, the tasks of Spec-Bench")
+        None, action="extend", rule=Rule(TABLES.__contains__, f"must be one of {', '.join(TABLES)}"),
+        help=f"papers to repeat (default: all of {', '.join(TABLES)})",
+    )  # fmt: skip
+    num_prompts: int = option(
+        48, rule=Rule(lambda n: n >= 6 and n % 6 == 0, "must be a positive multiple of 6"),
+        help="prompts of every set; a multiple of 6, the tasks of Spec-Bench",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name in self.tables or ():
-            if name not in TABLES:
-                raise UserError(f"--tables {name} must be one of {', '.join(TABLES)}")
-        if self.num_prompts < 6 or self.num_prompts % 6:
-            raise UserError(f"--num_prompts {self.num_prompts} must be a positive multiple of 6")
+        check_ranges(self)

@@ -1,4 +1,4 @@
-"""The options of chat prompts: what the chat template gets beside a row's messages."""
+"""The options of prompts: where they come from, and what the chat template gets beside messages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from specdist.config.arguments import option
 from specdist.utils.errors import UserError
+from specdist.utils.rules import Refusals, Rule
 
 # Roles of a first message that a template writes as the system prompt.
 SYSTEM_ROLES = ("system", "developer")
@@ -49,8 +50,9 @@ class ChatOptions:
     _argument_group_name = "Prompts"
 
     system_prompt: str | None = option(
-        None, help="system message of chats that do not begin with one of their own"
-    )
+        None, rule=Rule(bool, "must not be empty; leave the option out instead"),
+        help="system message of chats that do not begin with one of their own",
+    )  # fmt: skip
     chat_template_kwargs: str | None = option(
         None, help='JSON object of variables for the chat template, such as {"enable_thinking": false}'
     )
@@ -58,8 +60,6 @@ class ChatOptions:
     @property
     def chat_format(self) -> ChatFormat:
         """Raises :class:`UserError` for variables that are not a JSON object, or not the template's."""
-        if self.system_prompt == "":
-            raise UserError("--system_prompt must not be empty; leave the option out instead")
         if self.chat_template_kwargs is None:
             return ChatFormat(system_prompt=self.system_prompt)
         shown = f"--chat_template_kwargs {self.chat_template_kwargs}"
@@ -87,3 +87,64 @@ class ChatOptions:
             "chat_template_kwargs": dict(self.chat_format.variables) or None,
         }
         return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(kw_only=True)
+class PromptOptions(ChatOptions):
+    """Where prompts come from."""
+
+    _argument_group_name = "Prompts"
+    _url_options: ClassVar[tuple[str, ...]] = ("prompts",)
+
+    prompts: str = option(
+        help="Arrow IPC file or folder, save_to_disk folder, Parquet, JSONL or CSV; or its URL (s3://, "
+        "gs://, hf://)",
+    )
+    prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
+    messages_column: str | None = option(
+        None, help="column of chat messages, formatted with the chat template"
+    )
+    split_special_tokens: bool = option(
+        False,
+        help="encode special tokens inside prompts and messages as text; a chat template's own stay special",
+    )
+
+    _refusals: ClassVar[Refusals] = (
+        ("prompt_column", lambda o: o.messages_column is not None,
+         "and --messages_column {o.messages_column} exclude each other: name the column of plain prompts "
+         "or the column of chat messages"),
+    )  # fmt: skip
+
+    def resolve_prompts(self) -> None:
+        """Fill in the column. Raises :class:`UserError` for variables that are not the template's."""
+        _ = self.chat_format
+        if self.messages_column is None:
+            self.prompt_column = self.prompt_column or "prompt"
+
+
+@dataclass(kw_only=True)
+class TurnOptions(PromptOptions):
+    """Prompts, and conversations of which the input has the user's side alone."""
+
+    _argument_group_name = "Prompts"
+
+    turns_column: str | None = option(
+        None,
+        help="column of lists of user messages: each is answered in turn, with the answers before it, in "
+        "the chat template",
+    )
+
+    _refusals: ClassVar[Refusals] = (
+        ("turns_column", lambda o: o.prompt_column is not None,
+         "and --prompt_column {o.prompt_column} exclude each other: name the one that has the prompts"),
+        ("turns_column", lambda o: o.messages_column != o.turns_column,
+         "and --messages_column {o.messages_column} exclude each other: name the one that has the prompts"),
+        ("trace logprobs prompt_logprobs", lambda o: o.turns_column is not None,
+         "describes one completion of a row, and with --turns_column {o.turns_column} a row has several: "
+         "leave one of them out, or give whole conversations in --messages_column"),
+    )  # fmt: skip
+
+    def resolve_prompts(self) -> None:
+        """Fill in the column: that of turns is one of messages. Raises as without turns."""
+        self.messages_column = self.messages_column or self.turns_column
+        super().resolve_prompts()
