@@ -124,22 +124,22 @@ class DraftSide:
             logits_NV = logits_NV[:, : self._vocab_size]
             end = begin + len(part.index_N)
             if end > begin:
-                ids_N, described_4N = self._draw_from(logits_NV, places.between(begin, end))
+                ids_N, described_4N = self._draw_from(
+                    logits_NV, places.keys_N[begin:end], places.positions_N[begin:end]
+                )
                 drawn.append(ids_N)
                 described.append(described_4N)
             begin = end
         return np.concatenate(drawn), np.concatenate(described, axis=1), np.concatenate(states)
 
-    def _draw_from(self, logits_NV: Tensor, places: _Places) -> tuple[np.ndarray, np.ndarray]:
-        distributions_N, _, undecided = draft_distributions(
-            logits_NV, self._settings, places.keys_N, places.positions_N
-        )
+    def _draw_from(
+        self, logits_NV: Tensor, keys_N: Tensor, positions_N: Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
+        distributions_N, _, undecided = draft_distributions(logits_NV, self._settings, keys_N, positions_N)
         uniforms_N = None
         if self._settings.is_random:
-            zeros_N = torch.zeros_like(places.keys_N)
-            uniforms_N = uniforms(places.keys_N, places.positions_N, zeros_N, Purpose.DRAFT).to(
-                distributions_N.device
-            )
+            uniforms_N = uniforms(keys_N, positions_N, torch.zeros_like(keys_N), Purpose.DRAFT)
+            uniforms_N = uniforms_N.to(distributions_N.device)
         drawn_N = distributions_N.draw(uniforms_N)
         features_3N = draft_features(logits_NV, undecided, drawn_N, self._settings)
         described_4N = torch.cat([distributions_N.probabilities_of(drawn_N)[None], features_3N])
@@ -205,14 +205,4 @@ class _Places:
             keys_N=torch.from_numpy(np.repeat([text.stream_key for text in group], counts_R)),
             own_ids_N=np.concatenate(own_ids),
             counts_R=counts_R,
-        )
-
-    def between(self, begin: int, end: int) -> _Places:
-        """Some of the places, without their counts by text."""
-        return _Places(
-            slots_N=self.slots_N[begin:end],
-            positions_N=self.positions_N[begin:end],
-            keys_N=self.keys_N[begin:end],
-            own_ids_N=self.own_ids_N[begin:end],
-            counts_R=np.zeros(0, np.int64),
         )

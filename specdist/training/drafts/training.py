@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import tqdm
 
 from specdist.data.store.files import write_atomically
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0, gathered
@@ -29,13 +28,12 @@ from specdist.training.drafts.config import DistillConfig
 from specdist.training.drafts.data import Example, Examples, batches, num_completion_tokens
 from specdist.training.drafts.own_texts import Writer, with_own_texts
 from specdist.training.drafts.student import Student
+from specdist.training.loop import evaluated_steps, run_steps
 from specdist.utils.errors import UserError
 
 CHECKPOINT_NAME = "checkpoint.pt"
 WARM_UP_SHARE, LAST_SHARE, MAX_NORM = 0.03, 0.02, 1.0
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.01
-# Evaluations of an epoch where epochs are few.
-EVALUATIONS_PER_TRAINING = 12
 
 logger = logging.getLogger(__name__)
 
@@ -116,11 +114,10 @@ class _Trainer:
         self._steps_per_epoch = -(-len(self._learned) // config.batch_size)
         num_epochs = config.num_epochs(len(self._learned))
         self._num_steps = num_epochs * self._steps_per_epoch
-        self._evaluated = _evaluated_steps(self._steps_per_epoch, num_epochs)
+        self._evaluated = evaluated_steps(self._steps_per_epoch, num_epochs)
         self._history = History()
         self._best: dict[str, torch.Tensor] = {}
         self._step = 0
-        self._losses: list[float] = []
         self._num_own_tokens = 0
         self._begin = time.monotonic()
         self._resume()
@@ -131,30 +128,26 @@ class _Trainer:
     def run(self, is_stopped: Callable[[], bool]) -> History | None:
         history, config = self._history, self._task.config
         if not history.steps:
-            self._evaluate()
-        is_shown = self._task.topology.is_rank0
-        bar = tqdm.tqdm(
-            total=self._num_steps, initial=self._step, desc="distilling", unit="step",
-            disable=None if is_shown else True,
+            self._evaluate(0, None)
+        is_complete = run_steps(
+            self._step, self._num_steps, self._train_step, self._evaluate,
+            evaluated=self._evaluated,
+            is_over=lambda: history.is_over(config.patience),
+            # Ranks look at different moments: rank 0's look counts.
+            is_stopped=lambda: broadcast_from_rank0(self._task.topology, is_stopped()),
+            label="distilling",
+            is_shown=self._task.topology.is_rank0,
         )  # fmt: skip
-        with bar:
-            while self._step < self._num_steps and not history.is_over(config.patience):
-                # Ranks look at different moments: rank 0's look counts.
-                if broadcast_from_rank0(self._task.topology, is_stopped()):
-                    return None
-                if self._step == self._texts_end:
-                    self._write_texts()
-                self._losses.append(self._train_step())
-                bar.update(1)
-                if self._step in self._evaluated:
-                    self._evaluate()
-                    bar.set_postfix(acceptance=f"{history.prospects[-1].acceptance:.3f}")
+        if not is_complete:
+            return None
         self._student.module.load_state_dict(self._best)
         return history
 
-    def _train_step(self) -> float:
+    def _train_step(self, step: int) -> float:
         """The loss of a step's tokens, in nats per token."""
         config, topology = self._task.config, self._task.topology
+        if step == self._texts_end:
+            self._write_texts()
         chosen = [self._texts.get(index, self._learned[index]) for index in self._chosen(self._step)]
         num_tokens = num_completion_tokens(chosen)
         for group in self._optimizer.param_groups:
@@ -184,7 +177,7 @@ class _Trainer:
     def _write_texts(self) -> None:
         """After the prompts of the steps until the next evaluation. A training that goes on does so after
         one, with the same weights: nothing of the texts needs to be kept."""
-        self._texts_end = next(step for step in self._evaluated if step > self._step)
+        self._texts_end = min(step for step in self._evaluated if step > self._step)
         if self._task.writer is None:
             return
         first = len(self._learned) - len(self._task.examples.prompts)
@@ -216,16 +209,16 @@ class _Trainer:
             gradient.copy_(flat[begin : begin + gradient.numel()].view_as(gradient))
             begin += gradient.numel()
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, step: int, loss: float | None) -> str:
         """Measure the draft, keep it if it is the best so far, and write a checkpoint."""
         history = self._history
         earlier = history.seconds[-1] if history.seconds else 0.0
-        history.steps.append(self._step)
-        history.losses.append(float(np.mean(self._losses)) if self._losses else None)
+        history.steps.append(step)
+        history.losses.append(loss)
         history.prospects.append(held_out_prospect(self._task, self._student))
         history.seconds.append(earlier + time.monotonic() - self._begin)
         history.num_own_tokens.append(self._num_own_tokens)
-        self._begin, self._losses = time.monotonic(), []
+        self._begin = time.monotonic()
         if history.best == len(history.prospects) - 1:
             state = self._student.module.state_dict()
             self._best = {name: value.detach().cpu().clone() for name, value in state.items()}
@@ -236,6 +229,7 @@ class _Trainer:
         )  # fmt: skip
         if self._task.topology.is_rank0:
             self._write()
+        return f"acceptance={found.acceptance:.3f}"
 
     def _write(self) -> None:
         document = {
@@ -286,10 +280,3 @@ def held_out_prospect(task: Task, student: Student) -> Prospect:
     for part in gathered(topology, own):
         together |= part
     return prospect([together[index] for index in range(len(held_out))], task.cost_ratio)
-
-
-def _evaluated_steps(steps_per_epoch: int, epochs: int) -> Sequence[int]:
-    """The end of every epoch, and steps in between where epochs are few."""
-    per_epoch = min(steps_per_epoch, math.ceil(EVALUATIONS_PER_TRAINING / epochs))
-    within = {steps_per_epoch * (index + 1) // per_epoch for index in range(per_epoch)}
-    return sorted(epoch * steps_per_epoch + step for epoch in range(epochs) for step in within)

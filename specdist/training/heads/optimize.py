@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,16 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import torch.nn.functional as F
-import tqdm
 from torch import Tensor
 
 from specdist.models.heads.examples import FEATURES
 from specdist.models.heads.head import TokenHead
 from specdist.training.heads.data import ExampleSet
 from specdist.training.heads.metrics import cross_entropies
+from specdist.training.loop import evaluated_steps, run_steps
 
-# Minimum number of points on the curves.
-MIN_EVALUATIONS = 12
 EVALUATED_ROWS = 64
 
 Labels = Callable[[ExampleSet, slice], np.ndarray]
@@ -70,8 +67,9 @@ class History:
     evaluation: list[float] = field(default_factory=list)
 
     @property
-    def best(self) -> int:
-        return int(np.argmin(self.evaluation))
+    def num_since_best(self) -> int:
+        """Evaluations after the best one."""
+        return len(self.evaluation) - 1 - int(np.argmin(self.evaluation)) if self.evaluation else 0
 
 
 @contextlib.contextmanager
@@ -101,30 +99,32 @@ def train_head(
     """Train in place. With a patience, the head gets the weights of its best evaluation."""
     num_batches = -(-len(training) // schedule.batch_size)
     num_steps = schedule.epochs * num_batches
-    evaluation_steps = _evaluation_steps(num_batches, schedule.epochs)
     optimizer = torch.optim.Adam(head.parameters(), lr=schedule.learning_rate)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
-    history, losses = History(), []
+    history, batches = History(), _batches(training, schedule)
     best = copy.deepcopy(head.state_dict())
     labels_M = objective.labels(evaluation, slice(None))
-    with tqdm.tqdm(total=num_steps, desc=label, unit="step", disable=None) as bar:
-        for step, batch in enumerate(_batches(training, schedule), start=1):
-            loss = _step(head, optimizer, objective, batch)
-            cosine.step()
-            losses.append(loss)
-            bar.update(1)
-            if step not in evaluation_steps:
-                continue
-            history.epochs.append(step / num_batches)
-            history.training.append(float(np.mean(losses)))
-            history.evaluation.append(objective.mean_loss(estimate(head, evaluation), labels_M))
-            bar.set_postfix(training=f"{history.training[-1]:.3f}", kept_out=f"{history.evaluation[-1]:.3f}")
-            losses = []
-            if schedule.patience is not None:
-                if history.best == len(history.evaluation) - 1:
-                    best = copy.deepcopy(head.state_dict())
-                elif len(history.evaluation) - 1 - history.best >= schedule.patience:
-                    break
+
+    def take_step(_: int) -> float:
+        loss = _step(head, optimizer, objective, next(batches))
+        cosine.step()
+        return loss
+
+    def evaluate(step: int, training_loss: float) -> str:
+        nonlocal best
+        history.epochs.append(step / num_batches)
+        history.training.append(training_loss)
+        history.evaluation.append(objective.mean_loss(estimate(head, evaluation), labels_M))
+        if history.num_since_best == 0:
+            best = copy.deepcopy(head.state_dict())
+        return f"training={training_loss:.3f}, kept_out={history.evaluation[-1]:.3f}"
+
+    run_steps(
+        0, num_steps, take_step, evaluate,
+        evaluated=evaluated_steps(num_batches, schedule.epochs),
+        is_over=lambda: schedule.patience is not None and history.num_since_best >= schedule.patience,
+        label=label,
+    )  # fmt: skip
     if schedule.patience is not None:
         head.load_state_dict(best)
     return history
@@ -139,13 +139,6 @@ def estimate(head: TokenHead, examples: ExampleSet) -> np.ndarray:
         for begin in range(0, len(examples), EVALUATED_ROWS)
     ]
     return np.concatenate(logits)
-
-
-def _evaluation_steps(num_batches: int, epochs: int) -> set[int]:
-    """Steps at the end of every epoch, and in between as the curves need."""
-    per_epoch = min(num_batches, math.ceil(MIN_EVALUATIONS / epochs))
-    within = {num_batches * (index + 1) // per_epoch for index in range(per_epoch)}
-    return {epoch * num_batches + step for epoch in range(epochs) for step in within}
 
 
 def _batches(training: ExampleSet, schedule: Schedule) -> Iterator[ExampleSet]:
