@@ -24,8 +24,7 @@ from specdist.results.evaluate.config import LM_EVAL, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.results import write_arrow
 from specdist.results.evaluate.scores import Metric, Scores
-from specdist.results.evaluate.tasks.answers import answer_columns, answer_of
-from specdist.results.evaluate.tasks.text_tasks import ERROR
+from specdist.results.evaluate.tasks.texts import ERROR, answer_columns, answer_of
 from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)

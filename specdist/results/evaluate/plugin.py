@@ -13,8 +13,7 @@ from typing import Any
 from specdist.results.evaluate.config import EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.scores import Groups, Scores
-from specdist.results.evaluate.tasks.answers import cut
-from specdist.results.evaluate.tasks.text_tasks import ERROR, IDENTITY_COLUMNS, identity_columns
+from specdist.results.evaluate.tasks.texts import ERROR, IDENTITY_COLUMNS, cut, identity_columns
 from specdist.utils.errors import UserError
 
 

@@ -40,14 +40,14 @@ from specdist.results.evaluate.results import (
 from specdist.results.evaluate.scores import Scores
 from specdist.results.evaluate.tasks.gsm8k import gsm8k_column, score_gsm8k
 from specdist.results.evaluate.tasks.humaneval import check_humaneval, score_humaneval
-from specdist.results.evaluate.tasks.matching import (
+from specdist.results.evaluate.tasks.multiple_choice import check_multiple_choice, score_multiple_choice
+from specdist.results.evaluate.tasks.texts import (
+    ERROR,
     check_rouge,
     exact_match_column,
     score_exact_match,
     score_rouge,
 )
-from specdist.results.evaluate.tasks.multiple_choice import check_multiple_choice, score_multiple_choice
-from specdist.results.evaluate.tasks.text_tasks import ERROR
 from specdist.utils.errors import UserError
 
 

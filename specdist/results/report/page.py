@@ -16,11 +16,9 @@ from specdist.results.report.markup import left_out, paragraph, render, table
 from specdist.results.report.overview import banners, configuration, side_by_side, summary_tiles
 from specdist.results.report.panel import Panel, names
 from specdist.results.report.panels.acceptance import by_entropy, by_position, lengths
-from specdist.results.report.panels.rates import Tuned, read_tuned
+from specdist.results.report.panels.rates import Tuned, rates, read_tuned
 from specdist.results.report.panels.speed import speed_by_shard, speed_over_time
-from specdist.results.report.panels.timing import predicted_time, theory
-from specdist.results.report.panels.waste import rates
-from specdist.results.report.panels.work import time_per_role
+from specdist.results.report.panels.timing import predicted_time, theory, time_per_role
 from specdist.results.report.runs import ReportedRun, read_runs
 from specdist.results.report.style import RUN_COLOURS, png, report_style
 from specdist.utils.errors import UserError

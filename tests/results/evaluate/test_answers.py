@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.results.evaluate.tasks.answers import answer_of, readings, without_thinking
+from specdist.results.evaluate.tasks.texts import answer_of, readings, without_thinking
 from tests.results.evaluate.evaluating import evaluate
 from tests.results.evaluate.files import merged_file, run_folder
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from specdist.results.evaluate.tasks.programs import problem_code, problem_in, program_of
+from specdist.results.evaluate.tasks.humaneval import problem_code, problem_in, program_of
 
 PROBLEM = '''from typing import List
 

@@ -16,8 +16,7 @@ from typing import Any
 from specdist.results.evaluate.config import GSM8K, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.scores import Scores
-from specdist.results.evaluate.tasks.answers import readings
-from specdist.results.evaluate.tasks.text_tasks import RowScore, reference_column, score_texts
+from specdist.results.evaluate.tasks.texts import RowScore, readings, reference_column, score_texts
 
 MARKED = re.compile(r"#### (-?[0-9.,]+)")
 

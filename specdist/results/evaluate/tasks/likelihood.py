@@ -23,7 +23,7 @@ from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
 from specdist.results.evaluate.config import EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.scores import Groups, Metric, Scores
-from specdist.results.evaluate.tasks.text_tasks import ERROR, IDENTITY_COLUMNS, identity_columns
+from specdist.results.evaluate.tasks.texts import ERROR, IDENTITY_COLUMNS, identity_columns
 from specdist.utils.errors import UserError
 
 

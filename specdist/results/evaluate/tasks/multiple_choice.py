@@ -16,8 +16,7 @@ import pyarrow as pa
 from specdist.results.evaluate.config import MULTIPLE_CHOICE, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.scores import Scores
-from specdist.results.evaluate.tasks.answers import readings
-from specdist.results.evaluate.tasks.text_tasks import RowScore, reference_column, score_texts
+from specdist.results.evaluate.tasks.texts import RowScore, readings, reference_column, score_texts
 from specdist.utils.errors import UserError
 
 LETTERS = string.ascii_uppercase
