@@ -35,7 +35,7 @@ SYNCHRONOUS = """
 DEFAULT_ON_GPU = f"""
     {SYNCHRONOUS}
         ShardedTarget Collectives VocabParallelVerifier StepScores HeadReader
-    RunLengths     AheadDrafter FirstAhead BranchTable BranchAdoption RemoteDraft Packed Wire LinkFrom
+    RunLengths     AheadDrafter FirstAhead BranchTable RemoteDraft Packed Wire LinkFrom
     DraftOnDemand RoundPlan     Request Timeline DeviceClock StatsRecorder AheadReport MemoryGuard
     NonFiniteGuard StaticPasses StaticRuns     CheckedGraphs InputStaging AttentionGroup PagedSegments
     VarlenKernel SymmetricMemory DraftDistributions     sampling_kernels DraftDraws Winners

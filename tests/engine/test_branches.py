@@ -1,16 +1,21 @@
 """Branches: which are chosen, where they are kept, and that they are what the row would have drafted."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdist.engine.draft.ahead.branches import BranchTable
+from specdist.engine.draft.ahead.branches import Branches, BranchTable, DraftBranches
+from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.draft_worker import DraftWorker
+from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.opened import OpenedSequences
 from specdist.models.cache.pages import PageTable
 from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.runner import ModelRunner
 from specdist.policies import FixedLength
 from specdist.policies.payoff import RoundShape
 from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches, likeliest
@@ -203,3 +208,41 @@ def test_estimates_for_a_greedy_draw() -> None:
     assert branch_estimates.survival_N == pytest.approx([float(weights[1] / weights.sum())])
     assert branch_estimates.alternative_ids_NA.tolist() == [[1, 2, 0]]
     assert branch_estimates.chances_NA[0] == pytest.approx([0, *(weights[[2, 0]] / weights.sum()).tolist()])
+
+
+class Cache:
+    """Notes the slots whose branches it has copied."""
+
+    def __init__(self) -> None:
+        self.adopted: list[list[int]] = []
+
+    def adopt_branches(self, branches_B: np.ndarray, slots_B: np.ndarray, *_: np.ndarray) -> None:
+        self.adopted.append(slots_B.tolist())
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_keys_follow_unless_the_request_has_failed(has_failed: bool) -> None:
+    """A sequence that is opened again may have other pages."""
+    slots = np.arange(2)
+    cache, state = Cache(), DraftState(
+        num_slots=2, num_branches=1, max_length=9, vocab_size=5, device=torch.device("cpu")
+    )  # fmt: skip
+    settings = SamplingSettings()
+    branches = DraftBranches(cast(ModelRunner, cache), state, settings, None, num_branches=1)
+    # Each has a branch after a token; the next token of the second sequence is that of its branch.
+    branches.table.open(
+        Branches(slots, slots + 2, np.full(2, 3), np.array([1, 2]), np.ones(2, np.int64), np.ones(2)),
+        np.full(2, 2),
+    )
+    state.num_committed[:], state.token_ids[:2, 3] = 4, [0, 2]
+    state.token_ids[3, 4:6] = [4, 3]
+    report = branches.adopt(slots, FirstAhead.nothing(2), 1)
+    assert report.num_branches_R.tolist() == [1, 1] and report.num_branch_tokens_R.tolist() == [2, 0]
+    assert report.branch_ranks_R.tolist() == [0, 1]
+    assert state.num_candidates.tolist() == [0, 2] and state.token_ids[1, 4:6].tolist() == [4, 3]
+    assert not cache.adopted
+    if has_failed:
+        branches.drop()
+    branches.finish()
+    branches.finish()
+    assert cache.adopted == ([] if has_failed else [[1]])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.engine.draft.ahead import draft_ahead
+from specdist.engine.draft.ahead import branches
 from specdist.engine.draft.ahead.draft_ahead import AheadDrafter
 from specdist.engine.draft.steps import draft_loop
 from specdist.engine.draft.steps.draft_loop import DraftLoop
@@ -173,7 +173,7 @@ def test_the_device_looks_for_branches_before_the_host_waits_for_the_first_token
     expected = found()
     for name in ("_give", "_receive"):
         monkeypatch.setattr(DraftLoop, name, noting(getattr(DraftLoop, name), events))
-    monkeypatch.setattr(draft_ahead, "likeliest", noting(draft_ahead.likeliest, events))
+    monkeypatch.setattr(branches, "likeliest", noting(branches.likeliest, events))
     monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: False)
     assert found() == expected
     assert expected[1] > 20

@@ -72,7 +72,7 @@ CONSTRAINT_FAULTS = (
         ("        state.put_certain(places_T, ids_T)\n"
          "        state.num_computed[lines_A] = begins_A + counts_A\n"),
         (CACHE,)),
-    Mutant("branch-adopted-with-forced-tokens-as-cached", "BranchAdoption.adopt",
+    Mutant("branch-adopted-with-forced-tokens-as-cached", "DraftBranches.adopt",
         "state.num_computed[slots_B] = np.minimum(computed_B, positions_B + lengths_B)",
         "state.num_computed[slots_B] = positions_B + lengths_B",
         (CACHE,)),

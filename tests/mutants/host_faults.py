@@ -11,8 +11,8 @@ NEXT_ROUND = "tests/engine/test_next_round.py"
 
 HOST_FAULTS = (
     Mutant("device-looks-for-branches-only-when-the-host-has-waited-for-it", "AheadDrafter.draft",
-        "            if not asked:\n",
-        "            if False:\n",
+        "            if not looked:\n                num_ahead_S",
+        "            if False:\n                num_ahead_S",
         (MEANWHILE,)),
     Mutant("round-that-works-ahead-is-chosen-before-anything-is-drafted", "AheadDrafter.draft",
         "        has_chosen = self.shape.num_ahead < 2\n",

@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 
 from specdist.engine.draft.ahead.draft_ahead import AheadDrafter
-from specdist.engine.draft.ahead.first_ahead import FirstAhead
+from specdist.engine.draft.ahead.first_ahead import FirstAhead, verify_first
 from specdist.engine.draft.lazy_prefill import LazyPrefill
 from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.draft.steps.draft_state import NOWHERE, DraftState
@@ -78,7 +78,7 @@ class DraftWorker:
         ``lazy_pages``: number and size of the target's pages, if prompts are to be run only when something is
         drafted after them.
         """
-        self._runner, self.device = runner, runner.device
+        self._runner, self.device, self._is_traced = runner, runner.device, is_traced
         self._max_context_tokens = max_context_tokens
         self._draft_state = DraftState(
             num_slots=num_slots,
@@ -105,7 +105,7 @@ class DraftWorker:
         )
         self._ahead = AheadDrafter(
             runner, ahead, chooser, policy, self._draft_state, self._draft_loop,
-            settings=settings, is_traced=is_traced, max_tokens=max(ahead.num_ahead, max_ahead_tokens),
+            settings=settings, max_tokens=max(ahead.num_ahead, max_ahead_tokens),
         )  # fmt: skip
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
@@ -158,7 +158,7 @@ class DraftWorker:
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
         for num_wanted_R, uses_policy in wanted_now:
-            self._ahead.adoption.finish()
+            self._ahead.branches.finish()
             state.num_candidates[slots_R] += self._draft_loop.extend(
                 DraftBatch(
                     draft_slots_R=slots_R,
@@ -193,11 +193,11 @@ class DraftWorker:
     def _resolve(self, request: ProposalRequest) -> FirstAhead:
         """Commit the accepted candidates and the next token after them."""
         state, slots_R, num_accepted_R = self._draft_state, request.slots_R, request.num_accepted_R
-        self._ahead.take_missed(request.missed)
+        self._draft_state.take_missed(request.missed)
         num_candidates_R = state.num_candidates[slots_R]
         begins_R = state.num_committed[slots_R]
         positions_R = begins_R + num_accepted_R
-        first = self._ahead.verify_first(request, positions_R)
+        first = verify_first(state, request, positions_R, is_on=self._ahead.is_on, is_traced=self._is_traced)
         is_hit_R = first.is_hit_R
         is_rejected_R = ((num_accepted_R < num_candidates_R) | first.is_verified_R) & ~is_hit_R
         self._feedback.keep(slots_R, num_accepted_R, is_hit_R, is_rejected_R)
@@ -237,7 +237,7 @@ class DraftWorker:
     def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
         """After the reply, while the target runs its pass: run its contexts, then draft ahead. Learning waits
         until the device has that to do, unless a head reads the features of the last tokens."""
-        self._ahead.adoption.finish()
+        self._ahead.branches.finish()
         if self._runner.has_head:
             self._feedback.learn()
         self._forget_scores(request)
@@ -255,7 +255,7 @@ class DraftWorker:
             if self._lazy is not None:
                 self._lazy.follow(request)
             self._runner.update_pages(request.page_updates)
-            self._ahead.take_missed(request.missed)
+            self._draft_state.take_missed(request.missed)
             self._open_and_prefill(request)
             if self._lazy is None:
                 self._ahead.follow(request)
@@ -274,7 +274,7 @@ class DraftWorker:
             state.max_lengths[opened.slots] = opened.max_lengths
             state.context_lengths[opened.slots] = opened.context_lengths
             state.num_candidates[opened.slots] = state.num_ahead[opened.slots] = 0
-            self._ahead.drop_branches(opened.slots)
+            self._ahead.branches.table.drop(opened.slots)
             if self._pipeline is not None:
                 self._pipeline.open(opened)
             self._runner.pages.begin(opened.slots)
@@ -309,7 +309,7 @@ class DraftWorker:
             snapshot, self._draft_state.stream_keys = self._before
             self._policy_state.restore(snapshot)
         self._feedback.drop()
-        self._ahead.adoption.drop()
+        self._ahead.branches.drop()
         self._draft_state.scores.forget()
         release_memory(self.device)
         self._end_request()

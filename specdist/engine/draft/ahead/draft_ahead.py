@@ -13,39 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from specdist.engine.draft.ahead.adoption import BranchAdoption
-from specdist.engine.draft.ahead.branches import NO_BRANCHES, Branches, BranchTable
-from specdist.engine.draft.ahead.first_ahead import FirstAhead, verify_first
+from specdist.engine.draft.ahead.branches import DraftBranches, LookedFor
+from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch
 from specdist.engine.messages.proposals import ProposalRequest
 from specdist.engine.times.reports import AheadReport
-from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
-from specdist.sampling.branch_estimates import estimate_branches, likeliest
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.ranges import places_from
-
-# Beside logits of 0, a probability of 1.
-CERTAIN_LOGIT = 1e4
-
-
-class _BranchPlaces(NamedTuple):
-    """Where branches may begin: the first place and the number of places of each sequence, all of them, and
-    what the device finds there; None where there are to be no branches."""
-
-    begins_S: np.ndarray
-    lengths_S: np.ndarray
-    places_N: tuple[np.ndarray, np.ndarray]
-    likeliest_2NA: Tensor | None
 
 
 class AheadDrafter:
@@ -64,7 +46,6 @@ class AheadDrafter:
         draft_loop: DraftLoop,
         *,
         settings: SamplingSettings,
-        is_traced: bool,
         max_tokens: int,
     ) -> None:
         """``max_tokens``: ahead of a sequence, or in a branch with its first token, with those that are
@@ -81,10 +62,7 @@ class AheadDrafter:
         # Rounds in which the model does nothing, with this one.
         self._num_quiet = 0
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
-        self._settings = settings
-        self._is_traced = is_traced
-        self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
-        self.adoption = BranchAdoption(runner, draft_state, self._branches, chooser)
+        self.branches = DraftBranches(runner, draft_state, settings, chooser, num_branches=ahead.num_branches)
 
     def begin_round(self, request: ProposalRequest) -> None:
         """What to do before the reply, as was chosen after the last one, which must be resolved."""
@@ -162,15 +140,6 @@ class AheadDrafter:
         )
         return 0 if is_pending or self.shape.num_ahead else self.shape.num_rounds_alone
 
-    def take_missed(self, missed: FlatBatch) -> None:
-        """Next tokens that the target has sampled alone, without anything drafted."""
-        if len(missed):
-            places, state = (missed.slots_T, missed.positions_T), self._draft_state
-            state.put_undrafted(places, np.asarray(missed.token_ids_T))
-            # Positions ascend within a slot, so the last write is the largest.
-            state.num_committed[missed.slots_T] = missed.positions_T + 1
-            state.num_candidates[missed.slots_T] = state.num_ahead[missed.slots_T] = 0
-
     def follow(self, request: ProposalRequest) -> None:
         """The target decodes alone: run the tokens that the cache lacks, without logits."""
         if self._chooser is not None:
@@ -186,21 +155,11 @@ class AheadDrafter:
             self._runner.forward(batch, [])
             state.num_computed[slots_R] = ends_R
 
-    def verify_first(self, request: ProposalRequest, positions_R: np.ndarray) -> FirstAhead:
-        """See :func:`specdist.engine.draft.ahead.first_ahead.verify_first`."""
-        return verify_first(
-            self._draft_state, request, positions_R, is_on=self.is_on, is_traced=self._is_traced
-        )
-
-    def drop_branches(self, slots: np.ndarray) -> None:
-        self._branches.drop(slots)
-
     def adopt_branches(self, slots_R: np.ndarray, first: FirstAhead) -> AheadReport:
-        """See :meth:`BranchAdoption.adopt`. Without work ahead, nothing; returns the outcome of all work
-        ahead."""
+        """See :meth:`DraftBranches.adopt`. Returns the outcome of all work ahead."""
         if not self.is_on:
             return AheadReport.nothing(len(slots_R))
-        return self.adoption.adopt(slots_R, first, self.shape.num_branches)
+        return self.branches.adopt(slots_R, first, self.shape.num_branches)
 
     def hold_back(self, request: ProposalRequest) -> None:
         """Candidates that are not worth the target's time, or have no room in its pass, are kept as tokens
@@ -262,7 +221,7 @@ class AheadDrafter:
         num_left_S = state.num_ahead[slots_S]
         tails_S = state.num_committed[slots_S] + state.num_candidates[slots_S] + num_left_S
         room_S = state.max_lengths[slots_S] - tails_S - 1
-        asked: list[_BranchPlaces] = []
+        looked: list[LookedFor] = []
 
         def choose() -> None:
             nonlocal has_chosen
@@ -273,8 +232,9 @@ class AheadDrafter:
         def meanwhile() -> None:
             choose()
             # Before learning: the host waits once, for a_1 and for what follows from its scores.
-            if not asked:
-                asked.append(self._ask_branches(slots_S, num_left_S + self._draft_loop.num_wanted(first)))
+            if not looked:
+                num_ahead_S = num_left_S + self._draft_loop.num_wanted(first)
+                looked.append(self.branches.look(slots_S, num_ahead_S, self.shape))
             learn()
 
         round_ahead = partial(self._round, request, slots_S, num_block_tokens, is_ahead=True)
@@ -294,9 +254,9 @@ class AheadDrafter:
         state.num_ahead[slots_S] = num_ahead_S = num_left_S + num_first_S
         # Where the loop had no time in between; else an a_1 whose logits were not finite is among the places,
         # and of no use there.
-        branches = self._choose_branches(
-            slots_S, asked[0] if asked else self._ask_branches(slots_S, num_ahead_S)
-        )
+        if not looked:
+            looked.append(self.branches.look(slots_S, num_ahead_S, self.shape))
+        branches = self.branches.open(slots_S, looked[0], self.shape, self._draft_loop.is_stop_V)
         num_ready_S = state.num_candidates[slots_S]
         # a_1 is not a candidate, whether it was forced or not.
         num_free_S = state.num_free(slots_S, num_ready_S + num_ahead_S)
@@ -320,47 +280,4 @@ class AheadDrafter:
             )
         )
         state.num_ahead[slots_S] += num_drafted_R[: len(slots_S)]
-        self._branches.open(branches, num_drafted_R[len(slots_S) :])
-
-    def _ask_branches(self, slots_S: np.ndarray, num_ahead_S: np.ndarray) -> _BranchPlaces:
-        """Let the device look for the likeliest tokens at every sequence's candidates and ``a_1``, which it
-        may still have to draw: the places of a next token."""
-        state, num_branches = self._draft_state, self.shape.num_branches
-        begins_S = state.num_committed[slots_S]
-        lengths_S = state.num_candidates[slots_S] + np.minimum(num_ahead_S, 1)
-        places_N = places_from(slots_S, begins_S, lengths_S)
-        likeliest_2NA = None
-        if num_branches and self.shape.num_ahead > 1 and len(places_N[0]):
-            # Of a forced token no alternatives are known; greedily drawn ones have logits.
-            certainty = 1.0 if self._settings.is_random else CERTAIN_LOGIT
-            scores_NV = state.scores.at(*places_N, certainty=certainty)
-            likeliest_2NA = likeliest(scores_NV, self._settings, num_branches)
-        return _BranchPlaces(begins_S, lengths_S, places_N, likeliest_2NA)
-
-    def _choose_branches(self, slots_S: np.ndarray, asked: _BranchPlaces) -> Branches:
-        """Open the best branches of every sequence."""
-        if asked.likeliest_2NA is None:
-            return NO_BRANCHES
-        state, num_branches, places_N = self._draft_state, self.shape.num_branches, asked.places_N
-        branch_estimates = estimate_branches(asked.likeliest_2NA, state.token_ids[places_N], self._settings)
-        is_last_N = places_N[1] + 2 >= state.max_lengths[places_N[0]]
-        branches = self._branches.choose(
-            slots_S,
-            asked.begins_S,
-            asked.lengths_S,
-            branch_estimates,
-            # Nothing can follow a stop token, or the last token that a sequence may have.
-            self._draft_loop.is_stop_V[branch_estimates.alternative_ids_NA] | is_last_N[:, None],
-            num_branches,
-        )
-        draft_slots_B, slots_B, positions_B = branches.draft_slots_B, branches.slots_B, branches.positions_B
-        if self._settings.processing is not None:
-            state.copy_prefixes(slots_B, draft_slots_B, positions_B)
-        state.put_undrafted((draft_slots_B, positions_B), branches.token_ids_B)
-        state.stream_keys[draft_slots_B] = state.stream_keys[slots_B]
-        # A branch is what the sequence would draft after one more miss, with the same random numbers.
-        state.num_misses[draft_slots_B] = state.num_misses[slots_B] + 1
-        # Forced tokens before it that no pass has run yet are the branch's to run, too.
-        state.num_computed[draft_slots_B] = np.minimum(positions_B, state.num_computed[slots_B])
-        self._runner.open_branches(slots_B, draft_slots_B, positions_B)
-        return branches
+        self.branches.table.open(branches, num_drafted_R[len(slots_S) :])

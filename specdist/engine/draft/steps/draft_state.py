@@ -126,6 +126,14 @@ class DraftState:
         self.token_ids[places] = token_ids_T
         self.features.forget(places)
 
+    def take_missed(self, missed: FlatBatch) -> None:
+        """Next tokens that the target has sampled alone, without anything drafted."""
+        if len(missed):
+            self.put_undrafted((missed.slots_T, missed.positions_T), np.asarray(missed.token_ids_T))
+            # Positions ascend within a slot, so the last write is the largest.
+            self.num_committed[missed.slots_T] = missed.positions_T + 1
+            self.num_candidates[missed.slots_T] = self.num_ahead[missed.slots_T] = 0
+
     def copy_prefixes(self, slots_B: np.ndarray, draft_slots_B: np.ndarray, ends_B: np.ndarray) -> None:
         """Let branches have their sequences' tokens, up to where they begin."""
         for slot, draft_slot, end in zip(slots_B, draft_slots_B, ends_B, strict=True):
