@@ -89,9 +89,18 @@ HOST_FAULTS = (
         (f"{NEXT_ROUND}::test_tokens_drawn_on_the_target_s_side_have_the_random_numbers_of_their_places",)),
     Mutant("counts-of-a-round-committed-late-come-a-round-late", "Engine._commit",
         'self._pipeline.add("during_pass", partial(self._count, this))',
-        ('self._pipeline.add("during_pass", '
-         'partial(self._pipeline.add, "during_pass", partial(self._count, this)))'),
+        ('count = partial(self._count, this)\n        '
+         'late = partial(self._pipeline.add, "during_pass", count)\n        '
+         'self._pipeline.add("during_pass", count if following is None else late)'),
         (NEXT_ROUND,)),
+    Mutant("accepted-candidates-are-appended-during-the-next-pass", "Engine._commit",
+        'self._pipeline.add("before_pass", partial(self._commit_rest, this, over))',
+        'self._pipeline.add("during_pass", partial(self._commit_rest, this, over))',
+        (NEXT_ROUND,), is_dangerous=True),
+    Mutant("a-stage-does-the-other-one-s-work", "Pipeline.take",
+        "for each, work in self._queue if each == stage]",
+        "for each, work in self._queue]",
+        (MEANWHILE, NEXT_ROUND)),
     Mutant("shard-counts-as-finished-before-its-files-are-there", "Uploads.start",
         "        self._running.append((self._pool.submit(publish), then))\n",
         "        then(True)\n        self._running.append((self._pool.submit(publish), lambda is_mine: None))\n",
