@@ -25,7 +25,7 @@ MANIFEST = Manifest(
         "stop_root_entropy": 0.3,
         "max_draft_tokens": 20,
         "acceptance": "rejection",
-        "overlap": "none",
+        "overlap": "synchronous",
         "num_branches": None,
         "temperature": 0.7,
         "top_k": None,

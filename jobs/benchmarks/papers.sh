@@ -43,7 +43,7 @@ run() { # NAME OPTION...
     [ -e "$folder/rouge/results.json" ] || python jobs/evaluate.py "$folder" --task rouge \
         --reference_column reference --output "$folder/rouge"
 }
-run exact --policy fixed --num_draft_tokens 5 --overlap none
+run exact --policy fixed --num_draft_tokens 5 --overlap synchronous
 for state in drawing own; do
     for features in none draft; do
         run "sprinter-$state-$features" --policy sprinter --head "$work/heads/verifier-$state-$features"

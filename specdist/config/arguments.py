@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
 
-from specdist.config.removed import Removed
+from specdist.config.removed import Removed, check_value
 from specdist.utils.errors import UserError
 from specdist.utils.rules import BOUNDS, RULE, Rule, within
 
@@ -71,7 +71,7 @@ REMOVED_OPTIONS = "_removed_options"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
 PATH_OPTIONS = frozenset(
-    ["against", "claims", "config", "data", "draft", "draft_adapter", "draft_memory", "eval_data",
+    ["against", "claims", "config", "data", "draft", "draft_adapter", "ngram_texts", "eval_data",
      "folder", "grammar", "head", "json_schema", "lm_eval_include", "model", "new_draft", "output",
      "output_config", "outputs", "peers_folder", "picture", "prompts", "run", "spool",
      "stage_weights", "synthetic_folder", "target", "target_adapter", "trace", "tune"]
@@ -159,6 +159,8 @@ class CommandParser(argparse.ArgumentParser):
             raise UserError(
                 f"{names} must be given" if missing != message else f"{message}; --help lists all options"
             )
+        if (choice := re.match(r"invalid choice: '(\w+)'", match[2])) is not None:
+            check_value(match[1][2:], choice[1])
         place = self.places.get(match[1][2:])
         raise UserError(f"{match[1]}: {match[2]}" + (f" ({place})" if place else ""))
 

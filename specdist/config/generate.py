@@ -22,8 +22,8 @@ from specdist.config.groups import (
 )
 from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
 from specdist.config.prompts import TurnOptions
-from specdist.config.removed import OF_GENERATE, Removed
-from specdist.config.speculation import MEMORY, SpeculationOptions
+from specdist.config.removed import OF_GENERATE, Removed, check_value
+from specdist.config.speculation import ASYNCHRONOUS, NGRAM, SpeculationOptions
 from specdist.policies.choice import (
     PolicyArguments,
     PolicyChoice,
@@ -125,6 +125,8 @@ class GenerateConfig(
     )  # fmt: skip
 
     def __post_init__(self) -> None:
+        check_value("draft", self.draft)
+        check_value("overlap", self.overlap)
         self.draft = None if self.draft in (None, "none", "") else self.draft
         # From Python one text may stand alone.
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
@@ -148,12 +150,10 @@ class GenerateConfig(
             self.policy = TARGET_ONLY
         elif self.policy == AUTO:
             # Without a model: by the costs of passes and the whole batch, unless a seed is to fix the tokens.
-            pays = self.draft != MEMORY or self.is_coupled or self.memory_rows
+            pays = self.draft != NGRAM or self.is_coupled or self.ngram_rows
             self.policy = "goodput" if pays else "confidence"
         num_rows = 1 if self.shares_room else self.max_num_seqs
-        defaults = (
-            self.memory_defaults(self.max_num_batched_tokens // num_rows) if self.draft == MEMORY else {}
-        )
+        defaults = self.ngram_defaults(self.max_num_batched_tokens // num_rows) if self.draft == NGRAM else {}
         given = {**defaults, **self._given_policy_options()}
         for name, value in resolve_policy_options(self.policy, given).items():
             setattr(self, name, value)
@@ -165,19 +165,19 @@ class GenerateConfig(
         return {name: value for name, value in values.items() if value is not None}
 
     @property
-    def uses_memory(self) -> bool:
+    def uses_ngrams(self) -> bool:
         """Whether candidates come from a sequence's own tokens, without a draft model."""
-        return self.uses_draft and self.draft == MEMORY
+        return self.uses_draft and self.draft == NGRAM
 
     @property
     def uses_draft_model(self) -> bool:
-        return self.uses_draft and self.draft != MEMORY
+        return self.uses_draft and self.draft != NGRAM
 
     @property
     def shares_room(self) -> bool:
         """Whether blocks share the room of a pass: where no token depends on a block's length, or block
         lengths depend on the batch anyway."""
-        return self.policy == "goodput" or (self.uses_memory and self.is_coupled)
+        return self.policy == "goodput" or (self.uses_ngrams and self.is_coupled)
 
     @property
     def is_traced(self) -> bool:
@@ -186,7 +186,7 @@ class GenerateConfig(
     @property
     def drafts_ahead(self) -> bool:
         """Whether a draft on a rank of its own works while the target does, in every round."""
-        return self.uses_draft_model and self.overlap == "ahead"
+        return self.uses_draft_model and self.overlap == ASYNCHRONOUS
 
     @property
     def chooses_rounds(self) -> bool:
@@ -246,7 +246,10 @@ class GenerateConfig(
             found.append(f"--draft {self.draft} has no effect with --policy none: the draft is not loaded")
         if not self.uses_draft:
             given = {**self._given_policy_options(), "head": self.head, "verify": self.verify}
-            given |= {"overlap": "ahead" if self.overlap == "ahead" else None, "trace": self.trace or None}
+            given |= {
+                "overlap": self.overlap if self.overlap == ASYNCHRONOUS else None,
+                "trace": self.trace or None,
+            }
             given["draft_window"] = self.draft_window
             given["draft_placement"] = None if self.draft_placement == AUTO else self.draft_placement
             given |= {"draft_quantization": self.draft_quantization, "draft_adapter": self.draft_adapter}
@@ -288,8 +291,8 @@ class GenerateConfig(
             )
         if self.drafts_ahead and world_size == self.tp_size:
             raise UserError(
-                f"--overlap ahead needs a rank for the draft, but {launched} launched: launch with "
-                f"--num_processes {self.tp_size + 1}, or use --overlap none"
+                f"--overlap asynchronous needs a rank for the draft, but {launched} launched: launch with "
+                f"--num_processes {self.tp_size + 1}, or use --overlap synchronous"
             )
 
 

@@ -1,9 +1,11 @@
-"""Options that earlier versions had, and what to do instead."""
+"""Options and values that earlier versions had, and what to do instead."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+from specdist.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,21 @@ _SHARING = (
     "on its first rank (--draft_placement shared)"
 )
 _OF_SHARING = f"it was for drafts that several targets share: {_SHARING}"
+# Values of options that have another name now.
+RENAMED_VALUES = {
+    "draft": {"memory": "ngram"},
+    "overlap": {"none": "synchronous", "ahead": "asynchronous"},
+}
+# Of settings that a manifest holds.
+NAMES_IN_MANIFESTS = {"draft_memory": "ngram_texts", "memory_rows": "ngram_rows"}
 # Of jobs/generate.py, and the Python interface.
 OF_GENERATE = {
+    "draft_memory": Removed("it is called --ngram_texts now"),
+    "memory_column": Removed("it is called --ngram_column now"),
+    "memory_rows": Removed("it is called --ngram_rows now"),
+    "memory_size": Removed("it is called --ngram_size now", unused=2**22),
     "memory": Removed(
-        "a draft model's candidates are not mixed with memory's; leave it out, or use --draft memory without "
+        "a draft model's candidates are not mixed with memory's; leave it out, or use --draft ngram without "
         "a draft model"
     ),
     "adapt_draft": Removed(_LEARNING),
@@ -84,3 +97,16 @@ OF_PLAN = {
     "draft_lengths": _VALIDATING,
     "repeats": Removed(_VALIDATING.remedy, unused=5),
 }
+
+
+def check_value(name: str, value: Any) -> None:
+    """Raises :class:`UserError` for a value that has another name now."""
+    if isinstance(value, str) and (now := RENAMED_VALUES.get(name, {}).get(value)) is not None:
+        raise UserError(f"--{name} {value} is called --{name} {now} now")
+
+
+def with_present_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run that an earlier version may have begun."""
+    found = {NAMES_IN_MANIFESTS.get(name, name): value for name, value in settings.items()}
+    overlap = found.get("overlap")
+    return found | {"overlap": RENAMED_VALUES["overlap"].get(overlap, overlap)} if overlap else found

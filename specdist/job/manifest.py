@@ -28,7 +28,7 @@ from specdist.models.heads.drafts import DraftHead
 from specdist.utils.packages import version_of
 
 # In the place of a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.
-MEMORY_OF_OWN_TOKENS = "memory of a sequence's own tokens, 1"
+NGRAMS_OF_OWN_TOKENS = "memory of a sequence's own tokens, 1"
 # In ``info``: the prompts' files as they were when they were read.
 PROMPT_FILES = "prompt_files"
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
@@ -56,7 +56,7 @@ def run_manifest(
         config, prompts, models.target, models.draft, models.head, max_seq_len=models.max_seq_len
     )
     if models.memory_texts is not None:
-        fingerprint["draft_memory"] = models.memory_texts.sha256
+        fingerprint["ngram_texts"] = models.memory_texts.sha256
     return Manifest(fingerprint=fingerprint | models.constraints.fingerprint, info=info)
 
 
@@ -81,7 +81,7 @@ def run_fingerprint(
         "num_rows": prompts.num_rows,
         "rows_per_shard": config.rows_per_shard,
         "target": target.fingerprint(),
-        "draft": draft.fingerprint() if draft else MEMORY_OF_OWN_TOKENS if config.uses_memory else None,
+        "draft": draft.fingerprint() if draft else NGRAMS_OF_OWN_TOKENS if config.uses_ngrams else None,
         "dtype": config.dtype,
         "policy": config.policy,
         "num_draft_tokens": None,
@@ -107,7 +107,7 @@ def run_fingerprint(
         **_changes_fingerprint(target, draft),
         # The same numbers, rounded elsewhere.
         **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
-        **({"memory_rows": True} if config.memory_rows else {}),
+        **({"ngram_rows": True} if config.ngram_rows else {}),
         # Rows that were generated without a trace cannot get one later.
         **({"trace": True} if config.is_traced else {}),
     }
@@ -149,7 +149,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         "flops_per_token": _flops_per_token(models),
         **reproducibility_info(config, topology, models.target.torch_dtype(config.dtype)),
         "target": models.target.name,
-        "draft": models.draft.name if models.draft else config.draft if config.uses_memory else None,
+        "draft": models.draft.name if models.draft else config.draft if config.uses_ngrams else None,
         "head": models.head.description() if models.head else None,
         "prompts": config.prompts,
         "vocab_size": models.vocab_size,
@@ -184,7 +184,7 @@ def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     """
     depends_on_batch = config.policy == "goodput" and not config.drafts_ahead
     # Which rows have finished depends on who ran beside them.
-    depends_on_batch |= config.memory_rows and config.uses_draft
+    depends_on_batch |= config.ngram_rows and config.uses_draft
     depends_on_batch |= config.chooses_rounds and topology.has_draft_rank
     return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
 

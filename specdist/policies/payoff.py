@@ -19,7 +19,7 @@ tokens of a block are worth their time is for the length policy to say, by :func
   alone, the draft is not asked at all for a number of rounds. Then it *listens*: it draws one token for every
   sequence while the target runs its pass, and the next round verifies it. That costs two messages and no
   target time, so the pauses are as long as keeps these messages below :data:`LISTENING_SHARE` of the time.
-- ``--overlap ahead``: :func:`plan_ahead`, one shape for all rounds.
+- ``--overlap asynchronous``: :func:`plan_ahead`, one shape for all rounds.
 - A draft in the target's process, which can only take turns: its policy decides, and :class:`Pauses` says for
   how long such a decision holds.
 

@@ -85,7 +85,7 @@ def test_single_texts_are_what_the_file_says(tmp_path: Path) -> None:
             tmp_path, f"messages_column: m\nsystem_prompt: {text}\nregex: {text}", *COMMAND_LINE
         )
         assert (found.system_prompt, found.regex) == (text, text)
-    assert from_file(tmp_path, "overlap: none\nstop: no", *COMMAND_LINE).stop == ["no"]
+    assert from_file(tmp_path, "overlap: synchronous\nstop: no", *COMMAND_LINE).stop == ["no"]
 
 
 @pytest.mark.parametrize(

@@ -12,34 +12,34 @@ from tests.config.options import config
 
 def test_memory_drafts_without_a_model() -> None:
     """No rank and no costs for it; blocks are as long as a batch has room for where tokens depend on them."""
-    memory = config(draft="memory")
-    greedy = config(draft="memory", temperature=0)
+    memory = config(draft="ngram")
+    greedy = config(draft="ngram", temperature=0)
     assert (greedy.policy, greedy.policy_options) == ("goodput", {"max_draft_tokens": 64})
     assert greedy.needs_costs and greedy.shares_room
-    assert config(draft="memory", memory_rows=True).policy == "goodput"
+    assert config(draft="ngram", ngram_rows=True).policy == "goodput"
     assert (memory.policy, memory.policy_options) == (
         "confidence", {"max_draft_tokens": 63, "stop_probability": 0.1}
     )  # fmt: skip
-    assert config(draft="memory", temperature=0).block_tokens == 65
-    assert config(draft="memory", max_num_seqs=1000).block_tokens == 9
-    assert config(draft="memory", policy="fixed").policy_options == {"num_draft_tokens": 5}
+    assert config(draft="ngram", temperature=0).block_tokens == 65
+    assert config(draft="ngram", max_num_seqs=1000).block_tokens == 9
+    assert config(draft="ngram", policy="fixed").policy_options == {"num_draft_tokens": 5}
     assert memory.uses_draft and not memory.uses_draft_model
     assert not (memory.needs_costs or memory.chooses_rounds or memory.drafts_ahead or memory.warnings())
-    config(draft="memory", tp_size=2).check_world(2)
+    config(draft="ngram", tp_size=2).check_world(2)
     with pytest.raises(UserError, match="3 ranks were launched, but --tp_size 2 needs 2"):
-        config(draft="memory", tp_size=2).check_world(3)
-    assert not config(draft="memory", policy="none").uses_memory
+        config(draft="ngram", tp_size=2).check_world(3)
+    assert not config(draft="ngram", policy="none").uses_ngrams
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory_rows": True}, "--memory_rows has no effect without --draft memory"),
-        ({"draft_memory": ["run"]}, "--draft_memory run has no effect without --draft memory"),
-        ({"memory_column": "text"}, "--memory_column text has no effect without --draft_memory"),
+        ({"ngram_rows": True}, "--ngram_rows has no effect without --draft ngram"),
+        ({"ngram_texts": ["run"]}, "--ngram_texts run has no effect without --draft ngram"),
+        ({"ngram_column": "text"}, "--ngram_column text has no effect without --ngram_texts"),
         (
-            {"draft": "memory", "memory_rows": True, "memory_size": 10},
-            "--memory_size 10 must be at least 1024",
+            {"draft": "ngram", "ngram_rows": True, "ngram_size": 10},
+            "--ngram_size 10 must be at least 1024",
         ),
     ],
 )
@@ -53,7 +53,7 @@ def test_other_texts_are_for_memory(options: dict[str, Any], message: str) -> No
     [
         ({"policy": "adaedl"}, "--policy adaedl decides by what a draft model says"),
         ({"policy": "svip"}, "--policy svip decides by what a draft model says"),
-        ({"overlap": "ahead"}, "--overlap ahead is for a draft model"),
+        ({"overlap": "asynchronous"}, "--overlap asynchronous is for a draft model"),
         ({"draft_placement": "own"}, "--draft_placement own is for a draft model"),
         ({"draft_quantization": "int8"}, "--draft_quantization int8 is for a draft model"),
         ({"draft_window": 64}, "--draft_window 64 is for a draft model"),
@@ -62,4 +62,4 @@ def test_other_texts_are_for_memory(options: dict[str, Any], message: str) -> No
 )
 def test_what_needs_a_draft_model_does_not_go_with_memory(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        config(draft="memory", **options)
+        config(draft="ngram", **options)

@@ -118,15 +118,20 @@ def test_an_adaptive_policy_needs_a_draft_and_room_for_its_longest_block() -> No
 
 def test_drafting_ahead_needs_a_rank_of_its_own() -> None:
     """In one process the two models cannot work at the same time."""
-    ahead = config(draft="d", overlap="ahead")
+    ahead = config(draft="d", overlap="asynchronous")
     ahead.check_world(2)
-    with pytest.raises(UserError, match=r"--overlap ahead needs a rank .* 1 rank .*--num_processes 2"):
+    with pytest.raises(UserError, match=r"--overlap asynchronous needs a rank .* 1 rank .*--num_processes 2"):
         ahead.check_world(1)
-    with pytest.raises(UserError, match=r"--overlap ahead needs a rank .* 4 ranks .*--num_processes 5"):
-        config(draft="d", overlap="ahead", tp_size=4).check_world(4)
-    assert not config(draft=None, overlap="ahead").drafts_ahead
+    with pytest.raises(
+        UserError, match=r"--overlap asynchronous needs a rank .* 4 ranks .*--num_processes 5"
+    ):
+        config(draft="d", overlap="asynchronous", tp_size=4).check_world(4)
+    assert not config(draft=None, overlap="asynchronous").drafts_ahead
     # By default every round chooses, except where what is emitted would depend on it.
     config(draft="d").check_world(1)
     assert config(draft="d").chooses_rounds and not config().chooses_rounds
     assert not config(draft="d", policy="sprinter", head="h").chooses_rounds
-    assert any("--overlap ahead" in warning for warning in config(draft=None, overlap="ahead").warnings())
+    assert any(
+        "--overlap asynchronous" in warning
+        for warning in config(draft=None, overlap="asynchronous").warnings()
+    )

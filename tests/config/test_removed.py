@@ -11,7 +11,7 @@ import pytest
 from specdist import SpeculativeLLM
 from specdist.config.arguments import parse_arguments
 from specdist.config.generate import parse_generate_config
-from specdist.config.removed import OF_BENCHMARK, OF_DISTILL, OF_GENERATE, OF_PLAN
+from specdist.config.removed import OF_BENCHMARK, OF_DISTILL, OF_GENERATE, OF_PLAN, with_present_names
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.plan.options import PlanConfig
 from specdist.training.drafts.config import DistillConfig
@@ -24,7 +24,11 @@ from tests.lab.plan.validate import ValidationConfig
 NEEDED = ["--target=large", "--draft=small", "--prompts=p", "--output=o"]
 # By name: a value that made use of it, those in the file of a run that did not, and of the remedy.
 REMOVED = {
-    "memory": ("true", ("false",), "use --draft memory without a draft model"),
+    "draft_memory": ("runs/old", ("null",), "called --ngram_texts now"),
+    "memory_column": ("text", ("null",), "called --ngram_column now"),
+    "memory_rows": ("true", ("false",), "called --ngram_rows now"),
+    "memory_size": ("4096", ("4194304",), "called --ngram_size now"),
+    "memory": ("true", ("false",), "use --draft ngram without a draft model"),
     "adapt_draft": ("true", ("false",), "jobs/distill.py, and go on with --draft"),
     "adapt_rate": ("0.001", ("null",), "jobs/distill.py"),
     "adapt_batch": ("64", ("512",), "jobs/distill.py"),
@@ -42,6 +46,26 @@ OF_DISTILLING = {
     "draft_vocab_size": ("100", "null", "speculators or .*SpecForge"),
     "unrolled_steps": ("2", "5", "speculators or .*SpecForge"),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "now"),
+    [("draft", "memory", "ngram"), ("overlap", "none", "synchronous"), ("overlap", "ahead", "asynchronous")],
+)
+def test_a_value_that_has_another_name_is_refused_by_it(name: str, value: str, now: str) -> None:
+    """On the command line, and from Python."""
+    message = f"^--{name} {value} is called --{name} {now} now$"
+    with pytest.raises(UserError, match=message):
+        parse_generate_config([*(each for each in NEEDED if f"--{name}" not in each), f"--{name}={value}"])
+    with pytest.raises(UserError, match=message):
+        SpeculativeLLM("large", **({"draft": "small"} | {name: value}))
+
+
+def test_a_run_of_an_earlier_version_has_the_present_names() -> None:
+    earlier = {"overlap": "ahead", "memory_rows": True, "draft_memory": "abc", "seed": 1}
+    present = {"overlap": "asynchronous", "ngram_rows": True, "ngram_texts": "abc", "seed": 1}
+    assert with_present_names(earlier) == present == with_present_names(present)
+    assert with_present_names({"overlap": "auto"}) == {"overlap": "auto"} and not with_present_names({})
 
 
 def test_all_of_them_are_tested() -> None:

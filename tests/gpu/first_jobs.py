@@ -269,7 +269,7 @@ def long_steps(jobs: Jobs, *, num_gpus: int) -> list[Step]:
 def failing_steps(jobs: Jobs) -> list[Step]:
     """Ranks that die or have no memory, and the draft's work beside the target's."""
     main = ["--tp_size", "2", *jobs.draft, *EXACT]
-    ahead = [*main, "--overlap", "ahead", "--num_branches", "2"]
+    ahead = [*main, "--overlap", "asynchronous", "--num_branches", "2"]
     killed = jobs.job("kill", *main, ranks=3)
     short = jobs.job("memory", *main, ranks=3, script="tests/gpu/short_of_memory.py")
     return [

@@ -83,7 +83,7 @@ def test_a_draft_that_works_ahead_with_branches_and_a_head_changes_no_token(
 ) -> None:
     """Where blocks end depends on measured times; their tokens do not."""
     changes: dict[str, Any] = {"temperature": 0.7, "acceptance": acceptance}
-    ahead = changes | {"overlap": "ahead", "num_branches": 2}
+    ahead = changes | {"overlap": "asynchronous", "num_branches": 2}
     if acceptance == "rejection":
         head = write_head(tmp_path / "head", "acceptance", pair.draft)
         ahead |= {"policy": "specdecpp", "head": head, "max_draft_tokens": 3, "num_draft_tokens": None}

@@ -58,7 +58,7 @@ def job_arguments(main: Main, options: dict[str, Any]) -> list[str]:
     and counts are then known. What the defaults do has tests of its own."""
     is_generate = main is generate or not isinstance(main, Command)
     if is_generate and options.get("draft") is not None and "config" not in options:
-        options = {"policy": "fixed", "overlap": "none"} | options  # None is the job's default
+        options = {"policy": "fixed", "overlap": "synchronous"} | options  # None is the job's default
     return arguments(**options)
 
 

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from specdist.config.generate import GenerateConfig
+from specdist.config.speculation import ASYNCHRONOUS
 from specdist.engine.request import Request
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
@@ -25,20 +26,21 @@ from tests.ranks import join, leave
 
 SAMPLED: dict[str, Any] = {"temperature": 0.7}
 GREEDY: dict[str, Any] = {"temperature": 0.0}
+AHEAD: dict[str, Any] = {"overlap": ASYNCHRONOUS}
 FORCED: dict[str, Any] = {"regex": "[ab](the end ){3}"}
 STARTS: list[dict[str, Any]] = [
     GREEDY,
-    SAMPLED | {"overlap": "ahead", "num_branches": 2, "acceptance": "gumbel"},
-    SAMPLED | {"overlap": "none", "num_samples": 2, "top_k": 5, "logprobs": 2},
+    SAMPLED | {**AHEAD, "num_branches": 2, "acceptance": "gumbel"},
+    SAMPLED | {"overlap": "synchronous", "num_samples": 2, "top_k": 5, "logprobs": 2},
     SAMPLED | {"draft_window": 16, "prompt_logprobs": 1, "trace": True},
-    GREEDY | {"draft_window": 16, "overlap": "ahead", "repetition_penalty": 1.1, "frequency_penalty": 0.2},
+    GREEDY | {"draft_window": 16, **AHEAD, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
     SAMPLED | FORCED,
-    GREEDY | FORCED | {"overlap": "ahead", "logprobs": 0},
+    GREEDY | FORCED | {**AHEAD, "logprobs": 0},
     SAMPLED | FORCED | {"draft_window": 16, "acceptance": "gumbel", "policy": "fixed", "num_draft_tokens": 2},
     GREEDY | {"policy": "fixed", "num_draft_tokens": 3, "num_branches": 0, "min_new_tokens": 4},
-    SAMPLED | {"policy": "adaedl", "overlap": "ahead", "bad_words": ["the"], "stop": ["a"], "trace": True},
+    SAMPLED | {"policy": "adaedl", **AHEAD, "bad_words": ["the"], "stop": ["a"], "trace": True},
     SAMPLED | {"policy": "hf_heuristic", "presence_penalty": 0.5, "max_seq_len": 24, "top_p": 0.9},
-    SAMPLED | {"max_num_seqs": 1, "max_num_batched_tokens": 64, "min_p": 0.1, "overlap": "ahead"},
+    SAMPLED | {"max_num_seqs": 1, "max_num_batched_tokens": 64, "min_p": 0.1, **AHEAD},
 ]  # fmt: skip
 
 
@@ -61,7 +63,7 @@ def start(topology: Topology, target: str, draft: str, options: dict[str, Any]) 
     asked.clear()
     replica = build_replica(ReplicaPlan(config=config, models=models, topology=topology))
     # Rounds in turns and ahead on the draft's rank, and messages to it on the target's.
-    assert config.overlap == "none" or len(asked) >= (1 if topology.is_rank0 else 4), options
+    assert config.overlap == "synchronous" or len(asked) >= (1 if topology.is_rank0 else 4), options
     assert all(asked), options
     if not topology.is_rank0:
         replica.serve()
@@ -76,7 +78,7 @@ def start(topology: Topology, target: str, draft: str, options: dict[str, Any]) 
     assert [each.error for each in completions] == [None] * 3, options
     costs = replica.costs
     assert (costs is not None) == config.needs_costs, options
-    if costs is not None and config.overlap != "none":
+    if costs is not None and config.overlap != "synchronous":
         assert min(costs.target.ns) > 0 and min(costs.draft.ns) > 0 and min(costs.message.ns) > 0, options
 
 

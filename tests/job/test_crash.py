@@ -155,7 +155,7 @@ def test_killed_ranks_that_draft_ahead_end_with_the_same_files(
     slow: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
     """How far the draft works ahead decides where blocks end: it is frozen, not measured again."""
-    options = slow[0] | {"overlap": "ahead", "num_branches": 2}
+    options = slow[0] | {"overlap": "asynchronous", "num_branches": 2}
     output, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
     relaunched = generate_with_short_passes
     kill_ranks_and_relaunch(output, generate_with_long_passes, relaunched, **options)

@@ -93,7 +93,7 @@ def test_ranks_write_the_files_of_one_process(eagle: dict[str, Any], tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "left_out"),
     [
-        ({"overlap": "ahead"}, "--overlap ahead"),
+        ({"overlap": "asynchronous"}, "--overlap asynchronous"),
         ({"draft_window": 32}, "--draft_window"),
         ({"model_impl": "specdist"}, "--model_impl specdist"),
         ({"draft_quantization": "int8"}, "--draft_quantization"),

@@ -82,7 +82,13 @@ def test_ranks_that_draft_ahead_as_far_as_it_pays(
     options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
 ) -> None:
     ended = fork_ranks(
-        3, **options, tp_size=2, policy="goodput", overlap="ahead", num_branches=1, output=tmp_path / "run"
+        3,
+        **options,
+        tp_size=2,
+        policy="goodput",
+        overlap="asynchronous",
+        num_branches=1,
+        output=tmp_path / "run",
     )
     assert ended.totals["num_completions"] > 0
     assert read_output(tmp_path / "run")["completion_ids"] == read_output(greedy[0])["completion_ids"]

@@ -201,7 +201,7 @@ def test_a_draft_with_a_head_works_ahead(
     options: dict[str, Any], heads: dict[str, Path], greedy: tuple[Path, Ended], tmp_path: Path
 ) -> None:
     common = options | {"policy": "specdecpp", "head": heads["specdecpp"]}
-    ended = fork_ranks(2, **common, overlap="ahead", num_branches=1, output=tmp_path / "run")
+    ended = fork_ranks(2, **common, overlap="asynchronous", num_branches=1, output=tmp_path / "run")
     assert ended.code == 0, ended.stderr
     assert ended.totals["exact"] is True
     found, expected = read_output(tmp_path / "run"), read_output(greedy[0])
@@ -217,7 +217,7 @@ def test_a_trusted_draft_that_works_ahead_emits_tokens_that_the_target_would_rej
     head = write_trusting_head(tmp_path / "head", draft)
     common = options | {"target": target, "draft": draft, "policy": "sprinter", "head": head}
     ended = fork_ranks(
-        2, generate_at_known_costs, **common, overlap="ahead", num_branches=1, max_draft_tokens=8,
+        2, generate_at_known_costs, **common, overlap="asynchronous", num_branches=1, max_draft_tokens=8,
         output=tmp_path / "run",
     )  # fmt: skip
     assert ended.code == 0, ended.stderr

@@ -1,4 +1,4 @@
-"""``--draft memory``: the job without a draft model, whose candidates are from a row's own tokens."""
+"""``--draft ngram``: the job without a draft model, whose candidates are from a row's own tokens."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.job.launching import Ended, read_output, refused, run_here, shard_sta
 from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import fork_ranks
 
-MEMORY: dict[str, Any] = {"draft": "memory", "policy": "confidence", "overlap": None}
+MEMORY: dict[str, Any] = {"draft": "ngram", "policy": "confidence", "overlap": None}
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,12 @@ def test_a_run_says_what_its_candidates_are_from(repetitive: dict[str, Any], tmp
 
 
 def test_jobs_that_need_a_draft_model_say_so(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--draft memory is not a model, and this job needs a draft model"):
+    with pytest.raises(UserError, match="--draft ngram is not a model, and this job needs a draft model"):
         CollectConfig(
             kind="acceptance",
             prompts=str(pair.prompts),
             target="large",
-            draft="memory",
+            draft="ngram",
             output=str(tmp_path),
         )
 
@@ -86,7 +86,7 @@ def test_without_a_compiler_memory_is_refused(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     cpu_library.ngrams_library.cache_clear()
     ended = run_here(**(repetitive | MEMORY), output=tmp_path / "run")
-    refused(ended, "--draft memory", "no C compiler was found", "takes a C compiler")
+    refused(ended, "--draft ngram", "no C compiler was found", "takes a C compiler")
     assert not (tmp_path / "run").exists()
     cpu_library.ngrams_library.cache_clear()
 
@@ -96,15 +96,15 @@ def test_what_an_earlier_run_has_said_is_remembered(repetitive: dict[str, Any], 
     the run, and give the same tokens in another batch also under rejection; finished rows do not."""
     first, second = tmp_path / "first", tmp_path / "second"
     assert run_here(**(repetitive | MEMORY), output=first).code == 0
-    again = run_here(**(repetitive | MEMORY), draft_memory=[first], output=second)
+    again = run_here(**(repetitive | MEMORY), ngram_texts=[first], output=second)
     assert read_output(second)["completion_ids"] == read_output(first)["completion_ids"]
     passes = [sum(stats["num_row_steps"] for stats in shard_stats(each)) for each in (first, second)]
     assert again.totals["exact"] and passes[1] < 0.6 * passes[0], passes
     other = run_here(**(repetitive | MEMORY), output=second)
-    assert other.code == 2 and "draft_memory" in other.stderr
+    assert other.code == 2 and "ngram_texts" in other.stderr
     sampled = repetitive | MEMORY | {"temperature": 0.2, "model_impl": "transformers", "limit": 12}
     runs = {
-        name: {"draft_memory": [first], "max_num_seqs": rows, "memory_rows": has_rows or None}
+        name: {"ngram_texts": [first], "max_num_seqs": rows, "ngram_rows": has_rows or None}
         for name, rows, has_rows in (("wide", 32, False), ("narrow", 3, False), ("rows", 4, True))
     }
     for name, options in runs.items():
@@ -132,7 +132,7 @@ def test_texts_that_memory_cannot_read(
     columns: dict[str, Any], message: str, options: dict[str, Any], no_models: None, tmp_path: Path
 ) -> None:
     write_arrow(tmp_path / "texts.arrow", columns)
-    ended = run_here(**(options | MEMORY), draft_memory=[tmp_path / "texts.arrow"], output=tmp_path / "run")
+    ended = run_here(**(options | MEMORY), ngram_texts=[tmp_path / "texts.arrow"], output=tmp_path / "run")
     assert ended.code == 2 and message in ended.stderr
-    missing = run_here(**(options | MEMORY), draft_memory=[tmp_path / "none"], output=tmp_path / "run")
-    assert missing.code == 2 and "--draft_memory" in missing.stderr and "no such file" in missing.stderr
+    missing = run_here(**(options | MEMORY), ngram_texts=[tmp_path / "none"], output=tmp_path / "run")
+    assert missing.code == 2 and "--ngram_texts" in missing.stderr and "no such file" in missing.stderr

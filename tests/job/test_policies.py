@@ -77,7 +77,7 @@ def test_files_of_a_draft_that_works_ahead_do_not_depend_on_preemption(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     """The history of a row leaves its slot and comes back on the draft's rank, which must be notified."""
-    changes = {"policy": "gammatune_plus", "overlap": "ahead", "num_branches": 0, "temperature": 1}
+    changes = {"policy": "gammatune_plus", "overlap": "asynchronous", "num_branches": 0, "temperature": 1}
     changes |= {"max_new_tokens": 90, "max_draft_tokens": 6}
     roomy, cramped = tmp_path / "roomy", tmp_path / "cramped"
     assert fork_ranks(2, **(options | changes), output=roomy).code == 0

@@ -116,7 +116,7 @@ def test_a_page_of_a_real_run(greedy: tuple[Path, Ended], tmp_path: Path) -> Non
 @pytest.mark.ranks
 def test_drafting_ahead_is_predicted_too(options: dict[str, Any], tmp_path: Path) -> None:
     output = tmp_path / "run"
-    ended = fork_ranks(3, **options, tp_size=2, overlap="ahead", num_branches=1, output=output)
+    ended = fork_ranks(3, **options, tp_size=2, overlap="asynchronous", num_branches=1, output=output)
     predictions = ended.totals["predictions"]
     assert set(predictions["theory"]) == FORMULAS | {"ready_rate"}
     check_drift(output, predictions)

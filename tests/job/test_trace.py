@@ -108,15 +108,15 @@ def test_without_a_draft_there_is_nothing_to_trace(options: dict[str, Any], tmp_
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("overlap", ["none", "ahead"])
+@pytest.mark.parametrize("overlap", ["synchronous", "asynchronous"])
 def test_ranks_trace_too(options: dict[str, Any], pair: Pair, overlap: str, tmp_path: Path) -> None:
     """The draft's features travel, and the acceptance of what was drafted ahead; the target is sliced."""
     sampled, output = options | SAMPLED | {"trace": True}, tmp_path / "ranks"
     ended = fork_ranks(3, **sampled, tp_size=2, overlap=overlap, output=output)
     assert ended.code == 0, ended.stderr
     found = read_traces(output)
-    assert (0 in found.column("round").to_pylist()) == (overlap == "ahead")
+    assert (0 in found.column("round").to_pylist()) == (overlap == "asynchronous")
     check_against_models(pair, output)
-    if overlap == "none":
+    if overlap == "synchronous":
         assert run_here(**sampled, output=tmp_path / "alone").code == 0
         assert_same(found, read_traces(tmp_path / "alone"))

@@ -92,7 +92,7 @@ def pod(job: dict[str, Any], tmp_path: Path) -> Iterator[list[str]]:
     options = {
         "prompts": pair.prompts, "target": pair.target, "draft": pair.draft, "device": "cpu",
         "temperature": 0, "max_new_tokens": 200, "rows_per_shard": 6, "max_num_seqs": 1,
-        "policy": "fixed", "overlap": "none",
+        "policy": "fixed", "overlap": "synchronous",
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({name: str(value) for name, value in options.items()}))
     places = {

@@ -137,7 +137,7 @@ def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None
     """
     config = GenerateConfig(
         prompts=NO_PATH, output=NO_PATH, target=str(folder / "target"), draft=str(folder / "draft"),
-        policy="fixed", num_draft_tokens=NUM_DRAFT_TOKENS, overlap="none", temperature=0.0,
+        policy="fixed", num_draft_tokens=NUM_DRAFT_TOKENS, overlap="synchronous", temperature=0.0,
         max_new_tokens=NUM_NEW, tp_size=topology.tp_size, device="cpu", dtype="float32", max_num_seqs=4,
         draft_placement="shared", cache_memory="16MB",
     )  # fmt: skip

@@ -87,7 +87,7 @@ class Campaign:
 
 def overlap_of(case: Case) -> str:
     if case.draft in ("none", "memory"):
-        return "memory" if case.draft == "memory" else "alone"
+        return "memory" if case.draft == "ngram" else "alone"
     if case.shapes or case.has_chooser:
         return "auto"
     return "ahead" if case.num_ahead_tokens else "in turns"

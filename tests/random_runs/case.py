@@ -49,7 +49,7 @@ class Case:
         difference: of the draft's logits from the target's.
         policy, cap, threshold: its name, the longest block, and where it stops.
         acceptance: ``rejection`` or ``gumbel``; a temperature of 0 is greedy with either.
-        num_ahead_tokens, num_branches: with ``--overlap ahead``, and the most with ``auto``.
+        num_ahead_tokens, num_branches: with ``--overlap asynchronous``, and the most with ``auto``.
         shapes: of rounds with ``--overlap auto``, one after the other: drafts now, tokens ahead, branches,
             rounds alone; ``has_chooser``: they are chosen by costs.
         default: options of rows without their own.

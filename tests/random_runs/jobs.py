@@ -82,9 +82,9 @@ def draw_job(seed: str) -> JobCase:
     }
     if draft == "pair":
         options["policy"] = rng.choice(["fixed", "svip", "gammatune", "confidence"])
-        overlaps = ["none"] if num_ranks == 1 else ["none", "ahead", "auto"]
+        overlaps = ["synchronous"] if num_ranks == 1 else ["synchronous", "asynchronous", "auto"]
         options["overlap"] = rng.choice(overlaps)
-        options["cache_memory"] = SMALL if options["overlap"] == "none" else WITH_BRANCHES
+        options["cache_memory"] = SMALL if options["overlap"] == "synchronous" else WITH_BRANCHES
     num_rows = rng.randint(6, 12)
     num_all = num_rows * (options["num_samples"] or 1)
     kills = sorted(rng.randrange(num_all) for _ in range(rng.choice([1, 1, 2])))

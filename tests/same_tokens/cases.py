@@ -16,10 +16,10 @@ BASE = (
 )
 DRAFTS = "--target {models}/target --draft {models}/draft"
 EAGLE = "--target {models}/eagle_target --draft {models}/eagle"
-COPIES = "--target {models}/copying/target --draft memory --prompts {models}/copying/prompts.arrow --limit 4"
+COPIES = "--target {models}/copying/target --draft ngram --prompts {models}/copying/prompts.arrow --limit 4"
 FIXED = "--policy fixed --num_draft_tokens 4"
-TURNS = f"{FIXED} --overlap none"
-AHEAD = f"{FIXED} --overlap ahead"
+TURNS = f"{FIXED} --overlap synchronous"
+AHEAD = f"{FIXED} --overlap asynchronous"
 DRAWN = "--temperature 1 --top_p 0.95 --seed 3"
 GUMBEL = f"{DRAWN} --acceptance gumbel"
 PENALTIES = (
@@ -29,8 +29,12 @@ PENALTIES = (
 REGEX = "--regex ([a-z]+,){{2}}[0-9]{{3}}[.]"
 HALF = "--dtype bfloat16"
 
-# (words as they are here, the same in another commit): what has been renamed since, or will be.
-RENAMED = (("--draft memory", "--draft ngram"),)
+# (words as they are here, the same in earlier commits).
+RENAMED = (
+    ("--draft ngram", "--draft memory"),
+    ("--overlap synchronous", "--overlap none"),
+    ("--overlap asynchronous", "--overlap ahead"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,13 @@ class Case:
     is_timed: bool = False
 
     def spellings(self, models: str) -> Iterator[list[str]]:
-        """Its arguments, first as they are written here, then with every other name."""
-        words = f"{BASE} {self.options}".format(models=models)
+        """Its arguments, first as they are written here, then with earlier names."""
+        words = earlier = f"{BASE} {self.options}".format(models=models)
         yield words.split()
         for here, there in RENAMED:
-            if here in words:
-                yield words.replace(here, there).split()
+            earlier = earlier.replace(here, there)
+        if earlier != words:
+            yield earlier.split()
 
 
 CASES = (
@@ -75,7 +80,7 @@ CASES = (
     Case("constraint", f"{DRAFTS} {TURNS} {DRAWN} {REGEX}"),
     Case("quantised", f"{DRAFTS} {TURNS} {DRAWN} --draft_quantization int4 --draft_window 32"),
     Case("ngram", f"{COPIES} {DRAWN}"),
-    Case("ngram-gumbel", f"--target {{models}}/target --draft memory {GUMBEL}", is_timed=True),
+    Case("ngram-gumbel", f"--target {{models}}/target --draft ngram {GUMBEL}", is_timed=True),
     Case("eagle", f"{EAGLE} {TURNS} {DRAWN}"),
     Case("own", f"{DRAFTS} {TURNS} {DRAWN}", 2),
     Case("own-gumbel", f"{DRAFTS} {GUMBEL} {PENALTIES}", 2, is_timed=True),

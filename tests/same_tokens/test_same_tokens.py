@@ -60,5 +60,5 @@ def test_a_case_is_spelled_as_here_and_as_elsewhere() -> None:
     for case in CASES:
         first, *others = case.spellings("/models")
         assert "models}" not in " ".join(first)
-        assert len(others) == sum(here in case.options for here, _ in RENAMED)
+        assert len(others) == any(here in case.options for here, _ in RENAMED)
         assert all(other != first and len(other) == len(first) for other in others)

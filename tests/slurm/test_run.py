@@ -118,7 +118,7 @@ def configured(tmp_path: Path, options: dict[str, Any]) -> tuple[Path, Path]:
     config = tmp_path / "config.yaml"
     # As the undisturbed run: tokens are then the same, wherever blocks end.
     config.write_text(
-        yaml.safe_dump({"policy": "fixed", "overlap": "none", **options, "output": str(output)})
+        yaml.safe_dump({"policy": "fixed", "overlap": "synchronous", **options, "output": str(output)})
     )
     return config, output
 

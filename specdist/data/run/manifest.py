@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from specdist.config.removed import with_present_names
 from specdist.data.store.files import write_json
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
@@ -108,7 +109,9 @@ class Manifest:
                 f"{path} has format version {version}, written by a newer specdist; this one knows up to "
                 f"{FORMAT_VERSION}: update specdist, or use another --output"
             )
-        return Manifest(fingerprint=fingerprint, info=info, format_version=version)
+        for segment in info.get("segments", ()):
+            segment["fingerprint"] = with_present_names(segment["fingerprint"])
+        return Manifest(fingerprint=with_present_names(fingerprint), info=info, format_version=version)
 
 
 def check_same(old: Manifest, new: Manifest) -> None:

@@ -78,7 +78,9 @@ class Stats:
     num_state_bytes: int = stat("bytes of the target's hidden states that were given to an EAGLE-3 draft")
     num_target_messages: int = stat("messages between the target's ranks")
     num_target_message_bytes: int = stat("total bytes of these messages")
-    num_ahead_chains: int = stat("chains of tokens drafted ahead (`--overlap ahead`), one per row and round")
+    num_ahead_chains: int = stat(
+        "chains of tokens drafted ahead (`--overlap asynchronous`), one per row and round"
+    )
     num_ahead_verified: int = stat("of these, those whose candidates were all accepted")
     num_ahead_hits: int = stat("of these, those whose first token was the next token of the target")
     num_ahead_tokens: int = stat("tokens ahead that became no candidates: a hit's first, all of a lost chain")

@@ -164,7 +164,7 @@ def check_eagle_run(
         )
     why = f"{what} is an EAGLE-3 draft, which reads the states of its one target in turns with it"
     given = {
-        "overlap ahead": config.overlap == "ahead",
+        "overlap asynchronous": config.overlap == "asynchronous",
         "draft_window": config.draft_window is not None,
         "head": config.head is not None,
         "draft_quantization": config.draft_quantization is not None,
@@ -182,7 +182,7 @@ def settled(config: GenerateConfig, draft: Checkpoint | None) -> GenerateConfig:
     if draft is None or not draft.is_eagle or config.overlap != AUTO:
         return config
     logger.info("--draft %s is an EAGLE-3 draft, which takes turns with its target", draft.name)
-    return dataclasses.replace(config, overlap="none")
+    return dataclasses.replace(config, overlap="synchronous")
 
 
 def check_same_tokens(target: Checkpoint, draft: Checkpoint) -> None:

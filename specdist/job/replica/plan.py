@@ -107,8 +107,8 @@ class ReplicaPlan:
         assert costs is not None
         most, chooser = policy.max_draft_tokens, None
         if config.drafts_ahead:
-            # The same in all rounds, so that a restart repeats every block: of --overlap ahead. Not of the
-            # halved batch: block lengths depend on it, and must not depend on the memory.
+            # With --overlap asynchronous the same in all rounds, so that a restart repeats every block. Not
+            # of the halved batch: block lengths depend on it, and must not depend on the memory.
             ahead = plan_ahead(
                 costs,
                 num_rows=self.workload.rows_at_a_time(batch_limits(config, self.models).num_slots),

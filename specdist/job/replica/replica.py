@@ -270,7 +270,7 @@ class Replica:
 
     def _proposer(self) -> Proposer:
         topology, assembly = self._plan.topology, self.assembly()
-        if self._plan.config.uses_memory:
+        if self._plan.config.uses_ngrams:
             return assembly.memory_draft()
         if not topology.uses_draft:
             return NoDraft()

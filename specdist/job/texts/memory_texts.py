@@ -1,4 +1,4 @@
-"""Texts of earlier runs, or any others, that memory looks through: ``--draft_memory``."""
+"""Texts of earlier runs, or any others, that memory looks through: ``--ngram_texts``."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ class MemoryTexts:
 
 
 def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> MemoryTexts | None:
-    """None without ``--draft_memory``. Raises :class:`UserError`, also where memory has no compiled code."""
-    if not config.uses_memory:
+    """None without ``--ngram_texts``. Raises :class:`UserError`, also where memory has no compiled code."""
+    if not config.uses_ngrams:
         return None
     _check_library()
-    if not config.draft_memory:
+    if not config.ngram_texts:
         return None
     tokenizer = load_tokenizer(target)
     found: list[np.ndarray] = []
-    for name in config.draft_memory:
+    for name in config.ngram_texts:
         path = Path(name)
         if is_run_of(path, vocab_size):
             found += _completions(path)
             continue
-        texts = _texts(path, config.memory_column)
+        texts = _texts(path, config.ngram_column)
         for begin in range(0, len(texts), BATCH):
             encoded = tokenizer(texts[begin : begin + BATCH], add_special_tokens=False)["input_ids"]
             found += [np.array(ids, np.int32) for ids in encoded if ids and max(ids) < vocab_size]
-    found = _latest([ids for ids in found if ids.max() < vocab_size], config.memory_size)
+    found = _latest([ids for ids in found if ids.max() < vocab_size], config.ngram_size)
     digest = hashlib.sha256()
     for ids in found:
         digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
@@ -72,15 +72,15 @@ def memory_settings(
     """What memory does in a run; None without. ``costs``: of the run, if it has measured any.
     ``learns_together``: where the seed fixes the tokens under rejection, a block may depend on its own
     sequence alone."""
-    if not config.uses_memory:
+    if not config.uses_ngrams:
         return None
     settings = TextSettings()
-    if texts is not None or config.memory_rows:
-        said = finished_rows(config.output, config.memory_size) if config.memory_rows else []
+    if texts is not None or config.ngram_rows:
+        said = finished_rows(config.output, config.ngram_size) if config.ngram_rows else []
         settings = TextSettings(
-            num_tokens=config.memory_size,
+            num_tokens=config.ngram_size,
             given=[*(texts.token_ids if texts else ()), *said],
-            adds_sequences=config.memory_rows,
+            adds_sequences=config.ngram_rows,
         )
     return MemorySettings(
         max_tokens=config.block_tokens - 1,
@@ -97,17 +97,17 @@ def _check_library() -> None:
         cpu_library.ngrams_library()
     except cpu_library.NOT_COMPILED as error:
         raise UserError(
-            f"--draft memory looks n-grams up in compiled code, which cannot be made ({first_line(error)}): "
+            f"--draft ngram looks n-grams up in compiled code, which cannot be made ({first_line(error)}): "
             "it takes a C compiler (gcc, clang, or what the variable CC names) and a folder that can be "
             "written ($XDG_CACHE_HOME or ~/.cache); or leave --draft out"
         ) from error
 
 
 @cache
-def finished_rows(output: str, memory_size: int) -> list[np.ndarray]:
+def finished_rows(output: str, ngram_size: int) -> list[np.ndarray]:
     """Completions of the shards that are finished in a local folder: a relaunch remembers what it said."""
     folder = Path(output)
-    return _latest(_completions(folder), memory_size) if any((folder / SHARDS).rglob("*.arrow")) else []
+    return _latest(_completions(folder), ngram_size) if any((folder / SHARDS).rglob("*.arrow")) else []
 
 
 def _latest(texts: list[np.ndarray], num_tokens: int) -> list[np.ndarray]:
@@ -141,7 +141,7 @@ def _completions(path: Path) -> list[np.ndarray]:
 def _shards(path: Path) -> list[Path]:
     files = sorted((path / SHARDS).rglob("*.arrow"))
     if not files:
-        raise UserError(f"--draft_memory {path}: the run has no finished shard")
+        raise UserError(f"--ngram_texts {path}: the run has no finished shard")
     return files
 
 
@@ -153,7 +153,7 @@ def _texts(path: Path, column_name: str | None) -> list[str]:
         try:
             files = find_files(path)
         except UserError as error:
-            raise UserError(str(error).replace("--prompts", "--draft_memory")) from error
+            raise UserError(str(error).replace("--prompts", "--ngram_texts")) from error
     found: list[str] = []
     for file in files:
         table = _table(file)
@@ -161,12 +161,12 @@ def _texts(path: Path, column_name: str | None) -> list[str]:
         columns = [name for name in names if name in table.column_names]
         if not columns:
             raise UserError(
-                f"--draft_memory {file} has none of the columns {', '.join(names)}, but "
-                f"{', '.join(table.column_names)}: name the one with the text by --memory_column"
+                f"--ngram_texts {file} has none of the columns {', '.join(names)}, but "
+                f"{', '.join(table.column_names)}: name the one with the text by --ngram_column"
             )
         column = table[columns[0]]
         if not is_text(column.type):
-            raise UserError(f"--draft_memory {file}: column {columns[0]!r} is {column.type}, not text")
+            raise UserError(f"--ngram_texts {file}: column {columns[0]!r} is {column.type}, not text")
         found += [text for text in column.to_pylist() if text]
     return found
 
@@ -179,5 +179,5 @@ def _table(file: Path) -> pa.Table:
             with pa.memory_map(str(file)) as source:
                 return pa.ipc.open_file(source).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"--draft_memory {file} cannot be read: {error}") from error
-    raise UserError(f"--draft_memory {file}: give Arrow or Parquet files, or the folder of a run")
+        raise UserError(f"--ngram_texts {file} cannot be read: {error}") from error
+    raise UserError(f"--ngram_texts {file}: give Arrow or Parquet files, or the folder of a run")

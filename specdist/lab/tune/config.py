@@ -69,6 +69,6 @@ class TuneConfig(
             PromptOptions, ModelOptions, QuantizationOptions, SamplingOptions, BatchOptions, TrustOptions
         )  # fmt: skip
         values: dict[str, Any] = {
-            "policy": policy, "overlap": "none", "acceptance": self.acceptance, **options
+            "policy": policy, "overlap": "synchronous", "acceptance": self.acceptance, **options
         }  # fmt: skip
         return GenerateConfig(output=self.output, **values_of(self, *groups), **values)

@@ -112,7 +112,7 @@ class CollectConfig(
         return GenerateConfig(
             output=str(Path(self.output) / RESPONSES_FOLDER),
             policy="fixed",
-            overlap="none",
+            overlap="synchronous",
             limit=self.limit,
             rows_per_shard=self.rows_per_shard,
             overwrite=self.overwrite,

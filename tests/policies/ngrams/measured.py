@@ -94,12 +94,12 @@ def measure(options: argparse.Namespace, run: Run, prompts: str, known: Callable
     of_source = {
         "draft": model(options),
         # Lengths by chances alone, not by measured costs.
-        "memory": ["--draft", "memory", "--policy", "confidence"],
+        "memory": ["--draft", "ngram", "--policy", "confidence"],
     }[run["source"]]
     if run["source"] != "draft" and run["num_samples"] > 1:
-        of_source.append("--memory_rows")
+        of_source.append("--ngram_rows")
     if run["source"] != "draft" and run["epoch"] > 1:
-        of_source += ["--draft_memory", str(known())]
+        of_source += ["--ngram_texts", str(known())]
     with tempfile.TemporaryDirectory() as folder:
         generated([*common(options, prompts, run["temperature"]), *of_source, "--output", folder])
         shards = [json.loads(each.read_text()) for each in sorted(Path(folder).glob("stats/*.json"))]
@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace, run: Run, prompts: str, known: Callable
 def common(options: argparse.Namespace, prompts: str, temperature: float) -> list[str]:
     path, _, num_samples = prompts.rstrip("+").partition(":")
     return [
-        "--target", options.target, "--prompts", path, "--device", "cpu", "--overlap", "none",
+        "--target", options.target, "--prompts", path, "--device", "cpu", "--overlap", "synchronous",
         "--limit", str(options.limit), "--max_new_tokens", str(options.max_new_tokens),
         "--temperature", str(temperature), "--num_samples", num_samples or "1",
     ]  # fmt: skip

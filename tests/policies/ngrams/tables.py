@@ -28,7 +28,7 @@ def markdown() -> str:
     for run in (run for found in results for run in found["runs"]):
         name = run["prompts"]
         if run["num_samples"] > 1:
-            name += f", {run['num_samples']} samples, `--memory_rows`"
+            name += f", {run['num_samples']} samples, `--ngram_rows`"
         if run["epoch"] > 1:
             name += ", after a run over the same prompts"
         cases.setdefault((name, run["temperature"]), {})[run["source"]] = run

@@ -206,7 +206,7 @@ def test_one_command_generates_distils_and_goes_on_with_the_tokens_of_one_draft(
     values = {name: str(value) if isinstance(value, Path) else value for name, value in run.items()}
     options_file.write_text(yaml.safe_dump(values | {"output": str(tmp_path / "run"), "policy": "fixed"}))
     shown = distilled(
-        tmp_path / "draft", config=options_file, first=0.1, go_on=True, epochs=1, overlap="none"
+        tmp_path / "draft", config=options_file, first=0.1, go_on=True, epochs=1, overlap="synchronous"
     )
     assert shown["rest"]["num_completions"] == 16
     before, after = (read_output(tmp_path / name)["completion_ids"] for name in ("plain", "run"))
@@ -226,7 +226,7 @@ def test_one_command_generates_distils_and_goes_on_with_the_tokens_of_one_draft(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"draft": "memory"}, "--draft memory cannot be trained"),
+        ({"draft": "ngram"}, "--draft ngram cannot be trained"),
         ({"draft": None}, "--draft none cannot be trained"),
         ({"teacher": "tokens", "loss": "tvd"}, "--loss tvd has no effect with --teacher tokens"),
         ({"teacher": "recorded"}, "--teacher recorded needs a run with"),

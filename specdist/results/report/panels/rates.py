@@ -129,7 +129,7 @@ def replay_blocks(run: ReportedRun) -> Settings | None:
     elsewhere, which the trace does not have: blocks are assumed to be alike wherever they begin. An
     exhaustive trace (``jobs/tune.py``) needs no such assumption.
     """
-    fixed_in_turns = run.config.get("policy") == "fixed" and run.config.get("overlap") == "none"
+    fixed_in_turns = run.config.get("policy") == "fixed" and run.config.get("overlap") == "synchronous"
     if run.trace is None or not fixed_in_turns or not run.is_exact:
         return None
     blocks = blocks_of(run.trace)
