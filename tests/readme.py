@@ -186,7 +186,7 @@ def emulation() -> str:
 
 def emulated() -> str:
     """What a user would quote of the defaults, as emulated."""
-    from specdist.lab.plan.model.hardware import PUBLISHED
+    from specdist.lab.plan.hardware import PUBLISHED
     from tests.lab.emulation.results import EmulationResult
 
     result = EmulationResult.read(REPOSITORY / "jobs/benchmarks/emulation-70b-h100-auto.json")

@@ -39,7 +39,7 @@ TORCH_FREE = [
     "cli", "config", "data", "engine.request", "engine.schedule.plan", "engine.schedule.scheduler",
     "engine.schedule.stopping", "job.totals.card", "job.totals.hub",
     "job.totals.predictions", "job.totals.report", "job.totals.sprinter", "job.totals.status",
-    "lab.plan.model.hardware", "lab.plan.model.simulate", "lab.replay",
+    "lab.plan.hardware", "lab.plan.simulate", "lab.replay",
     "models.cache.branch_pages", "models.cache.draft_window", "models.cache.pages", "models.heads.examples",
     "models.heads.info", "models.heads.roc", "policies", "results.evaluate.config", "results.evaluate.run",
     "results.fronts", "results.report", "results.runs", "sampling.keys", "sampling.processing.options",

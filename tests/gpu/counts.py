@@ -38,7 +38,7 @@ from tests.ranks import REPOSITORY
 SECTIONS = ("kernels", "syncs", "replays", "bytes")
 NUM_SEQUENCES = (1, 8, 32, 128)
 COUNTED = REPOSITORY / "jobs/benchmarks/device-counts.json"
-PLANNED = REPOSITORY / "specdist/lab/plan/model/counted.json"
+PLANNED = REPOSITORY / "specdist/lab/plan/counted.json"
 FAST_POLICIES = ("fixed", "confidence")
 
 

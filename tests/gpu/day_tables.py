@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from specdist.lab.plan.model.hardware import find_gpu
-from specdist.lab.plan.model.roofline import Placement
+from specdist.lab.plan.hardware import find_gpu
+from specdist.lab.plan.roofline import Placement
 from specdist.models.files.sizes import model_size
 from specdist.utils.table import Table, decimals
 from tests.gpu.first_device import LLAMA

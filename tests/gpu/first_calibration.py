@@ -1,5 +1,5 @@
 """What the day has measured, as ``calibration.json`` for the planner: see
-specdist/lab/plan/model/calibration.py.
+specdist/lab/plan/calibration.py.
 
     python -m tests.gpu.first_calibration FOLDER
 
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specdist.lab.plan.model.calibration import Calibration, MeasuredSampling, MeasuredSum
+from specdist.lab.plan.calibration import Calibration, MeasuredSampling, MeasuredSum
 from specdist.utils.errors import UserError
 
 FILE_NAME = "calibration.json"

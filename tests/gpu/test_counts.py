@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdist.lab.plan.model.counted import DRAFT_PASS, TARGET_PASS
+from specdist.lab.plan.roofline import DRAFT_PASS, TARGET_PASS
 from tests.gpu.counts import COUNTED, planned
 from tests.gpu.operators import operator_of
 from tests.gpu.processes import needs_pretended_device, on_device
@@ -61,7 +61,7 @@ def test_the_planner_promises_nothing_that_the_engine_does_not_do(found: Any) ->
 def test_the_planners_numbers_are_those_of_the_file() -> None:
     """If not: python -m tests.gpu.counts --output jobs/benchmarks/device-counts.json"""
     after = json.loads(COUNTED.read_text(encoding="utf-8"))["after"]
-    assert planned(after) == json.loads((REPOSITORY / "specdist/lab/plan/model/counted.json").read_text())
+    assert planned(after) == json.loads((REPOSITORY / "specdist/lab/plan/counted.json").read_text())
 
 
 @needs_pretended_device

@@ -13,7 +13,7 @@ import torch
 
 from specdist.config.arguments import parse_arguments
 from specdist.config.generate import GenerateConfig
-from specdist.lab.plan.model.calibration import Calibration
+from specdist.lab.plan.calibration import Calibration
 from tests.forked import started_world
 from tests.gpu import check_first_day, first_calibration, first_day
 from tests.gpu.first_checks import (

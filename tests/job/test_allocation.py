@@ -19,8 +19,8 @@ from specdist.job.costs.allocation import (
     sampling_of,
     target_limits,
 )
-from specdist.lab.plan.model.hardware import GPUS
-from specdist.lab.plan.model.memory import fit
+from specdist.lab.plan.hardware import GPUS
+from specdist.lab.plan.memory import fit
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.files.sizes import ModelSize, model_size
 from specdist.models.loading.memory import DeviceMemory

@@ -25,9 +25,9 @@ from specdist.cli import Command
 from specdist.data.stats.fields import DraftTimes, TargetTimes
 from specdist.data.stats.shard import NS_PER_S
 from specdist.data.store.files import write_atomically
-from specdist.lab.benchmark.measuring import Timed, measure
 from specdist.lab.benchmark.methods import shortened
 from specdist.lab.benchmark.results import Circumstances
+from specdist.lab.benchmark.run import Timed, measure
 from specdist.utils.table import Table, decimals
 from tests.lab.benchmark.config import ComparisonConfig
 from tests.lab.benchmark.lineup import ComparedLineup, PlacedSpecdist

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from specdist.lab.synthetic.shapes import SHAPES
+from specdist.lab.synthetic.config import SHAPES
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
 from specdist.models.files.sizes import ModelSize, model_size
 from tests.engine.harness import PAGE_SIZE, paged_runner

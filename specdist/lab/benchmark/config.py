@@ -20,8 +20,7 @@ from specdist.config.groups import (
 from specdist.config.prompts import PromptOptions
 from specdist.config.removed import OF_BENCHMARK, Removed
 from specdist.config.speculation import NEEDS_MODEL
-from specdist.lab.synthetic.config import ACCEPTANCE, EPSILON, SHAPE, check_dial
-from specdist.lab.synthetic.shapes import SHAPES
+from specdist.lab.synthetic.config import ACCEPTANCE, EPSILON, SHAPE, SHAPES, check_dial
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_options
 

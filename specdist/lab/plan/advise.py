@@ -1,17 +1,24 @@
-"""The best plan of every mode (ranks, batch size, draft length), and the one to take."""
+"""The best plan of every mode (ranks, batch size, draft length), the one to take, and where a draft is worth
+it.
+
+A site's GPUs are filled with replicas, each on one node. A draft on the target's rank 0 takes memory. With a
+GPU of its own and ``--overlap auto`` a replica is as fast as one without a draft, or faster, but takes one
+GPU more.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Literal
 
-from specdist.lab.plan.filling import Shape, Site, shape_of
-from specdist.lab.plan.model.counted import DRAFT_PASS, TARGET_PASS
-from specdist.lab.plan.model.memory import Fit, fit
-from specdist.lab.plan.model.roofline import Placement, roofline_costs
-from specdist.lab.plan.model.simulate import (
+from specdist.lab.plan.hardware import GPUS, Gpu
+from specdist.lab.plan.memory import Fit, fit
+from specdist.lab.plan.roofline import DEFAULTS, DRAFT_PASS, TARGET_PASS, Placement, roofline_costs
+from specdist.lab.plan.simulate import (
     MODES,
     OWN_GPU,
     PREFILL_CHUNK_TOKENS,
@@ -21,14 +28,52 @@ from specdist.lab.plan.model.simulate import (
     Settings,
     predict,
 )
-from specdist.lab.plan.sampling import DEFAULTS
 from specdist.models.files.sizes import ModelSize
 from specdist.sampling.distributions import SamplingSettings
+from specdist.utils.table import Table
 
 MAX_DRAFT_TOKENS = 16
 # A smaller speed-up is within the error of the model, so the simpler plan is chosen.
 WORTHWHILE = 1.05
 S_PER_HOUR = 3600
+BATCH_SIZES = (1, 8, 32, 64, 128, 256)
+DraftPlace = Literal["shared", "own"]
+PLACES: dict[DraftPlace, str] = {"shared": "on rank 0", "own": "its own GPU"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """The hardware: nodes of equal GPUs."""
+
+    gpu: Gpu
+    gpus_per_node: int
+    num_nodes: int
+    max_num_seqs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The ranks of one replica.
+
+    Attributes:
+        num_drafts: 1 where the draft has a GPU of its own, else 0.
+        num_replicas: that fit into the site; all replicas of a node share it, so that it does not count.
+    """
+
+    tp_size: int
+    num_drafts: int = 0
+    num_replicas: int = field(default=1, compare=False)
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tp_size + self.num_drafts
+
+
+def shape_of(site: Site, mode: Mode, tp_size: int) -> Shape:
+    """Of the replicas of this mode whose target has ``tp_size`` ranks."""
+    num_drafts = int(mode in OWN_GPU)
+    num_replicas = site.gpus_per_node // (tp_size + num_drafts) * site.num_nodes
+    return Shape(tp_size=tp_size, num_drafts=num_drafts, num_replicas=num_replicas)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,3 +299,71 @@ def recommend(plans: Sequence[Plan]) -> Plan | None:
         if chosen is None or plan.tokens_per_s > WORTHWHILE * chosen.tokens_per_s:
             chosen = plan
     return chosen
+
+
+@dataclass(frozen=True)
+class Worth:
+    """``ratios``: by batch size, tokens per second per GPU with a draft that is placed so over those without;
+    None where either does not fit."""
+
+    gpu: str
+    placement: DraftPlace
+    ratios: dict[int, float | None]
+
+    @property
+    def most_rows(self) -> int:
+        """The largest batch at which it is worth it; 0 if there is none."""
+        worth = [size for size, ratio in self.ratios.items() if ratio is not None and ratio >= WORTHWHILE]
+        return max(worth, default=0)
+
+
+def worth_per_gpu(
+    target: ModelSize, draft: ModelSize, site: Site, work: Work, *, compares: bool = False
+) -> list[Worth]:
+    """For the site's GPU; ``compares``: then for the table's others that have the type of the numbers."""
+    found = []
+    for gpu in _gpus(site.gpu) if compares else [site.gpu]:
+        planner = Planner(target, draft, dataclasses.replace(site, gpu=gpu), work)
+        for placement in PLACES:
+            ratios = {size: _ratio(planner, placement, size) for size in BATCH_SIZES}
+            found.append(Worth(gpu.name, placement, ratios))
+    return found
+
+
+def _gpus(first: Gpu) -> Iterator[Gpu]:
+    yield first
+    for gpu in GPUS.values():
+        if gpu.name != first.name and gpu.has_bfloat16 >= first.has_bfloat16:
+            yield gpu
+
+
+def _ratio(planner: Planner, placement: DraftPlace, num_rows: int) -> float | None:
+    plain = planner.most_per_gpu("target only", num_rows)
+    if placement == "shared":
+        drafting = [planner.most_per_gpu("colocated", num_rows)]
+    else:
+        # A draft that does not pay is not asked, but its GPU is there.
+        idle = planner.most_per_gpu("target only", num_rows, num_idle=1)
+        drafting = [idle, *(planner.most_per_gpu(mode, num_rows) for mode in OWN_GPU)]
+    most = max((found for found in drafting if found is not None), default=None)
+    return None if plain is None or most is None else most / plain
+
+
+def worth_table(found: list[Worth]) -> str:
+    """One line per GPU and placement."""
+    rows = [
+        {
+            "GPU": item.gpu,
+            "draft": PLACES[item.placement],
+            **{
+                f"batch {size}": None if ratio is None else f"{ratio:.2f}"
+                for size, ratio in item.ratios.items()
+            },
+            "worth it": f"up to {item.most_rows}" if item.most_rows else "no",
+        }
+        for item in found
+    ]
+    return (
+        "Tokens/s per GPU used, with a draft over plain decoding without one, by batch size:\n"
+        f"{Table.of(rows, num_names=2).console()}"
+    )

@@ -1,8 +1,10 @@
-"""``jobs/plan.py`` from its options to its text and its JSON document."""
+"""``jobs/plan.py`` from its options to its text and its JSON document. ``--gpu here`` is this machine's
+device, measured where kernels can measure it."""
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +13,49 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 from transformers import AutoConfig
 
 from specdist.config.groups import SELF, DrawingOptions, values_of
 from specdist.data.store.files import write_atomically
+from specdist.engine.times.timeline import timed
 from specdist.job.ranks.topology import local_device
-from specdist.lab.plan.advise import Planner, Work, recommend
-from specdist.lab.plan.documents import (
+from specdist.lab.plan.advise import Planner, Site, Work, recommend, worth_per_gpu, worth_table
+from specdist.lab.plan.hardware import GB, GIB, HERE, PCIE_LATENCY_S, TERA, Gpu, find_gpu
+from specdist.lab.plan.memory import graphs_note
+from specdist.lab.plan.options import PlanConfig
+from specdist.lab.plan.report import (
     fit_document,
+    launch_of,
     longest_row,
+    memory_table,
     options_yaml,
     plan_document,
+    plan_table,
+    reason,
     run_options,
     run_yaml,
     shapes_note,
 )
-from specdist.lab.plan.filling import Site
-from specdist.lab.plan.launch import launch_of
-from specdist.lab.plan.measuring import measure_here
-from specdist.lab.plan.model.hardware import GB, GIB, HERE, TERA, Gpu, find_gpu
-from specdist.lab.plan.model.memory import graphs_note
-from specdist.lab.plan.options import PlanConfig
-from specdist.lab.plan.report import memory_table, plan_table, reason
-from specdist.lab.plan.worth import worth_per_gpu, worth_table
-from specdist.lab.synthetic.shapes import SHAPES
+from specdist.lab.synthetic.config import SHAPES
+from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.files.checkpoint import Checkpoint, check_family
 from specdist.models.files.sizes import ModelSize, model_size
 from specdist.models.quantized.quantized import quantization_of
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
+from specdist.utils.host import available_memory_bytes
 
 # The context length of a shape, which is not limited.
 ANY_LENGTH = 2**20
 TRACE_FILES = "stats/*.trace.arrow"
+# Larger than any cache, so that every product reads its matrix from memory.
+MATRIX_BYTES = {"cpu": 2**27, "cuda": 2**31}
+WIDTH = 4096
+NUM_PRODUCT_TOKENS = {"cpu": 256, "cuda": 4096}
+NUM_WARMUPS, NUM_PASSES = 2, 7
+# Links are not measured: PCIe 4 × 16 is assumed.
+LINK_BYTES_PER_S = 32 * GB
 
 
 def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
@@ -252,3 +264,46 @@ def acceptance_of(path: Path) -> float:
     if not num_verified:
         raise UserError(f"--trace {path} contains no verified token: give --acceptance instead")
     return float(num_accepted / num_verified)
+
+
+@torch.inference_mode()
+def measure_here(device: torch.device, dtype: torch.dtype) -> Gpu:
+    """Time the product of a large matrix with one token, which reads it, and with many, which multiplies.
+
+    The rates are those of kernels, so their efficiency is 1. On a host they are those of float32 with the
+    engine's library.
+    """
+    height = MATRIX_BYTES[device.type] // (WIDTH * dtype.itemsize)
+    layer = nn.Linear(WIDTH, height, bias=False, device=device, dtype=dtype)
+    nn.init.constant_(layer.weight, 1e-3)
+    linears = OneDnnLinears(layer)
+    num_tokens = NUM_PRODUCT_TOKENS[device.type]
+    with linears.active():
+        one_s, many_s = (_median_s(layer, count, device, dtype) for count in (1, num_tokens))
+    flops_per_s = 2 * WIDTH * height * num_tokens / many_s
+    return Gpu(
+        name=HERE,
+        memory_bytes=_memory_bytes(device),
+        bandwidth_bytes_per_s=WIDTH * height * dtype.itemsize / one_s,
+        half_flops_per_s=flops_per_s,
+        float_flops_per_s=flops_per_s,
+        link_bytes_per_s=LINK_BYTES_PER_S,
+        link_latency_s=PCIE_LATENCY_S,
+        bandwidth_efficiency=1.0,
+        arithmetic_efficiency=1.0,
+        reserved_bytes=0,
+        is_host=device.type == "cpu",
+        figures="memory and products measured on this machine; launches, waits and links assumed",
+    )
+
+
+def _median_s(layer: nn.Module, num_tokens: int, device: torch.device, dtype: torch.dtype) -> float:
+    tokens = torch.ones(num_tokens, WIDTH, device=device, dtype=dtype)
+    seconds = [timed(device, lambda: layer(tokens))[0] for _ in range(NUM_WARMUPS + NUM_PASSES)]
+    return statistics.median(seconds[NUM_WARMUPS:])
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory_bytes()

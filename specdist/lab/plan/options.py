@@ -10,8 +10,8 @@ from specdist.config.arguments import option
 from specdist.config.groups import OWN_KIND, SELF, DrawingOptions, QuantizationOptions, TrustOptions
 from specdist.config.removed import OF_PLAN, Removed
 from specdist.config.speculation import NEEDS_MODEL
-from specdist.lab.plan.model.hardware import GPUS, HERE
-from specdist.lab.synthetic.shapes import SHAPES
+from specdist.lab.plan.hardware import GPUS, HERE
+from specdist.lab.synthetic.config import SHAPES
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_options
 

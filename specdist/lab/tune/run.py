@@ -28,8 +28,7 @@ from specdist.job.workload import Workload
 from specdist.lab.replay import ExhaustiveTrace, Oracle, ReplayResult, ReplaySettings, replay
 from specdist.lab.tune.collect import TraceCollector, TracedCompletion
 from specdist.lab.tune.config import TuneConfig
-from specdist.lab.tune.grid import Candidate, candidates
-from specdist.lab.tune.heads import HeadChoice, acceptance_auc, load_heads, read_heads
+from specdist.lab.tune.grid import Candidate, HeadChoice, acceptance_auc, candidates, load_heads, read_heads
 from specdist.models.heads.head import TokenHead
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import CostModel

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from specdist.data.stats.shard import NS_PER_S, Stats
-from specdist.lab.benchmark.measuring import Timed, compare
 from specdist.lab.benchmark.methods import Generated
+from specdist.lab.benchmark.run import Timed, compare
 from specdist.policies.formulas import ready_share
 from specdist.sampling.distributions import SamplingSettings
 from tests.lab.benchmark.config import COLOCATED, SEPARATE

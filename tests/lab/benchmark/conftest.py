@@ -15,8 +15,8 @@ from specdist.job.costs import measuring as costs
 from specdist.job.costs import pass_times
 from specdist.job.costs.pass_times import PassTimer
 from specdist.job.costs.round_times import NO_HOST
-from specdist.lab.benchmark import measuring
-from specdist.lab.synthetic.shapes import SHAPES, Shape
+from specdist.lab.benchmark import run as measuring
+from specdist.lab.synthetic.config import SHAPES, Shape
 from tests.lab.benchmark import overhead
 from tests.lab.benchmark.config import ComparisonConfig
 from tests.lab.benchmark.setting import ComparedSetting, set_up_comparison

@@ -8,10 +8,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from specdist.lab.benchmark.measuring import Timed, measure
 from specdist.lab.benchmark.methods import Method
 from specdist.lab.benchmark.peers import peer_engines, peer_python
 from specdist.lab.benchmark.report import summary
+from specdist.lab.benchmark.run import Timed, measure
 from tests.lab.benchmark.choices import nearest_first_lengths
 from tests.lab.benchmark.comparing import compare_groups, compare_lengths
 from tests.lab.benchmark.config import COLOCATED, ComparisonConfig

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from specdist.lab.benchmark.config import BenchmarkConfig
-from specdist.lab.benchmark.measuring import Timed, compare
 from specdist.lab.benchmark.methods import Generated, Row
 from specdist.lab.benchmark.peers import WORKER, Vllm, VllmEngine, peer_python
+from specdist.lab.benchmark.run import Timed, compare
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdist.lab.benchmark.methods import Row
-from specdist.lab.synthetic.shapes import MAX_POSITIONS
+from specdist.lab.synthetic.config import MAX_POSITIONS
 from specdist.utils.errors import UserError
 from tests.lab.benchmark.config import ComparisonConfig
 from tests.lab.benchmark.setting import EVERYTHING, ComparedSetting, make_workload

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specdist.config.arguments import option
-from specdist.lab.plan.model.hardware import GPUS
-from specdist.lab.plan.model.simulate import MODES, Mode
-from specdist.lab.synthetic.shapes import SHAPES
+from specdist.lab.plan.hardware import GPUS
+from specdist.lab.plan.simulate import MODES, Mode
+from specdist.lab.synthetic.config import SHAPES
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import BRANCH_COUNTS
 from specdist.utils.errors import UserError

@@ -18,7 +18,7 @@ import numpy as np
 
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_json
-from specdist.lab.plan.model.hardware import PUBLISHED
+from specdist.lab.plan.hardware import PUBLISHED
 from specdist.policies.choice import PolicyChoice
 from specdist.utils.table import Table
 from tests.lab.benchmark.choices import INITIAL_LENGTHS, policy_choices

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdist.lab.plan.model.hardware import PUBLISHED
-from specdist.lab.plan.model.simulate import Mode
+from specdist.lab.plan.hardware import PUBLISHED
+from specdist.lab.plan.simulate import Mode
 from specdist.utils.table import Table, decimals
 from tests.lab.emulation.accounting import HostPath, HostTime, host_path
 from tests.lab.emulation.config import TARGET_ONLY

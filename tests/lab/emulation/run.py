@@ -19,11 +19,10 @@ from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
+from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.job import open_model
-from specdist.lab.plan.model.counted import DRAFT_PASS, TARGET_PASS
-from specdist.lab.plan.model.hardware import find_gpu
-from specdist.lab.plan.model.roofline import Placement, roofline_costs
-from specdist.lab.plan.model.simulate import (
+from specdist.lab.plan.roofline import DRAFT_PASS, TARGET_PASS, Placement, roofline_costs
+from specdist.lab.plan.simulate import (
     OWN_GPU,
     PREFILL_CHUNK_TOKENS,
     Mode,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from specdist.data.stats.regression import NS_PER_S
-from specdist.lab.plan.model.roofline import Placement
+from specdist.lab.plan.roofline import Placement
 from specdist.models.cache.branch_pages import BranchPageTable
 from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.pages import PageUpdates

@@ -17,7 +17,7 @@ from specdist.engine.interfaces import Proposer
 from specdist.engine.request import Completion, Sequence
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs.round_times import message_curve
-from specdist.lab.plan.model.roofline import Placement
+from specdist.lab.plan.roofline import Placement
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve

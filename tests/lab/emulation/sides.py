@@ -29,7 +29,7 @@ from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import DeviceClock, Kind, Timeline
 from specdist.job.costs.pass_times import always
 from specdist.job.costs.round_times import FIRST_TOKENS, drafting_curves
-from specdist.lab.plan.model.roofline import Placement
+from specdist.lab.plan.roofline import Placement
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice, build_policy

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.job import open_model
-from specdist.lab.plan.model.hardware import find_gpu
-from specdist.lab.plan.model.roofline import Placement
+from specdist.lab.plan.roofline import Placement
 from specdist.models.files.sizes import ModelSize
 from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import SamplingSettings

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from specdist.lab.replay import ExhaustiveTrace
 from specdist.lab.tune.config import TuneConfig
-from specdist.lab.tune.heads import read_heads
+from specdist.lab.tune.grid import read_heads
 from specdist.lab.tune.run import collect_trace
 from specdist.utils.errors import UserError
 from tests.lab.papers.config import PapersConfig

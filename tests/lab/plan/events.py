@@ -1,4 +1,4 @@
-"""A job round by round: the same costs as in :mod:`specdist.lab.plan.model.simulate`, with its start and its
+"""A job round by round: the same costs as in :mod:`specdist.lab.plan.simulate`, with its start and its
 end.
 
 It mirrors the scheduler and the draft without any model: rows have lengths of their own, a row that ends
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdist.data.stats.regression import NS_PER_S
-from specdist.lab.plan.model.simulate import PREFILL_CHUNK_TOKENS, ReplicaCosts, Settings
+from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, ReplicaCosts, Settings
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from specdist.job.costs.allocation import PAGE_SIZE
-from specdist.lab.plan.advise import Plan, Planner, Work, recommend
-from specdist.lab.plan.filling import Site
-from specdist.lab.plan.model.hardware import GPUS
-from specdist.lab.plan.model.memory import fit
-from specdist.lab.plan.model.simulate import Mode
+from specdist.lab.plan.advise import Plan, Planner, Site, Work, recommend
+from specdist.lab.plan.hardware import GPUS
+from specdist.lab.plan.memory import fit
 from specdist.lab.plan.report import reason
-from specdist.lab.synthetic.shapes import SHAPES
+from specdist.lab.plan.simulate import Mode
+from specdist.lab.synthetic.config import SHAPES
 from specdist.models.files.sizes import ModelSize, model_size
 from specdist.models.loading.memory import RESERVED_FRACTION
 

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from specdist.config.generate import parse_arguments
+from specdist.lab.plan.calibration import Calibration, MeasuredSampling, MeasuredSum
+from specdist.lab.plan.hardware import GPUS, PUBLISHED, Gpu, find_gpu
 from specdist.lab.plan.job import open_model, run_plan
-from specdist.lab.plan.model.calibration import Calibration, MeasuredSampling, MeasuredSum
-from specdist.lab.plan.model.counted import DRAFT_PASS, PACKING_S, TARGET_PASS
-from specdist.lab.plan.model.hardware import GPUS, PUBLISHED, Gpu, find_gpu
-from specdist.lab.plan.model.roofline import Placement
 from specdist.lab.plan.options import PlanConfig
+from specdist.lab.plan.roofline import DRAFT_PASS, PACKING_S, TARGET_PASS, Placement
 from specdist.models.loading.reserve import GRAPH_NODE_BYTES
 from specdist.utils.errors import UserError
 from tests.lab.emulation.config import EmulationConfig

@@ -7,14 +7,7 @@ import dataclasses
 import pytest
 from transformers import LlamaConfig
 
-from specdist.lab.plan.model.counted import (
-    DRAFT_PASS,
-    NO_COUNTS,
-    PACKING_S,
-    TARGET_PASS,
-    PassCounts,
-)
-from specdist.lab.plan.model.hardware import (
+from specdist.lab.plan.hardware import (
     EAGER_KERNEL_S,
     GPUS,
     GRAPH_S,
@@ -23,8 +16,16 @@ from specdist.lab.plan.model.hardware import (
     SYNCHRONISATION_S,
     find_gpu,
 )
-from specdist.lab.plan.model.roofline import Placement, roofline_costs
-from specdist.lab.plan.model.simulate import Mode, Settings, predict
+from specdist.lab.plan.roofline import (
+    DRAFT_PASS,
+    NO_COUNTS,
+    PACKING_S,
+    TARGET_PASS,
+    PassCounts,
+    Placement,
+    roofline_costs,
+)
+from specdist.lab.plan.simulate import Mode, Settings, predict
 from specdist.models.files.sizes import ModelSize, model_size
 from specdist.models.quantized.quantized import requested_format
 from specdist.utils.errors import UserError

@@ -8,23 +8,25 @@ import json
 import pytest
 import torch
 
+from specdist.lab.plan.calibration import MeasuredSampling
+from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.job import open_model
-from specdist.lab.plan.model.calibration import MeasuredSampling
-from specdist.lab.plan.model.counted import DRAFT_PASS, NO_COUNTS
-from specdist.lab.plan.model.hardware import GPUS
-from specdist.lab.plan.model.roofline import Placement, roofline_costs
-from specdist.lab.plan.model.simulate import Settings, predict
-from specdist.lab.plan.sampling import (
+from specdist.lab.plan.roofline import (
+    DRAFT_PASS,
     DRAW_BLOCK,
     DRAW_INSTRUCTIONS,
     FILTERED_LOOPS,
+    NO_COUNTS,
     NUM_DIGITS,
     PLAIN_LOOPS,
     PROCESS_BLOCK,
     PROGRAMS_PER_MULTIPROCESSOR,
     WARPS_PER_SCHEDULER,
+    Placement,
     SamplingTimes,
+    roofline_costs,
 )
+from specdist.lab.plan.simulate import Settings, predict
 from specdist.models.files.sizes import ModelSize
 from specdist.sampling.distributions import SamplingSettings
 from tests.ranks import REPOSITORY

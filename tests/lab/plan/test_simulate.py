@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.lab.plan.model.simulate import MODES, Mode, Prediction, ReplicaCosts, Settings, predict
+from specdist.lab.plan.simulate import MODES, Mode, Prediction, ReplicaCosts, Settings, predict
 from specdist.policies.costs import CostModel, Curve
 from tests.lab.plan.events import RowLengths, run_job
 

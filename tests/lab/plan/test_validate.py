@@ -6,7 +6,7 @@ import pytest
 
 from specdist.data.stats.fields import DraftTimes, TargetTimes
 from specdist.data.stats.shard import Stats
-from specdist.lab.plan.model.simulate import ReplicaCosts, Settings
+from specdist.lab.plan.simulate import ReplicaCosts, Settings
 from specdist.policies.costs import CostModel, Curve
 from tests.lab.plan.events import RowLengths, run_job
 from tests.lab.plan.validate import (

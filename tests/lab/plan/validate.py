@@ -29,7 +29,7 @@ from specdist.engine.times.timeline import timed
 from specdist.job.ranks.topology import local_device
 from specdist.lab.benchmark.methods import Generated, Row, Specdist
 from specdist.lab.benchmark.pair import DraftOrder, PagedPair, Pair, fixed_length
-from specdist.lab.plan.model.simulate import ReplicaCosts, Settings
+from specdist.lab.plan.simulate import ReplicaCosts, Settings
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.formulas import tokens_per_call
 from specdist.sampling.distributions import SamplingSettings

@@ -20,7 +20,7 @@ import torch
 
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_json
-from specdist.lab.plan.model.simulate import OWN_GPU, Settings, predict
+from specdist.lab.plan.simulate import OWN_GPU, Settings, predict
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.formulas import caught_share
 from specdist.utils.table import Table

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.job import open_model
-from specdist.lab.plan.model.counted import DRAFT_PASS, TARGET_PASS
-from specdist.lab.plan.model.hardware import find_gpu
-from specdist.lab.plan.model.roofline import ROUND_S, Placement
+from specdist.lab.plan.roofline import DRAFT_PASS, ROUND_S, TARGET_PASS, Placement
 from specdist.models.files.sizes import ModelSize
 from specdist.policies import (
     DraftFeatures,

@@ -17,9 +17,9 @@ from specdist.lab.synthetic.build import (
     build_synthetic,
     find_epsilon,
     random_prompts,
+    write_pair,
 )
-from specdist.lab.synthetic.random_llama import write_pair
-from specdist.lab.synthetic.shapes import SHAPES, Shape
+from specdist.lab.synthetic.config import SHAPES, Shape
 from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
 from specdist.utils.errors import UserError
 

@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.ipc
 from transformers import AutoTokenizer
 
+from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.job import open_model
-from specdist.lab.plan.model.hardware import find_gpu
-from specdist.lab.plan.model.roofline import Placement
+from specdist.lab.plan.roofline import Placement
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.ngrams.block_lengths import BlockLengths
 from specdist.policies.ngrams.ngram_index import NgramIndex

@@ -19,9 +19,9 @@ from specdist.job.costs.allocation import (
     shared_out,
     target_limits,
 )
-from specdist.lab.plan.model.hardware import Gpu
-from specdist.lab.plan.model.simulate import PREFILL_CHUNK_TOKENS, Mode
-from specdist.lab.plan.sampling import DEFAULTS
+from specdist.lab.plan.hardware import Gpu
+from specdist.lab.plan.roofline import DEFAULTS
+from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.files.sizes import ModelSize
 from specdist.models.loading.memory import RESERVED_FRACTION, DeviceMemory

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import get_args
 
 from specdist.data.stats.regression import NS_PER_S
-from specdist.lab.plan.model.calibration import Calibration, Filters, MeasuredSampling, MeasuredSum
+from specdist.lab.plan.calibration import Calibration, Filters, MeasuredSampling, MeasuredSum
 from specdist.policies.costs import Curve
 from specdist.utils.errors import UserError
 

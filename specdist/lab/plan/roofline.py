@@ -1,0 +1,319 @@
+"""Predicted pass times, from sizes and peaks: the roofline model (Williams, Waterman, Patterson 2009).
+
+Matrices and attention run one after the other, each for the longer of reading and arithmetic; then come the
+all-reduces, two per layer, and what the roofline does not know. The context length enters through reading the
+cache. The small kernels between matrices, launches and synchronisations are as many as ``python -m
+tests.gpu.counts`` has counted in the engine (``counted.json``); what each of them costs is a figure of the
+GPU. Sampling is what the kernels of :mod:`specdist.kernels.sampling` read, and how often: every distribution
+is one program's, on one multiprocessor, so that few of them leave most of a GPU idle; what policies compute
+of a draft's distributions (entropies) is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from specdist.data.stats.regression import NS_PER_S
+from specdist.lab.plan.calibration import Filters
+from specdist.lab.plan.hardware import Gpu
+from specdist.lab.plan.simulate import ReplicaCosts
+from specdist.models.files.sizes import ALL_REDUCES_PER_LAYER, ModelSize
+from specdist.models.quantized.quantized_weights import SCALE_BYTES
+from specdist.policies.costs import CostModel, Curve
+from specdist.sampling.distributions import SamplingSettings
+
+Side = Literal["target", "draft"]
+
+# The host's work for a pass: choosing the bucket, packing the inputs. Assumed.
+PACKING_S = 100e-6
+# How much faster than memory kernels read what the kernels before them have just written, which is still in
+# the device's cache. Assumed.
+CACHED_FACTOR = 2.0
+# The job's own.
+DEFAULTS = SamplingSettings()
+# A program has four warps for each of a multiprocessor's four schedulers, and two fit on one.
+WARPS_PER_SCHEDULER, PROGRAMS_PER_MULTIPROCESSOR = 4, 2
+# Ids of a row that a loop reads at a time, and the instructions of its loops for these, compiled for sm_90:
+# the largest logit, the sum and the probabilities; with filters the listing of likely ids for the sum.
+PROCESS_BLOCK, PLAIN_LOOPS, FILTERED_LOOPS = 4096, (64, 103, 131), (64, 167, 147)
+DRAW_BLOCK, DRAW_INSTRUCTIONS = 2048, 80
+# A search for a threshold: of a digit of four bits, and of 512 listed ids. How many of these there are is
+# assumed: a few ids of a thousand are likely.
+DIGIT_INSTRUCTIONS, LISTED_INSTRUCTIONS, NUM_LISTED = 300, 68, 4
+NUM_DIGITS = {2: 4, 4: 8}
+# From a load to the first instruction that needs it, and the clock of a busy GPU. Assumed.
+LOAD_CYCLES = 600
+CYCLES_PER_S = 1.7e9
+FLOAT_BYTES = 4
+# Plain operations of torch on a number of a sharded target's logits: in float32, its score after temperature
+# (6 bytes), the largest (4), differences and exponentials (8 each) and their sum (4).
+NORMALISER_BYTES = 30
+# The same on a row from which a next token is drawn: copies of it and of the draft's (8 bytes each), their
+# difference (12), its positive part (8), its sum (4), the quotient (8), and the choice of a row (12).
+RESIDUAL_BYTES = 60
+# Assumed for the host between two target passes: scheduling, committing, stop conditions.
+ROUND_S = 0.5e-3
+# Assumed for the messages to the draft's rank and back; in one process it is less.
+PROPOSAL_S = 0.2e-3
+# Plain operations of a layer's seven products: six that find scales and round inputs, and of integers one
+# more and three that scale the sums.
+ROUNDING_KERNELS: dict[str | None, int] = {"float8": 7 * 6, "int8": 7 * 10}
+# Ratio of neighbouring sizes of a curve, which is linear between them.
+STEP = 1.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassCounts:
+    """A pass of one side, with the sampling and the bookkeeping around it: rejection rule, fixed lengths.
+
+    Attributes:
+        kernels_per_layer, kernels_outside_of_layers: in graphs.
+        eager_kernels: launched by themselves; ``copies``: between host and device.
+        replays: of graphs.
+        synchronisations: waits of the host for the device.
+        tensors_per_layer: read and written between the kernels of a layer, in tensors of [tokens, hidden
+            size].
+    """
+
+    kernels_per_layer: float = 0.0
+    kernels_outside_of_layers: float = 0.0
+    eager_kernels: float = 0.0
+    copies: float = 0.0
+    replays: float = 0.0
+    synchronisations: float = 0.0
+    tensors_per_layer: float = 0.0
+
+    def kernels(self, num_layers: int) -> float:
+        """Kernels of the pass in graphs."""
+        return num_layers * self.kernels_per_layer + self.kernels_outside_of_layers
+
+    def seconds(self, num_layers: int, gpu: Gpu) -> float:
+        """Of a pass beside what its kernels read, write and compute. On a CPU nothing is recorded, and
+        nothing is waited for."""
+        if gpu.is_host:
+            return (self.kernels(num_layers) + self.eager_kernels) * gpu.eager_kernel_s
+        return (
+            self.kernels(num_layers) * gpu.kernel_s
+            + self.replays * gpu.graph_s
+            + (self.eager_kernels + self.copies) * gpu.eager_kernel_s
+            + self.synchronisations * gpu.wait_s
+            + (PACKING_S if self.replays else 0.0)
+        )
+
+
+def _read(side: Side) -> PassCounts:
+    text = (Path(__file__).parent / "counted.json").read_text(encoding="utf-8")
+    return PassCounts(**json.loads(text)[side])
+
+
+TARGET_PASS, DRAFT_PASS = _read("target"), _read("draft")
+NO_COUNTS = PassCounts()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingTimes:
+    """Of one model's logits on a GPU. ``settings``: the same of target and draft."""
+
+    gpu: Gpu
+    model: ModelSize
+    settings: SamplingSettings
+
+    def draft_s(self, num_rows: float) -> float:
+        """Seconds of a draft step beside its pass: a distribution of every sequence, and a draw from it."""
+        if self.settings.is_greedy:
+            return self._moving_s(num_rows * self.model.bytes_per_number)
+        return self.process_s(num_rows) + self.draw_s(num_rows)
+
+    def target_s(self, num_logits: float, num_rows: float, tp_size: int) -> float:
+        """Seconds of verifying so many tokens of ``num_rows`` sequences and of drawing their next tokens, on
+        the rank that has the most to do."""
+        number = self.model.bytes_per_number
+        if self.settings.is_greedy:
+            return self._moving_s(num_logits * number / tp_size)
+        next_s = self._moving_s(num_rows * RESIDUAL_BYTES) + self.draw_s(num_rows)
+        if tp_size == 1:
+            return self.process_s(num_logits) + next_s
+        if self.settings.top_p < 1:
+            # The nucleus needs all logits on one rank.
+            return self._gathering_s(num_logits, tp_size) + self.process_s(num_logits) + next_s
+        normalising_s = self._moving_s(num_logits * NORMALISER_BYTES / tp_size)
+        return normalising_s + self._gathering_s(num_rows, tp_size) + self.process_s(num_rows) + next_s
+
+    def process_s(self, num_rows: float) -> float:
+        """Seconds from logits to as many distributions."""
+        measured = self.gpu.sampling_curves.get(self._filters)
+        if measured is not None:
+            return measured.process_s(num_rows, self.model.vocab_size)
+        num_searches = int(self._has_top_k) + int(self.settings.top_p < 1)
+        loops = FILTERED_LOOPS if num_searches else PLAIN_LOOPS
+        num_blocks = -(-self.model.vocab_size // PROCESS_BLOCK)
+        num_digits = num_searches * NUM_DIGITS[self.model.bytes_per_number]
+        return self._programs_s(
+            num_rows,
+            bytes_per_id=len(loops) * self.model.bytes_per_number + FLOAT_BYTES,
+            num_loads=num_blocks * len(loops) + num_digits * NUM_LISTED,
+            num_instructions=num_blocks * sum(loops)
+            + num_digits * (DIGIT_INSTRUCTIONS + NUM_LISTED * LISTED_INSTRUCTIONS),
+        )
+
+    def draw_s(self, num_rows: float) -> float:
+        """Seconds to draw from as many distributions."""
+        measured = self.gpu.sampling_curves.get(self._filters)
+        if measured is not None:
+            return measured.draw_s(num_rows, self.model.vocab_size)
+        num_blocks = -(-self.model.vocab_size // DRAW_BLOCK)
+        return self._programs_s(
+            num_rows,
+            bytes_per_id=FLOAT_BYTES,
+            num_loads=num_blocks,
+            num_instructions=num_blocks * DRAW_INSTRUCTIONS,
+        )
+
+    @property
+    def _has_top_k(self) -> bool:
+        return 0 < self.settings.top_k < self.model.vocab_size
+
+    @property
+    def _filters(self) -> Filters:
+        has_top_p = self.settings.top_p < 1
+        if self._has_top_k:
+            return "top_k and top_p" if has_top_p else "top_k"
+        return "top_p" if has_top_p else "none"
+
+    def _programs_s(
+        self, num_rows: float, *, bytes_per_id: float, num_loads: int, num_instructions: int
+    ) -> float:
+        """Of a program per row. Two on a multiprocessor wait for their loads together, and issue their
+        instructions one after the other."""
+        moving_s = self._moving_s(num_rows * bytes_per_id)
+        if self.gpu.is_host:
+            return moving_s
+        num_places = PROGRAMS_PER_MULTIPROCESSOR * self.gpu.num_multiprocessors
+        cycles = LOAD_CYCLES * num_loads * math.ceil(num_rows / num_places)
+        each = WARPS_PER_SCHEDULER * num_instructions
+        cycles += each * math.ceil(num_rows / self.gpu.num_multiprocessors)
+        return max(moving_s, cycles / CYCLES_PER_S)
+
+    def _gathering_s(self, num_rows: float, tp_size: int) -> float:
+        """Of whole logits on one rank, where the parts are joined."""
+        row_bytes = self.model.bytes_per_number * self.model.vocab_size
+        return self.gpu.send_s(num_rows * row_bytes * (tp_size - 1) / tp_size) + self._moving_s(
+            num_rows * 2 * self.model.bytes_per_number
+        )
+
+    def _moving_s(self, bytes_per_id: float) -> float:
+        """Of so many bytes for every id of the vocabulary, read or written by all of the GPU."""
+        return bytes_per_id * self.model.vocab_size / self.gpu.sustained_bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A model on ``tp_size`` equal GPUs; all sequences have ``context_tokens`` in the cache.
+
+    ``counts`` are those of the model's side of a round, a draft's or a target's. ``sampling``: how tokens are
+    drawn, by a draft or a target; None counts nothing for it.
+    """
+
+    model: ModelSize
+    gpu: Gpu
+    tp_size: int = 1
+    context_tokens: float
+    counts: PassCounts = TARGET_PASS
+    sampling: SamplingSettings | None = None
+    drafts: bool = False
+
+    def pass_s(self, num_tokens: float, num_rows: float, num_logits: float | None = None) -> float:
+        """Seconds of a pass of ``num_tokens`` spread over ``num_rows`` sequences. ``num_logits``: tokens
+        whose logits are wanted; None: of all."""
+        model, gpu, tp_size = self.model, self.gpu, self.tp_size
+        flops_per_s = gpu.sustained_flops_per_s(model.bytes_per_number)
+        narrow_flops = 2 * model.num_quantized / tp_size
+        narrow_per_s = gpu.narrow_flops_per_s(model.product, model.bytes_per_number)
+        flops_s = (model.flops_per_token(tp_size) - narrow_flops) / flops_per_s + narrow_flops / narrow_per_s
+        streamed = model.streamed_bytes(tp_size, has_product=gpu.has_product(model.product))
+        matrices_s = max(streamed / gpu.sustained_bytes_per_s, num_tokens * flops_s)
+        attention_s = max(
+            num_rows * model.cache_read_bytes(tp_size, self.context_tokens) / gpu.sustained_bytes_per_s,
+            num_tokens * model.attention_flops(tp_size, self.context_tokens) / flops_per_s,
+        )
+        message_bytes = num_tokens * model.hidden_size * model.bytes_per_number
+        sums_s = ALL_REDUCES_PER_LAYER * len(model.layers) * gpu.all_reduce_s(message_bytes, tp_size)
+        if model.product in ROUNDING_KERNELS:
+            # The largest input of a token over all ranks, before each of these sums.
+            scales_s = gpu.all_reduce_s(num_tokens * SCALE_BYTES, tp_size)
+            sums_s += ALL_REDUCES_PER_LAYER * len(model.layers) * scales_s
+        sampling_s = self.sampling_s(num_tokens if num_logits is None else num_logits, num_rows)
+        return matrices_s + attention_s + sums_s + self.overhead_s(num_tokens) + sampling_s
+
+    def sampling_s(self, num_logits: float, num_rows: float) -> float:
+        """Seconds from the logits of so many tokens to what is drawn from them."""
+        if self.sampling is None or not num_logits:
+            return 0.0
+        times = SamplingTimes(gpu=self.gpu, model=self.model, settings=self.sampling)
+        if self.drafts:
+            return times.draft_s(num_logits)
+        return times.target_s(num_logits, min(num_rows, num_logits), self.tp_size)
+
+    def overhead_s(self, num_tokens: float) -> float:
+        """Seconds of small kernels, launches and synchronisations."""
+        model, gpu, num_layers = self.model, self.gpu, len(self.model.layers)
+        tensor_bytes = num_tokens * model.hidden_size * model.bytes_per_number
+        between_s = (
+            num_layers
+            * self.counts.tensors_per_layer
+            * tensor_bytes
+            / (CACHED_FACTOR * gpu.sustained_bytes_per_s)
+        )
+        rounding_s = num_layers * ROUNDING_KERNELS.get(model.product, 0) * gpu.kernel_s
+        return between_s + self.counts.seconds(num_layers, gpu) + rounding_s
+
+
+def roofline_costs(
+    target: Placement, draft: Placement | None, *, num_rows: int, most_tokens: int, most_draft_rows: int
+) -> ReplicaCosts:
+    """The curves that a replica with ``num_rows`` running sequences would measure.
+
+    Args:
+        most_tokens: of a target pass, with prompts.
+        most_draft_rows: of a draft step, with branches.
+    """
+    target_curve = _curve(lambda tokens: target.pass_s(tokens, min(tokens, num_rows)), most_tokens)
+    target_prefill = _curve(lambda tokens: target.pass_s(tokens, min(tokens, num_rows), 0), most_tokens)
+    if draft is None:
+        nothing = Curve([1], [0])
+        return ReplicaCosts(
+            CostModel(target_curve, nothing),
+            nothing,
+            round_s=ROUND_S,
+            proposal_s=0.0,
+            target_prefill=target_prefill,
+        )
+    state_bytes = draft.model.num_read_numbers * target.model.bytes_per_number
+    return ReplicaCosts(
+        passes=CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_draft_rows)),
+        draft_prefill=_curve(lambda tokens: draft.pass_s(tokens, 1, 0), most_tokens),
+        round_s=ROUND_S,
+        proposal_s=PROPOSAL_S,
+        state_bytes=state_bytes,
+        state_s=target.gpu.send_s(state_bytes),
+        target_prefill=target_prefill,
+    )
+
+
+def _curve(seconds: Callable[[int], float], largest: int) -> Curve:
+    sizes = list(_sizes(largest))
+    return Curve(sizes, [round(seconds(size) * NS_PER_S) for size in sizes])
+
+
+def _sizes(largest: int) -> Iterable[int]:
+    """1 .. ``largest``, at growing distances."""
+    size = 1
+    while size < largest:
+        yield size
+        size = max(size + 1, int(size * STEP))
+    yield largest
