@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+import numpy as np
 from torch.distributed import ProcessGroup
 
-from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.channels import InProcess
+from specdist.engine.draft.client import Channel, Draft
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.memory_draft import MemoryDraft
-from specdist.engine.draft.no_draft import NoDraft
-from specdist.engine.draft.on_demand import DraftOnDemand, InformedDraft
+from specdist.engine.draft.target_states import LastStates
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.logprobs import LogprobBook
@@ -21,19 +21,23 @@ from specdist.engine.request import Requests
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.scheduler import Scheduler
 from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.target.local_target import LocalTarget
-from specdist.engine.target.pipeline import LogitsPipeline, pipeline_of_target
+from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.target.sharded_target import ShardedTarget, target_worker_loop
+from specdist.engine.target.vocab_parallel import VocabParallelVerifier
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline
 from specdist.models.cache.pages import PageTable
 from specdist.models.eagle.eagle_runner import EagleRunner
+from specdist.models.eagle.states import StatesRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, PausingPolicy
 from specdist.policies.ngrams.block_lengths import MemorySettings
 from specdist.policies.payoff import ALONE, LEAST_SHARE, RoundChooser, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
+from specdist.sampling.vocab_parallel import vocab_ranges
 
 # Default number of tokens per page of the cache.
 PAGE_SIZE = 16
@@ -112,32 +116,34 @@ class Assembly:
 
     def sharded_target(self, runner: ModelRunner, group: ProcessGroup) -> ShardedTarget:
         """Rank 0 of a target on several ranks; the others are in :meth:`serve_target`."""
-        return ShardedTarget(
-            runner,
-            group,
-            settings=self.settings,
-            vocab_size=self.vocab_size,
-            new_pipeline=partial(self.target_pipeline, runner),
-        )
+        return ShardedTarget(runner, group, self._verifier(runner, group))
 
     def serve_target(self, runner: ModelRunner, group: ProcessGroup) -> None:
         """Run the passes that rank 0 announces, until it closes."""
-        target_worker_loop(
-            runner,
-            group,
+        target_worker_loop(runner, group, self._verifier(runner, group))
+
+    def _verifier(self, runner: ModelRunner, group: ProcessGroup) -> VocabParallelVerifier:
+        collectives = Collectives(group)
+        ids = vocab_ranges(self.vocab_size, collectives.size)[collectives.rank]
+        return VocabParallelVerifier(
+            collectives,
             settings=self.settings,
             vocab_size=self.vocab_size,
-            new_pipeline=partial(self.target_pipeline, runner),
+            pipeline=self.target_pipeline(runner, ids, collectives.rank == RANK_ZERO),
         )
 
     def target_pipeline(
         self, runner: ModelRunner, ids: range | None = None, is_rank0: bool = True
     ) -> LogitsPipeline | None:
         """The processing of logits on a rank of the target, which has these ``ids``; None without any."""
-        return pipeline_of_target(
+        if self.settings.processing is None:
+            return None
+        num_slots = self.scheduling.num_slots
+        most_tokens = self.scheduling.max_seq_len + self.scheduling.max_draft_tokens + 2
+        return LogitsPipeline(
             self.settings,
-            num_slots=self.scheduling.num_slots,
-            max_length=self.scheduling.max_seq_len + self.scheduling.max_draft_tokens + 2,
+            np.zeros((num_slots, most_tokens), np.int64),
+            num_slots=num_slots,
             vocab_size=self.vocab_size,
             device=runner.device,
             ids=ids,
@@ -175,26 +181,35 @@ class Assembly:
         )
 
     def local_draft(
-        self, runner: ModelRunner | None, policy: LengthPolicy, clock: Timeline | None = None
-    ) -> Proposer:
-        """The draft in the target's process; without a runner, target-only generation."""
+        self,
+        runner: ModelRunner | None,
+        policy: LengthPolicy,
+        clock: Timeline | None = None,
+        target: ModelRunner | None = None,
+    ) -> Draft:
+        """The draft in the target's process; without a runner, target-only generation. ``target``: see
+        :meth:`draft`."""
         if runner is None or not policy.max_draft_tokens:
-            return NoDraft()
+            return Draft()
         worker = self.draft_worker(runner, policy, clock, may_be_skipped=True)
-        draft = ColocatedDraft(worker)
-        if not worker.is_lazy:
-            return draft
-        return self._on_demand(draft, least_share=LEAST_SHARE)
+        least_share = LEAST_SHARE if worker.is_lazy else 0.0
+        return self.draft(InProcess(worker), target, least_share)
+
+    def draft(self, channel: Channel, target: ModelRunner | None = None, least_share: float = 0.0) -> Draft:
+        """The draft at the other end. ``target``: whose states it may read. ``least_share``: as of
+        :class:`Draft`."""
+        return Draft(
+            channel,
+            max_missed_tokens=self.scheduling.max_num_batched_tokens // 2,
+            least_share=least_share,
+            states=LastStates(target) if isinstance(target, StatesRunner) else None,
+        )
 
     def _may_skip(self, policy: LengthPolicy) -> bool:
         """Whether a draft whose model is not used in some rounds does nothing less than it should: tokens
         that a constraint forces are worth their verification in any round."""
         is_simple = self.masker is None and self.scheduling.draft_window is None
         return is_simple and not self.ahead.num_ahead and isinstance(policy, PausingPolicy)
-
-    def _on_demand(self, draft: InformedDraft, least_share: float = 0.0) -> DraftOnDemand:
-        most = self.scheduling.max_num_batched_tokens // 2
-        return DraftOnDemand(draft, max_missed_tokens=most, least_share=least_share)
 
     def memory_draft(self) -> MemoryDraft:
         """Candidates from memory alone, in the process that verifies them."""
@@ -210,11 +225,6 @@ class Assembly:
             is_traced=self.is_traced,
             masker=None if self.masker is None else self.masker(),
         )
-
-    def asked_when_it_pays(self, draft: InformedDraft) -> Proposer:
-        """A draft in a process of its own: with a ``chooser`` it is not asked in rounds that are faster
-        without it."""
-        return draft if self.chooser is None else self._on_demand(draft)
 
     def engine(
         self,

@@ -12,7 +12,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from specdist.engine.messages.packing import not_sent
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.times.reports import Traffic
@@ -63,15 +62,16 @@ class VerifyInput:
         stream_keys_N: random stream of each one's sequence.
         target_logits_indices_C: for every candidate, which of the N logits verifies it: those of the token
             before it.
+        opened: what is known of the rows that begin, where logits are processed.
+        prompts: where prompts are scored.
     """
 
     batch: FlatBatch
     logits_indices_N: np.ndarray
     stream_keys_N: np.ndarray
     target_logits_indices_C: np.ndarray
-    # Sent by themselves, where logits are processed, and where prompts are scored.
-    opened: OpenedSequences = not_sent(NOTHING_OPENED)
-    prompts: PromptTokens = not_sent(NO_PROMPT_TOKENS)
+    opened: OpenedSequences = NOTHING_OPENED
+    prompts: PromptTokens = NO_PROMPT_TOKENS
 
     @property
     def run_indices(self) -> np.ndarray:

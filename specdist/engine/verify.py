@@ -30,7 +30,7 @@ from specdist.engine.target.opened import OpenedSequences
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.flat import FlatBatch
-from specdist.sampling.distributions import NOT_FINITE, Distributions
+from specdist.sampling.distributions import NOT_FINITE, Dense, Distributions
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.rejection_sampler import (
     acceptance_probabilities,
@@ -230,9 +230,7 @@ class Verifier:
         # Whose next tokens these are.
         self._next_sequences: list[Sequence] = []
 
-    def next_distributions(
-        self, sequences: list[Sequence], next_token_ids_R: np.ndarray
-    ) -> Distributions | None:
+    def next_distributions(self, sequences: list[Sequence], next_token_ids_R: np.ndarray) -> Dense | None:
         """The target's distributions [W] after the tokens that the last pass has accepted, for the sequences
         whose next token is ``DRAW``. One-hot ones become these tokens, in place; then there are none."""
         drawn = [sequence for sequence in sequences if sequence.forced_next_token is None]
@@ -246,6 +244,7 @@ class Verifier:
             found = found.select(*upload(found.device, index_W))
         known_ids = known_next_tokens(found)
         if known_ids is None:
+            assert isinstance(found, Dense)
             return found
         is_drawn_R = slice(None) if len(drawn) == len(sequences) else next_token_ids_R == DRAW
         next_token_ids_R[is_drawn_R] = known_ids.cpu().numpy()

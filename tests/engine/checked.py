@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, cast
 
-from specdist.engine.draft.colocated import ColocatedDraft
-from specdist.engine.draft.on_demand import DraftOnDemand
+from specdist.engine.draft.channels import InProcess
+from specdist.engine.draft.client import Draft
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
@@ -25,9 +25,8 @@ class CheckedDraft(ABC):
 
     def __init__(self, inner: Proposer, runner: MarkovRunner) -> None:
         self._inner, self.runner = inner, runner
-        draft = inner._draft if isinstance(inner, DraftOnDemand) else inner
-        assert isinstance(draft, ColocatedDraft)
-        self._worker = draft._draft
+        assert isinstance(inner, Draft) and isinstance(inner._channel, InProcess)
+        self._worker = inner._channel._draft
         self.num_checked = 0
 
     @abstractmethod

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from specdist.engine.draft.remote import RemoteDraft, serve_draft
+from specdist.engine.draft.channels import ToRank, serve_draft
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.engine.times.timeline import Timeline
@@ -31,13 +31,13 @@ class ReplicaOfRanks(Harness):
         return self.assembly.sharded_target(self._runner(), group)
 
     def proposer(self) -> Proposer:
-        return RemoteDraft(DRAFT_RANK)
+        return self.assembly.draft(ToRank(DRAFT_RANK))
 
     def serve(self) -> None:
         if topology.rank == DRAFT_RANK:
             clock = Timeline("transfer")
             worker = self.assembly.draft_worker(self.runners[1], self.policy, clock)
-            serve_draft(worker, RANK_ZERO, vocab_size=VOCAB_SIZE, clock=clock)
+            serve_draft(worker, RANK_ZERO, clock=clock)
         else:
             self.assembly.serve_target(self._runner(), group)
 

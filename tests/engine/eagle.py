@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
-from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.channels import InProcess
 from specdist.engine.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.engine.stateful_draft import StatefulDraft
 from specdist.engine.times.timeline import Timeline
 from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, state_layers
@@ -114,7 +113,7 @@ class EagleHarness(Harness):
 
     def proposer(self) -> Proposer:
         worker = self.assembly.draft_worker(self.draft_runner, self.policy)
-        return StatefulDraft(Watched(ColocatedDraft(worker), self.blocks), self.target_runner)
+        return Watched(self.assembly.draft(InProcess(worker), self.target_runner), self.blocks)
 
 
 def _with(settings: Any, **changes: Any) -> Any:

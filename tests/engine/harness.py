@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 
 from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.colocated import ColocatedDraft
-from specdist.engine.draft.no_draft import NoDraft
-from specdist.engine.draft.on_demand import DraftOnDemand
+from specdist.engine.draft.channels import InProcess
+from specdist.engine.draft.client import Draft
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.request import Completion, Request
 from specdist.engine.schedule.detokenizer import Detokenizer
@@ -174,11 +173,11 @@ class Harness:
         if self.memory is not None:
             return self.assembly.memory_draft()
         if len(self.runners) == 1:
-            return NoDraft()
+            return Draft()
         if not self.shapes:
             return self.assembly.local_draft(self.runners[1], self.policy)
         worker = self.assembly.draft_worker(self.runners[1], self.policy)
-        return DraftOnDemand(ColocatedDraft(worker), max_missed_tokens=20)
+        return Draft(InProcess(worker), max_missed_tokens=20)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Completions in the order of their requests."""

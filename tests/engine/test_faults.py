@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.engine import assembly
-from specdist.engine.draft import remote
-from specdist.engine.draft.colocated import ColocatedDraft
-from specdist.engine.draft.remote import RemoteDraft, serve_draft
+from specdist.engine.draft import channels
+from specdist.engine.draft.channels import InProcess, ToRank, serve_draft
+from specdist.engine.draft.client import Draft
 from specdist.engine.faults import NUM_SUSPECT_ROWS
 from specdist.engine.interfaces import Proposer
-from specdist.engine.messages.wire import Wire
+from specdist.engine.messages.link import Link
 from specdist.engine.request import Completion
 from specdist.engine.target.local_target import LocalTarget
 from specdist.engine.times.timeline import Timeline
@@ -138,16 +138,13 @@ class OverAWire(Harness):
     """The draft in a thread of its own, reached by messages."""
 
     def proposer(self) -> Proposer:
-        colocated = super().proposer()
-        assert isinstance(colocated, ColocatedDraft)
-        proposer = RemoteDraft(1)
+        local = super().proposer()
+        assert isinstance(local, Draft) and isinstance(local._channel, InProcess)
+        worker = local._channel._draft
         threading.Thread(
-            target=serve_draft,
-            args=(colocated._draft, 0),
-            kwargs={"vocab_size": self.vocab_size, "clock": Timeline("transfer")},
-            daemon=True,
+            target=serve_draft, args=(worker, 0), kwargs={"clock": Timeline("transfer")}, daemon=True
         ).start()
-        return proposer
+        return Draft(ToRank(1))
 
 
 @pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 2)], ids=["none", "ahead"])
@@ -160,11 +157,13 @@ def test_a_draft_rank_out_of_memory_reports_it_and_goes_on(
 ) -> None:
     """Before its reply, and after it."""
     queues: list[queue.Queue[Tensor]] = [queue.Queue(), queue.Queue()]
-    monkeypatch.setattr(remote, "wire_to", lambda rank: Wire(lambda tensor: queues[rank].put(tensor.clone())))
     monkeypatch.setattr(
-        remote,
-        "wire_from",
-        lambda rank, wait: Wire(lambda tensor: tensor.copy_(queues[1 - rank].get(timeout=60))),
+        channels, "link_to", lambda rank: Link(lambda tensor: queues[rank].put(tensor.clone()))
+    )
+    monkeypatch.setattr(
+        channels,
+        "link_from",
+        lambda rank, wait: Link(lambda tensor: tensor.copy_(queues[1 - rank].get(timeout=60))),
     )
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8))
     common = WITH_HISTORY | {

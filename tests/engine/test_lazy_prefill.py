@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specdist.engine import assembly
-from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.channels import InProcess
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.times.timeline import Timeline
@@ -151,13 +151,13 @@ def test_no_pass_is_larger_than_allowed_however_much_the_cache_lacks(monkeypatch
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of every request that the draft has to answer, the sequences that decode."""
     found: list[int] = []
-    propose = ColocatedDraft.propose
+    ask = InProcess.ask
 
-    def counted(self: ColocatedDraft, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+    def counted(self: InProcess, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         found.append(len(request.slots_R))
-        return propose(self, request, clock)
+        return ask(self, request, clock)
 
-    monkeypatch.setattr(ColocatedDraft, "propose", counted)
+    monkeypatch.setattr(InProcess, "ask", counted)
     monkeypatch.setattr(payoff, "FEWEST_PAUSED", 1000)
     monkeypatch.setattr(payoff, "MOST_PAUSED", 1000)
     return found
@@ -166,14 +166,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_rests_get_longer_until_something_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the longest."""
     rests: list[int] = []
-    propose = ColocatedDraft.propose
+    ask = InProcess.ask
 
-    def noted(self: ColocatedDraft, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        reply = propose(self, request, clock)
+    def noted(self: InProcess, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        reply = ask(self, request, clock)
         rests.append(reply.num_rounds_alone)
         return reply
 
-    monkeypatch.setattr(ColocatedDraft, "propose", noted)
+    monkeypatch.setattr(InProcess, "ask", noted)
     monkeypatch.setattr(payoff, "MOST_PAUSED", 3 * REST)
     policy = Scripted([0, 0, 0, 0, 2, 0, 2, 2, 0, 0])
     markov_replica(GREEDY, policy=policy, max_new_tokens=80, max_seq_len=96).generate(requests_for([[4]]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.channels import InProcess
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies.payoff import RoundShape
 from specdist.sampling.distributions import SamplingSettings
@@ -21,18 +21,19 @@ def test_the_target_alone_draws_what_the_draft_would_have_drawn(monkeypatch: pyt
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17), num_samples=2)
     asked: list[int] = []
     told: list[int] = []
-    propose, tell = ColocatedDraft.propose, ColocatedDraft.tell
+    ask, tell = InProcess.ask, InProcess.tell
 
-    def counted_propose(self: ColocatedDraft, request: ProposalRequest, clock: object) -> ProposalReply:
+    def counted_ask(self: InProcess, request: ProposalRequest, clock: object) -> ProposalReply:
         asked.append(len(request.missed))
-        return propose(self, request, clock)  # type: ignore[arg-type]
+        return ask(self, request, clock)  # type: ignore[arg-type]
 
-    def counted_tell(self: ColocatedDraft, request: ProposalRequest) -> None:
-        told.append(len(request.missed))
+    def counted_tell(self: InProcess, request: ProposalRequest | None) -> None:
+        if request is not None:
+            told.append(len(request.missed))
         tell(self, request)
 
-    monkeypatch.setattr(ColocatedDraft, "propose", counted_propose)
-    monkeypatch.setattr(ColocatedDraft, "tell", counted_tell)
+    monkeypatch.setattr(InProcess, "ask", counted_ask)
+    monkeypatch.setattr(InProcess, "tell", counted_tell)
     found, num_asked = [], []
     for shapes in ([IN_TURNS, PLAIN, PLAIN, PLAIN], [IN_TURNS, RoundShape(num_rounds_alone=2)]):
         asked.clear()

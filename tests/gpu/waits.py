@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.channels import InProcess
 from specdist.engine.engine import Engine
 from tests.gpu.device import DEVICE
 
@@ -51,11 +51,11 @@ def counted_waits() -> Iterator[RoundWaits]:
     """Counts inside the block, for a draft in the target's process."""
     found = RoundWaits()
     drafting = Waits()
-    propose, step = ColocatedDraft.propose, Engine.step
+    ask, step = InProcess.ask, Engine.step
 
-    def counted_propose(self: ColocatedDraft, *arguments: Any) -> Any:
+    def counted_ask(self: InProcess, *arguments: Any) -> Any:
         before = DEVICE.counts().synchronisations
-        reply = propose(self, *arguments)
+        reply = ask(self, *arguments)
         drafting.update(DEVICE.counts().synchronisations - before)
         return reply
 
@@ -70,7 +70,7 @@ def counted_waits() -> Iterator[RoundWaits]:
         return is_over
 
     with (
-        patch.object(ColocatedDraft, "propose", counted_propose),
+        patch.object(InProcess, "ask", counted_ask),
         patch.object(Engine, "step", counted_step),
     ):
         yield found

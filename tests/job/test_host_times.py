@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from specdist.engine.draft.client import Draft
 from specdist.engine.draft.draft_worker import DraftWorker
-from specdist.engine.draft.on_demand import DraftOnDemand
 from specdist.job.costs import round_times as measured
 from specdist.job.costs.round_times import HostTimes, host_times
 from specdist.policies.costs import CostModel, Curve
@@ -57,7 +57,7 @@ def test_the_host_is_told_from_passes_and_rounds_from_drafting_and_steps(
         "respond",
         taking(DraftWorker.respond, lambda reply, *_: DRAFTING * bool(reply.num_drafted_R.sum())),
     )
-    monkeypatch.setattr(DraftOnDemand, "propose", taking(DraftOnDemand.propose, lambda *_: ROUND))
+    monkeypatch.setattr(Draft, "propose", taking(Draft.propose, lambda *_: ROUND))
     sizes = [1, NUM_ROWS]
     found = host_times(harness.assembly, target, draft, COSTS, NUM_ROWS)
     assert found == HostTimes(*(Curve(sizes, 2 * [ns]) for ns in (ROUND, DRAFTING, BEYOND_STEP)))

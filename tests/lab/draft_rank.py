@@ -25,8 +25,8 @@ from transformers.utils import logging as transformers_logging
 from specdist.config.groups import ModelImpl
 from specdist.data.stats.regression import NS_PER_S
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.remote import RemoteDraft, serve_draft
-from specdist.engine.messages.links import Wait
+from specdist.engine.draft.channels import ToRank, serve_draft
+from specdist.engine.messages.link import Wait
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.engine.times.timeline import Kind, Timeline, clock_of
 from specdist.job.costs.measuring import LEAST_BUDGET_S, ModelTimes, measure_draft
@@ -181,14 +181,14 @@ class DraftRank:
         return self._receive()
 
     @contextlib.contextmanager
-    def serving(self, wait: Wait | None = None) -> Iterator[RemoteDraft]:
-        """The proposer for the engine that it was built for, which must run to its end inside.
+    def serving(self, wait: Wait | None = None) -> Iterator[ToRank]:
+        """The way to the draft of the engine that it was built for, which must run to its end inside.
 
         ``wait``: for replies; by default as the target's device wants it.
         """
         self._send("serve")
         try:
-            yield RemoteDraft(DRAFT_RANK, device=self._target_device, wait=wait)
+            yield ToRank(DRAFT_RANK, self._target_device, wait)
             self._receive()
         except RuntimeError:
             # A broken connection does not say why it broke; the end of the process may.
@@ -312,12 +312,7 @@ class _Server:
     def serve(self) -> None:
         """Serve one engine to its end."""
         with self._order.traced("draft"):
-            serve_draft(
-                self._draft,
-                RANK_ZERO,
-                vocab_size=self._source.assembly.vocab_size,
-                clock=self._clock,
-            )
+            serve_draft(self._draft, RANK_ZERO, clock=self._clock)
 
     def _allocate(self, num_slots: int) -> None:
         """A cache with room for as many branches as the costs may ask for."""

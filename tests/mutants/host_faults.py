@@ -174,7 +174,7 @@ HOST_FAULTS = (
         "uniforms_A = None if uniforms_DA is None else uniforms_DA[step]",
         "uniforms_A = None if uniforms_DA is None else uniforms_DA[0]",
         ("tests/lab/emulation/test_runs.py",)),
-    Mutant("draft-beside-a-sharded-target-out-of-memory-ends-the-job", "ColocatedDraft.propose",
+    Mutant("draft-beside-a-sharded-target-out-of-memory-ends-the-job", "InProcess.ask",
         "            if is_out_of_memory(error):\n",
         "            if False:\n",
         ("tests/engine/test_faults.py",)),

@@ -204,7 +204,7 @@ SAMPLING_FAULTS = (
         "self._gather_rows(logits_Nv[index_N[index_N != NO_NEXT_TOKEN].flip(0).to(logits_Nv.device)])",
         (IN_SLICES + "[plain]",)),
     Mutant("each-slice-has-top-k-of-its-own", "VocabParallelVerifier._scores",
-        "top_SNK = self._collectives.gather_everywhere(top_scores(scores_Nv, top_k))",
+        "top_SNK = self.collectives.gather_everywhere(top_scores(scores_Nv, top_k))",
         "top_SNK = top_scores(scores_Nv, top_k)[None]",
         (IN_SLICES + "[top-k]",)),
     Mutant("slices-forget-temperature", "VocabParallelVerifier._scores",

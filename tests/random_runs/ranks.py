@@ -11,8 +11,8 @@ from typing import cast
 
 import torch.distributed as dist
 
-from specdist.engine.draft.on_demand import DraftOnDemand
-from specdist.engine.draft.remote import RemoteDraft, serve_draft
+from specdist.engine.draft.channels import ToRank, serve_draft
+from specdist.engine.draft.client import Draft
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.engine.times.timeline import Timeline
@@ -41,15 +41,13 @@ class ReplicaOfRanks(LocalReplica):
     def proposer(self) -> Proposer:
         if not self.case.has_draft_rank:
             return super().proposer()
-        draft = RemoteDraft(DRAFT_RANK)
-        is_chosen = self.case.has_chooser or self.case.shapes
-        return DraftOnDemand(draft, max_missed_tokens=20) if is_chosen else draft
+        return Draft(ToRank(DRAFT_RANK), max_missed_tokens=20)
 
     def serve(self) -> None:
         if topology.rank == DRAFT_RANK and self.case.has_draft_rank:
             clock = Timeline("transfer")
             worker = self.assembly.draft_worker(self.runners[1], self.policy, clock)
-            serve_draft(worker, RANK_ZERO, vocab_size=self.vocab_size, clock=clock)
+            serve_draft(worker, RANK_ZERO, clock=clock)
             check_pages(self)
         elif topology.rank != DRAFT_RANK and self.case.tp_size > 1:
             self.assembly.serve_target(self._runner(), group)

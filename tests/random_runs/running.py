@@ -11,8 +11,8 @@ import numpy as np
 
 from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.colocated import ColocatedDraft
-from specdist.engine.draft.on_demand import DraftOnDemand
+from specdist.engine.draft.channels import InProcess
+from specdist.engine.draft.client import Draft
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.request import Completion, Request
 from specdist.engine.schedule.detokenizer import Detokenizer
@@ -130,7 +130,7 @@ class LocalReplica(RandomReplica):
         if not self.case.has_chooser:
             return super().proposer()
         worker = self.assembly.draft_worker(self.runners[1], self.policy)
-        return DraftOnDemand(ColocatedDraft(worker), max_missed_tokens=20)
+        return Draft(InProcess(worker), max_missed_tokens=20)
 
 
 class SlicedReplica(LocalReplica):

@@ -31,7 +31,7 @@ from specdist.engine.draft.steps.draft_steps import DraftBatch
 from specdist.engine.draft.steps.feedback import Feedback
 from specdist.engine.draft.steps.policy_state import PolicyState
 from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequest
-from specdist.engine.target.pipeline import pipeline_of_draft
+from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import RoleTimes
 from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.eagle.eagle_runner import EagleRunner
@@ -88,9 +88,13 @@ class DraftWorker:
             device=runner.device,
         )
         self._policy_state = PolicyState(policy, num_slots)
-        self._pipeline = pipeline_of_draft(
-            settings, self._draft_state, num_slots, vocab_size, runner.device, masker
-        )
+        self._pipeline: LogitsPipeline | None = None
+        if settings.processing is not None:
+            # The tokens are those that the draft keeps anyway.
+            self._pipeline = LogitsPipeline(
+                settings, self._draft_state.token_ids, num_slots=num_slots, vocab_size=vocab_size,
+                device=runner.device, masker=masker,
+            )  # fmt: skip
         self._draft_loop = DraftLoop(
             runner,
             policy,
@@ -203,7 +207,6 @@ class DraftWorker:
         self._feedback.keep(slots_R, num_accepted_R, is_hit_R, is_rejected_R)
         next_token_ids_R, target_W = request.next_token_ids_R, request.next_distributions_W
         if target_W is not None:
-            assert isinstance(target_W, Dense)
             next_token_ids_R = next_token_ids_R.copy()
             drawn = np.flatnonzero(next_token_ids_R == DRAW)
             slots_W, positions_W = slots_R[drawn], positions_R[drawn]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from specdist.engine.draft.allowed_tokens import AllowedTokens
-from specdist.engine.draft.no_draft import sample_alone
+from specdist.engine.draft.client import sample_alone
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.opened import NONE
 from specdist.engine.target.pipeline import LogitsPipeline

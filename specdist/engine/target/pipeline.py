@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.interfaces import VerifyInput
 from specdist.engine.target.opened import OpenedSequences
 from specdist.sampling.distributions import SamplingSettings
@@ -104,39 +103,3 @@ class LogitsPipeline:
             self._processors.process(logits_Nv, asked, masks_NW),
             RowFilters.of(asked, self._vocab_size, self._device),
         )
-
-
-def pipeline_of_target(
-    settings: SamplingSettings,
-    *,
-    num_slots: int,
-    max_length: int,
-    vocab_size: int,
-    device: torch.device,
-    ids: range | None = None,
-    masker: TokenMasker | None = None,
-) -> LogitsPipeline | None:
-    """None where nothing is processed. ``max_length``: most tokens of a sequence with its candidates."""
-    if settings.processing is None:
-        return None
-    token_ids = np.zeros((num_slots, max_length), np.int64)
-    return LogitsPipeline(
-        settings, token_ids, num_slots=num_slots, vocab_size=vocab_size, device=device, ids=ids, masker=masker
-    )
-
-
-def pipeline_of_draft(
-    settings: SamplingSettings,
-    draft_state: DraftState,
-    num_slots: int,
-    vocab_size: int,
-    device: torch.device,
-    masker: TokenMasker | None,
-) -> LogitsPipeline | None:
-    """None where nothing is processed. The tokens are those that the draft keeps anyway."""
-    if settings.processing is None:
-        return None
-    token_ids = draft_state.token_ids
-    return LogitsPipeline(
-        settings, token_ids, num_slots=num_slots, vocab_size=vocab_size, device=device, masker=masker
-    )

@@ -75,7 +75,7 @@ class VocabParallelVerifier:
         pipeline: LogitsPipeline | None = None,
     ) -> None:
         """``pipeline``: this rank's processing of the logits of its slice."""
-        self._collectives = collectives
+        self.collectives = collectives
         self._settings = settings
         self._slices = vocab_ranges(vocab_size, collectives.size)
         self._ids = self._slices[collectives.rank]
@@ -91,6 +91,11 @@ class VocabParallelVerifier:
         self._whole_NV: Tensor | None = None
         self.tell: Callable[[list[np.ndarray]], object] = lambda asked: None
         self._has_top_p = settings.top_p < 1 and not settings.is_greedy
+
+    @property
+    def is_processing(self) -> bool:
+        """Logits are processed, by what rows ask for."""
+        return self._pipeline is not None
 
     @property
     def _fetches_distributions(self) -> bool:
@@ -120,7 +125,7 @@ class VocabParallelVerifier:
                 return None
             self._whole_NV = logits_NV if settings.num_logprobs is not None else None
             return FullDistributions.of(logits_NV, settings, verify_input, self._filters, scores=self)
-        packed_S2N = self._collectives.gather(self._winners(logits_Nv, verify_input))
+        packed_S2N = self.collectives.gather(self._winners(logits_Nv, verify_input))
         return (
             None if packed_S2N is None else FullDistributions(merge_winners(packed_S2N), verify_input, self)
         )
@@ -134,7 +139,7 @@ class VocabParallelVerifier:
         if pipeline.has_masks:
             if masks_NW is None:
                 masks_NW = np.full((len(logits_Nv), -(-self._vocab_size // MASK_BITS)), -1, np.int32)
-            masks_NW = self._collectives.from_rank0(torch.from_numpy(masks_NW)).numpy()
+            masks_NW = self.collectives.from_rank0(torch.from_numpy(masks_NW)).numpy()
         processed = pipeline.process(logits_Nv, asked, masks_NW)
         self._filters = processed.filters
         self._has_top_p = self._filters is not None and self._filters.has_top_p
@@ -150,23 +155,23 @@ class VocabParallelVerifier:
             filters = None if self._filters is None else self._filters.select(places_M)
             processed_MV = processed_logprobs(self._whole_NV[places_M], self._settings, filters)
             processed_M = processed_MV.gather(1, ids_M[:, None])[:, 0]
-        packed_SMC = self._collectives.gather(self._partial_scores(places_M, ids_M))
+        packed_SMC = self.collectives.gather(self._partial_scores(places_M, ids_M))
         assert packed_SMC is not None
         return merged_logprobs(packed_SMC, self._settings.num_logprobs or 0, processed_M)
 
     def prompt_logprobs(self) -> Logprobs:
         """On rank 0, as :meth:`logprobs`."""
         self.tell([PROMPTS])
-        packed_SPC = self._collectives.gather(self._prompt_scores())
+        packed_SPC = self.collectives.gather(self._prompt_scores())
         assert packed_SPC is not None
         return merged_logprobs(packed_SPC, self._settings.num_prompt_logprobs or 0)
 
     def serve_scores(self, asked: list[np.ndarray]) -> None:
         """On the other ranks: of emitted tokens, or of the prompts'."""
         if len(asked) == 1:
-            self._collectives.gather(self._prompt_scores())
+            self.collectives.gather(self._prompt_scores())
         else:
-            self._collectives.gather(self._partial_scores(*upload(self._raw_Nv.device, *asked)))
+            self.collectives.gather(self._partial_scores(*upload(self._raw_Nv.device, *asked)))
 
     def _prompt_scores(self) -> Tensor:
         (ids_P,) = upload(self._prompt_Pv.device, self._prompt_ids_P)
@@ -186,7 +191,7 @@ class VocabParallelVerifier:
         logits_Nv = self._logits_Nv
         index_N = torch.full((len(logits_Nv),), NO_NEXT_TOKEN, dtype=torch.int32)
         index_N[: len(index_W)] = torch.from_numpy(index_W)
-        self._collectives.from_rank0(index_N)
+        self.collectives.from_rank0(index_N)
         (places_W,) = upload(logits_Nv.device, index_W)
         logits_WV = self._gather_rows(logits_Nv[places_W])
         assert logits_WV is not None
@@ -198,14 +203,14 @@ class VocabParallelVerifier:
         logits_Nv = self._logits_Nv
         if not len(logits_Nv) or not self._fetches_distributions:
             return
-        index_N = self._collectives.from_rank0(torch.empty(len(logits_Nv), dtype=torch.int32))
+        index_N = self.collectives.from_rank0(torch.empty(len(logits_Nv), dtype=torch.int32))
         self._gather_rows(logits_Nv[index_N[index_N != NO_NEXT_TOKEN].to(logits_Nv.device)])
 
     def _gather_rows(self, rows_Wv: Tensor) -> Tensor | None:
         """Whole logits [W, V] on rank 0, in their own precision; None on the others."""
         widest = len(self._slices[0])
         padded_Ww = torch.nn.functional.pad(rows_Wv, (0, widest - len(self._ids)))
-        gathered_SWw = self._collectives.gather(padded_Ww)
+        gathered_SWw = self.collectives.gather(padded_Ww)
         if gathered_SWw is None:
             return None
         parts = [rows_Ww[:, : len(ids)] for rows_Ww, ids in zip(gathered_SWw, self._slices, strict=True)]
@@ -228,7 +233,7 @@ class VocabParallelVerifier:
         scores_Nv = tempered(logits_Nv, self._settings.temperature)
         top_k = self._settings.top_k
         if 0 < top_k < self._vocab_size:
-            top_SNK = self._collectives.gather_everywhere(top_scores(scores_Nv, top_k))
+            top_SNK = self.collectives.gather_everywhere(top_scores(scores_Nv, top_k))
             scores_Nv = without_the_rest(scores_Nv, top_SNK)
         self._scored_Nv = scores_Nv
         return scores_Nv
@@ -238,14 +243,14 @@ class VocabParallelVerifier:
         scores_Nv = filters.tempered(logits_Nv)
         if filters.most_top_k or filters.has_min_p:
             num_largest = max(1, filters.most_top_k)
-            top_SNK = self._collectives.gather_everywhere(top_scores(scores_Nv, num_largest))
+            top_SNK = self.collectives.gather_everywhere(top_scores(scores_Nv, num_largest))
             largest_NK = top_SNK.transpose(0, 1).flatten(1).topk(num_largest, dim=1).values
             scores_Nv = filters.within_top_k(scores_Nv, largest_NK)
             scores_Nv = filters.within_min_p(scores_Nv, largest_NK[:, :1])
         self._scored_Nv = scores_Nv
         if not filters.has_greedy:
             return scores_Nv
-        winners = merge_winners(self._collectives.gather_everywhere(likeliest(logits_Nv, self._ids).packed()))
+        winners = merge_winners(self.collectives.gather_everywhere(likeliest(logits_Nv, self._ids).packed()))
         ids_v = torch.arange(self._ids.start, self._ids.stop, device=logits_Nv.device)
         is_left_Nv = (ids_v == winners.token_ids_N[:, None]) | ~filters.is_greedy_N1.bool()
         return scores_Nv.masked_fill(~is_left_Nv, -torch.inf)
@@ -256,7 +261,7 @@ class VocabParallelVerifier:
             scores_Nv.device, verify_input.target_logits_indices_C, verify_input.candidate_ids_C
         )
         own_C = own_scores(scores_Nv, self._ids, target_logits_indices_C, candidate_ids_C)
-        gathered = self._collectives.gather(torch.cat([log_normalisers(scores_Nv), own_C]))
+        gathered = self.collectives.gather(torch.cat([log_normalisers(scores_Nv), own_C]))
         if gathered is None:
             return None
         normalisers_SN, scores_SC = gathered.split([len(logits_Nv), len(target_logits_indices_C)], dim=1)

@@ -10,14 +10,11 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import add, sub
-from typing import Annotated
 
 import numpy as np
 
 from specdist.data.stats.fields import DraftTimes
 from specdist.data.stats.shard import AheadOutcome
-from specdist.engine.messages.packing import BoolArray, FloatArray, Packed
-from specdist.policies import NUM_FEATURES
 
 
 @dataclass
@@ -101,7 +98,7 @@ class Traffic:
         return Traffic(*map(combined, dataclasses.astuple(self), dataclasses.astuple(other)))
 
 
-Features = Annotated[np.ndarray, Packed(np.float64, num_rows=NUM_FEATURES)]
+NO_TRAFFIC = Traffic()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +112,15 @@ class TracedDrafts:
         token_ids_R, features_4R, acceptance_R: of that token; the probability with which it is accepted.
     """
 
-    features_4C: Features
-    is_verified_R: BoolArray
-    is_hit_R: BoolArray
+    features_4C: np.ndarray
+    is_verified_R: np.ndarray
+    is_hit_R: np.ndarray
     token_ids_R: np.ndarray
-    features_4R: Features
-    acceptance_R: FloatArray
+    features_4R: np.ndarray
+    acceptance_R: np.ndarray
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AheadReport:
     """The outcome of the work ahead, for every sequence that decodes.
 
@@ -138,7 +135,7 @@ class AheadReport:
     """
 
     num_tokens_R: np.ndarray
-    is_hit_R: BoolArray
+    is_hit_R: np.ndarray
     num_branches_R: np.ndarray
     num_branch_tokens_R: np.ndarray
     branch_ranks_R: np.ndarray
@@ -148,23 +145,9 @@ class AheadReport:
     def nothing(num_seqs: int) -> AheadReport:
         """Of a draft that did not work ahead; nobody writes to it."""
         none_R = np.zeros(num_seqs, np.int64)
-        return AheadReport(
-            num_tokens_R=none_R,
-            is_hit_R=none_R.astype(bool),
-            num_branches_R=none_R,
-            num_branch_tokens_R=none_R,
-            branch_ranks_R=none_R,
-        )
+        return AheadReport(none_R, none_R.astype(bool), none_R, none_R, none_R)
 
     def outcomes(self) -> list[AheadOutcome]:
         """Sequence by sequence."""
-        columns = (
-            self.num_tokens_R,
-            self.is_hit_R,
-            self.num_branches_R,
-            self.num_branch_tokens_R,
-            self.branch_ranks_R,
-        )
-        return [
-            AheadOutcome(*values) for values in zip(*(column.tolist() for column in columns), strict=True)
-        ]
+        columns = (column.tolist() for column in vars(self).values())
+        return [AheadOutcome(*values) for values in zip(*columns, strict=True)]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from specdist.data.stats.regression import NS_PER_S
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.remote import RemoteDraft
+from specdist.engine.draft.channels import ToRank
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.job.costs.pass_times import (
     Budget,
@@ -117,8 +117,8 @@ def measure_costs(
     if asks_draft:
         begin("measuring messages to the draft")
         if topology.is_rank0:
-            remote = RemoteDraft(topology.draft_rank, device=topology.device)
-            message = message_curve(assembly, remote, topology.device, num_rows)
+            draft_rank = assembly.draft(ToRank(topology.draft_rank, topology.device))
+            message = message_curve(assembly, draft_rank, topology.device, num_rows)
         elif draft is not None:
             answer_messages(assembly, draft)
     everywhere = [(found, message)] * topology.world_size

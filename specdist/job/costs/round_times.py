@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.colocated import ColocatedDraft
-from specdist.engine.draft.remote import serve_draft
+from specdist.engine.draft.channels import InProcess, serve_draft
 from specdist.engine.interfaces import Proposer, Target, VerifyInput
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
@@ -253,7 +252,7 @@ def _beyond_steps_ns(
     num_warmups, num_rounds = (NUM_WARMUPS, NUM_ROUNDS) if runner.is_asynchronous else (1, 2)
     asked = _asked(
         assembly,
-        ColocatedDraft(assembly.draft_worker(runner, policy, ahead=ahead)),
+        assembly.draft(InProcess(assembly.draft_worker(runner, policy, ahead=ahead))),
         runner.device,
         num_rows=num_rows,
         num_candidates=policy.max_draft_tokens,
@@ -292,7 +291,7 @@ def answer_messages(assembly: Assembly, runner: ModelRunner) -> None:
     clock = Timeline("transfer")
     # Neither drafts nor branches: no pass is run.
     worker = assembly.draft_worker(runner, FixedLength(0), clock, ahead=ALONE)
-    serve_draft(worker, RANK_ZERO, vocab_size=assembly.vocab_size, clock=clock)
+    serve_draft(worker, RANK_ZERO, clock=clock)
 
 
 def host_times(

@@ -10,14 +10,13 @@ import torch
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.no_draft import NoDraft
-from specdist.engine.draft.remote import RemoteDraft, serve_draft
+from specdist.engine.draft.channels import ToRank, serve_draft
+from specdist.engine.draft.client import Draft
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.request import Requests
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.stateful_draft import StatefulDraft
 from specdist.engine.target.collectives import RANK_ZERO, connect_draft, connect_target
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline, clock_of
@@ -29,7 +28,6 @@ from specdist.job.ranks.restart import remember_lone_row
 from specdist.job.ranks.topology import broadcast_from_rank0, gathered
 from specdist.job.replica.loaded_models import LoadedModels, load_models
 from specdist.job.replica.plan import ReplicaPlan
-from specdist.models.eagle.states import StatesRunner
 from specdist.models.loading.loading_check import LoadingCheck
 from specdist.models.loading.memory import GraphMemory
 from specdist.models.passes.runner import ModelRunner
@@ -228,7 +226,7 @@ class Replica:
         else:
             clock = Timeline("transfer", clock=clock_of(topology.device))
             worker = self.assembly().draft_worker(self.draft_runner, self._rounds.policy, clock)
-            serve_draft(worker, RANK_ZERO, vocab_size=self._plan.models.vocab_size, clock=clock)
+            serve_draft(worker, RANK_ZERO, clock=clock)
 
     def engine(self, requests: Requests, stop_rules: StopRules, stats_recorder: StatsRecorder) -> Engine:
         """Rank 0's engine over these requests."""
@@ -257,7 +255,7 @@ class Replica:
         return assembly.engine(
             requests,
             target=assembly.local_target(self.draft_runner),
-            proposer=NoDraft(),
+            proposer=Draft(),
             stats_recorder=StatsRecorder(),
         )
 
@@ -269,15 +267,11 @@ class Replica:
         return assembly.local_target(target) if group is None else assembly.sharded_target(target, group)
 
     def _proposer(self) -> Proposer:
-        topology, assembly = self._plan.topology, self.assembly()
+        topology, assembly, target = self._plan.topology, self.assembly(), self._loaded.target
         if self._plan.config.uses_ngrams:
             return assembly.memory_draft()
         if not topology.uses_draft:
-            return NoDraft()
+            return Draft()
         if topology.is_colocated:
-            draft = assembly.local_draft(self.draft_runner, self._rounds.policy)
-        else:
-            draft = assembly.asked_when_it_pays(RemoteDraft(topology.draft_rank, device=topology.device))
-        # One that reads the target's states gets them.
-        target = self._loaded.target
-        return StatefulDraft(draft, target) if isinstance(target, StatesRunner) else draft
+            return assembly.local_draft(self.draft_runner, self._rounds.policy, target=target)
+        return assembly.draft(ToRank(topology.draft_rank, topology.device), target)

@@ -13,7 +13,7 @@ import tqdm
 from specdist.data.formats.prompts import open_prompts
 from specdist.data.store.files import write_json
 from specdist.engine.assembly import PAGE_SIZE
-from specdist.engine.draft.no_draft import NoDraft
+from specdist.engine.draft.client import Draft
 from specdist.engine.engine import Engine
 from specdist.engine.request import Completion, Request
 from specdist.engine.schedule.stopping import StopRules
@@ -201,7 +201,7 @@ def _target_alone(replica: Replica, requests: Sequence[Request], stop_rules: Sto
     assembly = replica.assembly(stop_rules)
     scheduling = dataclasses.replace(assembly.scheduling, max_draft_tokens=0, num_ahead_tokens=0)
     return dataclasses.replace(assembly, scheduling=scheduling).engine(
-        iter(requests), target=replica.rank0_target(), proposer=NoDraft(), stats_recorder=StatsRecorder()
+        iter(requests), target=replica.rank0_target(), proposer=Draft(), stats_recorder=StatsRecorder()
     )
 
 

@@ -35,7 +35,7 @@ class RowTable:
         slots_M: np.ndarray,
         options_MF: np.ndarray,
         num_prompt_tokens_M: np.ndarray,
-        prefixes_M: Sequence[np.ndarray],
+        prefixes_M: Sequence[Sequence[int]],
     ) -> None:
         """New rows are in these slots. ``prefixes``: their first tokens, which no pass will run."""
         self._options_SF[slots_M] = options_MF

@@ -58,10 +58,10 @@ class PlacedSpecdist(Specdist):
                 return super().generate(rows)
         with (
             torch_threads(self._rank.num_threads),
-            self._rank.serving() as proposer,
+            self._rank.serving() as channel,
             self.order.traced("target"),
         ):
-            return self._run(rows, proposer)
+            return self._run(rows, self._paged.assembly.draft(channel))
 
 
 class ComparedLineup(Lineup):

@@ -50,8 +50,8 @@ def test_a_draft_killed_during_a_run_ends_it_with_the_reason(setting: ComparedSe
     ]
     with pytest.raises(UserError, match="ended with exit code -9"), setting.start_draft_rank() as rank:
         rank.build(ORDER)
-        with rank.serving() as proposer:
-            engine, _ = setting.paged.engine(requests, ORDER, proposer)
+        with rank.serving() as channel:
+            engine, _ = setting.paged.engine(requests, ORDER, setting.paged.assembly.draft(channel))
             for number, _ in enumerate(engine.run()):
                 assert number < 3, "the run has ended without its draft"
                 kill(rank)

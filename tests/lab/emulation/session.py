@@ -10,8 +10,8 @@ from typing import cast
 
 import numpy as np
 
-from specdist.engine.draft.colocated import ColocatedDraft
-from specdist.engine.draft.no_draft import NoDraft
+from specdist.engine.draft.channels import InProcess
+from specdist.engine.draft.client import Draft
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
 from specdist.engine.request import Completion, Sequence
@@ -30,7 +30,7 @@ from tests.lab.emulation.rows import EmulatedRows
 from tests.lab.emulation.runner import EmulatedRunner, Pace
 from tests.lab.emulation.sides import (
     EmulatedOrder,
-    ObservedProposer,
+    ObservedChannel,
     ObservedTarget,
     Recording,
     SideLog,
@@ -188,9 +188,9 @@ class Replica:
         silent = dataclasses.replace(order.assembly, ahead=ALONE, chooser=None)
         self._rank.build(dataclasses.replace(order, assembly=silent, choice=PolicyChoice()))
         recording = Recording(self._device)
-        with half_of_the_cores(0), self._rank.serving(recording.busy_wait) as proposer:
+        with half_of_the_cores(0), self._rank.serving(recording.busy_wait) as channel:
             num_rows = silent.scheduling.num_slots
-            message = message_curve(silent, proposer, self._target.device, num_rows)
+            message = message_curve(silent, silent.draft(channel), self._target.device, num_rows)
         message, turns, ahead, step = (
             Curve(curve.sizes, [each // self._slowdown for each in curve.ns])
             for curve in (message, turns, ahead, step)
@@ -204,11 +204,12 @@ class Replica:
         self, order: EmulatedOrder, recording: Recording, *, on_own_rank: bool
     ) -> Iterator[Proposer]:
         if not order.choice.max_draft_tokens:
-            yield NoDraft()
+            yield Draft()
         elif on_own_rank:
             assert self._rank is not None
             self._rank.build(order)
-            with self._rank.serving(recording.busy_wait) as proposer:
-                yield order.assembly.asked_when_it_pays(ObservedProposer(proposer, recording))
+            with self._rank.serving(recording.busy_wait) as channel:
+                yield order.assembly.draft(ObservedChannel(channel, recording))
         else:
-            yield ColocatedDraft(new_draft(order, self._draft, timeline("idle", self._device)))
+            worker = new_draft(order, self._draft, timeline("idle", self._device))
+            yield order.assembly.draft(InProcess(worker))

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from specdist.engine.assembly import Assembly
+from specdist.engine.draft.channels import serve_draft
+from specdist.engine.draft.client import Channel
 from specdist.engine.draft.draft_worker import DraftWorker
-from specdist.engine.draft.on_demand import InformedDraft
-from specdist.engine.draft.remote import serve_draft
 from specdist.engine.interfaces import Target, VerifyInput, VerifyOutput
-from specdist.engine.messages import links
+from specdist.engine.messages import link
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.engine.times.reports import Traffic
@@ -90,7 +90,7 @@ class Recording:
     def busy_wait(self, connection: socket.socket) -> None:
         """As a rank with a device waits for a message."""
         begin = time.monotonic_ns()
-        links.busy_wait(connection)
+        link.busy_wait(connection)
         self._device.spun_ns += time.monotonic_ns() - begin
 
     def mark(self) -> int:
@@ -182,15 +182,8 @@ class DraftServer:
     def serve(self) -> None:
         """Serve one engine to its end."""
         observed = cast(DraftWorker, ObservedDraft(self._draft, self._recording))
-        vocab_size = self._order.assembly.vocab_size
         with half_of_the_cores(1):
-            serve_draft(
-                observed,
-                RANK_ZERO,
-                vocab_size=vocab_size,
-                clock=self._clock,
-                wait=self._recording.busy_wait,
-            )
+            serve_draft(observed, RANK_ZERO, clock=self._clock, wait=self._recording.busy_wait)
 
     def log(self) -> SideLog:
         """Of the last engine."""
@@ -235,17 +228,17 @@ class ObservedDraft:
         self._is_done_at = time.monotonic_ns()
 
 
-class ObservedProposer:
-    """A proposer on another rank, which is waited for."""
+class ObservedChannel:
+    """The way to a draft on another rank, which is waited for."""
 
-    def __init__(self, proposer: InformedDraft, recording: Recording) -> None:
-        self._proposer = proposer
+    def __init__(self, channel: Channel, recording: Recording) -> None:
+        self._channel = channel
         self._recording = recording
-        self.tell, self.close = proposer.tell, proposer.close
+        self.tell = channel.tell
 
-    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+    def ask(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         begin = time.monotonic_ns()
-        reply = self._proposer.propose(request, clock)
+        reply = self._channel.ask(request, clock)
         self._recording.message_waits.append((begin, time.monotonic_ns()))
         return reply
 

@@ -15,9 +15,9 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.channels import InProcess
+from specdist.engine.draft.client import Draft
 from specdist.engine.draft.draft_worker import DraftWorker
-from specdist.engine.draft.no_draft import NoDraft
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
@@ -88,9 +88,8 @@ class VirtualRank:
     def __init__(self, worker: DraftWorker, own: VirtualDevice, target: VirtualDevice) -> None:
         self._worker, self._own, self._target = worker, own, target
 
-    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+    def ask(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         if request.next_distributions_W is not None:
-            assert isinstance(request.next_distributions_W, Dense)
             self._target.wait()
             rows_WV = request.next_distributions_W.probabilities_NV.as_subclass(Tensor)
             request = dataclasses.replace(request, next_distributions_W=Dense(rows_WV))
@@ -106,11 +105,10 @@ class VirtualRank:
             self._own.now_ns += AHEAD_NS
         return reply
 
-    def tell(self, request: ProposalRequest) -> None:
-        self._own.wait_until(self._target.now_ns + MESSAGE_NS // 2)
-        self._worker.follow(request)
-
-    def close(self) -> None: ...
+    def tell(self, request: ProposalRequest | None) -> None:
+        if request is not None:
+            self._own.wait_until(self._target.now_ns + MESSAGE_NS // 2)
+            self._worker.follow(request)
 
 
 class _PacedTarget(ObservedTarget):
@@ -162,14 +160,13 @@ class VirtualRun:
         recording = Recording(self.device)
         local_target = self._assembly.local_target(cast(ModelRunner, self.runner))
         self.target = _PacedTarget(local_target, recording, self.device)
-        self.proposer: Proposer = NoDraft()
+        self.proposer: Proposer = Draft()
         if choice.max_draft_tokens:
             runner = EmulatedRunner(pair.draft, Pace(emulation.draft), draft_device)
             worker = new_draft(self.order, runner, timeline("idle", draft_device))
-            self.proposer = ColocatedDraft(worker)
-            if case.has_own_gpu:
-                rank = VirtualRank(worker, draft_device, self.device)
-                self.proposer = self._assembly.asked_when_it_pays(rank)
+            is_rank, device = case.has_own_gpu, self.device
+            channel = VirtualRank(worker, draft_device, device) if is_rank else InProcess(worker)
+            self.proposer = self._assembly.draft(channel)
 
     def engine(self, requests: Iterable[Request], proposer: Proposer) -> Engine:
         return self._assembly.engine(

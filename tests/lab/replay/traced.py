@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.colocated import ColocatedDraft
+from specdist.engine.draft.channels import InProcess
 from specdist.engine.interfaces import Proposer
 from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import NO_TEXT
@@ -88,7 +88,7 @@ class AskedReplica(Harness):
     """Its draft is asked in every round, as in a replay, even where ``goodput`` would let it rest."""
 
     def proposer(self) -> Proposer:
-        return ColocatedDraft(self.assembly.draft_worker(self.runners[1], self.policy))
+        return self.assembly.draft(InProcess(self.assembly.draft_worker(self.runners[1], self.policy)))
 
 
 def live_replica(

@@ -24,7 +24,6 @@ from torch import Tensor
 from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.steps.draft_features import Places
 from specdist.engine.draft.steps.draft_state import NOWHERE, DraftState
-from specdist.engine.messages.packing import NOTHING_TO_DO
 from specdist.engine.times.reports import AheadReport
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.payoff import RoundChooser, RoundShape
@@ -179,7 +178,7 @@ class DraftBranches:
         self._runner, self._draft_state, self._settings = runner, draft_state, settings
         self._chooser = chooser
         self.table = BranchTable(len(draft_state.num_committed), num_branches)
-        self._after_reply: Callable[[], None] = NOTHING_TO_DO
+        self._after_reply: Callable[[], None] = lambda: None
 
     def look(self, slots_S: np.ndarray, num_ahead_S: np.ndarray, shape: RoundShape) -> LookedFor:
         """Let the device look for the likeliest tokens at every sequence's candidates and ``a_1``, which it
@@ -276,9 +275,9 @@ class DraftBranches:
 
     def finish(self) -> None:
         """To be called before the next pass over these sequences."""
-        after_reply, self._after_reply = self._after_reply, NOTHING_TO_DO
+        after_reply, self._after_reply = self._after_reply, lambda: None
         after_reply()
 
     def drop(self) -> None:
         """The request has failed: every sequence will be opened again."""
-        self._after_reply = NOTHING_TO_DO
+        self._after_reply = lambda: None

@@ -17,7 +17,6 @@ from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.proposals import DRAW, ProposalRequest
 from specdist.engine.times.reports import TracedDrafts
 from specdist.policies import DraftFeatures
-from specdist.sampling.distributions import Dense
 from specdist.sampling.rejection_sampler import acceptance_probabilities, verify_candidates
 from specdist.sampling.uploads import upload
 
@@ -84,7 +83,6 @@ def verify_first(
     acceptance_R = is_hit_R.astype(np.float64)
     target_W = request.next_distributions_W
     if is_on and target_W is not None:
-        assert isinstance(target_W, Dense)
         drawn = np.flatnonzero(request.next_token_ids_R == DRAW)
         slots_W, positions_W = slots_R[drawn], positions_R[drawn]
         drafted_W = upload(target_W.device, token_ids_R[drawn])

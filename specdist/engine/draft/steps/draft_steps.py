@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from specdist.engine.draft.steps.policy_state import PolicyState
-from specdist.engine.messages.packing import NOTHING_TO_DO
 from specdist.policies import DraftFeatures, DraftSequences, RoundContext
 from specdist.sampling.uploads import upload
 
@@ -46,7 +45,7 @@ class DraftBatch:
     reach_R: np.ndarray
     round: Callable[[], RoundContext]
     uses_policy: bool = True
-    meanwhile: Callable[[], None] = NOTHING_TO_DO
+    meanwhile: Callable[[], None] = lambda: None
     most_R: np.ndarray | None = None
 
     @cached_property
