@@ -1,4 +1,5 @@
-"""The probability that a drafted token is accepted, learned during the run.
+"""The probability that a drafted token is accepted, learned during the run: of a token that is drawn, by its
+features, and of one that is not.
 
 Every verified token is a free observation. A logistic regression on the draft's features of a token starts
 from a prior fitted on small distilled pairs and takes one Newton step per round, so it holds the Laplace
@@ -25,6 +26,18 @@ NUM_FEATURES = 5
 PRIOR_WEIGHTS_WITH_HEAD = (0.5, 0.0, 0.0, 0.0, 0.0, 1.0)
 SMALLEST = 1e-4
 MOST_CERTAIN = 30.0
+# Of a token that is not drawn: acceptance assumed before any token was verified, and how many verified tokens
+# the assumption is worth. Only drafted tokens teach anything, so it is a high one: a low one that is wrong
+# would never be found out.
+PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.9, 32
+# Half-life of both the assumption and what was seen, in verified tokens.
+FORECAST_MEMORY = 256
+# Half-life in rounds without drafts of what was seen, in whose place the assumption comes back, so that
+# drafting is tried again.
+IDLE_MEMORY = 1024
+# Weight of the batch's estimate for a sequence, in tokens of its own.
+ROW_PRIOR_TOKENS = 32
+LARGEST_FORECAST = 0.98
 
 
 def token_features(
@@ -81,3 +94,35 @@ class AcceptanceModel:
         self._precision += (features_NF * curvature_N[:, None]).T @ features_NF
         gradient_F = features_NF.T @ (is_accepted_N - predicted_N)
         self._weights = self._weights + np.linalg.solve(self._precision, gradient_F)
+
+
+class Forecast:
+    """P(accepted) of a token that is not drawn yet."""
+
+    def __init__(self) -> None:
+        # Decaying: the weight of the assumption, and tokens accepted and verified.
+        self._prior_tokens, self._seen = float(PRIOR_TOKENS), np.zeros(2)
+
+    @property
+    def of_all(self) -> float:
+        """Of any sequence's next token."""
+        num_accepted, num_verified = self._seen.tolist()
+        expected: float = self._prior_tokens * PRIOR_ACCEPTANCE + num_accepted
+        return expected / (self._prior_tokens + num_verified)
+
+    def of_rows(self, num_accepted_R: np.ndarray, num_verified_R: np.ndarray) -> np.ndarray:
+        """[R]: of sequences with so many accepted and verified tokens of their own."""
+        forecast_R = (ROW_PRIOR_TOKENS * self.of_all + num_accepted_R) / (ROW_PRIOR_TOKENS + num_verified_R)
+        return np.minimum(forecast_R, LARGEST_FORECAST)
+
+    def observe(self, is_accepted_N: np.ndarray) -> None:
+        """Learn from verified tokens."""
+        kept = 0.5 ** (len(is_accepted_N) / FORECAST_MEMORY)
+        self._prior_tokens *= kept
+        self._seen = kept * self._seen + (is_accepted_N.sum(), len(is_accepted_N))
+
+    def pause(self, num_rounds: int) -> None:
+        """Rounds have passed without drafts."""
+        kept = 0.5 ** (num_rounds / IDLE_MEMORY)
+        self._seen *= kept
+        self._prior_tokens += (1 - kept) * (PRIOR_TOKENS - self._prior_tokens)

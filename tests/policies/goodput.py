@@ -59,7 +59,7 @@ def new_goodput(costs: CostModel, *, reads_head: bool = False) -> Goodput:
 def goodput(costs: CostModel, *, acceptance: float = 0.7, reads_head: bool = False) -> Goodput:
     """It has seen so many tokens that this acceptance is all that counts, but what a token's features say."""
     policy = new_goodput(costs, reads_head=reads_head)
-    policy._prior_tokens, policy._seen = 0.0, np.array([400 * acceptance, 400.0])
+    policy._forecast._prior_tokens, policy._forecast._seen = 0.0, np.array([400 * acceptance, 400.0])
     return policy
 
 

@@ -57,7 +57,7 @@ def test_a_batch_of_equal_rows_speculates_if_some_length_is_better_than_none() -
         wants = policy.wants_more(question(num_rows, 0))
         rates = [
             num_rows
-            * sum(policy._forecast**depth for depth in range(length + 1))
+            * sum(policy._forecast.of_all**depth for depth in range(length + 1))
             / float(length * draft + costs.target(num_rows * (length + 1)))
             for length in range(CAP + 1)
         ]
@@ -76,7 +76,7 @@ def test_a_sequence_alone_is_drafted_for_wherever_its_own_rate_grows(turns: int)
     for accepted in range(0, 65, 4):
         policy = goodput(costs, acceptance=0.85)
         histories_RH = np.array([[accepted, 64.0]])
-        forecast = float(policy._row_forecasts(histories_RH)[0])
+        forecast = float(policy._forecast.of_rows(*histories_RH.T)[0])
         rates = [
             sum(forecast**depth for depth in range(length + 1))
             / float(length * 20 + (turns if length else 0) + costs.target(length + 1))
@@ -178,10 +178,10 @@ def test_the_past_of_a_row_is_its_verified_tokens() -> None:
 
 def test_without_verified_tokens_nothing_is_learned() -> None:
     policy = goodput(flat_costs(target=100, draft=10))
-    before = policy._forecast
+    before = policy._forecast.of_all
     nothing = np.zeros(0)
     policy.observe_tokens(VerifiedTokens(features=features_of([]), depths_C=nothing, is_accepted_C=nothing))
-    assert policy._forecast == pytest.approx(before)
+    assert policy._forecast.of_all == pytest.approx(before)
 
 
 def told(top: list[float], estimates: list[float]) -> DraftFeatures:

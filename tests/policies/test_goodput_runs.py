@@ -38,7 +38,8 @@ def asked_of(round_name: str, num_drafted: int, features: DraftFeatures | None) 
 
 def memory_of(policy: Goodput) -> dict[str, Any]:
     """What answers change."""
-    return {name: value for name, value in vars(policy).items() if not name.startswith("_acceptance")}
+    found = {**vars(policy), **vars(policy._forecast)}
+    return {name: found[name] for name in found if not name.startswith(("_acceptance", "_forecast"))}
 
 
 def one_by_one(policy: Goodput, round_name: str, top_DR: np.ndarray) -> int:

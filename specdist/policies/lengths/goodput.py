@@ -37,24 +37,14 @@ from specdist.policies.base import (
     VerifiedBlocks,
     VerifiedTokens,
 )
-from specdist.policies.calibration import NUM_FEATURES, AcceptanceModel, token_features, with_head
+from specdist.policies.calibration import NUM_FEATURES, AcceptanceModel, Forecast, token_features, with_head
 from specdist.policies.costs import CostModel, Sizes
 from specdist.policies.options import MAX_DRAFT_TOKENS, HeadKind, OptionInfo, RegisteredPolicy
 from specdist.policies.payoff import worth_verifying
 from specdist.policies.references import Reference
 
-# Acceptance assumed before any token was verified, and how many verified tokens the assumption is worth. Only
-# drafted tokens teach anything, so it is a high one: a low one that is wrong would never be found out.
-PRIOR_ACCEPTANCE, PRIOR_TOKENS = 0.9, 32
-# Half-life of both the assumption and what was seen, in verified tokens.
-FORECAST_MEMORY = 256
-# Half-life in rounds without drafts of what was seen, in whose place the assumption comes back, so that
-# drafting is tried again.
-IDLE_MEMORY = 1024
-# Weight of the batch's estimate for a sequence, in tokens of its own; and the half-life of those, in tokens.
-ROW_PRIOR_TOKENS = 32
+# Half-life of what a sequence's history has seen, in its verified tokens.
 ROW_MEMORY = 64
-LARGEST_FORECAST = 0.98
 # How many plans (of sequences and steps) are compared at once: those of more steps are no longer in a cache.
 MOST_PLANS = 8_000
 
@@ -100,8 +90,7 @@ class Goodput(RegisteredPolicy):
         self._acceptance = AcceptanceModel(is_coupled=is_coupled)
         # Of tokens with a head's estimate.
         self._acceptance_by_head = AcceptanceModel(is_coupled=is_coupled, has_head=True)
-        # Decaying: the weight of the assumption, and tokens accepted and verified.
-        self._prior_tokens, self._seen = float(PRIOR_TOKENS), np.zeros(2)
+        self._forecast = Forecast()
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
         # For r sequences with d further steps each: their tokens, and the time of the steps, which was worked
@@ -123,13 +112,6 @@ class Goodput(RegisteredPolicy):
     @property
     def initial_history(self) -> tuple[float, ...]:
         return 0.0, 0.0
-
-    @property
-    def _forecast(self) -> float:
-        """Acceptance probability of a token that is not drawn yet."""
-        num_accepted, num_verified = self._seen.tolist()
-        expected: float = self._prior_tokens * PRIOR_ACCEPTANCE + num_accepted
-        return expected / (self._prior_tokens + num_verified)
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         accepted_R = blocks.num_accepted_R
@@ -216,14 +198,10 @@ class Goodput(RegisteredPolicy):
         self._acceptance.observe(known_CF, tokens.is_accepted_C)
         index, found_CF = self._with_estimates(tokens.features, known_CF)
         self._acceptance_by_head.observe(found_CF, tokens.is_accepted_C[index])
-        kept = 0.5 ** (len(tokens.depths_C) / FORECAST_MEMORY)
-        self._prior_tokens *= kept
-        self._seen = kept * self._seen + (tokens.is_accepted_C.sum(), len(tokens.depths_C))
+        self._forecast.observe(tokens.is_accepted_C)
 
     def note_pause(self, num_rounds: int) -> None:
-        kept = 0.5 ** (num_rounds / IDLE_MEMORY)
-        self._seen *= kept
-        self._prior_tokens += (1 - kept) * (PRIOR_TOKENS - self._prior_tokens)
+        self._forecast.pause(num_rounds)
 
     def _begin(self, rows: DraftSequences) -> None:
         """Drafting begins; in turns, g is the best that a round of equal blocks of these sequences could
@@ -234,7 +212,7 @@ class Goodput(RegisteredPolicy):
             self._worth = np.zeros((size, self.max_draft_tokens))
             self._last = np.zeros((size, NUM_FEATURES))
         self._survival[rows.draft_slots_R] = self._resolved[rows.draft_slots_R] = rows.reach_R
-        forecast_R = self._row_forecasts(rows.histories_RH)
+        forecast_R = self._forecast.of_rows(*rows.histories_RH.T)
         self._worth[rows.draft_slots_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
         if not self._num_tokens:
             self.note_pause(1)
@@ -326,12 +304,6 @@ class Goodput(RegisteredPolicy):
     def _target_ns(self, num_tokens: Sizes, round: RoundContext) -> Any:
         """A target pass in this round, of so many tokens."""
         return self._costs.target_ns(num_tokens, round.num_rows, round.num_context_tokens)
-
-    def _row_forecasts(self, histories_RH: np.ndarray) -> np.ndarray:
-        """[R]: acceptance probability of each sequence's next token that is not drawn yet."""
-        accepted_R, verified_R = histories_RH.T
-        forecast_R = (ROW_PRIOR_TOKENS * self._forecast + accepted_R) / (ROW_PRIOR_TOKENS + verified_R)
-        return np.minimum(forecast_R, LARGEST_FORECAST)
 
     def _chances(self, features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:
         known_CF = _known(features, depths_C)
