@@ -15,6 +15,7 @@ from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.memory_draft import MemoryDraft
 from specdist.engine.draft.target_states import LastStates
 from specdist.engine.engine import Engine
+from specdist.engine.faults import MemoryGuard
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.logprobs import LogprobBook
 from specdist.engine.request import Requests
@@ -244,16 +245,20 @@ class Assembly:
         Args:
             pages: an empty page table, by default a new one.
             limits: of the batch; smaller than the assembly's after memory has run out.
-            on_resize, on_lone_row: see :class:`Engine`.
+            on_resize, on_lone_row: see :class:`MemoryGuard`.
         """
+        scheduler = Scheduler(
+            limits or self.scheduling,
+            pages or self.page_table(),
+            requests,
+            scores_prompts=self.settings.num_prompt_logprobs is not None,
+        )
         return Engine(
             target=target,
             proposer=proposer,
-            scheduler=Scheduler(
-                limits or self.scheduling,
-                pages or self.page_table(),
-                requests,
-                scores_prompts=self.settings.num_prompt_logprobs is not None,
+            scheduler=scheduler,
+            memory_guard=MemoryGuard(
+                scheduler, target, stats_recorder, on_resize=on_resize, on_lone_row=on_lone_row
             ),
             stop_rules=self.stop_rules,
             stats_recorder=stats_recorder,
@@ -262,6 +267,4 @@ class Assembly:
             processing=self.settings.processing,
             book=LogprobBook(self.settings) if self.settings.wants_logprobs else None,
             tells_texts=self.memory is not None,
-            on_resize=on_resize,
-            on_lone_row=on_lone_row,
         )

@@ -26,7 +26,7 @@ from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.logprobs import LogprobBook
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Completion, FinishReason, Sequence
-from specdist.engine.schedule.plan import LastPass, RoundPlan, SchedulerSettings
+from specdist.engine.schedule.plan import LastPass, RoundPlan
 from specdist.engine.schedule.scheduler import NextRound, Scheduler
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.opened import NOTHING_OPENED, OpenedSequences
@@ -107,13 +107,12 @@ class Engine:
         scheduler: Scheduler,
         stop_rules: StopRules,
         stats_recorder: StatsRecorder,
+        memory_guard: MemoryGuard,
         trusts_draft: bool = False,
         clock: Timeline | None = None,
         processing: Processing | None = None,
         book: LogprobBook | None = None,
         tells_texts: bool = False,
-        on_resize: Callable[[SchedulerSettings], None] | None = None,
-        on_lone_row: Callable[[tuple[int, int] | None], None] | None = None,
     ) -> None:
         """
         Args:
@@ -122,9 +121,6 @@ class Engine:
             processing: of logits, by target and draft, which are then told of rows what it needs.
             book: notes the log-probabilities of all tokens.
             tells_texts: the draft is told of all tokens of a sequence.
-            on_resize: called with new limits of the batch, which later engines should start with.
-            on_lone_row: called before every round with the row and sample that runs alone in the smallest
-                batch, or None; lets a restart know which row a crash was about.
         """
         self._target = target
         self._verifier = Verifier(target, book)
@@ -136,10 +132,7 @@ class Engine:
         self._trusts_draft = trusts_draft
         self._processing, self._tells_texts = processing, tells_texts
         self._clock = clock or Timeline("host", clock=clock_of(target.device))
-        self._nonfinite_guard = NonFiniteGuard()
-        self._memory_guard = MemoryGuard(
-            scheduler, target, stats_recorder, on_resize=on_resize, on_lone_row=on_lone_row
-        )
+        self._memory_guard, self._nonfinite_guard = memory_guard, NonFiniteGuard()
         self._pipeline = Pipeline()
         # The next round, where it is known already.
         self._early: tuple[RoundPlan, LastPass] | None = None

@@ -106,7 +106,12 @@ class MemoryGuard:
         on_resize: Callable[[SchedulerSettings], None] | None,
         on_lone_row: Callable[[tuple[int, int] | None], None] | None,
     ) -> None:
-        """For the callbacks, see :class:`specdist.engine.engine.Engine`."""
+        """
+        Args:
+            on_resize: called with new limits of the batch, which later engines should start with.
+            on_lone_row: called before every round with the row and sample that runs alone in the smallest
+                batch, or None; lets a restart know which row a crash was about.
+        """
         self._scheduler = scheduler
         self._target = target
         self._stats_recorder = stats_recorder

@@ -7,7 +7,6 @@ N of them whose logits are wanted, W sequences whose next token is to be sampled
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -40,6 +39,8 @@ from specdist.sampling.rejection_sampler import (
 )
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments, places_from, ranges_from
+
+NO_TOKENS = FlatBatch(*np.zeros((3, 0), np.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,38 +176,29 @@ def flat_batch(blocks: NewBlocks, chunks: list[Chunk]) -> FlatBatch:
     token_ids_T[begins_R], token_ids_T[is_candidate_T] = blocks.next_token_ids_R, blocks.candidate_ids_C
     places = places_from(blocks.tails.slots_R, blocks.tails.positions_R, lengths_R)
     batch = FlatBatch(token_ids_T, *places)
-    return _joined([batch, *map(_flat_chunk, chunks)]) if chunks else batch
+    return _joined([batch, *(_flat_chunk(chunk, chunk.begin) for chunk in chunks)]) if chunks else batch
 
 
 def flat_context(chunks: list[Chunk], window: DraftWindow | None) -> FlatBatch:
     """The tokens of prompt chunks that the draft runs. One with a window has no pages in common with other
     sequences: of a shared prefix it runs what its window has, too, and of a context no more."""
-    if window is None:
-        return _joined([_NOTHING, *map(_flat_chunk, chunks)]) if chunks else _NOTHING
-    found = [_NOTHING]
+    found = [NO_TOKENS]
     for chunk in chunks:
-        sequence = chunk.sequence
-        is_first = chunk.begin == sequence.num_shared
-        whole = _flat_chunk(dataclasses.replace(chunk, begin=0) if is_first else chunk)
+        sequence, begin = chunk.sequence, chunk.begin
+        if window is None:
+            found.append(_flat_chunk(chunk, begin))
+            continue
+        is_first = begin == sequence.num_shared
+        whole = _flat_chunk(chunk, 0 if is_first else begin)
         is_run_T = window.is_run(whole.positions_T, sequence.num_prompt_tokens)
-        found.append(
-            FlatBatch(
-                *(
-                    np.asarray(each)[is_run_T]
-                    for each in (whole.token_ids_T, whole.slots_T, whole.positions_T)
-                )
-            )
-        )
-    return _joined(found)
+        columns_T = np.asarray(whole.token_ids_T), whole.slots_T, whole.positions_T
+        found.append(FlatBatch(*(column_T[is_run_T] for column_T in columns_T)))
+    return _joined(found) if chunks else NO_TOKENS
 
 
-_NOTHING = FlatBatch(*np.zeros((3, 0), np.int64))
-
-
-def _flat_chunk(chunk: Chunk) -> FlatBatch:
-    token_ids = np.array(chunk.sequence.token_ids[chunk.begin : chunk.end], np.int64)
-    positions = np.arange(chunk.begin, chunk.end)
-    return FlatBatch(token_ids, np.full(len(token_ids), chunk.sequence.slot), positions)
+def _flat_chunk(chunk: Chunk, begin: int) -> FlatBatch:
+    token_ids = np.array(chunk.sequence.token_ids[begin : chunk.end], np.int64)
+    return FlatBatch(token_ids, np.full(len(token_ids), chunk.sequence.slot), np.arange(begin, chunk.end))
 
 
 def _joined(batches: list[FlatBatch]) -> FlatBatch:

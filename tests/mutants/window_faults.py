@@ -51,7 +51,7 @@ WINDOW_FAULTS = (
         "block_table_SP=inputs.tables[0] if self._has_window else table_SP,",
         (RUN,)),
     Mutant("window-without-what-a-shared-prefix-holds", "flat_context",
-        "is_first = chunk.begin == sequence.num_shared",
+        "is_first = begin == sequence.num_shared",
         "is_first = False",
         (BATCH,)),
     Mutant("window-of-a-resumed-sequence-begins-elsewhere", "flat_context",
