@@ -8,7 +8,7 @@ WHOLE = f"{FORMULAS}[llama]"
 DISTRIBUTION = f"{EAGLE}::test_tokens_follow_the_target_s_distribution"
 
 EAGLE_FAULTS = (
-    Mutant("states-of-the-token-itself", "EagleRunner._forward_ragged",
+    Mutant("states-of-the-token-itself", "EaglePass.run",
         "before_T = np.maximum(batch.positions_T - 1, 0)",
         "before_T = np.maximum(batch.positions_T, 0)",
         (WHOLE,)),

@@ -88,7 +88,7 @@ LAYER_FAULTS = (
         "        self.is_active = False\n        self.num_fused",
         "        self.is_active = True\n        self.num_fused",
         (FUSING + "test_every_family_keeps_its_logits",)),
-    Mutant("passes-not-fused", "ModelRunner._run",
+    Mutant("passes-not-fused", "TorchPass.compute",
         "                stack.enter_context(self._fused.active())\n",
         "                pass\n",
         (FUSING + "test_a_runners_passes_are_fused", COUNTS)),

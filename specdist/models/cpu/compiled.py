@@ -24,8 +24,10 @@ from transformers import PreTrainedModel
 
 from specdist.kernels import cpu_library
 from specdist.models.attention.attention import AttentionRules
+from specdist.models.attention.kernel import PagedKernel
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.torch_pass import PassOutputs
 
 # Frequencies that depend neither on the length of a text nor on anything else of a pass.
 ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -86,24 +88,26 @@ class CompiledPass:
         )
         self._workspace = torch.empty(0)
 
-    def bind(self, cache: KeyValueCache) -> None:
-        """Write keys and values into this cache from now on."""
+    def bind(self, cache: KeyValueCache, kernel: PagedKernel | None) -> None:
+        """Write keys and values into this cache from now on; the attention is its own."""
+        del kernel
         self._model.page_size = cache.page_size
         for index, layer in enumerate(self._layers):
             layer.keys, layer.values = cache.keys[index].data_ptr(), cache.values[index].data_ptr()
 
-    def __call__(
-        self, batch: FlatBatch, logits_index_N: np.ndarray, page_table: np.ndarray, *, has_logits: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Logits [N, V], of no columns without ``has_logits``, and last hidden states [N, E]."""
-        num_tokens, num_logits = len(batch), len(logits_index_N)
+    def run(
+        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, *, with_hidden: bool = False
+    ) -> PassOutputs:
+        """Hidden states are always among what it computes."""
+        del with_hidden
+        num_tokens, num_logits = len(batch), len(asked_N)
         token_ids_T = torch.as_tensor(batch.token_ids_T, dtype=torch.int64).contiguous()
         of_tokens = (batch.slots_T, batch.positions_T, batch.model_positions_T)
         indices = [np.ascontiguousarray(each, np.int64) for each in of_tokens]
-        logits_index_N = np.ascontiguousarray(logits_index_N, np.int64)
-        table = np.ascontiguousarray(page_table, np.int32)
+        asked_N = np.ascontiguousarray(asked_N, np.int64)
+        table = np.ascontiguousarray(pages_SP, np.int32)
         self._extend_rotation(int(batch.model_positions_T.max()) + 1)
-        logits = torch.empty(num_logits, self._vocab_size if has_logits else 0, dtype=self._dtype)
+        logits = torch.empty(num_logits, self._vocab_size, dtype=self._dtype)
         hidden_NE = torch.empty(num_logits, self._model.hidden_size, dtype=self._dtype)
         model = ctypes.byref(self._model)
         num_numbers = self._library.num_workspace_numbers(model, ctypes.c_int64(num_tokens))
@@ -118,16 +122,16 @@ class CompiledPass:
             slots=indices[0].ctypes.data,
             positions=indices[1].ctypes.data,
             rotations=indices[2].ctypes.data,
-            logits_index=logits_index_N.ctypes.data,
+            logits_index=asked_N.ctypes.data,
             page_table=table.ctypes.data,
             cosines=self._cosines.data_ptr(),
             sines=self._sines.data_ptr(),
             hidden=hidden_NE.data_ptr(),
-            logits=logits.data_ptr() if has_logits else None,
+            logits=logits.data_ptr(),
             workspace=self._workspace.data_ptr(),
         )
         self._library.run_pass(model, ctypes.byref(arguments))
-        return logits, hidden_NE
+        return PassOutputs(logits, hidden_NE)
 
     def _extend_rotation(self, num_positions: int) -> None:
         """Cosines and sines of the first positions, as transformers computes them."""

@@ -23,6 +23,7 @@ from specdist.models.cpu.compiled import CompiledPass, UnknownStructureError
 from specdist.models.loading.dry_run import LayerShapes
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.segments import PagedSegments
+from specdist.models.passes.torch_pass import PassOutputs
 from specdist.utils.errors import UserError
 from specdist.utils.trial import check_difference, first_right
 
@@ -34,7 +35,7 @@ COMPILED = "specdist, compiled"
 # Tokens of two sequences in each pass over the cache: more than fit into the registers at once, and fewer.
 CHECK_BLOCKS, CHECK_PAGE_SIZE = ((14, 0), (1, 9), (6, 1), (1, 6), (2, 8)), 4
 
-RunTokens = Callable[[Tensor, Tensor, Tensor, LayerAttention], Tensor]
+RunTokens = Callable[[Tensor, Tensor, Tensor, LayerAttention], PassOutputs]
 
 logger = logging.getLogger(__name__)
 
@@ -96,12 +97,12 @@ def _difference(
     generator = torch.Generator().manual_seed(SEED)
     token_ids_T = torch.randint(config.vocab_size, (num_tokens,), generator=generator)
     tokens_T = torch.arange(num_tokens)
-    expected_TV = run_transformers(token_ids_T, tokens_T, tokens_T, DenseAttention()).float()
+    expected_TV = run_transformers(token_ids_T, tokens_T, tokens_T, DenseAttention()).logits_NV.float()
     num_pages = -(-num_tokens // CHECK_PAGE_SIZE)
     cache = KeyValueCache(
         shapes, num_pages=2 * num_pages, page_size=CHECK_PAGE_SIZE, dtype=model.dtype, device=model.device
     )
-    found.bind(cache)
+    found.bind(cache, None)
     page_table = np.arange(2 * num_pages, dtype=np.int32)[::-1].reshape(num_pages, 2).T.copy()
     largest, begins = 0.0, np.zeros(2, np.int64)
     for sizes in CHECK_BLOCKS:
@@ -109,7 +110,7 @@ def _difference(
         positions_T = np.concatenate([np.arange(*ends_of) for ends_of in zip(begins, ends, strict=True)])
         if len(positions_T):
             batch = FlatBatch(token_ids_T[positions_T], np.repeat(np.arange(2), ends - begins), positions_T)
-            found_TV, _ = found(batch, np.arange(len(batch)), page_table)
+            found_TV, _ = found.run(batch, page_table, np.arange(len(batch)))
             largest = max(largest, float((found_TV.float() - expected_TV[positions_T]).abs().max()))
         begins = ends
     return largest / float(expected_TV.abs().max())

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall, AttentionRules, LayerAttention, PagedAttention
-from specdist.models.cache.key_value import untouched_zeros
+from specdist.models.attention.kernel import PagedKernel
+from specdist.models.cache.key_value import KeyValueCache, untouched_zeros
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3
 from specdist.models.passes.flat import (
     AttentionGroup,
@@ -28,16 +29,95 @@ from specdist.models.passes.flat import (
     cache_indices,
     plan_attention,
 )
-from specdist.models.passes.runner import NOT_ALLOCATED, Acceleration, ModelRunner
+from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.torch_pass import NOT_ALLOCATED, PassOutputs, TorchPass
 
 LAYER = 0
 RULES = AttentionRules(scale=None, window=None, softcap=None)
+
+
+class EaglePass(TorchPass):
+    """Its logits are of the draft's vocabulary within the target's, its hidden states the draft's outputs."""
+
+    _model: LlamaForCausalLMEagle3
+    _states: Tensor | None = None
+
+    def bind(self, cache: KeyValueCache, kernel: PagedKernel | None) -> None:
+        super().bind(cache, kernel)
+        keys = cache.keys[LAYER]
+        shape = (len(keys) * cache.page_size, self._model.config.hidden_size)
+        self._states = untouched_zeros(shape, keys.dtype, self._device)
+
+    @torch.inference_mode()
+    def receive(self, batch: FlatBatch, pages: np.ndarray, states_TS: Tensor) -> None:
+        """The target's states after these tokens, whose slots have these pages."""
+        assert self._states is not None, NOT_ALLOCATED
+        own = states_TS.to(device=self._device, dtype=self._states.dtype)
+        self._states[self._places(batch, pages)] = self._model.fc(own)
+
+    def _places(self, batch: FlatBatch, pages: np.ndarray) -> Tensor:
+        assert self._cache is not None, NOT_ALLOCATED
+        return torch.from_numpy(cache_indices(batch, pages, self._cache.page_size)).to(self._device)
+
+    @torch.inference_mode()
+    def run(
+        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, *, with_hidden: bool = False
+    ) -> PassOutputs:
+        del with_hidden
+        assert self._cache is not None and self._states is not None, NOT_ALLOCATED
+        before_T = np.maximum(batch.positions_T - 1, 0)
+        before = FlatBatch(batch.token_ids_T, batch.slots_T, before_T)
+        incoming_TE = self._states[self._places(before, pages_SP)]
+        places_T = self._places(batch, pages_SP)
+        groups: list[AttentionGroup] = []
+        if len(asked_N):
+            asking = FlatBatch(asked_N, batch.slots_T[asked_N], batch.positions_T[asked_N])
+            plan = plan_attention(asking, pages_SP, self._cache.page_size, self._device)
+            groups = [_WithoutFirst.of(group) for group in plan.groups]
+        index_N = torch.from_numpy(asked_N).to(self._device)
+        outputs = self.compute(
+            torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self._device),
+            torch.from_numpy(before_T).to(self._device),
+            index_N,
+            _DraftAttention(self._cache, AttentionPlan(places_T, groups)),
+            incoming_TE=incoming_TE,
+        )
+        assert outputs.hidden_NH is not None
+        self._states[places_T[index_N]] = outputs.hidden_NH
+        return outputs
+
+    @torch.inference_mode()
+    def compute(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        logits_index_N: Tensor,
+        attention: LayerAttention,
+        *,
+        with_hidden: bool = False,
+        incoming_TE: Tensor | None = None,
+    ) -> PassOutputs:
+        """``incoming_TE``: the states before the tokens; in a dry run there are none."""
+        del with_hidden
+        if incoming_TE is None:
+            incoming_TE = torch.zeros_like(self._model.embed_tokens(token_ids_T))
+        outgoing_NE, logits_NV = self._model.draft(
+            token_ids_T,
+            incoming_TE,
+            self._model.rotation(positions_T),
+            logits_index_N,
+            lambda queries, keys, values: attention.attend(
+                LAYER, AttentionCall(queries, keys, values, RULES)
+            ),
+        )
+        return PassOutputs(logits_NV, outgoing_NE)
 
 
 class EagleRunner(ModelRunner):
     """Contexts, of which no logits are wanted, wait for the target's states: :meth:`receive`."""
 
     model: LlamaForCausalLMEagle3
+    pass_class = EaglePass
 
     def __init__(
         self,
@@ -45,9 +125,6 @@ class EagleRunner(ModelRunner):
         device: torch.device,
         on_pass: Callable[[], None] | None = None,
     ) -> None:
-        self._states: Tensor | None = None
-        self._incoming_TE: Tensor | None = None
-        self._outgoing_NE: Tensor | None = None
         self._waiting: list[FlatBatch] = []
         super().__init__(model, device, Acceleration(), model_impl="transformers", on_pass=on_pass)
 
@@ -55,18 +132,11 @@ class EagleRunner(ModelRunner):
         own = page_size * self.model.config.hidden_size * self.dtype.itemsize
         return super().bytes_per_page(page_size) + own
 
-    def allocate(self, *, num_pages: int, page_size: int, **sizes: Any) -> None:
-        super().allocate(num_pages=num_pages, page_size=page_size, **sizes)
-        shape = (num_pages * page_size, self.model.config.hidden_size)
-        self._states = untouched_zeros(shape, self.dtype, self.device)
-
-    @torch.inference_mode()
     def receive(self, slots_T: np.ndarray, positions_T: np.ndarray, states_TS: Tensor) -> None:
         """The target's states after these tokens. The page table must be that of the pass that they are from.
         Then run the contexts of that pass."""
-        assert self._states is not None, NOT_ALLOCATED
-        fused_TE = self.model.fc(states_TS.to(device=self.device, dtype=self.dtype))
-        self._states[self._places(FlatBatch(slots_T, slots_T, positions_T))] = fused_TE
+        assert isinstance(self.torch_pass, EaglePass)
+        self.torch_pass.receive(FlatBatch(slots_T, slots_T, positions_T), self.pages.pages, states_TS)
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
             super().forward(batch, [])
@@ -80,56 +150,6 @@ class EagleRunner(ModelRunner):
             return super().forward(batch, logits_index)
         self._waiting.append(batch)
         return torch.empty(0, self.model.config.vocab_size, device=self.device)
-
-    def _places(self, batch: FlatBatch) -> Tensor:
-        assert self._cache is not None, NOT_ALLOCATED
-        places_T = cache_indices(batch, self.pages.pages, self._cache.page_size)
-        return torch.from_numpy(places_T).to(self.device)
-
-    @torch.inference_mode()
-    def _forward_ragged(
-        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, features_3N: Tensor | None = None
-    ) -> Tensor:
-        del features_3N
-        assert self._cache is not None and self._states is not None, NOT_ALLOCATED
-        before_T = np.maximum(batch.positions_T - 1, 0)
-        before = FlatBatch(batch.token_ids_T, batch.slots_T, before_T)
-        self._incoming_TE = self._states[self._places(before)]
-        places_T = self._places(batch)
-        groups: list[AttentionGroup] = []
-        if len(asked_N):
-            asking = FlatBatch(asked_N, batch.slots_T[asked_N], batch.positions_T[asked_N])
-            plan = plan_attention(asking, pages_SP, self._cache.page_size, self.device)
-            groups = [_WithoutFirst.of(group) for group in plan.groups]
-        index_N = torch.from_numpy(asked_N).to(self.device)
-        logits_NV = self._run(
-            torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self.device),
-            torch.from_numpy(before_T).to(self.device),
-            index_N,
-            _DraftAttention(self._cache, AttentionPlan(places_T, groups)),
-        )
-        assert self._outgoing_NE is not None
-        self._states[places_T[index_N]] = self._outgoing_NE
-        return logits_NV
-
-    def _logits(
-        self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
-    ) -> Tensor:
-        incoming_TE = self._incoming_TE
-        if incoming_TE is None:
-            incoming_TE = torch.zeros(
-                len(token_ids_T), self.model.config.hidden_size, dtype=self.dtype, device=self.device
-            )
-        self._outgoing_NE, logits_NV = self.model.draft(
-            token_ids_T,
-            incoming_TE,
-            self.model.rotation(positions_T),
-            logits_index_N,
-            lambda queries, keys, values: attention.attend(
-                LAYER, AttentionCall(queries, keys, values, RULES)
-            ),
-        )
-        return logits_NV
 
 
 class _DraftAttention(PagedAttention):

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdist.models.attention.attention import LayerAttention
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import Acceleration, ModelRunner
 
@@ -42,7 +41,6 @@ class StatesRunner(ModelRunner):
     ) -> None:
         """``group``: the ranks that share the model; None for a whole model."""
         self._layers = [decoder_layers(model)[layer] for layer in layers]
-        self._found: list[Tensor] = []
         acceleration = dataclasses.replace(
             Acceleration.of(device, group), is_static=False, is_fused=False, is_compiled=False
         )
@@ -50,14 +48,6 @@ class StatesRunner(ModelRunner):
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         self.last = None
-        logits_NV = super().forward(batch, logits_index)
-        self.last = batch, torch.cat(self._found, dim=-1)
-        self._found = []
-        return logits_NV
-
-    def _logits(
-        self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
-    ) -> Tensor:
         states: list[Tensor] = []
 
         def catch(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -67,12 +57,12 @@ class StatesRunner(ModelRunner):
 
         hooks = [layer.register_forward_pre_hook(catch) for layer in self._layers]
         try:
-            logits = super()._logits(token_ids_T, positions_T, logits_index_N, attention)
+            logits_NV = super().forward(batch, logits_index)
         finally:
             for hook in hooks:
                 hook.remove()
-        self._found = states
-        return logits
+        self.last = batch, torch.cat(states, dim=-1)
+        return logits_NV
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -22,10 +22,10 @@ from specdist.config.groups import ModelImpl
 from specdist.models.attention.adapters import is_paged_by_registry
 from specdist.models.attention.attention import AttentionCall, LayerAttention
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.loading.dry_run import LayerShapes
 from specdist.models.loading.reference import LAYER_NUMBERS, NUM_STEPS, Sample, find_layers, layered
-from specdist.models.passes.flat import SeenBatch
+from specdist.models.passes.flat import FlatBatch, SeenBatch
 from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.torch_pass import TorchPass
 
 PAGE_SIZE = 16
 # Of the prompt, in the first pass.
@@ -57,7 +57,8 @@ def run_loaded(
             raise NotImplementedError(f"a window of {max(windows)} tokens is too long for a check")
         logits, found = _run(plain, sample), dict[str, Tensor]()
         if is_paged_by_registry(model):  # of other models the reference cannot tell them
-            found = {name: torch.cat(parts) for name, parts in plain.recorded.items()}
+            assert isinstance(plain.torch_pass, _RecordingPass)
+            found = {name: torch.cat(parts) for name, parts in plain.torch_pass.recorded.items()}
         found["logits"] = logits
         fast = ModelRunner(model, device, acceleration, model_impl=model_impl)
         if fast.compiled is not None:
@@ -118,19 +119,19 @@ def _run(runner: ModelRunner, sample: Sample) -> Tensor:
     return torch.cat(found)
 
 
-class _RecordingRunner(ModelRunner):
+class _RecordingPass(TorchPass):
     """Records the inputs of each layer's attention, by layer and name: [T, H * D] of every pass."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.recorded: dict[str, list[Tensor]] = {}
         super().__init__(*args, **kwargs)
+        self.recorded: dict[str, list[Tensor]] = {}
 
-    def _logits(
-        self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
-    ) -> Tensor:
-        if not isinstance(attention, LayerShapes):
-            attention = _Recording(attention, self.recorded)
-        return super()._logits(token_ids_T, positions_T, logits_index_N, attention)
+    def attention(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
+        return _Recording(super().attention(batch, pages_SP), self.recorded)
+
+
+class _RecordingRunner(ModelRunner):
+    pass_class = _RecordingPass
 
 
 @dataclasses.dataclass

@@ -1,15 +1,14 @@
 """One model with its cache, and one function: a forward over a flat batch.
 
-A pass runs in one of two ways. Short segments run as a static pass where that is faster, on CUDA; all others,
-and everything on a CPU, as the ragged batch that they are. Both give the same logits.
+A pass runs in one of three ways. Short segments run as a recorded pass of fixed shapes where that is faster,
+on CUDA; all others as the ragged batch that they are, by transformers' layers, or by compiled code on a CPU.
+All give the same logits.
 
 T flat tokens, N tokens whose logits are wanted, V vocabulary.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -18,30 +17,24 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.config.groups import ModelImpl
-from specdist.models.attention.attention import AttentionRules, LayerAttention, PagedAttention, attending
-from specdist.models.attention.kernel import KernelAttention, PagedKernel, SdpaKernel
+from specdist.models.attention.attention import AttentionRules, LayerAttention
+from specdist.models.attention.kernel import PagedKernel, SdpaKernel
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.attention.rope import use_frequencies_by_row
 from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
 from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.cpu.compiled import CompiledPass
 from specdist.models.cpu.compiled_check import choose_pass
-from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.loading.dry_run import LayerShapes, positions_of, recording, refuse_foreign
 from specdist.models.loading.memory import GraphMemory
 from specdist.models.passes.acceleration import Acceleration as Acceleration
-from specdist.models.passes.flat import FlatBatch, as_seen, model_positions, plan_attention
-from specdist.models.passes.fusing import FusedLayers
+from specdist.models.passes.flat import FlatBatch, as_seen, model_positions
 from specdist.models.passes.graphs import CudaGraphs
-from specdist.models.passes.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
-from specdist.models.passes.segments import ragged_segments
+from specdist.models.passes.hidden import HiddenStateHead, with_head_logits
 from specdist.models.passes.static import MAX_TOKENS, NUM_SCRATCH_PAGES, StaticPasses
 from specdist.models.passes.static_runs import StaticRuns, num_run_inputs
-
-NOT_ALLOCATED = "allocate() must be called first"
-logger = logging.getLogger(__name__)
+from specdist.models.passes.torch_pass import NOT_ALLOCATED, Pass, PassOutputs, TorchPass
 
 
 class ModelRunner:
@@ -56,6 +49,7 @@ class ModelRunner:
     """
 
     reuses_logits = False
+    pass_class: type[TorchPass] = TorchPass
 
     def __init__(
         self,
@@ -81,23 +75,23 @@ class ModelRunner:
         self._head = None if head is None else head.to(device=device, dtype=self.dtype).eval()
         self._acceleration = acceleration or Acceleration.of(device)
         self._on_pass = on_pass
-        self._linears = OneDnnLinears(model) if device.type == "cpu" else None
-        self._fused = FusedLayers(model, device, self.dtype) if self._acceleration.is_fused else None
-        self.rope_border = use_frequencies_by_row(model)
         self._shapes = LayerShapes(positions_of(model))
-        self.compiled: CompiledPass | None = None
+        self.torch_pass = self.pass_class(model, device, self._shapes, is_fused=self._acceleration.is_fused)
+        self.rope_border = use_frequencies_by_row(model)
         # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         with recording(model, self._shapes):
-            self._run(zero, zero, zero, self._shapes)
+            self.torch_pass.compute(zero, zero, zero, self._shapes)
         refuse_foreign(model, self._shapes, model.name_or_path)
         may_compile, is_wanted = self._acceleration.is_compiled, model_impl == "specdist"
+        self.compiled: Pass | None = None
         if is_wanted or (may_compile and model_impl == "auto"):
-            self.compiled = choose_pass(model, self._shapes, self._run, may_compile, is_wanted)
+            self.compiled = choose_pass(model, self._shapes, self.torch_pass.compute, may_compile, is_wanted)
+        self._pass: Pass = self.compiled or self.torch_pass
         self._cache: KeyValueCache | None = None
         self._table: BranchPageTable | None = None
-        self._kernel: PagedKernel | None = None
-        self._kernel_page_size = 0
+        # By the size of pages.
+        self._kernels: dict[int, PagedKernel | None] = {}
         self._static: StaticPasses | None = None
         self.runs: StaticRuns | None = None
 
@@ -118,18 +112,17 @@ class ModelRunner:
     def has_kernel(self, page_size: int) -> bool:
         """Whether attention kernels of this device work with pages of this size; tried once. Ranks that share
         a model call it, or :meth:`allocate`, at the same time."""
-        self._choose_kernel(page_size)
-        return self._kernel is not None
+        return self._kernel_for(page_size) is not None
 
-    def _choose_kernel(self, page_size: int) -> None:
-        if self._kernel_page_size != page_size:
-            self._kernel_page_size = page_size
-            self._kernel = choose_kernel(
+    def _kernel_for(self, page_size: int) -> PagedKernel | None:
+        if page_size not in self._kernels:
+            self._kernels[page_size] = choose_kernel(
                 self._acceleration.kernels,
                 self._shapes.kinds,
                 ProbePages(page_size, self.dtype, self.device),
                 group=self._acceleration.group,
             )
+        return self._kernels[page_size]
 
     def allocate(
         self,
@@ -153,8 +146,6 @@ class ModelRunner:
             dtype=self.dtype,
             device=self.device,
         )
-        if self.compiled is not None:
-            self.compiled.bind(self._cache)
         self._table = page_table(
             window,
             num_slots=num_slots,
@@ -164,13 +155,14 @@ class ModelRunner:
             num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
         )
-        self._choose_kernel(page_size)
+        kernel = self._kernel_for(page_size)
+        self._pass.bind(self._cache, kernel)
         width = self._table.visible_width
         if acceleration.is_static:
             self._static = StaticPasses(
-                self._run,
+                self._compute,
                 self._cache,
-                self._kernel or SdpaKernel(),
+                kernel or SdpaKernel(),
                 scratch_page=num_all_pages,
                 most_segments=self._table.most_segments(MAX_TOKENS),
                 table_width=width,
@@ -222,7 +214,11 @@ class ModelRunner:
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Run the tokens, write their keys and values; logits [N, V] of the tokens at ``logits_index``."""
-        return self._without_estimates(self._forward(batch, logits_index))
+        asked_N, (batch, pages_SP) = np.asarray(logits_index, np.int64), self._as_seen(batch)
+        outputs = self._recorded(batch, pages_SP, asked_N)
+        if outputs is None:
+            return self.forward_seen(batch, pages_SP, asked_N)
+        return outputs if self._head is None else outputs[:, :-1]
 
     @property
     def has_head(self) -> bool:
@@ -256,39 +252,11 @@ class ModelRunner:
         """
         assert self._head is not None
         assert (features_3N is not None) == self.head_uses_features, "the head's features, if it uses them"
-        outputs = self._forward(batch, logits_index, features_3N)
+        asked_N, (batch, pages_SP) = np.asarray(logits_index, np.int64), self._as_seen(batch)
+        outputs = self._recorded(batch, pages_SP, asked_N, features_3N)
+        if outputs is None:
+            outputs = self._with_estimates(*self._ragged(batch, pages_SP, asked_N, True), features_3N)
         return outputs[:, :-1], outputs[:, -1].double().sigmoid()
-
-    def _forward(
-        self,
-        batch: FlatBatch,
-        logits_index: Sequence[int] | np.ndarray,
-        features_3N: Tensor | None = None,
-    ) -> Tensor:
-        """Logits [N, V], or with a head [N, V + 1], the last column being the head's logit. Without the
-        features that it uses, that column is meaningless."""
-        asked_N = np.asarray(logits_index, np.int64)
-        batch, pages_SP = self._as_seen(batch)
-        if self._static is not None:
-            logits = self._static.forward(
-                batch, asked_N, pages_SP, features_3N, is_copied=not self.reuses_logits
-            )
-            if logits is not None:
-                if self._on_pass is not None:
-                    self._on_pass()  # a replay runs no model
-                return logits
-        return self._forward_ragged(batch, pages_SP, asked_N, features_3N)
-
-    def _as_seen(self, batch: FlatBatch) -> tuple[FlatBatch, np.ndarray]:
-        return as_seen(batch, self.pages, self.rope_border)
-
-    def model_positions(self, slots_T: np.ndarray, positions_T: np.ndarray) -> np.ndarray:
-        """Positions in the slots' sequences as the model's layers know them."""
-        return model_positions(slots_T, positions_T, self.pages, self.rope_border)
-
-    def forward_seen(self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray) -> Tensor:
-        """Like :meth:`forward`, over a table of pages that the caller has made: a ragged pass."""
-        return self._without_estimates(self._forward_ragged(batch, pages_SP, asked_N))
 
     def forward_with_hidden(
         self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray
@@ -296,54 +264,42 @@ class ModelRunner:
         """Like :meth:`forward`, with the tokens' last hidden states [N, H]: what the output head gets, after
         the final norm. Always a ragged pass: a recorded one runs no hook.
         """
-        asked_N, (batch, pages_SP) = np.asarray(logits_index, np.int64), self._as_seen(batch)
-        if self.compiled is not None:
-            return self._forward_compiled(batch, pages_SP, asked_N)
-        with LastHiddenStates(self.model) as caught:
-            logits_NV = self._forward_ragged(batch, pages_SP, asked_N)
-        return self._without_estimates(logits_NV), caught.hidden_NH[: len(logits_NV)]
+        batch, pages_SP = self._as_seen(batch)
+        logits_NV, hidden_NH = self._ragged(batch, pages_SP, np.asarray(logits_index, np.int64), True)
+        assert hidden_NH is not None
+        return logits_NV, hidden_NH
 
-    def _without_estimates(self, outputs: Tensor) -> Tensor:
-        return outputs if self._head is None else outputs[:, :-1]
+    def forward_seen(self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray) -> Tensor:
+        """Like :meth:`forward`, over a table of pages that the caller has made: a ragged pass."""
+        return self._ragged(batch, pages_SP, asked_N, False)[0]
 
-    def _forward_ragged(
+    def _recorded(
         self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, features_3N: Tensor | None = None
-    ) -> Tensor:
-        assert self._cache is not None, NOT_ALLOCATED
-        if self.compiled is not None:
-            logits_NV, hidden_NE = self._forward_compiled(batch, pages_SP, asked_N)
-            return self._with_estimates(logits_NV, hidden_NE, features_3N)
-        attention: LayerAttention
-        if self._kernel is None:
-            plan = plan_attention(batch, pages_SP, self._cache.page_size, self.device)
-            attention = PagedAttention(self._cache, plan)
-        else:
-            segments, cache_index_T = ragged_segments(batch, pages_SP, self._cache.page_size, self.device)
-            attention = KernelAttention(self._cache, self._kernel, segments, cache_index_T)
-        # The output head needs at least one token; its logits are dropped if none are wanted.
-        kept = asked_N if len(asked_N) else np.zeros(1, np.int64)
-        logits = self._run(
-            torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self.device),
-            torch.as_tensor(batch.model_positions_T, dtype=torch.int64, device=self.device),
-            torch.from_numpy(kept).to(self.device),
-            attention,
-            features_3N if len(asked_N) else None,
+    ) -> Tensor | None:
+        """Logits [N, V], or with a head [N, V + 1], the last column being the head's logit. Without the
+        features that it uses, that column is meaningless. None if no recorded pass fits."""
+        if self._static is None:
+            return None
+        outputs = self._static.forward(
+            batch, asked_N, pages_SP, features_3N, is_copied=not self.reuses_logits
         )
-        return logits[: len(asked_N)]
-
-    @torch.inference_mode()
-    def _forward_compiled(
-        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray
-    ) -> tuple[Tensor, Tensor]:
-        """Logits [N, V] and last hidden states [N, E]."""
-        assert self.compiled is not None
-        outputs = self.compiled(batch, asked_N, pages_SP)
-        if self._on_pass is not None:
-            self._on_pass()
+        if outputs is not None:
+            self._count_pass()  # a replay runs no model
         return outputs
 
-    @torch.inference_mode()
-    def _run(
+    def _ragged(
+        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, with_hidden: bool
+    ) -> PassOutputs:
+        assert self._cache is not None, NOT_ALLOCATED
+        outputs = self._pass.run(batch, pages_SP, asked_N, with_hidden=with_hidden)
+        self._count_pass()
+        return outputs
+
+    def _count_pass(self) -> None:
+        if self._on_pass is not None:
+            self._on_pass()
+
+    def _compute(
         self,
         token_ids_T: Tensor,
         positions_T: Tensor,
@@ -351,34 +307,27 @@ class ModelRunner:
         attention: LayerAttention,
         features_3N: Tensor | None = None,
     ) -> Tensor:
-        with contextlib.ExitStack() as stack:
-            if self._linears is not None:
-                stack.enter_context(self._linears.active())
-            if self._fused is not None:
-                stack.enter_context(self._fused.active())
-            caught = None if self._head is None else stack.enter_context(LastHiddenStates(self.model))
-            logits = self._logits(token_ids_T, positions_T, logits_index_N, attention)
-        if self._on_pass is not None:
-            self._on_pass()
-        return logits if caught is None else self._with_estimates(logits, caught.hidden_NH, features_3N)
+        """What is recorded: see :meth:`_recorded`."""
+        outputs = self.torch_pass.compute(
+            token_ids_T, positions_T, logits_index_N, attention, with_hidden=self._head is not None
+        )
+        self._count_pass()
+        return self._with_estimates(*outputs, features_3N)
 
     @torch.inference_mode()
-    def _with_estimates(self, logits: Tensor, hidden_NH: Tensor, features_3N: Tensor | None) -> Tensor:
-        if self._head is None:
-            return logits
-        if self.head_uses_features and features_3N is None:
-            features_3N = torch.zeros(3, len(logits), device=self.device)
-        return with_head_logits(logits, self._head, hidden_NH, features_3N)
-
-    def _logits(
-        self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
+    def _with_estimates(
+        self, logits_NV: Tensor, hidden_NH: Tensor | None, features_3N: Tensor | None
     ) -> Tensor:
-        with attending(attention, self._shapes.rules):
-            output = self.model(
-                input_ids=token_ids_T[None],
-                position_ids=positions_T[None],
-                use_cache=False,
-                logits_to_keep=logits_index_N,
-            )
-        logits: Tensor = output.logits[0]
-        return logits
+        if self._head is None:
+            return logits_NV
+        assert hidden_NH is not None
+        if self.head_uses_features and features_3N is None:
+            features_3N = torch.zeros(3, len(logits_NV), device=self.device)
+        return with_head_logits(logits_NV, self._head, hidden_NH, features_3N)
+
+    def _as_seen(self, batch: FlatBatch) -> tuple[FlatBatch, np.ndarray]:
+        return as_seen(batch, self.pages, self.rope_border)
+
+    def model_positions(self, slots_T: np.ndarray, positions_T: np.ndarray) -> np.ndarray:
+        """Positions in the slots' sequences as the model's layers know them."""
+        return model_positions(slots_T, positions_T, self.pages, self.rope_border)

@@ -1,0 +1,120 @@
+"""A pass of the model's own layers, in plain torch or with kernels: a flat batch as it is.
+
+T flat tokens, N tokens whose logits are wanted, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdist.models.attention.attention import LayerAttention, PagedAttention, attending
+from specdist.models.attention.kernel import KernelAttention, PagedKernel
+from specdist.models.cache.key_value import KeyValueCache
+from specdist.models.cpu.linear import OneDnnLinears
+from specdist.models.loading.dry_run import LayerShapes
+from specdist.models.passes.flat import FlatBatch, plan_attention
+from specdist.models.passes.fusing import FusedLayers
+from specdist.models.passes.hidden import LastHiddenStates
+from specdist.models.passes.segments import ragged_segments
+
+NOT_ALLOCATED = "allocate() must be called first"
+
+
+class PassOutputs(NamedTuple):
+    """Of the tokens whose logits are wanted: logits [N, V] and, where they are asked for, the last hidden
+    states [N, H], what the output head gets after the final norm."""
+
+    logits_NV: Tensor
+    hidden_NH: Tensor | None
+
+
+class Pass(Protocol):
+    """One way to run a flat batch: :class:`TorchPass`, or compiled code on a CPU. Recorded ones, of fixed
+    shapes, are :class:`specdist.models.passes.static.StaticPasses`."""
+
+    def bind(self, cache: KeyValueCache, kernel: PagedKernel | None) -> None:
+        """Write keys and values into this cache from now on; ``kernel``: for attention, None for plain
+        torch."""
+        ...
+
+    def run(
+        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, *, with_hidden: bool = False
+    ) -> PassOutputs:
+        """Run the tokens, which see the pages of their slots, and write their keys and values."""
+        ...
+
+
+class TorchPass:
+    """The model's layers by transformers. What makes them faster is switched on for the pass alone: other
+    code may share the model."""
+
+    def __init__(
+        self, model: PreTrainedModel, device: torch.device, shapes: LayerShapes, *, is_fused: bool
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._shapes = shapes
+        self._linears = OneDnnLinears(model) if device.type == "cpu" else None
+        dtype = next(model.parameters()).dtype
+        self._fused = FusedLayers(model, device, dtype) if is_fused else None
+        self._cache: KeyValueCache | None = None
+        self._kernel: PagedKernel | None = None
+
+    def bind(self, cache: KeyValueCache, kernel: PagedKernel | None) -> None:
+        self._cache, self._kernel = cache, kernel
+
+    def run(
+        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, *, with_hidden: bool = False
+    ) -> PassOutputs:
+        # The output head needs at least one token; its logits are dropped if none are wanted.
+        kept_N = asked_N if len(asked_N) else np.zeros(1, np.int64)
+        logits_NV, hidden_NH = self.compute(
+            torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self._device),
+            torch.as_tensor(batch.model_positions_T, dtype=torch.int64, device=self._device),
+            torch.from_numpy(kept_N).to(self._device),
+            self.attention(batch, pages_SP),
+            with_hidden=with_hidden,
+        )
+        num_asked = len(asked_N)
+        return PassOutputs(logits_NV[:num_asked], None if hidden_NH is None else hidden_NH[:num_asked])
+
+    def attention(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
+        """Of a pass over the cache."""
+        assert self._cache is not None, NOT_ALLOCATED
+        page_size = self._cache.page_size
+        if self._kernel is None:
+            return PagedAttention(self._cache, plan_attention(batch, pages_SP, page_size, self._device))
+        segments, cache_index_T = ragged_segments(batch, pages_SP, page_size, self._device)
+        return KernelAttention(self._cache, self._kernel, segments, cache_index_T)
+
+    @torch.inference_mode()
+    def compute(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        logits_index_N: Tensor,
+        attention: LayerAttention,
+        *,
+        with_hidden: bool = False,
+    ) -> PassOutputs:
+        """The pass with what it reads on the device, so that it can be recorded."""
+        with contextlib.ExitStack() as stack:
+            if self._linears is not None:
+                stack.enter_context(self._linears.active())
+            if self._fused is not None:
+                stack.enter_context(self._fused.active())
+            caught = stack.enter_context(LastHiddenStates(self._model)) if with_hidden else None
+            stack.enter_context(attending(attention, self._shapes.rules))
+            output: Any = self._model(
+                input_ids=token_ids_T[None],
+                position_ids=positions_T[None],
+                use_cache=False,
+                logits_to_keep=logits_index_N,
+            )
+        return PassOutputs(output.logits[0], None if caught is None else caught.hidden_NH)
