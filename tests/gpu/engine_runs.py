@@ -82,7 +82,7 @@ class Pair:
                 **options,
             )
         for runner in self.on_cpu.runners:
-            runner._linears = None
+            runner.torch_pass._linears = None
 
     def check(
         self,

@@ -100,14 +100,14 @@ def test_a_runners_passes_are_fused(device: torch.device, monkeypatch: pytest.Mo
     runner = ModelRunner(model, device, Acceleration(is_fused=True))
     trials = len(called)
     index = torch.zeros(1, dtype=torch.int64, device=device)
-    runner._run(index, index, index, LayerShapes())
+    runner.torch_pass.compute(index, index, index, LayerShapes())
     counts = {name: called[trials:].count(name) for name in called}
     assert counts == {"rms_norm": 4, "residual_norm": 3, "rotary": 3, "gated_activation": 3}
     ModelRunner(model, device, Acceleration())
     assert len(called) == trials + 13, "a second runner without fusing"
     second = ModelRunner(model, device, Acceleration(is_fused=True))
     trials = len(called)
-    second._run(index, index, index, LayerShapes())
+    second.torch_pass.compute(index, index, index, LayerShapes())
     assert len(called) == trials + 13, "two runners of one model"
 
 

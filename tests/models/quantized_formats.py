@@ -60,7 +60,7 @@ def logits_of(model: torch.nn.Module, token_ids: Tensor) -> Tensor:
     """[T, V] of specdist's model on one sequence."""
     positions = torch.arange(len(token_ids))
     runner = ModelRunner(model, torch.device("cpu"), Acceleration(), model_impl="transformers")
-    return runner._run(token_ids, positions, positions, DenseAttention())
+    return runner.torch_pass.compute(token_ids, positions, positions, DenseAttention()).logits_NV
 
 
 def as_transformers_loads(folder: Path, layout: str) -> torch.nn.Module:

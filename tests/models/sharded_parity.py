@@ -67,7 +67,7 @@ for argument in sys.argv[1 + is_plain :]:
         acceleration = Acceleration(is_static=accelerated, is_fused=accelerated)
         runner = ModelRunner(model, topology.device, acceleration)
         if accelerated and has_kernels:
-            fused = {what.split(" of ")[0] for what in runner._fused.num_fused}
+            fused = {what.split(" of ")[0] for what in runner.torch_pass._fused.num_fused}
             assert fused == (STEPS if has_rms_norms(model) else set()), (folder, fused)
         runner.allocate(num_pages=32, page_size=4, num_slots=2, max_seq_len=40)
         pages = PageTable(num_pages=32, page_size=4, num_slots=2)

@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.models.attention.adapters import use_paged_attention
-from specdist.models.loading.memory import GraphMemory
-from specdist.models.passes.graphs import NUM_WARMUPS, Capturer, CheckedGraphs, WarmUpError
+from specdist.models.passes.graphs import NUM_WARMUPS, Capturer, CheckedGraphs, GraphMemory, WarmUpError
 from specdist.models.passes.runner import Acceleration, ModelRunner
 from tests.models.chunks import STEPS, GrowingRows
 from tests.models.families import FAMILIES, tiny_model

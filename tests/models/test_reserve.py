@@ -57,11 +57,11 @@ def test_a_pass_holds_what_is_reserved_for_activations_and_not_much_less(
     config: LlamaConfig, dtype: torch.dtype
 ) -> None:
     runner = runner_of(config, dtype)
-    runner._linears = None  # a GPU has none of them
+    runner.torch_pass._linears = None  # a GPU has none of them
     size = model_size("it", config, dtype.itemsize)
     tokens = torch.arange(NUM_TOKENS)
     with LiveBytes() as live:
-        runner._run(tokens, tokens, torch.arange(1), LayerShapes())
+        runner.torch_pass.compute(tokens, tokens, torch.arange(1), LayerShapes())
     reserved = activation_bytes(size, NUM_TOKENS, 1)
     assert live.peak <= reserved <= 2 * live.peak, (live.peak, reserved)
 

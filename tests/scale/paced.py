@@ -74,7 +74,7 @@ def _prompts(path: Path, seed: int) -> Path:
 def _replica(words: list[str], events: Path, is_new: bool, has_rates: bool) -> None:
     scenario, file = TailScenario(has_rates=has_rates), events.open("w")
     forward, requests, record, claim = (
-        ModelRunner._forward,
+        ModelRunner.forward,
         Recorder.requests,
         Recorder.record,
         Recorder.claim,
@@ -111,7 +111,7 @@ def _replica(words: list[str], events: Path, is_new: bool, has_rates: bool) -> N
             tell("idle")
         return found
 
-    ModelRunner._forward = paced  # type: ignore[method-assign]
+    ModelRunner.forward = paced  # type: ignore[method-assign]
     Recorder.requests, Recorder.record = told_requests, told_record  # type: ignore[method-assign]
     Recorder.claim = told_claim  # type: ignore[method-assign]
     if not is_new:

@@ -29,7 +29,7 @@ from specdist.job.ranks.topology import broadcast_from_rank0, gathered
 from specdist.job.replica.loaded_models import LoadedModels, load_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.models.loading.loading_check import LoadingCheck
-from specdist.models.loading.memory import GraphMemory
+from specdist.models.passes.graphs import GraphMemory
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import CostModel
 from specdist.policies.payoff import RoundShape

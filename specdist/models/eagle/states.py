@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdist.models.loading.reference import find_layers
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import Acceleration, ModelRunner
 
@@ -40,7 +41,7 @@ class StatesRunner(ModelRunner):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         """``group``: the ranks that share the model; None for a whole model."""
-        self._layers = [decoder_layers(model)[layer] for layer in layers]
+        self._layers = [find_layers(model)[2][layer] for layer in layers]
         acceleration = dataclasses.replace(
             Acceleration.of(device, group), is_static=False, is_fused=False, is_compiled=False
         )
@@ -63,13 +64,3 @@ class StatesRunner(ModelRunner):
                 hook.remove()
         self.last = batch, torch.cat(states, dim=-1)
         return logits_NV
-
-
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The layers of a model of any family."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    num_layers = model.config.get_text_config().num_hidden_layers
-    for module in decoder.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return module
-    raise ValueError(f"{type(model).__name__} has no list of {num_layers} layers")

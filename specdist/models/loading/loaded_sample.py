@@ -149,7 +149,7 @@ class _Recording:
 def _only_layers(model: PreTrainedModel, sample: Sample) -> Iterator[None]:
     """A context in which the model has only the sample's layers, with numbers of their own."""
     config = model.config.get_text_config()
-    owner, leaf, stack = find_layers(model, config.num_hidden_layers)
+    owner, leaf, stack = find_layers(model)
     changed = {**layered(config, sample.layers), **sample.config}
     undo: list[Callable[[], None]] = [lambda: setattr(owner, leaf, stack)]
 

@@ -18,8 +18,7 @@ from specdist.models.files.checkpoint import Checkpoint, auto_class
 from specdist.models.files.weight_files import StoredTensors, open_weights
 from specdist.models.files.weight_names import WeightNames, ties_embeddings
 from specdist.models.files.weight_stream import Reading, streamed, tensors_in
-from specdist.models.loading.cutting import cut, cut_tensor
-from specdist.models.loading.vocab_parallel_head import VocabParallelHead
+from specdist.models.loading.cutting import VocabParallelHead, cut, cut_tensor
 from specdist.models.passes.all_reduce import use_peer_memory
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear, choose_products

@@ -32,9 +32,9 @@ from transformers import PreTrainedModel
 
 from specdist.config.groups import ModelImpl
 from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.loading.cutting import VocabParallelHead
 from specdist.models.loading.loaded_sample import run_loaded
 from specdist.models.loading.reference import Sample, choose_sample, read_sample, run_reference
-from specdist.models.loading.vocab_parallel_head import VocabParallelHead
 from specdist.models.passes.runner import Acceleration
 from specdist.utils.errors import UserError
 

@@ -133,7 +133,7 @@ class StoredSample:
 def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) -> StoredSample:
     """The stored tensors of the sample's layers, numbered anew, and all tensors outside of layers; of tensors
     over the vocabulary only the sample's rows."""
-    owner, leaf, _ = find_layers(model, model.config.get_text_config().num_hidden_layers)
+    owner, leaf, _ = find_layers(model)
     (owner_name,) = {name for name, module in model.named_modules() if module is owner}
     stack = f"{owner_name}.{leaf}.".lstrip(".")
     in_layer = re.compile(rf"(^|\.){re.escape(leaf)}\.(\d+)\.")
@@ -310,12 +310,16 @@ def _round_inputs(
     return (rounded_values(form, x_TK, scales).view_as(inputs[0]),)
 
 
-def find_layers(model: PreTrainedModel, num_layers: int) -> tuple[nn.Module, str, nn.ModuleList]:
-    """The list of decoder layers, the module that holds it, and its name there."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            owner, _, leaf = name.rpartition(".")
-            return model.get_submodule(owner), leaf, module
+def find_layers(model: PreTrainedModel) -> tuple[nn.Module, str, nn.ModuleList]:
+    """The list of decoder layers, the module that holds it, and its name there. Raises
+    NotImplementedError."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    num_layers = model.config.get_text_config().num_hidden_layers
+    for within in (decoder, model):
+        for owner in within.modules():
+            for leaf, module in owner.named_children():
+                if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+                    return owner, leaf, module
     raise NotImplementedError(f"{type(model).__name__} has no list of {num_layers} layers")
 
 

@@ -34,7 +34,7 @@ WORKSPACE_BYTES = 192 * MIB
 COMMUNICATOR_BYTES = 512 * MIB
 # What CUDA takes for each kernel of a recorded pass, beside the tensors: "around 10KB" (NVIDIA/cccl, pull
 # request 3768); 64 KB have been seen with CUDA 11.2, and 3.4 KB on an H200 with CUDA 13.0. The job itself
-# measures while it records, see :class:`specdist.models.loading.memory.GraphMemory`.
+# measures while it records, see :class:`specdist.models.passes.graphs.GraphMemory`.
 GRAPH_NODE_BYTES = 10 * 1024
 # Number of kernels in a Llama layer, and outside of layers.
 KERNELS_PER_LAYER, OTHER_KERNELS = 16, 25

@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specdist.models.loading.memory import GraphMemory
-
 # The first runs may allocate workspaces or choose algorithms, which must not be recorded.
 NUM_WARMUPS = 2
 # Every graph takes memory besides the shared pool; further shapes run without a graph.
 MAX_GRAPHS = 128
+# Recorded graphs after which the log says what they take.
+FIRST_GRAPHS = 16
+MIB, GIB = 2**20, 2**30
 # Of the largest logit: the replay runs the same kernels, yet libraries may choose others while they record.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -50,6 +51,52 @@ class Capturer(Protocol):
     def has_room(self) -> bool:
         """Before a capture: whether this rank's memory holds its graph."""
         ...
+
+
+class GraphMemory:
+    """What the models of one GPU may take for recorded graphs, beside tensors.
+
+    CUDA says of no graph what it takes, so everything counts that is taken outside of torch's allocator from
+    here on: kernels that are loaded at their first use, too.
+    """
+
+    def __init__(self, device: torch.device, most_bytes: int) -> None:
+        self._device = device
+        self._most_bytes = most_bytes
+        self._begin_bytes = self._taken_bytes()
+        self._grown_bytes = self._largest_bytes = self._num_graphs = 0
+        self._is_full = False
+
+    def has_room(self) -> bool:
+        """Whether another graph fits that is as large as the largest so far. To be called before each."""
+        if self._is_full:
+            return False
+        grown_bytes = self._taken_bytes() - self._begin_bytes
+        self._largest_bytes = max(self._largest_bytes, grown_bytes - self._grown_bytes)
+        self._grown_bytes = grown_bytes
+        if self._num_graphs == FIRST_GRAPHS:
+            logger.info("CUDA graphs: %s", str(self))
+        if grown_bytes + self._largest_bytes > self._most_bytes:
+            self._is_full = True
+            logger.warning(
+                "no further passes are recorded as CUDA graphs, so that memory does not run out: %s. Other "
+                "shapes run slower; a lower --cache_memory leaves more",
+                str(self),
+            )
+            return False
+        self._num_graphs += 1
+        return True
+
+    def __str__(self) -> str:
+        return (
+            f"{self._num_graphs} have taken {self._grown_bytes / GIB:.2f} of the "
+            f"{self._most_bytes / GIB:.2f} GiB that they may take beside tensors, up to "
+            f"{self._largest_bytes / MIB:.1f} MiB each"
+        )
+
+    def _taken_bytes(self) -> int:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        return total_bytes - free_bytes - torch.cuda.memory_reserved(self._device)
 
 
 class CudaGraphs:

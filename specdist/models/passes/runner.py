@@ -27,10 +27,9 @@ from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.cpu.compiled_check import choose_pass
 from specdist.models.loading.dry_run import LayerShapes, positions_of, recording, refuse_foreign
-from specdist.models.loading.memory import GraphMemory
 from specdist.models.passes.acceleration import Acceleration as Acceleration
 from specdist.models.passes.flat import FlatBatch, as_seen, model_positions
-from specdist.models.passes.graphs import CudaGraphs
+from specdist.models.passes.graphs import CudaGraphs, GraphMemory
 from specdist.models.passes.hidden import HiddenStateHead, with_head_logits
 from specdist.models.passes.static import MAX_TOKENS, NUM_SCRATCH_PAGES, StaticPasses
 from specdist.models.passes.static_runs import StaticRuns, num_run_inputs
