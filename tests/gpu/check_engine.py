@@ -114,7 +114,7 @@ def check_out_of_memory() -> None:
     rule, policy = RULES["rejection"], POLICIES["gammatune"]
     expected = outcomes(Pair(*models).expected(rule, policy))
     for plan in (
-        {"allocation": 40, "within": "models/passes/runner.py"},
+        {"allocation": 40, "within": "models/passes/torch_pass.py"},
         {"allocation": 3, "within": "sampling/"},
         {"allocation": 9, "within": "models/passes/static_runs.py"},
         {"capture": 2},

@@ -18,6 +18,9 @@ NUM_PAGES = 64
 NUM_SLOTS = 5
 MAX_SEQ_LEN = 80
 
+# float32 sums in another order; the logits are of order 1 to 10.
+TOLERANCE = 5e-5
+
 Ends = dict[int, int]
 # Whole prompts, verification blocks, single steps and later chunks, mixed; rows begin at different times.
 MIXED: list[Ends] = [{4: 20, 0: 5}, {4: 21, 2: 60}, {4: 25, 0: 12, 2: 61, 1: 3}, {4: 41, 0: 23, 2: 70, 1: 9}]
@@ -26,6 +29,31 @@ STEPS: list[Ends] = [
     {0: 3, 2: 4}, {0: 7, 2: 7}, {0: 10, 2: 11}, {0: 14, 2: 12}, {0: 18, 2: 16}, {0: 21, 2: 20},
     {2: 24, 0: 22},
 ]  # fmt: skip
+
+
+def check_rows(
+    plain: PreTrainedModel,
+    runner: ModelRunner,
+    schedule: list[Ends] = MIXED,
+    *,
+    page_size: int = 4,
+    tolerance: float = TOLERANCE,
+) -> None:
+    """The runner's logits of every pass are those of plain forwards, row by row."""
+    for found, wanted in GrowingRows(plain, schedule, page_size=page_size).run(runner):
+        torch.testing.assert_close(found.float(), wanted.float(), atol=tolerance, rtol=tolerance)
+
+
+def give_pages(runner: ModelRunner, rows: np.ndarray, *, page_size: int) -> None:
+    """Allocate the runner's cache, and a slot with pages for each whole row [S, L]."""
+    num_rows, length = rows.shape
+    num_pages = num_rows * -(-length // page_size)
+    runner.allocate(num_pages=num_pages, page_size=page_size, num_slots=num_rows, max_seq_len=length)
+    pages = PageTable(num_pages=num_pages, page_size=page_size, num_slots=num_rows)
+    for slot, token_ids in enumerate(rows.tolist()):
+        pages.open(slot, token_ids)
+        assert pages.extend(slot, length)
+    runner.update_pages(pages.drain_updates())
 
 
 class GrowingRows:

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from specdist.models.attention import computed
-from specdist.models.cache.pages import PageTable
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.files.sizes import SUMMED
 from specdist.models.loading.loading import load_sharded
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
+from tests.models.chunks import give_pages
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave
 
@@ -81,11 +81,7 @@ def shared_logits(folder: str, dtype: torch.dtype) -> Tensor:
         vocab_size=VOCAB_SIZE,
     )
     runner = ModelRunner(model, topology.device)
-    runner.allocate(num_pages=140, page_size=16, num_slots=1, max_seq_len=NUM_TOKENS)
-    pages = PageTable(num_pages=140, page_size=16, num_slots=1)
-    pages.open(0, token_ids.tolist())
-    assert pages.extend(0, NUM_TOKENS)
-    runner.update_pages(pages.drain_updates())
+    give_pages(runner, token_ids[None], page_size=16)
     own = []
     for begin, end in CHUNKS:
         positions = np.arange(begin, end)

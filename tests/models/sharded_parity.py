@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specdist.models.cache.pages import PageTable
 from specdist.models.files.adapter_folder import open_adapter
 from specdist.models.files.checkpoint import check_family, open_checkpoint
 from specdist.models.loading.cutting import join_sharding
@@ -24,6 +23,7 @@ from specdist.models.loading.loading import load_sharded
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.sampling.vocab_parallel import vocab_ranges
+from tests.models.chunks import give_pages
 from tests.models.families import VOCAB_SIZE
 from tests.models.peft_adapters import with_adapter
 from tests.ranks import join, leave
@@ -69,12 +69,7 @@ for argument in sys.argv[1 + is_plain :]:
         if accelerated and has_kernels:
             fused = {what.split(" of ")[0] for what in runner.torch_pass._fused.num_fused}
             assert fused == (STEPS if has_rms_norms(model) else set()), (folder, fused)
-        runner.allocate(num_pages=32, page_size=4, num_slots=2, max_seq_len=40)
-        pages = PageTable(num_pages=32, page_size=4, num_slots=2)
-        for slot in range(2):
-            pages.open(slot, rows[slot].tolist())
-            assert pages.extend(slot, 40)
-        runner.update_pages(pages.drain_updates())
+        give_pages(runner, rows, page_size=4)
         for chunk in CHUNKS:
             slots = np.concatenate([np.full(end - begin, slot) for slot, (begin, end) in chunk.items()])
             positions = np.concatenate([np.arange(begin, end) for begin, end in chunk.values()])

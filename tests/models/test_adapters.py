@@ -8,10 +8,10 @@ import torch
 
 from specdist.models.attention.adapters import use_paged_attention, use_transformers_attention
 from specdist.models.passes.runner import ModelRunner
-from tests.models.chunks import MIXED, GrowingRows
+from tests.engine.harness import paged_runner
+from tests.models.chunks import MIXED, GrowingRows, check_rows
 from tests.models.families import VOCAB_SIZE, tiny_model
 
-TOLERANCE = 5e-5  # float32 sums in another order
 NUM_SWITCHES = 3
 
 
@@ -29,10 +29,7 @@ def test_the_same_weights_run_in_both_by_turns(family: str) -> None:
     for _ in range(NUM_SWITCHES):
         use_paged_attention(model)
         use_paged_attention(model)  # once more changes nothing
-        for found, wanted in GrowingRows(plain, MIXED, page_size=4).run(
-            ModelRunner(model, torch.device("cpu"))
-        ):
-            torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+        check_rows(plain, ModelRunner(model, torch.device("cpu")))
         use_transformers_attention(model)
         with torch.inference_mode():
             assert torch.equal(model.generate(token_ids, **options), expected)
@@ -50,9 +47,7 @@ def test_scores_beyond_half_precision(dtype: torch.dtype) -> None:
             for projection in (block.attn.attention.q_proj, block.attn.attention.k_proj):
                 projection.weight[:, 0] = torch.finfo(torch.float16).max ** 0.5
     half = copy.deepcopy(plain).to(dtype)
-    paged = copy.deepcopy(half)
-    use_paged_attention(paged)
-    for found, wanted in GrowingRows(half, MIXED, page_size=4).run(ModelRunner(paged, torch.device("cpu"))):
+    for found, wanted in GrowingRows(half, MIXED, page_size=4).run(paged_runner(half)):
         assert bool(wanted.isfinite().all())
         # Eight bits of mantissa through three layers; the logits are of order 1.
         torch.testing.assert_close(found, wanted, atol=0.05, rtol=0.05)

@@ -15,23 +15,20 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from specdist.kernels import cpu_library
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.attention import AttentionRules
 from specdist.models.cpu.compiled import CompiledPass, UnknownStructureError
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
-from tests.engine.harness import Harness, requests_for
+from tests.engine.harness import Harness, paged_runner, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
-from tests.models.chunks import MIXED, STEPS, GrowingRows
+from tests.models.chunks import STEPS, TOLERANCE, GrowingRows, check_rows
 from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model
 
 CPU = torch.device("cpu")
 TILES = "amx_bf16"
 COMPILED = ("llama", "qwen2", "qwen3", "mistral")
-# float32 sums in another order; the logits are of order 1 to 10.
-TOLERANCE = 5e-5
 # More than fit into the registers or are attended to at once, and over the ends of pages, blocks and windows.
 LENGTHS, PAGE_SIZE = (75, 38), 4
 # See STEPS and GROUPS of the code: pairs of inputs in bfloat16, and twelve tokens to a group.
@@ -40,16 +37,6 @@ MOST_STEPS, MANY_TOKENS = 256, 16 * 12 + 20
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, cpu_library.COMPILERS)), reason="this machine has no C compiler"
 )
-
-
-def paged(model: PreTrainedModel) -> PreTrainedModel:
-    copied = copy.deepcopy(model)
-    use_paged_attention(copied)
-    return copied
-
-
-def runner_of(model: PreTrainedModel) -> ModelRunner:
-    return ModelRunner(paged(model), CPU)
 
 
 @pytest.fixture(params=["float32", "bfloat16", "bfloat16 without tiles"])
@@ -74,10 +61,9 @@ def test_ragged_chunks_match_plain_forwards(family: str) -> None:
         for name, parameter in plain.named_parameters():
             if name.endswith("bias") or "norm" in name:
                 parameter.uniform_(0.5, 1.5)
-    runner = runner_of(plain)
+    runner = paged_runner(plain)
     assert runner.compiled is not None
-    for found, wanted in GrowingRows(plain, MIXED, page_size=PAGE_SIZE).run(runner):
-        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+    check_rows(plain, runner)
 
 
 @needs_compiler
@@ -88,7 +74,7 @@ def test_bfloat16_is_nearer_to_exact_numbers_than_transformers() -> None:
     own = theirs = 0.0
     # What GrowingRows expects is what transformers computes: once exactly, once rounded.
     passes = (
-        GrowingRows(model, STEPS, page_size=PAGE_SIZE).run(runner_of(plain)) for model in (exact, plain)
+        GrowingRows(model, STEPS, page_size=PAGE_SIZE).run(paged_runner(plain)) for model in (exact, plain)
     )
     for (found, expected), (_, transformers) in zip(*passes, strict=True):
         own += float((found - expected).square().sum())
@@ -121,7 +107,7 @@ def test_logits_are_the_same_bits_in_any_batch(dtype: torch.dtype, num_threads: 
     """Alone, a token at a time; as a prompt at once; in blocks beside another row; on one thread and two."""
     generator = np.random.default_rng(0)
     rows = [generator.integers(2, VOCAB_SIZE, size=length) for length in LENGTHS]
-    runner = runner_of(tiny_model("mistral").to(dtype))
+    runner = paged_runner(tiny_model("mistral").to(dtype))
     runner.allocate(num_pages=64, page_size=PAGE_SIZE, num_slots=2, max_seq_len=max(LENGTHS))
     before = torch.get_num_threads()
     try:
@@ -143,7 +129,7 @@ def test_more_inputs_and_tokens_than_a_cache_keeps(dtype: torch.dtype) -> None:
     plain = tiny_model("llama", intermediate_size=2 * MOST_STEPS + 38, max_position_embeddings=256).to(dtype)
     [row] = np.random.default_rng(0).integers(2, VOCAB_SIZE, size=(1, MANY_TOKENS))
     expected = copy.deepcopy(plain).float()(torch.from_numpy(row)[None]).logits[0]
-    runner = runner_of(plain)
+    runner = paged_runner(plain)
     runner.allocate(num_pages=-(-MANY_TOKENS // 16), page_size=16, num_slots=1, max_seq_len=MANY_TOKENS)
     runner.pages.pages[:] = np.arange(runner.pages.pages.size)
     found = []
@@ -165,18 +151,17 @@ def test_without_a_compiler_torch_runs_the_layers(
     cpu_library.library.cache_clear()
     plain = tiny_model("llama")
     with caplog.at_level(logging.INFO):
-        runner = runner_of(plain)
+        runner = paged_runner(plain)
     assert runner.compiled is None
     assert [message.split(";")[0] for message in caplog.messages] == ["layers of llama: transformers"]
-    for found, wanted in GrowingRows(plain, MIXED, page_size=PAGE_SIZE).run(runner):
-        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+    check_rows(plain, runner)
     cpu_library.library.cache_clear()
 
 
 @needs_compiler
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_families_keep_transformers_layers(family: str, caplog: pytest.LogCaptureFixture) -> None:
-    model, is_known = paged(tiny_model(family)), family in COMPILED
+    model, is_known = paged_runner(tiny_model(family)).model, family in COMPILED
     with caplog.at_level(logging.INFO):
         assert (ModelRunner(model, CPU).compiled is not None) == is_known
     whose = "specdist, compiled" if is_known else "transformers"
@@ -190,7 +175,7 @@ def test_other_families_keep_transformers_layers(family: str, caplog: pytest.Log
 
 def test_where_nothing_is_compiled_it_is_not_promised() -> None:
     """As on a GPU."""
-    model = paged(tiny_model("llama"))
+    model = paged_runner(tiny_model("llama")).model
     with pytest.raises(UserError, match=r"--model_impl specdist: .*runs on a CPU alone\): use --model_impl"):
         ModelRunner(model, CPU, Acceleration(), model_impl="specdist")
 
@@ -233,17 +218,16 @@ def test_a_model_that_computes_something_else_keeps_its_layers(
 ) -> None:
     plain = tiny_model("llama")
     change(plain)
-    runner = runner_of(plain)
+    runner = paged_runner(plain)
     assert runner.compiled is None
-    for found, wanted in GrowingRows(plain, MIXED, page_size=PAGE_SIZE).run(runner):
-        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+    check_rows(plain, runner)
 
 
 @needs_compiler
 @pytest.mark.parametrize("change", [replace_linear, add_part, bias_one])
 def test_structures_that_are_not_known(change: Callable[[PreTrainedModel], None]) -> None:
     """They are refused before anything is run."""
-    model = paged(tiny_model("llama"))
+    model = paged_runner(tiny_model("llama")).model
     rules = AttentionRules(scale=None, window=None, softcap=None)
     CompiledPass(model, dict.fromkeys(range(3), rules))
     change(model)

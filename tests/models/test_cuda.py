@@ -7,12 +7,12 @@ import logging
 import pytest
 import torch
 
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.attention import AttentionKind, AttentionRules
 from specdist.models.attention.kernel import TritonKernel, VarlenKernel
 from specdist.models.attention.probe import ProbePages, probe_kernel
-from specdist.models.passes.runner import Acceleration, ModelRunner
-from tests.models.chunks import MIXED, STEPS, Ends, GrowingRows
+from specdist.models.passes.runner import Acceleration
+from tests.engine.harness import paged_runner
+from tests.models.chunks import MIXED, STEPS, Ends, check_rows
 from tests.models.families import FAMILIES, tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -32,14 +32,11 @@ def test_passes_match_plain_forwards(
 ) -> None:
     """With everything that is on by default; a graph that was given up is a failure here."""
     plain = tiny_model(family, initializer_range=0.05)
-    paged = copy.deepcopy(plain).to(GPU, dtype)
-    use_paged_attention(paged)
-    runner = ModelRunner(paged, GPU, Acceleration.of(GPU))
+    runner = paged_runner(copy.deepcopy(plain).to(dtype), Acceleration.of(GPU), device=GPU)
     # float32: sums in another order; bfloat16: eight bits of mantissa through three layers.
     tolerance = 5e-4 if dtype == torch.float32 else 0.1
     with caplog.at_level(logging.WARNING):
-        for found, wanted in GrowingRows(plain, schedule, page_size=16).run(runner):
-            torch.testing.assert_close(found.float(), wanted, atol=tolerance, rtol=tolerance)
+        check_rows(plain, runner, schedule, page_size=16, tolerance=tolerance)
     assert "without graphs" not in caplog.text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.cache.draft_window import NUM_SINK_PAGES, DraftWindow, WindowPageTable
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.utils.ranges import arange_segments
+from tests.engine.harness import paged_runner
 from tests.models.families import VOCAB_SIZE, tiny_model
 from tests.models.kernels import PlainKernel
 from tests.models.tape import TapeCapturer
@@ -63,9 +62,7 @@ class Rows:
 
     @staticmethod
     def of(model: PreTrainedModel, acceleration: Acceleration, **branches: int) -> Rows:
-        paged = copy.deepcopy(model)
-        use_paged_attention(paged)
-        runner = ModelRunner(paged, torch.device("cpu"), acceleration)
+        runner = paged_runner(model, acceleration)
         runner.allocate(
             num_pages=WINDOW.num_pool_pages(
                 num_slots=3, num_reach_tokens=9, num_batched_tokens=40, max_seq_len=MAX_SEQ_LEN

@@ -1,6 +1,5 @@
 """A recorded pass is replayed only if its first replay gives the right result."""
 
-import copy
 import logging
 from collections.abc import Callable
 from unittest.mock import patch
@@ -10,16 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.passes.graphs import NUM_WARMUPS, Capturer, CheckedGraphs, GraphMemory, WarmUpError
 from specdist.models.passes.runner import Acceleration, ModelRunner
-from tests.models.chunks import STEPS, GrowingRows
+from tests.engine.harness import paged_runner
+from tests.models.chunks import STEPS, TOLERANCE, GrowingRows, check_rows
 from tests.models.families import FAMILIES, tiny_model
 from tests.models.tape import TapeCapturer
 
 Function = Callable[[], Tensor]
-# float32 sums in another order; the logits are of order 1 to 10.
-TOLERANCE = 5e-5
 
 
 class FakeCapturer:
@@ -187,9 +184,7 @@ def test_no_more_is_recorded_than_memory_holds(caplog: pytest.LogCaptureFixture)
 
 
 def static_runner(plain: PreTrainedModel, capturer: Capturer) -> ModelRunner:
-    paged = copy.deepcopy(plain)
-    use_paged_attention(paged)
-    return ModelRunner(paged, torch.device("cpu"), Acceleration(is_static=True, capturer=capturer))
+    return paged_runner(plain, Acceleration(is_static=True, capturer=capturer))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -205,9 +200,7 @@ def test_replays_of_passes_are_right(family: str) -> None:
 
 def test_passes_are_right_without_replays() -> None:
     plain = tiny_model("gemma2")
-    runner = static_runner(plain, FakeCapturer(lambda result: result + 1))
-    for found, wanted in GrowingRows(plain, STEPS, page_size=4).run(runner):
-        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+    check_rows(plain, static_runner(plain, FakeCapturer(lambda result: result + 1)), STEPS)
 
 
 def test_a_pass_that_fails_during_warm_up_is_not_repeated() -> None:

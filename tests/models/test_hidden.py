@@ -1,15 +1,12 @@
 """The last hidden states of the flat forward against transformers' own."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 
-from specdist.models.attention.adapters import use_paged_attention
-from specdist.models.cache.pages import PageTable
 from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.runner import ModelRunner
+from tests.engine.harness import paged_runner
+from tests.models.chunks import give_pages
 from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model
 
 PAGE_SIZE, LENGTH = 4, 30
@@ -24,14 +21,8 @@ def test_they_are_those_of_a_plain_forward(family: str) -> None:
     token_ids = np.random.default_rng(0).integers(2, VOCAB_SIZE, LENGTH)
     with torch.inference_mode():
         output = plain(torch.from_numpy(token_ids)[None], output_hidden_states=True)
-    paged = copy.deepcopy(plain)
-    use_paged_attention(paged)
-    runner = ModelRunner(paged, torch.device("cpu"))
-    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=1, max_seq_len=32)
-    pages = PageTable(num_pages=8, page_size=PAGE_SIZE, num_slots=1)
-    pages.open(0, token_ids.tolist())
-    assert pages.extend(0, LENGTH)
-    runner.update_pages(pages.drain_updates())
+    runner = paged_runner(plain)
+    give_pages(runner, token_ids[None], page_size=PAGE_SIZE)
     for begin, end, asked in ((0, 17, [0, 5, 16]), (17, LENGTH, [3, 12])):
         places = np.arange(begin, end)
         batch = FlatBatch(token_ids[begin:end], np.zeros(end - begin, np.int64), places)

@@ -1,34 +1,25 @@
 """The flat forward over the paged cache against one plain transformers forward per row."""
 
-import copy
 import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
 
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
-from specdist.models.passes.runner import Acceleration, ModelRunner
-from tests.models.chunks import MIXED, GrowingRows
+from specdist.models.passes.runner import Acceleration
+from tests.engine.harness import paged_runner
+from tests.models.chunks import check_rows
 from tests.models.families import FAMILIES, tiny_model
 from tests.models.peft_adapters import write_adapter
 from tests.ranks import run_ranks
-
-PAGE_SIZE = 4
-# float32 sums in another order; the logits are of order 1 to 10.
-TOLERANCE = 5e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ragged_chunks_match_plain_forwards(family: str) -> None:
     plain = tiny_model(family)
-    paged = copy.deepcopy(plain)
-    use_paged_attention(paged)
     # Compiled passes: test_compiled.py.
-    runner = ModelRunner(paged, torch.device("cpu"), Acceleration(), model_impl="transformers")
-    for found, wanted in GrowingRows(plain, MIXED, page_size=PAGE_SIZE).run(runner):
-        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+    check_rows(plain, paged_runner(plain, Acceleration()))
 
 
 @pytest.mark.ranks

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.kernel import SdpaKernel
 from specdist.models.passes.flat import FlatBatch, Segments
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.runner import Acceleration
 from specdist.models.passes.static import (
     FREE_TOKENS,
     MAX_TOKENS,
@@ -18,26 +17,19 @@ from specdist.models.passes.static import (
     bucket_of_tokens,
     choose_bucket,
 )
-from tests.models.chunks import MIXED, NUM_PAGES, Ends, GrowingRows
+from tests.engine.harness import paged_runner
+from tests.models.chunks import MIXED, NUM_PAGES, TOLERANCE, Ends, GrowingRows, check_rows
 from tests.models.families import FAMILIES, tiny_model
 from tests.models.kernels import PlainKernel
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
-# float32 sums in another order; the logits are of order 1 to 10.
-TOLERANCE = 5e-5
 # Short chunks of 1 to 16 tokens, of one row or several, that begin at different times and outgrow windows.
 SHORT: list[Ends] = [
     {3: 5}, {3: 6, 0: 3}, {3: 14, 0: 4, 1: 13}, {0: 5, 1: 14, 3: 15, 4: 1}, {4: 2, 3: 16, 1: 15, 0: 6},
     {1: 31, 0: 12, 3: 30, 4: 9, 2: 8}, {1: 32}, {2: 9, 0: 20, 1: 40},
 ]  # fmt: skip
 STATIC = Acceleration(is_static=True)
-
-
-def paged_runner(plain: torch.nn.Module, acceleration: Acceleration) -> ModelRunner:
-    paged = copy.deepcopy(plain)
-    use_paged_attention(paged)
-    return ModelRunner(paged, CPU, acceleration)
 
 
 @pytest.fixture
@@ -65,9 +57,7 @@ def test_static_passes_match_plain_forwards(
     if schedule is MIXED:
         monkeypatch.setattr("specdist.models.passes.static.MAX_TOKENS", 32)
     plain = tiny_model(family)
-    runner = paged_runner(plain, STATIC)
-    for found, wanted in GrowingRows(plain, schedule, page_size=PAGE_SIZE).run(runner):
-        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+    check_rows(plain, paged_runner(plain, STATIC), schedule)
     if schedule is SHORT:
         assert len(buckets) == len(schedule)
         assert {bucket.num_pages for bucket in buckets} == {2, 4, 8, 16}

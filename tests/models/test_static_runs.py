@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import Acceleration, ModelRunner
@@ -21,6 +19,7 @@ from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.draft_draws import DraftDraws, Drawn
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.utils.ranges import arange_segments
+from tests.engine.harness import paged_runner
 from tests.installed import needs
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 from tests.models.tape import TapeCapturer
@@ -49,9 +48,7 @@ def draws(rule: str) -> DraftDraws:
 
 
 def runner_of(model: torch.nn.Module, acceleration: Acceleration, tokens: np.ndarray) -> ModelRunner:
-    paged = copy.deepcopy(model)
-    use_paged_attention(paged)
-    runner = ModelRunner(paged, torch.device("cpu"), acceleration)
+    runner = paged_runner(model, acceleration)
     runner.allocate(num_pages=NUM_PAGES * 3, page_size=PAGE_SIZE, num_slots=3, max_seq_len=24)
     slots, places = np.repeat(np.arange(3), NUM_OWN_PAGES), arange_segments(np.array(NUM_OWN_PAGES))
     runner.update_pages(PageUpdates(slots, places, np.arange(len(slots))))
