@@ -20,7 +20,7 @@ from specdist.config.groups import (
 from specdist.config.prompts import PromptOptions
 from specdist.config.removed import OF_BENCHMARK, Removed
 from specdist.config.speculation import NEEDS_MODEL
-from specdist.lab.synthetic.config import ACCEPTANCE, EPSILON, SHAPE, SHAPES, check_dial
+from specdist.lab.synthetic.config import ACCEPTANCE, EPSILON, PAIR_SEED, SHAPE, SHAPES, check_dial
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_options
 
@@ -57,9 +57,9 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
     prompts: str | None = option(  # type: ignore[assignment]
         None, help="Arrow, Parquet, JSONL or CSV; without it, a random pair gets random token ids"
     )
-    num_prompts: int = option(32, help="number of rows per measurement")
+    num_prompts: int = option(32, help="number of rows per measurement", at_least=1)
     max_prompt_tokens: int = option(
-        64, help="maximum length of a random prompt; the minimum is a quarter of it"
+        64, help="maximum length of a random prompt; the minimum is a quarter of it", at_least=1
     )
     max_new_tokens: int = option(
         64, help="maximum length of a completion; each row's limit is between a quarter of it and all of it"
@@ -68,11 +68,13 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
     acceptance_rule: Literal["rejection", "gumbel"] = option(
         "rejection", help="acceptance rule of specdist; the two are equivalent at temperature 0"
     )
-    seed: int = option(0, help="seed of the random pair, prompts, length limits and samples")
+    seed: int = option(0, help="seed of the random pair, prompts, length limits and samples", rule=PAIR_SEED)
 
     # Methods and measurement
-    batch_sizes: list[int] | None = option(None, help="batch sizes (default: 1 8 32)", action="extend")
-    num_draft_tokens: int = option(5, help="draft tokens per round, for all systems")
+    batch_sizes: list[int] | None = option(
+        None, help="batch sizes (default: 1 8 32)", action="extend", at_least=1
+    )
+    num_draft_tokens: int = option(5, help="draft tokens per round, for all systems", at_least=1)
     peers: list[str] | None = option(
         None,
         help="other engines to measure in the same run instead of transformers: vllm, which needs an "
@@ -81,29 +83,27 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
         choices=("vllm",),
     )
     peers_folder: str = option("runs/peers", help="folder in which jobs/benchmarks/peers.sh made it")
-    repeats: int = option(3, help="number of measurements of every method, taken in turn")
+    repeats: int = option(3, help="number of measurements of every method, taken in turn", at_least=1)
 
-    _refusals: ClassVar[Refusals] = (NEEDS_MODEL,)
+    _refusals: ClassVar[Refusals] = (
+        NEEDS_MODEL,
+        ("peers", lambda o: o.target_quantization or o.draft_quantization or (o.draft or "").startswith(SELF),
+         "would run the models as they are stored, beside quantised ones: leave it out, or "
+         "--target_quantization, --draft_quantization and --draft self:..."),
+        ("target draft", lambda o: o.synthetic,
+         "is of another pair than --synthetic {o.synthetic}: leave out --target and --draft, or --synthetic"),
+        ("acceptance epsilon", lambda o: o.target and o.draft,
+         "shapes a random pair: add --synthetic instead of --target and --draft, or leave it out"),
+        ("prompt_column messages_column split_special_tokens", lambda o: o.prompts is None,
+         "describes --prompts, which was not given: add it"),
+        ("acceptance_rule", lambda o: o.temperature == 0,
+         "has no effect with --temperature 0: add --temperature 1, or leave the rule out"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         self.batch_sizes = sorted(set(self.batch_sizes or DEFAULT_BATCH_SIZES))
-        for name in ("num_prompts", "max_prompt_tokens", "num_draft_tokens", "repeats"):
-            self._require(name, getattr(self, name) >= 1, "must be at least 1")
-        self._require("batch_sizes", self.batch_sizes[0] >= 1, "must be at least 1")
-        self._require("seed", 0 <= self.seed < 2**31, "must be in [0, 2**31)")
-        is_self = self.draft is not None and self.draft.startswith(SELF)
-        if self.peers and (self.target_quantization or self.draft_quantization or is_self):
-            raise UserError(
-                "--peers would run the models as they are stored, beside quantised ones: leave it out, or "
-                "--target_quantization, --draft_quantization and --draft self:..."
-            )
-        self._check_pair()
         check_options(self)
-        if self.prompts is None and (self.prompt_column or self.messages_column or self.split_special_tokens):
-            raise UserError(
-                "--prompt_column, --messages_column and --split_special_tokens describe --prompts, which was "
-                "not given: add it"
-            )
+        self._check_pair()
         self._check_sampling()
 
     @property
@@ -113,21 +113,12 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
 
     def _check_pair(self) -> None:
         if self.synthetic is not None:
-            if self.target is not None or self.draft is not None:
-                raise UserError(
-                    f"--synthetic {self.synthetic} builds its own pair: leave out --target and --draft, or "
-                    "--synthetic"
-                )
             check_dial("synthetic", self.synthetic, acceptance=self.acceptance, epsilon=self.epsilon)
             return
         if self.target is None or self.draft is None:
             raise UserError(
                 "no models given: use --target and --draft for a trained pair, or --synthetic for a random "
                 "one"
-            )
-        if self.acceptance is not None or self.epsilon is not None:
-            raise UserError(
-                "--acceptance and --epsilon shape a random pair: add --synthetic or leave them out"
             )
         if self.prompts is None:
             raise UserError("--prompts is missing: the acceptance rate of a trained pair depends on the text")
@@ -140,12 +131,3 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
             raise UserError(f"{warning}: add --temperature 1, or leave them out")
         if self.prompts is not None:
             self.prompt_column = job.prompt_column
-        if self.acceptance_rule == "gumbel" and self.temperature == 0:
-            raise UserError(
-                "--acceptance_rule gumbel has no effect with --temperature 0: add --temperature 1, or leave "
-                "the rule out"
-            )
-
-    def _require(self, name: str, holds: bool, rule: str) -> None:
-        if not holds:
-            raise UserError(f"--{name} {getattr(self, name)!r} {rule}")

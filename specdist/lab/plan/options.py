@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.config.groups import OWN_KIND, SELF, DrawingOptions, QuantizationOptions, TrustOptions
@@ -13,7 +13,7 @@ from specdist.config.speculation import NEEDS_MODEL
 from specdist.lab.plan.hardware import GPUS, HERE
 from specdist.lab.synthetic.config import SHAPES
 from specdist.utils.errors import UserError
-from specdist.utils.rules import Refusals, check_options
+from specdist.utils.rules import Refusals, check_options, within
 
 GPUS_PER_NODE = 8
 
@@ -44,26 +44,36 @@ class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
         "measured there, instead of published and assumed figures",
     )
     gpus_per_node: int | None = option(
-        None, help=f"GPUs of a node (default: --num_gpus, at most {GPUS_PER_NODE}); a target is on one node"
+        None,
+        help=f"GPUs of a node (default: --num_gpus, at most {GPUS_PER_NODE}); a target is on one node",
+        at_least=1,
     )
-    nodes: int | None = option(None, help="nodes (default: as many as --num_gpus takes)")
-    num_gpus: int | None = option(None, help="GPUs of all nodes, to be filled (default: those of --nodes, 1)")
+    nodes: int | None = option(None, help="nodes (default: as many as --num_gpus takes)", at_least=1)
+    num_gpus: int | None = option(
+        None, help="GPUs of all nodes, to be filled (default: those of --nodes, 1)", at_least=1
+    )
     device: Literal["auto", "cpu", "cuda"] = option("auto", help=f"device that --gpu {HERE} measures")
 
     # Work
-    prompt_tokens: int = option(512, help="tokens per prompt")
-    output_tokens: int = option(256, help="tokens per completion")
-    num_prompts: int = option(10_000, help="number of completions to generate")
-    acceptance: float | None = option(None, help="probability that a drafted token is accepted, 0 to 1")
+    prompt_tokens: int = option(512, help="tokens per prompt", at_least=1)
+    output_tokens: int = option(256, help="tokens per completion", at_least=1)
+    num_prompts: int = option(10_000, help="number of completions to generate", at_least=1)
+    acceptance: float | None = option(
+        None, help="probability that a drafted token is accepted, 0 to 1", rule=within(at_least=0, at_most=1)
+    )
     trace: str | None = option(
         None, help="instead of --acceptance: output of a run with --trace, or one of its trace files"
     )
     draft_window: int | None = option(
-        None, help="the draft sees only so many last tokens of a sequence (default: all)"
+        None, help="the draft sees only so many last tokens of a sequence (default: all)", at_least=1
     )
-    caught: float = option(0.5, help="share of the misses that branches catch, from 0 to below 1")
+    caught: float = option(
+        0.5,
+        help="share of the misses that branches catch, from 0 to below 1",
+        rule=within(at_least=0, below=1, note="branches never catch every miss"),
+    )
     max_num_seqs: int | None = option(
-        None, help="maximum number of running sequences (default: what memory allows)"
+        None, help="maximum number of running sequences (default: what memory allows)", at_least=1
     )
 
     # What to do
@@ -76,38 +86,25 @@ class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
     prompts: str | None = option(None, help="file or folder of prompts, for the commands that are printed")
     output: str | None = option(None, help="folder of the run, for the commands that are printed")
 
-    _refusals: ClassVar[Refusals] = (NEEDS_MODEL,)
+    _refusals: ClassVar[Refusals] = (
+        NEEDS_MODEL,
+        ("output_config prompts output", lambda o: o.memory,
+         "is of a recommendation, and --memory makes none: leave one of them out"),
+        ("acceptance trace draft_window", lambda o: o.draft is None,
+         "has no effect without --draft: add it or leave this option out"),
+        ("trace", lambda o: o.acceptance is not None,
+         "says what --acceptance {o.acceptance} says, too: leave one of them out"),
+        ("calibration", lambda o: o.gpu == HERE, f"has no effect with --gpu {HERE}, which measures this "
+         f"machine: leave it out, or name the file's GPU with --gpu ({', '.join(GPUS)})"),
+        ("calibration", lambda o: o.compare_gpus, "is of one GPU, and --compare_gpus compares the published "
+         "figures of all: leave one of them out"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
         check_options(self)
-        for name in ("prompt_tokens", "output_tokens", "num_prompts"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
-        for name in ("gpus_per_node", "nodes", "num_gpus", "draft_window", "max_num_seqs"):
-            value = getattr(self, name)
-            _require(name, value, value is None or value >= 1, "must be at least 1")
-        rate = self.acceptance
-        _require("acceptance", rate, rate is None or 0 <= rate <= 1, "must be in [0, 1]")
-        _require(
-            "caught", self.caught, 0 <= self.caught < 1, "must be in [0, 1): branches never catch every miss"
-        )
         self._check_gpus()
-        self._check_calibration()
-        for name in ("output_config", "prompts", "output"):
-            if getattr(self, name) is not None and self.memory:
-                raise UserError(
-                    f"--{name} {getattr(self, name)} is of a recommendation, and --memory makes none: leave "
-                    "one of them out"
-                )
-        for name in ("acceptance", "trace", "draft_window"):
-            if getattr(self, name) is not None and self.draft is None:
-                raise UserError(
-                    f"--{name} {getattr(self, name)} has no effect without --draft: add it or leave this "
-                    "option out"
-                )
-        if rate is not None and self.trace is not None:
-            raise UserError("--acceptance and --trace exclude each other: leave one out")
-        given = rate is not None or self.trace is not None
+        given = self.acceptance is not None or self.trace is not None
         if self.draft is not None and not given and not self.memory:
             raise UserError(
                 "--acceptance is missing: give the share of drafted tokens that you expect the target to "
@@ -127,23 +124,3 @@ class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
                 f"--num_gpus {total} is not a number of whole nodes: {self.nodes} of --gpus_per_node "
                 f"{self.gpus_per_node} have {self.nodes * self.gpus_per_node}; leave one of them out"
             )
-
-    def _check_calibration(self) -> None:
-        if self.calibration is None:
-            return
-        given = f"--calibration {self.calibration}"
-        if self.gpu == HERE:
-            raise UserError(
-                f"{given} has no effect with --gpu {HERE}, which measures this machine: leave it out, or "
-                f"name the file's GPU with --gpu ({', '.join(GPUS)})"
-            )
-        if self.compare_gpus:
-            raise UserError(
-                f"{given} is of one GPU, and --compare_gpus compares the published figures of all: leave one "
-                "out"
-            )
-
-
-def _require(name: str, value: Any, holds: bool, rule: str) -> None:
-    if not holds:
-        raise UserError(f"--{name} {value!r} {rule}")

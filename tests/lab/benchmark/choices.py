@@ -37,10 +37,12 @@ class PolicyOptions:
         help="draft tokens in the first round, for policies that have --num_draft_tokens (default: "
         f"{' '.join(map(str, INITIAL_LENGTHS))}; emulated: 5)",
         action="extend",
+        at_least=1,
     )
     max_draft_tokens: int | None = option(
         None,
         help="maximum draft tokens per round, not for fixed (default: 20, or more for a longer first round)",
+        at_least=1,
     )
 
 
@@ -59,10 +61,6 @@ def policy_choices(
 
     Raises :class:`UserError` as the main job does.
     """
-    if initial_lengths is not None and min(initial_lengths) < 1:
-        raise UserError(f"--initial_lengths {initial_lengths} must be at least 1")
-    if max_draft_tokens is not None and max_draft_tokens < 1:
-        raise UserError(f"--max_draft_tokens {max_draft_tokens} must be at least 1")
     entries = [_parse(entry) for name in names for entry in (POLICIES if name == ALL else (name,))]
     needs_lengths = any(_wants_lengths(policy, given) for policy, given, _ in entries)
     if initial_lengths is not None and not needs_lengths:

@@ -15,6 +15,7 @@ from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import BRANCH_COUNTS
 from specdist.policies.registry import HEAD_KINDS, HEAD_POLICIES
 from specdist.utils.errors import UserError
+from specdist.utils.rules import Refusals
 from tests.lab.benchmark.choices import READERS, PolicyOptions, policy_choices
 
 COLOCATED, SEPARATE = "colocated", "separate"
@@ -56,24 +57,34 @@ class ComparisonConfig(PolicyOptions, BenchmarkConfig):
         None,
         help="branches that a draft ahead prepares per sequence for likely misses; 0 = none (default: from "
         "measured times)",
+        at_least=0,
+        at_most=BRANCH_COUNTS[-1],
     )
     overhead_repeats: int = option(
         20,
         help="single passes timed per case, compared with transformers; with --policies, pairs of runs that "
         "measure the cost of features and policies; 0 = none",
+        at_least=0,
     )
 
+    _refusals: ClassVar[Refusals] = (
+        ("overlaps num_branches", lambda o: not o.is_separate,
+         "has no effect without --placements separate: add it, or leave it out"),
+        ("num_branches", lambda o: AHEAD not in (o.overlaps or OVERLAPS),
+         "has no effect without --overlaps ahead: add it, or leave it out"),
+        ("initial_lengths max_draft_tokens head", lambda o: o.policies is None,
+         "has no effect without --policies: add them, or leave it out"),
+        ("head", lambda o: o.is_separate,
+         "is measured with the draft in the target's process: leave out --placements separate"),
+        ("peers", lambda o: o.policies is not None, "has no effect with --policies: leave one of them out"),
+        ("group_column", lambda o: o.prompts is None, "has no effect without --prompts: leave it out"),
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
+        self.placements = sorted(set(self.placements or [COLOCATED]))
         super().__post_init__()
-        self._require("overhead_repeats", self.overhead_repeats >= 0, "must not be negative")
-        self._check_placements()
+        self.overlaps = [name for name in OVERLAPS if name in (self.overlaps or OVERLAPS)]
         self._check_policies()
-        if self.peers and self.policies is not None:
-            raise UserError("--peers has no effect with --policies: leave one of them out")
-        if self.group_column is not None and self.prompts is None:
-            raise UserError(
-                f"--group_column {self.group_column} has no effect without --prompts: leave it out"
-            )
 
     @property
     def is_colocated(self) -> bool:
@@ -105,9 +116,6 @@ class ComparisonConfig(PolicyOptions, BenchmarkConfig):
 
     def _check_policies(self) -> None:
         if self.policies is None:
-            for name in ("initial_lengths", "max_draft_tokens", "head"):
-                if getattr(self, name) is not None:
-                    raise UserError(f"--{name} has no effect without --policies: add them, or leave it out")
             return
         # Also refuses what the main job would refuse.
         names = sorted({choice.policy for choice in self._head_choices})
@@ -119,27 +127,4 @@ class ComparisonConfig(PolicyOptions, BenchmarkConfig):
             raise UserError(
                 f"--head {self.head} is for a policy among {', '.join(READERS)}, but --policies has "
                 f"{' and '.join(names) or 'none of them'}: name policies that use a head of its kind"
-            )
-        if self.head is not None and self.is_separate:
-            raise UserError(
-                f"--head {self.head} is measured with the draft in the target's process: leave out "
-                "--placements separate"
-            )
-
-    def _check_placements(self) -> None:
-        self.placements = sorted(set(self.placements or [COLOCATED]))
-        if self.overlaps is not None and not self.is_separate:
-            raise UserError(
-                f"--overlaps {' '.join(self.overlaps)} has no effect without --placements separate: add it, "
-                "or leave it out"
-            )
-        self.overlaps = [name for name in OVERLAPS if name in (self.overlaps or OVERLAPS)]
-        if self.num_branches is None:
-            return
-        most = BRANCH_COUNTS[-1]
-        self._require("num_branches", 0 <= self.num_branches <= most, f"must be in 0 .. {most}")
-        if not self.is_separate or AHEAD not in self.overlaps:
-            raise UserError(
-                f"--num_branches {self.num_branches} has no effect without --placements separate and "
-                "--overlaps ahead: add them, or leave it out"
             )

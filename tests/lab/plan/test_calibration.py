@@ -216,7 +216,7 @@ def test_refusals_name_the_file_and_the_field(changes: dict[str, Any], message: 
         ),
         ("NVIDIA H100 NVL", [], r"on NVIDIA H100 NVL, which is not a h100-sxm: give the file of such a GPU"),
         (None, ["--gpu", "here"], r"has no effect with --gpu here, .*: leave it out, or name .* --gpu"),
-        (None, ["--compare_gpus"], r"is of one GPU, and --compare_gpus .*: leave one out"),
+        (None, ["--compare_gpus"], r"is of one GPU, and --compare_gpus .*: leave one of them out"),
         ("no file", [], r"cannot be read: .*No such file"),
     ],
 )

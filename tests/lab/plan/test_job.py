@@ -86,7 +86,7 @@ def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
         ([*PAIR, "--acceptance", "0.5", "--caught", "1"], r"--caught 1.0 must be in \[0, 1\)"),
         (["--target", "7b", "--acceptance", "0.5"], "has no effect without --draft"),
         (["--target", "7b", "--trace", "run"], "--trace run has no effect without --draft"),
-        ([*PAIR, "--trace", "run", "--acceptance", "0.5"], "--acceptance and --trace exclude each other"),
+        ([*PAIR, "--trace", "run", "--acceptance", "0.5"], "--trace run says what --acceptance 0.5 says"),
         ([*PAIR, "--trace", "no/such"], "--trace no/such is not a trace"),
         ([*PAIR, "--acceptance", "0.5", "--top_p", "0"], r"--top_p 0.0 must be in \(0, 1\]; 1 keeps every"),
         (["--target", "7b", "--nodes", "0"], "--nodes 0 must be at least 1"),

@@ -34,6 +34,7 @@ from specdist.policies.costs import CostModel, Curve
 from specdist.policies.formulas import tokens_per_call
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
+from specdist.utils.rules import check_ranges
 from specdist.utils.table import Table, decimals
 from tests.lab.curves import draft_curve, target_curve
 from tests.lab.plan.events import RowLengths, run_job
@@ -61,19 +62,18 @@ class ValidationConfig(TrustOptions):
     draft: str = option(help="folder of the small model")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="device to run on")
-    prompt_tokens: int = option(512, help="tokens per prompt")
-    output_tokens: int = option(256, help="tokens per completion")
-    batch_sizes: list[int] | None = option(None, help="batch sizes (1 4)", action="extend")
-    draft_lengths: list[int] | None = option(None, help="draft tokens per round (3 5)", action="extend")
-    repeats: int = option(5, help="runs of each setting; the fastest is used")
+    prompt_tokens: int = option(512, help="tokens per prompt", at_least=1)
+    output_tokens: int = option(256, help="tokens per completion", at_least=1)
+    batch_sizes: list[int] | None = option(None, help="batch sizes (1 4)", action="extend", at_least=1)
+    draft_lengths: list[int] | None = option(
+        None, help="draft tokens per round (3 5)", action="extend", at_least=1
+    )
+    repeats: int = option(5, help="runs of each setting; the fastest is used", at_least=1)
 
     def __post_init__(self) -> None:
         self.batch_sizes = self.batch_sizes or [1, 4]
         self.draft_lengths = self.draft_lengths or [3, 5]
-        for name in ("prompt_tokens", "output_tokens", "batch_sizes", "draft_lengths", "repeats"):
-            value: Any = getattr(self, name)
-            if min(value if isinstance(value, list) else [value]) < 1:
-                raise UserError(f"--{name} {value!r} must be at least 1")
+        check_ranges(self)
         known = set(CALIBRATION_LENGTHS).intersection(self.draft_lengths)
         if known:
             raise UserError(
