@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,14 @@ LONG = {
 TESTS = Path(__file__).parent
 # Where the interpreter would look for what a script of jobs/ imports; tests run them by runpy.
 sys.path.append(str(TESTS.parent / "jobs"))
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The tiny pair of models of :mod:`tests.job.pair`, only to be read."""
+    from tests.job.pair import build_pair
+
+    return build_pair(tmp_path_factory.mktemp("pair"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,14 +16,9 @@ import specdist
 from specdist import SamplingOptions, SpeculativeLLM
 from specdist.utils.errors import UserError
 from tests.job.launching import read_output, run_here
-from tests.job.pair import Pair, build_pair
+from tests.job.pair import Pair
 
 GREEDY = SamplingOptions(temperature=0, max_new_tokens=12)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.job.pair import NUM_VOCAB_TOKENS, Pair, build_pair, random_llama, save
-
-
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build_pair(tmp_path_factory.mktemp("pair"))
+from tests.job.pair import NUM_VOCAB_TOKENS, Pair, random_llama, save
 
 
 @pytest.fixture(scope="session")

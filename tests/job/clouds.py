@@ -20,7 +20,6 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from specdist.data.store.access import check_output
 from specdist.data.store.copies import mirrored
@@ -89,10 +88,7 @@ def check_objects(root: StorePath, folder: Path) -> None:
 def check_run(output: StorePath, folder: Path) -> None:
     """Replicas that share a run, of which some are killed: the bytes of an undisturbed run."""
     pair = build_pair(folder / "pair")
-    options: dict[str, Any] = {
-        **SHARED, "prompts": pair.prompts, "target": pair.target, "draft": pair.draft, "device": "cpu",
-        "claim_timeout": TIMEOUT_S,
-    }  # fmt: skip
+    options = pair.job(**SHARED | {"claim_timeout": TIMEOUT_S})
     assert run_here(**options, output=folder / "undisturbed").code == 0
     options |= {"output": output, "spool": folder / "spool"}
     processes = [start_replica(**options) for _ in range(3)]

@@ -10,12 +10,7 @@ import pytest
 from specdist.job import generate
 from tests.job.heads import write_heads
 from tests.job.launching import Ended, run_here
-from tests.job.pair import Pair, build_pair
-
-
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build_pair(tmp_path_factory.mktemp("pair"))
+from tests.job.pair import Pair
 
 
 @pytest.fixture(scope="session")
@@ -27,15 +22,7 @@ def heads(pair: Pair) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def options(pair: Pair) -> dict[str, Any]:
     """A job of three shards, but for its output: greedy, speculative, on the CPU."""
-    return {
-        "prompts": pair.prompts,
-        "target": pair.target,
-        "draft": pair.draft,
-        "device": "cpu",
-        "temperature": 0,
-        "max_new_tokens": 32,
-        "rows_per_shard": 10,
-    }
+    return pair.job(temperature=0, max_new_tokens=32, rows_per_shard=10)
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,11 @@ class Pair:
     draft: Path
     prompts: Path
 
+    def job(self, **options: Any) -> dict[str, Any]:
+        """Options of a job on the CPU over these prompts."""
+        files = {"prompts": self.prompts, "target": self.target, "draft": self.draft}
+        return {**files, "device": "cpu", **options}
+
 
 def build_pair(folder: Path) -> Pair:
     """The same files every time."""

@@ -294,10 +294,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pair = build_pair(folder / "pair")
-        options = SHARED | {
-            "prompts": pair.prompts, "target": pair.target, "draft": pair.draft, "device": "cpu",
-            "rows_per_shard": NUM_ROWS // chosen.shards,
-        }  # fmt: skip
+        options = pair.job(**SHARED | {"rows_per_shard": NUM_ROWS // chosen.shards})
         small = {"small_folders": True} if chosen.folders else {}
         if chosen.shards < chosen.replicas:
             # Long enough that holders see who waits before their rows have all begun.

@@ -28,7 +28,7 @@ from tests.job.telling import fork_telling
 
 @pytest.fixture(scope="module")
 def options(pair: Pair) -> dict[str, Any]:
-    return SHARED | {"prompts": pair.prompts, "target": pair.target, "draft": pair.draft, "device": "cpu"}
+    return pair.job(**SHARED)
 
 
 @pytest.fixture(scope="module")

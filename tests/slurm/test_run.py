@@ -19,7 +19,7 @@ import yaml
 from specdist.data.leases.claims import shard_name
 from specdist.data.leases.membership import Membership
 from tests.job.launching import read_output, run_here, shard_bytes
-from tests.job.pair import Pair, build_pair, some_texts, write_arrow
+from tests.job.pair import Pair, some_texts, write_arrow
 from tests.ranks import REPOSITORY
 from tests.slurm.cluster import Cluster, missing
 
@@ -39,11 +39,6 @@ SETTINGS = {
     "ACCELERATE_CONFIG": "jobs/accelerate/cpu.yaml",
     "OMP_NUM_THREADS": "1",
 }
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")

@@ -23,15 +23,10 @@ from specdist.results.report.panels.rates import read_tuned
 from specdist.utils.errors import UserError
 from tests.job.heads import write_head
 from tests.job.launching import read_output, run_here
-from tests.job.pair import EOS_TOKEN, Pair, build_pair, write_arrow
+from tests.job.pair import EOS_TOKEN, Pair, write_arrow
 
 PNG = b"\x89PNG"
 CAP = 6
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")

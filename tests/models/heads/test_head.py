@@ -15,7 +15,7 @@ from specdist.models.heads.drafts import identify_draft
 from specdist.models.heads.head import TokenHead, load_head, save_weights
 from specdist.models.heads.info import DraftIdentity, HeadInfo, HeadKind, read_head_info
 from specdist.utils.errors import UserError
-from tests.job.pair import Pair, build_pair
+from tests.job.pair import Pair
 
 HIDDEN_SIZE = 6
 DRAFT = DraftIdentity(
@@ -166,11 +166,6 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         (folder / "head.json").write_text(json.dumps(document | changes))
         with pytest.raises(UserError, match=message):
             read_head_info(folder)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build_pair(tmp_path_factory.mktemp("pair"))
 
 
 def fingerprint(folder: Path) -> str:

@@ -9,28 +9,15 @@ import pytest
 
 from specdist.cli import collect as main
 from tests.job.launching import run_here
-from tests.job.pair import Pair, build_pair
+from tests.job.pair import Pair
 
 FILTERED = {"temperature": 0.9, "top_k": 24, "top_p": 0.95}
 
 
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="session")
 def options(pair: Pair) -> dict[str, Any]:
     """A collection of three shards, but for its kind and its output."""
-    return {
-        "prompts": pair.prompts,
-        "target": pair.target,
-        "draft": pair.draft,
-        "device": "cpu",
-        "max_new_tokens": 24,
-        "rows_per_shard": 10,
-        **FILTERED,
-    }
+    return pair.job(max_new_tokens=24, rows_per_shard=10, **FILTERED)
 
 
 @pytest.fixture(scope="session")

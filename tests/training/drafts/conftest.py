@@ -8,28 +8,13 @@ from typing import Any
 import pytest
 
 from tests.job.launching import run_here
-from tests.job.pair import Pair, build_pair
-
-
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build_pair(tmp_path_factory.mktemp("pair"))
+from tests.job.pair import Pair
 
 
 @pytest.fixture(scope="session")
 def options(pair: Pair) -> dict[str, Any]:
     """A run of three shards, but for its output, and a training of a few steps."""
-    return {
-        "prompts": pair.prompts,
-        "target": pair.target,
-        "draft": pair.draft,
-        "device": "cpu",
-        "max_new_tokens": 16,
-        "rows_per_shard": 8,
-        "temperature": 0.8,
-        "num_samples": 4,
-        "top_k": 24,
-    }
+    return pair.job(max_new_tokens=16, rows_per_shard=8, temperature=0.8, num_samples=4, top_k=24)
 
 
 @pytest.fixture(scope="session")

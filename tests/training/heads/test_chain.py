@@ -17,12 +17,7 @@ from specdist.training.heads.config import TrainConfig
 from specdist.training.heads.run import run_training
 from specdist.utils.errors import UserError
 from tests.job.launching import run_here
-from tests.job.pair import Pair, build_pair
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build_pair(tmp_path_factory.mktemp("pair"))
+from tests.job.pair import Pair
 
 
 @pytest.mark.parametrize("kind", ["acceptance", "verifier"])
