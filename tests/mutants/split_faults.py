@@ -13,16 +13,16 @@ OF_QUEUE = (
 )
 
 SPLIT_FAULTS = (
-    Mutant("split-row-generated-twice", "Recorder._offer",
+    Mutant("split-row-generated-twice", "WorkQueue._offer",
         "work.pending = deque(row for row in work.pending if row not in offered)",
         "work.pending = deque(work.pending)",
         (NO_ROW_TWICE,)),
-    Mutant("split-row-lost-with-its-claim", "Recorder._settle_splits",
+    Mutant("split-row-lost-with-its-claim", "WorkQueue._settle_splits",
         "work.pending.extend(missing)",
         "work.pending.extend(missing[1:])",
         (LOST_CLAIMS,)),
-    Mutant("split-taken-as-finished-before-it-is", "Recorder._settle_splits",
-        "missing = [row for row in rows if not self._is_finished(work.log, row)]",
+    Mutant("split-taken-as-finished-before-it-is", "WorkQueue._settle_splits",
+        "missing = [row for row in rows if not self.is_finished(work.log, row)]",
         "missing: list[int] = []",
         (LOST_CLAIMS,)),
     Mutant("work-of-splits-not-counted", "ShardWriter.write",

@@ -20,6 +20,7 @@ from specdist.cli import generate as main
 from specdist.engine.request import Completion, Request
 from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.recording import Recorder
+from specdist.job.rows.work import WorkQueue
 from specdist.models.passes.runner import ModelRunner
 from tests.forked import fork
 from tests.job.launching import arguments
@@ -107,7 +108,7 @@ def _replica(words: list[str], events: Path, is_new: bool, has_rates: bool) -> N
     def told_claim(self: Recorder) -> bool:
         found = claim(self)
         # Asked for while nothing runs: else a claim is made for a request.
-        if not found and not self._open and not self.is_run_complete:
+        if not found and not self._work.open and not self.is_run_complete:
             tell("idle")
         return found
 
@@ -115,7 +116,7 @@ def _replica(words: list[str], events: Path, is_new: bool, has_rates: bool) -> N
     Recorder.requests, Recorder.record = told_requests, told_record  # type: ignore[method-assign]
     Recorder.claim = told_claim  # type: ignore[method-assign]
     if not is_new:
-        Recorder._offer = lambda self, work, wanted: None  # type: ignore[method-assign]
+        WorkQueue._offer = lambda self, work, wanted: None  # type: ignore[method-assign]
         ExpectedLengths.longest_first = lambda self, rows: list(rows)  # type: ignore[method-assign]
     # What people read is in the run's folder, in logs.
     for descriptor in (1, 2):

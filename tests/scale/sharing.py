@@ -92,7 +92,7 @@ class SharingReplica(TailReplica):
         super().__init__(simulation, name)
         self._sharing = simulation
         # Nobody looks at a replica's progress.
-        self._recorder._queue.on_done_elsewhere = lambda shard: None
+        self._recorder._work.shards.on_done_elsewhere = lambda shard: None
         simulation.num_alive += 1
         self._beat_on()
         self._set_up()

@@ -244,12 +244,12 @@ class TailReplica:
         self._requests = iter(self._recorder.requests())
         self._count_splits()
         if not scenario.is_new:
-            self._recorder._offer = lambda work, wanted: None  # type: ignore[method-assign]
+            self._recorder._work._offer = lambda work, wanted: None  # type: ignore[method-assign]
         self._is_draining = False
         self._is_dead = self.has_ended = False
 
     def _count_splits(self) -> None:
-        queue, splits = self._recorder._queue, self._simulation.outcome.splits
+        queue, splits = self._recorder._work.shards, self._simulation.outcome.splits
         take = queue.take
 
         def counting() -> ClaimedShard | None:
