@@ -104,7 +104,6 @@ def test_a_step_costs_its_pass_and_what_the_host_adds_to_it(
             cast(ModelRunner, server._runner),
             num_branch_slots=NUM_ROWS,
             workload=Workload(num_context_tokens=8),
-            max_seq_len=16,
             budget=Budget(SECOND),
             uses_features=True,
             chooses_rounds=chooses_rounds,

@@ -297,7 +297,6 @@ class _Server:
             self._runner,
             num_branch_slots=order.num_slots * BRANCH_COUNTS[-1],
             workload=Workload(num_context_tokens=self._source.num_context_tokens),
-            max_seq_len=assembly.scheduling.max_seq_len,
             uses_features=uses_features(order.choice.policy),
             budget=Budget(LEAST_BUDGET_S * NS_PER_S),
         )

@@ -74,7 +74,6 @@ def measure_costs(
     draft: ModelRunner | None,
     group: dist.ProcessGroup | None,
     num_branch_slots: int,
-    max_seq_len: int,
     uses_features: bool,
     asks_draft: bool,
     begin: Callable[[str], None] = lambda phase: None,
@@ -95,9 +94,7 @@ def measure_costs(
     budget = Budget(LEAST_BUDGET_S * NS_PER_S)
     begin("measuring passes of the target")
     if target is not None:
-        found[0] = measure_target(
-            assembly, target, group, workload=workload, max_seq_len=max_seq_len, budget=budget
-        )
+        found[0] = measure_target(assembly, target, group, workload=workload, budget=budget)
     left_ns = broadcast_from_rank0(topology, budget.left_ns)
     has_host = target is not None and draft is not None and topology.world_size == 1
     if draft is not None:
@@ -110,7 +107,6 @@ def measure_costs(
             chooses_rounds=asks_draft,
             budget=Budget(left_ns * (DRAFT_SHARE if has_host else 1.0)),
             workload=workload,
-            max_seq_len=max_seq_len,
         )
     num_rows = workload.rows_at_a_time(assembly.scheduling.num_slots)
     message = NOTHING
@@ -128,7 +124,7 @@ def measure_costs(
     if topology.uses_draft:
         of_draft_rank = everywhere[topology.draft_rank][0][1] or NO_DRAFT
     assert of_target is not None
-    context = context_of(assembly, workload, max_seq_len)[0]
+    context = context_of(assembly, workload)[0]
     costs = combined_costs(of_target, of_draft_rank, everywhere[RANK_ZERO][1], context, num_rows)
     # Not of a draft that reads the target's states, which nobody sends it here.
     if has_host and not isinstance(draft, EagleRunner):
@@ -158,9 +154,9 @@ def _measured_block(assembly: Assembly) -> int:
     return min(batch.max_draft_tokens, max(MEASURED_BLOCK, MEASURED_TOKENS // batch.num_slots))
 
 
-def context_of(assembly: Assembly, workload: Workload, max_seq_len: int) -> tuple[int, int]:
+def context_of(assembly: Assembly, workload: Workload) -> tuple[int, int]:
     """The context of the measured passes, and the longest possible one."""
-    room = max(0, max_seq_len - assembly.scheduling.max_draft_tokens - 1)
+    room = max(0, assembly.scheduling.max_seq_len - assembly.scheduling.max_draft_tokens - 1)
     return min(workload.num_context_tokens, room), room
 
 
@@ -170,7 +166,6 @@ def measure_target(
     group: dist.ProcessGroup | None,
     *,
     workload: Workload,
-    max_seq_len: int,
     budget: Budget,
 ) -> ModelTimes | None:
     """On all ranks of the target at the same time; None on all but rank 0, which decides what is timed."""
@@ -185,7 +180,7 @@ def measure_target(
         num_rows=num_rows,
         num_tokens_per_row=per_row,
         largest=max(num_rows, min(num_rows * per_row, assembly.scheduling.max_num_batched_tokens)),
-        contexts=context_of(assembly, workload, max_seq_len),
+        contexts=context_of(assembly, workload),
         fits=budget.until(TARGET_SHARE),
         slopes_fit=budget.until(TARGET_SLOPES_SHARE),
         prepares=timer.is_asynchronous,
@@ -246,7 +241,6 @@ def measure_draft(
     *,
     num_branch_slots: int,
     workload: Workload,
-    max_seq_len: int,
     uses_features: bool,
     budget: Budget,
     chooses_rounds: bool = False,
@@ -254,7 +248,7 @@ def measure_draft(
     """On the draft's rank. ``chooses_rounds``: measure the host's time in rounds, too."""
     num_slots = assembly.scheduling.num_slots
     num_rows = workload.rows_at_a_time(num_slots)
-    contexts = context_of(assembly, workload, max_seq_len)
+    contexts = context_of(assembly, workload)
     timer = PassTimer(draft, draft_work(assembly.settings, assembly.vocab_size, uses_features=uses_features))
     # Branches are rows, too.
     widest = num_rows + num_rows * num_branch_slots // num_slots

@@ -144,7 +144,6 @@ def _agree_on_costs(
             draft=loaded.draft,
             group=loaded.group,
             num_branch_slots=plan.limits.num_branch_slots,
-            max_seq_len=plan.models.max_seq_len,
             uses_features=plan.config.is_traced or uses_features(plan.config.policy),
             asks_draft=plan.works_ahead,
             begin=activity.begin,

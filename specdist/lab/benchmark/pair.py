@@ -205,7 +205,6 @@ class PagedPair:
             draft=self.draft,
             group=None,
             num_branch_slots=0,
-            max_seq_len=self.assembly.scheduling.max_seq_len,
             uses_features=uses_features(order.choice.policy),
             asks_draft=False,
         )

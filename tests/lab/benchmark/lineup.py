@@ -112,14 +112,12 @@ def separate_costs(paged: PagedPair, rank: DraftRank, order: RankOrder) -> CostM
     other."""
     paged.pair.use_specdist_attention()
     assembly = order.assembly(paged.assembly)
-    workload, longest = Workload(num_context_tokens=paged.num_context_tokens), assembly.scheduling.max_seq_len
+    workload = Workload(num_context_tokens=paged.num_context_tokens)
     with torch_threads(rank.num_threads):
         budget = Budget(LEAST_BUDGET_S * NS_PER_S)
-        target = measure_target(
-            assembly, paged.target, None, workload=workload, max_seq_len=longest, budget=budget
-        )
+        target = measure_target(assembly, paged.target, None, workload=workload, budget=budget)
     assert target is not None
-    draft, context = rank.call("measure", order), context_of(assembly, workload, longest)[0]
+    draft, context = rank.call("measure", order), context_of(assembly, workload)[0]
     return combined_costs(target, draft, NOTHING, context, order.num_slots)
 
 
