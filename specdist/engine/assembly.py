@@ -25,8 +25,7 @@ from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.target.local_target import LocalTarget
 from specdist.engine.target.pipeline import LogitsPipeline
-from specdist.engine.target.sharded_target import ShardedTarget, target_worker_loop
-from specdist.engine.target.vocab_parallel import VocabParallelVerifier
+from specdist.engine.target.sharded_target import ShardedTarget, VocabParallelVerifier, target_worker_loop
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline
 from specdist.models.cache.pages import PageTable

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdist.engine.interfaces import Target, VerifyInput, VerifyOutput
 from specdist.engine.target.collectives import RANK_ZERO, Collectives
-from specdist.engine.target.vocab_parallel import VocabParallelVerifier
+from specdist.engine.target.sharded_target import VocabParallelVerifier
 from specdist.engine.times.reports import Traffic
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import Distributions
