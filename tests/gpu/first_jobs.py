@@ -33,7 +33,7 @@ class Step:
     tells: str
     command: list[str]
     num_gpus: int = 1
-    limit_s: float = 300
+    limit_s: float = MOST_S
     runs_on_cpu: bool = False
     needs: tuple[str, ...] = ()
     skips: str = ""
@@ -106,67 +106,44 @@ def launcher(ranks: int) -> list[str]:
 def one_gpu_steps(jobs: Jobs, *, has_pair: bool) -> list[Step]:
     """One process against the same on the CPU: greedy, in bfloat16, and sampled by either rule."""
     pair = Step(
-        name="pair",
-        title="a tiny pair of random models",
+        name="pair", num_gpus=0, limit_s=300, runs_on_cpu=True, title="a tiny pair of random models",
         tells="nothing of the GPUs: the later steps run these models",
         command=["true"] if has_pair else [PYTHON, "-m", "tests.job.pair", str(jobs.models)],
-        num_gpus=0,
-        runs_on_cpu=True,
-    )
+    )  # fmt: skip
     gumbel = [*SAMPLED, "--acceptance", "gumbel"]
     return [
         pair,
         on_cpu(jobs, "cpu", "24 rows in one process on the CPU, float32", *EXACT, "--logprobs", "2"),
-        Step(
-            name="one",
-            needs=("pair", "cpu"),
-            title="the same on one GPU, float32",
-            tells="the whole job without any communication: kernels, recorded passes, sampling, records",
-            command=jobs.equal("one", *jobs.job("one", *jobs.draft, *EXACT)),
-            limit_s=MOST_S,
-            runs_on_cpu=True,
-        ),
+        Step(name="one", needs=("pair", "cpu"), runs_on_cpu=True, title="the same on one GPU, float32",
+             tells="the whole job without any communication: kernels, recorded passes, sampling, records",
+             command=jobs.equal("one", *jobs.job("one", *jobs.draft, *EXACT))),
         on_cpu(jobs, "cpu-bfloat16", "the same on the CPU in bfloat16", *ROUNDED),
-        Step(
-            name="bfloat16",
-            needs=("pair", "cpu", "cpu-bfloat16"),
-            title="the same on one GPU in bfloat16, with FlashAttention",
-            tells="accuracy where people run: as near to float32 as a CPU in bfloat16, or a kernel is wrong",
-            command=jobs.near("bfloat16", *jobs.job("bfloat16", *jobs.draft, *ROUNDED)),
-            limit_s=MOST_S,
-            runs_on_cpu=True,
-        ),
+        Step(name="bfloat16", needs=("pair", "cpu", "cpu-bfloat16"), runs_on_cpu=True,
+             title="the same on one GPU in bfloat16, with FlashAttention",
+             tells="accuracy where people run: as near to float32 as a CPU in bfloat16, or a kernel is wrong",
+             command=jobs.near("bfloat16", *jobs.job("bfloat16", *jobs.draft, *ROUNDED))),
         on_cpu(jobs, "cpu-sampled", "rows sampled with top-p on the CPU, float32", *EXACT, *SAMPLED),
         drawn(jobs, "sampled", "kernels of top-p and of draws, acceptance and residuals", *EXACT, *SAMPLED),
         on_cpu(jobs, "cpu-gumbel", "the same with the rule gumbel", *EXACT, *gumbel),
         drawn(jobs, "gumbel", "the kernel of draws that target and draft share", *EXACT, *gumbel),
-    ]
+    ]  # fmt: skip
 
 
 def on_cpu(jobs: Jobs, name: str, title: str, *options: str) -> Step:
     return Step(
-        name=name,
-        needs=("pair",),
-        title=title,
+        name=name, needs=("pair",), num_gpus=0, runs_on_cpu=True, title=title,
         tells="nothing of the GPUs: what later steps are compared with",
         command=jobs.job(name, *jobs.draft, *options, on="cpu"),
-        num_gpus=0,
-        limit_s=MOST_S,
-        runs_on_cpu=True,
-    )
+    )  # fmt: skip
 
 
 def drawn(jobs: Jobs, name: str, tells: str, *options: str) -> Step:
     """On the GPU, by the random numbers of the step before."""
+    command = jobs.alike(name, *jobs.job(name, *jobs.draft, *options), wanted=f"cpu-{name}")
     return Step(
-        name=name,
-        needs=("pair", f"cpu-{name}"),
-        title="the same on one GPU",
-        tells=tells,
-        command=jobs.alike(name, *jobs.job(name, *jobs.draft, *options), wanted=f"cpu-{name}"),
-        limit_s=MOST_S,
-        runs_on_cpu=True,
-    )
+        name=name, needs=("pair", f"cpu-{name}"), runs_on_cpu=True, title="the same on one GPU", tells=tells,
+        command=command,
+    )  # fmt: skip
 
 
 def sharded_steps(jobs: Jobs) -> list[Step]:
@@ -177,52 +154,27 @@ def sharded_steps(jobs: Jobs) -> list[Step]:
     alone = ["--tp_size", "2", *EXACT]
     without = jobs.job("sharded-nccl", *alone, ranks=2, script="tests/gpu/without_peers.py")
     return [
-        Step(
-            name="sharded-nccl",
-            needs=("pair", "cpu"),
-            title="the target on two GPUs without a draft, all sums by NCCL",
-            tells="whether a run ends whose recorded passes hold NCCL's calls, and sums in recorded passes",
-            command=jobs.equal("sharded-nccl", *without),
-            num_gpus=2,
-            limit_s=MOST_S,
-        ),
-        Step(
-            name="sharded",
-            needs=("pair", "cpu"),
-            title="the same, short sums through the peers' memory",
-            tells="loading in slices and sums over ranks, in recorded passes, too: the log says by what",
-            command=jobs.equal("sharded", *jobs.job("sharded", *alone, ranks=2)),
-            num_gpus=jobs.num_gpus(2),
-            limit_s=MOST_S,
-        ),
-        Step(
-            name="draft",
-            needs=("pair", "cpu"),
-            title="the target on one GPU, the draft on another",
-            tells="the messages between target and draft beside NCCL, and the rank of a draft alone",
-            command=jobs.equal("draft", *jobs.job("draft", *jobs.draft, *EXACT, ranks=2)),
-            num_gpus=jobs.num_gpus(2),
-            limit_s=MOST_S,
-        ),
-        Step(
-            name="main",
-            needs=("pair", "cpu"),
-            title="the target on two GPUs and the draft on a third: the main job",
-            tells="the draft's rank joins DeepSpeed's broadcast while the target is loaded, or all hang",
-            command=jobs.equal("main", *jobs.job("main", *main, ranks=3)),
-            num_gpus=jobs.num_gpus(3),
-            limit_s=MOST_S,
-        ),
-        Step(
-            name="bfloat16-2",
-            needs=("pair", "cpu", "cpu-bfloat16"),
-            title="the main job in bfloat16",
-            tells="a sharded model's buffers and sums in the precision that people run",
-            command=jobs.near("bfloat16-2", *jobs.job("bfloat16-2", *rounded, ranks=3)),
-            num_gpus=jobs.num_gpus(3),
-            limit_s=MOST_S,
-        ),
-    ]
+        Step(name="sharded-nccl", needs=("pair", "cpu"), num_gpus=2,
+             title="the target on two GPUs without a draft, all sums by NCCL",
+             tells="whether a run ends whose recorded passes hold NCCL's calls, and sums in recorded passes",
+             command=jobs.equal("sharded-nccl", *without)),
+        Step(name="sharded", needs=("pair", "cpu"), num_gpus=jobs.num_gpus(2),
+             title="the same, short sums through the peers' memory",
+             tells="loading in slices and sums over ranks, in recorded passes, too: the log says by what",
+             command=jobs.equal("sharded", *jobs.job("sharded", *alone, ranks=2))),
+        Step(name="draft", needs=("pair", "cpu"), num_gpus=jobs.num_gpus(2),
+             title="the target on one GPU, the draft on another",
+             tells="the messages between target and draft beside NCCL, and the rank of a draft alone",
+             command=jobs.equal("draft", *jobs.job("draft", *jobs.draft, *EXACT, ranks=2))),
+        Step(name="main", needs=("pair", "cpu"), num_gpus=jobs.num_gpus(3),
+             title="the target on two GPUs and the draft on a third: the main job",
+             tells="the draft's rank joins DeepSpeed's broadcast while the target is loaded, or all hang",
+             command=jobs.equal("main", *jobs.job("main", *main, ranks=3))),
+        Step(name="bfloat16-2", needs=("pair", "cpu", "cpu-bfloat16"), num_gpus=jobs.num_gpus(3),
+             title="the main job in bfloat16",
+             tells="a sharded model's buffers and sums in the precision that people run",
+             command=jobs.near("bfloat16-2", *jobs.job("bfloat16-2", *rounded, ranks=3))),
+    ]  # fmt: skip
 
 
 def long_steps(jobs: Jobs, *, num_gpus: int) -> list[Step]:
@@ -233,37 +185,20 @@ def long_steps(jobs: Jobs, *, num_gpus: int) -> list[Step]:
     alone = jobs.job("long-alone", *ROUNDED, of=jobs.copying)
     long = jobs.job("long", *options, ranks=ranks, of=jobs.copying)
     return [
-        Step(
-            name="long-pair",
-            title="a pair that copies from far back, prompts of thousands of tokens, and what follows them",
-            tells="nothing of the GPUs: the two next steps run these models",
-            command=[
-                *(PYTHON, "-m", "tests.job.copying", str(jobs.copying)),
-                *("--distance", str(COPY_DISTANCE[jobs.device]), "--num_prompts", "16"),
-            ],
-            num_gpus=0,
-            runs_on_cpu=True,
-        ),
-        Step(
-            name="long-alone",
-            needs=("long-pair",),
-            title="the long prompts in bfloat16 on one GPU, the target alone",
-            tells="positions, rotary frequencies and attention kernels far into a text: every token is known",
-            command=jobs.equal("long-alone", *alone, wanted="long-pair/known"),
-            limit_s=MOST_S,
-            runs_on_cpu=True,
-        ),
-        Step(
-            name="long",
-            needs=("long-pair", "long-alone"),
-            title="the same as the main job; on two GPUs the sharded target alone, on one target and draft",
-            tells="whether a sharded target and a draft are as exact there as on short prompts in float32",
-            command=jobs.equal("long", *long, wanted="long-alone"),
-            num_gpus=ranks,
-            limit_s=MOST_S,
-            runs_on_cpu=True,
-        ),
-    ]
+        Step(name="long-pair", num_gpus=0, limit_s=300, runs_on_cpu=True,
+             title="a pair that copies from far back, prompts of thousands of tokens, and what follows them",
+             tells="nothing of the GPUs: the two next steps run these models",
+             command=[PYTHON, "-m", "tests.job.copying", str(jobs.copying),
+                      "--distance", str(COPY_DISTANCE[jobs.device]), "--num_prompts", "16"]),
+        Step(name="long-alone", needs=("long-pair",), runs_on_cpu=True,
+             title="the long prompts in bfloat16 on one GPU, the target alone",
+             tells="positions, rotary frequencies and attention kernels far into a text: each token is known",
+             command=jobs.equal("long-alone", *alone, wanted="long-pair/known")),
+        Step(name="long", needs=("long-pair", "long-alone"), num_gpus=ranks, runs_on_cpu=True,
+             title="the same as the main job; on two GPUs the sharded target alone, on one target and draft",
+             tells="whether a sharded target and a draft are as exact there as on short prompts in float32",
+             command=jobs.equal("long", *long, wanted="long-alone")),
+    ]  # fmt: skip
 
 
 def failing_steps(jobs: Jobs) -> list[Step]:
@@ -273,34 +208,19 @@ def failing_steps(jobs: Jobs) -> list[Step]:
     killed = jobs.job("kill", *main, ranks=3)
     short = jobs.job("memory", *main, ranks=3, script="tests/gpu/short_of_memory.py")
     return [
-        Step(
-            name="kill",
-            needs=("pair", "cpu"),
-            title="a rank of the main job is killed with SIGKILL; then the same command again",
-            tells="whether the others, which wait in NCCL, end in time, and what they leave on the devices",
-            command=[*CHECKS, "kill", f"{jobs.output}/kill", f"{jobs.output}/cpu", "--", *killed],
-            num_gpus=jobs.num_gpus(3),
-            limit_s=MOST_S,
-        ),
-        Step(
-            name="memory",
-            needs=("pair", "cpu"),
-            title="a device of the main job has no memory in the middle of a pass; all ranks start over",
-            tells="whether memory comes back when a rank replaces its program, and NCCL meets again",
-            command=jobs.equal("memory", *short),
-            num_gpus=3,
-            limit_s=MOST_S,
-        ),
-        Step(
-            name="ahead",
-            needs=("pair", "cpu"),
-            title="the draft drafts ahead, with two branches per row",
-            tells="the draft's work beside the target's: streams that race would change a token",
-            command=jobs.equal("ahead", *jobs.job("ahead", *ahead, ranks=3)),
-            num_gpus=jobs.num_gpus(3),
-            limit_s=MOST_S,
-        ),
-    ]
+        Step(name="kill", needs=("pair", "cpu"), num_gpus=jobs.num_gpus(3),
+             title="a rank of the main job is killed with SIGKILL; then the same command again",
+             tells="whether the others, which wait in NCCL, end in time, and what they leave on the devices",
+             command=[*CHECKS, "kill", f"{jobs.output}/kill", f"{jobs.output}/cpu", "--", *killed]),
+        Step(name="memory", needs=("pair", "cpu"), num_gpus=3,
+             title="a device of the main job has no memory in the middle of a pass; all ranks start over",
+             tells="whether memory comes back when a rank replaces its program, and NCCL meets again",
+             command=jobs.equal("memory", *short)),
+        Step(name="ahead", needs=("pair", "cpu"), num_gpus=jobs.num_gpus(3),
+             title="the draft drafts ahead, with two branches per row",
+             tells="the draft's work beside the target's: streams that race would change a token",
+             command=jobs.equal("ahead", *jobs.job("ahead", *ahead, ranks=3))),
+    ]  # fmt: skip
 
 
 def large_step(jobs: Jobs, models: tuple[str, str] | None) -> Step:
@@ -311,12 +231,9 @@ def large_step(jobs: Jobs, models: tuple[str, str] | None) -> Step:
     options = [*ROUNDED, "--device", jobs.device, "--temperature", "0.7", "--top_p", "0.9", "--overwrite"]
     options += ["--max_new_tokens", "256", "--output", f"{jobs.output}/large"]
     return Step(
-        name="large",
-        needs=("pair",),
+        name="large", needs=("pair",), num_gpus=4,
         title="a large target on four GPUs with the draft on the first, as in jobs/configs/llama-70b.yaml",
         tells="loading, memory and times of what people run; its statistics are in the run's folder",
         command=[*launcher(4), "jobs/generate.py", *inputs, *sizes, *options],
-        num_gpus=4,
-        limit_s=MOST_S,
         skips="" if models else "it needs --large TARGET DRAFT, checkpoints that are on this node",
-    )
+    )  # fmt: skip

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tests.gpu.first_jobs import (
     CHECKS,
-    MOST_S,
     PYTHON,
     ROUNDED,
     SHARED,
@@ -49,14 +48,10 @@ def plan(
     shares_gpu = num_gpus == 1 and device == "cuda"
     jobs = Jobs(output, pair or output / "pair", device, shares_gpu=shares_gpu)
     steps = [
-        Step(
-            name="versions",
-            title="libraries, devices and how they are connected",
-            tells="whether drivers, CUDA, NCCL and the wheels of this environment fit one another",
-            command=[*CHECKS, "versions"],
-            limit_s=120,
-            runs_on_cpu=True,
-        ),
+        Step(name="versions", limit_s=120, runs_on_cpu=True,
+             title="libraries, devices and how they are connected",
+             tells="whether drivers, CUDA, NCCL and the wheels of this environment fit one another",
+             command=[*CHECKS, "versions"]),
         *measuring_steps(output, pretends=device == "cpu", num_gpus=num_gpus),
         *one_gpu_steps(jobs, has_pair=pair is not None),
         *sharded_steps(jobs),
@@ -65,14 +60,9 @@ def plan(
         *tests_of_kernels(),
         profile_step(output, device=device, num_gpus=num_gpus),
         large_step(jobs, large),
-        Step(
-            name="leftovers",
-            title="memory that is still taken when all jobs have ended",
-            tells="whether a rank lives on, or memory is lost with it",
-            command=[*CHECKS, "leftovers"],
-            limit_s=60,
-        ),
-    ]
+        Step(name="leftovers", limit_s=60, title="memory that is still taken when all jobs have ended",
+             tells="whether a rank lives on, or memory is lost with it", command=[*CHECKS, "leftovers"]),
+    ]  # fmt: skip
     steps = [
         replace(step, title=f"{step.title} (here all on one GPU, sums by gloo)")
         if SHARED in step.command
@@ -97,77 +87,44 @@ def measuring_steps(output: Path, *, pretends: bool, num_gpus: int) -> list[Step
         return [PYTHON, "-m", f"tests.gpu.{module}", f"{output}/{name}", *mode]
 
     steps = [
-        Step(
-            name="shapes",
-            title="the project's kernels at the shapes of 1B, 8B and 70B over four ranks, in bfloat16",
-            tells="whether a kernel is right at the sizes that people run, and how fast it is",
-            command=command("first_kernels", "shapes"),
-            limit_s=MOST_S,
-            runs_on_cpu=True,
-        ),
-        Step(
-            name="costs",
-            title="products of a layer, launches, nodes of graphs, waits, sampling: seconds of each",
-            tells="what the planner assumes of a GPU",
-            command=command("first_costs", "costs"),
-            runs_on_cpu=True,
-        ),
-        Step(
-            name="graphs",
-            title="thirty recorded passes of a model of 8B",
-            tells="whether large passes can be recorded and replayed, what a graph needs, and what it saves",
-            command=command("first_graphs", "graphs"),
-            limit_s=MOST_S,
-            runs_on_cpu=True,
-        ),
-        Step(
-            name="all-reduce",
-            title="sums over 2, 4, ... GPUs by their size, in graphs",
-            tells="whether the peers' memory and NCCL sum rightly in graphs, how fast, and whether that ends",
-            command=[*launcher(ranks), "tests/gpu/first_sums.py", f"{output}/all-reduce"],
-            num_gpus=2,
-        ),
-        Step(
-            name="calibration",
-            needs=("costs",),
-            title="what the steps before have measured, as calibration.json for jobs/plan.py --calibration",
-            tells="whether it is complete, and nothing in it impossible",
-            command=[PYTHON, "-m", "tests.gpu.first_calibration", str(output)],
-            num_gpus=0,
-            limit_s=60,
-            runs_on_cpu=True,
-        ),
-        Step(
-            name="round",
-            title="a target of 8B and a draft of 1B on one GPU: where the time of a round goes",
-            tells="times of phases and kernels at batch 1, 8 and 32, greedy and with top-p",
-            command=command("first_round", "round"),
-            limit_s=MOST_S,
-            runs_on_cpu=True,
-        ),
-    ]
+        Step(name="shapes", runs_on_cpu=True,
+             title="the project's kernels at the shapes of 1B, 8B and 70B over four ranks, in bfloat16",
+             tells="whether a kernel is right at the sizes that people run, and how fast it is",
+             command=command("first_kernels", "shapes")),
+        Step(name="costs", runs_on_cpu=True, limit_s=300,
+             title="products of a layer, launches, nodes of graphs, waits, sampling: seconds of each",
+             tells="what the planner assumes of a GPU", command=command("first_costs", "costs")),
+        Step(name="graphs", runs_on_cpu=True, title="thirty recorded passes of a model of 8B",
+             tells="whether large passes can be recorded and replayed, what a graph needs, and what it saves",
+             command=command("first_graphs", "graphs")),
+        Step(name="all-reduce", num_gpus=2, limit_s=300,
+             title="sums over 2, 4, ... GPUs by their size, in graphs",
+             tells="whether the peers' memory and NCCL sum rightly in graphs, how fast, and whether it ends",
+             command=[*launcher(ranks), "tests/gpu/first_sums.py", f"{output}/all-reduce"]),
+        Step(name="calibration", needs=("costs",), num_gpus=0, limit_s=60, runs_on_cpu=True,
+             title="what the steps before have measured, as calibration.json for jobs/plan.py --calibration",
+             tells="whether it is complete, and nothing in it impossible",
+             command=[PYTHON, "-m", "tests.gpu.first_calibration", str(output)]),
+        Step(name="round", runs_on_cpu=True,
+             title="a target of 8B and a draft of 1B on one GPU: where the time of a round goes",
+             tells="times of phases and kernels at batch 1, 8 and 32, greedy and with top-p",
+             command=command("first_round", "round")),
+    ]  # fmt: skip
     return [replace(step, skips=skips) for step in steps]
 
 
 def tests_of_kernels() -> list[Step]:
     """The project's own tests of what only a GPU can show, with small sizes and every form."""
     return [
-        Step(
-            name="passes",
-            title="recorded passes and pinned buffers of one GPU, for every family of the tests",
-            tells="whether a replay does what was recorded, in float32 and bfloat16",
-            command=[*TESTS, "tests/models/test_cuda.py"],
-            limit_s=MOST_S,
-        ),
-        Step(
-            name="kernels",
-            title="the tests of the project's kernels on one GPU",
-            tells="whether every kernel answers rightly in every form and precision",
-            # What is compiled ahead for other GPUs says nothing of this one, and takes minutes.
-            command=[*TESTS, "tests/kernels", "--deselect", "tests/kernels/test_compilation.py"],
-            limit_s=MOST_S,
-        ),
-    ]
+        Step(name="passes",
+             title="recorded passes and pinned buffers of one GPU, for every family of the tests",
+             tells="whether a replay does what was recorded, in float32 and bfloat16",
+             command=[*TESTS, "tests/models/test_cuda.py"]),
+        # What is compiled ahead for other GPUs says nothing of this one, and takes minutes.
+        Step(name="kernels", title="the tests of the project's kernels on one GPU",
+             tells="whether every kernel answers rightly in every form and precision",
+             command=[*TESTS, "tests/kernels", "--deselect", "tests/kernels/test_compilation.py"]),
+    ]  # fmt: skip
 
 
 def profile_step(output: Path, *, device: str, num_gpus: int) -> Step:
@@ -182,5 +139,4 @@ def profile_step(output: Path, *, device: str, num_gpus: int) -> Step:
             *("--placements", "colocated" if num_gpus < 2 else "separate"),
             *("--batch_sizes", "8", "--num_prompts", "8"),
         ],
-        limit_s=MOST_S,
     )
