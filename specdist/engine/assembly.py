@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch.distributed import ProcessGroup
 
-from specdist.engine.draft.channels import InProcess
+from specdist.engine.draft.channels import InProcess, serve_draft
 from specdist.engine.draft.client import Channel, Draft
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.memory_draft import MemoryDraft
@@ -27,7 +27,7 @@ from specdist.engine.target.local_target import LocalTarget
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.target.sharded_target import ShardedTarget, VocabParallelVerifier, target_worker_loop
 from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.engine.times.timeline import Timeline
+from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.cache.pages import PageTable
 from specdist.models.eagle.eagle_runner import EagleRunner
 from specdist.models.eagle.states import StatesRunner
@@ -179,6 +179,12 @@ class Assembly:
             masker=None if self.masker is None else self.masker(),
             lazy_pages=(self.num_pages, self.page_size) if is_lazy else None,
         )
+
+    def serve_draft(self, runner: ModelRunner, policy: LengthPolicy, ahead: RoundShape | None = None) -> None:
+        """On a rank of its own: serve rank 0's requests until it closes. ``ahead``: see
+        :meth:`draft_worker`."""
+        clock = Timeline("transfer", clock=clock_of(runner.device))
+        serve_draft(self.draft_worker(runner, policy, clock, ahead=ahead), RANK_ZERO, clock=clock)
 
     def local_draft(
         self,

@@ -7,14 +7,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from specdist.engine.draft.channels import ToRank, serve_draft
+from specdist.engine.draft.channels import ToRank
 from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.target.collectives import RANK_ZERO
-from specdist.engine.times.timeline import Timeline
 from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.engine.combinations import NUM_COMBINATIONS, combination
-from tests.engine.harness import PAGE_SIZE, Harness, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import VOCAB_SIZE, MarkovRunner
 from tests.engine.sampled import ALARM, PROMPTS
 from tests.engine.test_processing import AHEAD, TARGET, processed_replica, uniform_p_value
@@ -35,20 +33,13 @@ class ReplicaOfRanks(Harness):
 
     def serve(self) -> None:
         if topology.rank == DRAFT_RANK:
-            clock = Timeline("transfer")
-            worker = self.assembly.draft_worker(self.runners[1], self.policy, clock)
-            serve_draft(worker, RANK_ZERO, clock=clock)
+            self.assembly.serve_draft(self.runners[1], self.policy)
         else:
             self.assembly.serve_target(self._runner(), group)
 
     def _runner(self) -> MarkovRunner:
         runner = MarkovRunner(TARGET, ids=vocab_ranges(VOCAB_SIZE, TP_SIZE)[topology.rank])
-        runner.allocate(
-            num_pages=self.num_pages,
-            page_size=PAGE_SIZE,
-            num_slots=self.scheduling.num_slots,
-            max_seq_len=self.max_seq_len,
-        )
+        self.assembly.allocate(runner)
         return runner
 
 

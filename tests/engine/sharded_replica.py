@@ -16,7 +16,7 @@ from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.loading import load_sharded
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import PAGE_SIZE, Harness, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 from tests.ranks import join, leave
@@ -46,12 +46,7 @@ class ShardedReplica(Harness):
             vocab_size=self.vocab_size,
         )
         self.sliced = ModelRunner(sliced, topology.device)
-        self.sliced.allocate(
-            num_pages=self.num_pages,
-            page_size=PAGE_SIZE,
-            num_slots=self.scheduling.num_slots,
-            max_seq_len=self.max_seq_len,
-        )
+        self.assembly.allocate(self.sliced)
 
     def target(self) -> Target:
         return self.assembly.sharded_target(self.sliced, group)

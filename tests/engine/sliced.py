@@ -23,7 +23,7 @@ from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import Distributions
 from specdist.sampling.logprobs import Logprobs
 from specdist.sampling.vocab_parallel import vocab_ranges
-from tests.engine.harness import PAGE_SIZE, Harness
+from tests.engine.harness import Harness
 from tests.engine.markov import CPU, MarkovModel, MarkovRunner
 
 NUM_SLICES = 2
@@ -134,12 +134,7 @@ class SlicedMarkovReplica(Harness):
         runners, vocabularies = [], []
         for rank, ids in enumerate(vocab_ranges(self.vocab_size, NUM_SLICES)):
             runners.append(MarkovRunner(self._model, ids=ids))
-            runners[-1].allocate(
-                num_pages=self.num_pages,
-                page_size=PAGE_SIZE,
-                num_slots=self.scheduling.num_slots,
-                max_seq_len=self.max_seq_len,
-            )
+            self.assembly.allocate(runners[-1])
             collectives = cast(Collectives, ThreadCollectives(rank, barrier, shared))
             vocabularies.append(
                 VocabParallelVerifier(

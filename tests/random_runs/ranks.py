@@ -11,14 +11,11 @@ from typing import cast
 
 import torch.distributed as dist
 
-from specdist.engine.draft.channels import ToRank, serve_draft
+from specdist.engine.draft.channels import ToRank
 from specdist.engine.draft.client import Draft
 from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.target.collectives import RANK_ZERO
-from specdist.engine.times.timeline import Timeline
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.vocab_parallel import vocab_ranges
-from tests.engine.harness import PAGE_SIZE
 from tests.engine.markov import MarkovModel, MarkovRunner
 from tests.random_runs.case import Case, from_line
 from tests.random_runs.models import pair_of
@@ -45,23 +42,16 @@ class ReplicaOfRanks(LocalReplica):
 
     def serve(self) -> None:
         if topology.rank == DRAFT_RANK and self.case.has_draft_rank:
-            clock = Timeline("transfer")
-            worker = self.assembly.draft_worker(self.runners[1], self.policy, clock)
-            serve_draft(worker, RANK_ZERO, clock=clock)
+            self.assembly.serve_draft(self.runners[1], self.policy)
             check_pages(self)
         elif topology.rank != DRAFT_RANK and self.case.tp_size > 1:
             self.assembly.serve_target(self._runner(), group)
 
     def _runner(self) -> ModelRunner:
         ids = vocab_ranges(self.vocab_size, TP_SIZE)[topology.rank]
-        runner = MarkovRunner(cast(MarkovModel, pair_of(self.case)[0]), ids=ids)
-        runner.allocate(
-            num_pages=self.num_pages,
-            page_size=PAGE_SIZE,
-            num_slots=self.scheduling.num_slots,
-            max_seq_len=self.max_seq_len,
-        )
-        return cast(ModelRunner, runner)
+        runner = cast(ModelRunner, MarkovRunner(cast(MarkovModel, pair_of(self.case)[0]), ids=ids))
+        self.assembly.allocate(runner)
+        return runner
 
 
 def next_case(number: int) -> Case | None:

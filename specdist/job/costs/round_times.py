@@ -19,13 +19,12 @@ import numpy as np
 import torch
 
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.channels import InProcess, serve_draft
+from specdist.engine.draft.channels import InProcess
 from specdist.engine.interfaces import Proposer, Target, VerifyInput
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.target.collectives import RANK_ZERO
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.stats_recorder import StatsRecorder
@@ -288,10 +287,8 @@ def message_curve(assembly: Assembly, draft: Proposer, device: torch.device, num
 
 def answer_messages(assembly: Assembly, runner: ModelRunner) -> None:
     """The draft's part of :func:`message_curve`."""
-    clock = Timeline("transfer")
     # Neither drafts nor branches: no pass is run.
-    worker = assembly.draft_worker(runner, FixedLength(0), clock, ahead=ALONE)
-    serve_draft(worker, RANK_ZERO, clock=clock)
+    assembly.serve_draft(runner, FixedLength(0), ahead=ALONE)
 
 
 def host_times(

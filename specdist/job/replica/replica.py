@@ -10,7 +10,7 @@ import torch
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.channels import ToRank, serve_draft
+from specdist.engine.draft.channels import ToRank
 from specdist.engine.draft.client import Draft
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
@@ -19,7 +19,6 @@ from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.collectives import RANK_ZERO, connect_draft, connect_target
 from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.job.costs.allocation import CacheRoom, refusal, room_for_cache
 from specdist.job.costs.kept_costs import KeptCosts, costs_key
 from specdist.job.costs.measuring import measure_costs
@@ -223,9 +222,7 @@ class Replica:
             assert self._loaded.target is not None and self._loaded.group is not None
             self.assembly().serve_target(self._loaded.target, self._loaded.group)
         else:
-            clock = Timeline("transfer", clock=clock_of(topology.device))
-            worker = self.assembly().draft_worker(self.draft_runner, self._rounds.policy, clock)
-            serve_draft(worker, RANK_ZERO, clock=clock)
+            self.assembly().serve_draft(self.draft_runner, self._rounds.policy)
 
     def engine(self, requests: Requests, stop_rules: StopRules, stats_recorder: StatsRecorder) -> Engine:
         """Rank 0's engine over these requests."""
