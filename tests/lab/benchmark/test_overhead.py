@@ -10,7 +10,7 @@ import pytest
 from specdist.data.stats.shard import Stats
 from specdist.lab.benchmark.methods import Specdist
 from specdist.lab.benchmark.pair import DraftOrder, fixed_length
-from specdist.policies import BatchPolicy, DraftSequences, FixedLength
+from specdist.policies import BatchPolicy, DraftSequences, LengthPolicy
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve
 from tests.lab.benchmark.conftest import NUM_DRAFT_TOKENS as K
@@ -33,18 +33,20 @@ def run(
 def test_the_time_of_a_slow_policy_is_measured_and_its_answers_are_used(
     setting: ComparedSetting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick, _ = run(setting, fixed_length(K))
-    wants_more = FixedLength.wants_more
+    choice = PolicyChoice.of("svip", max_draft_tokens=K)
+    quick, order = run(setting, choice)
+    kind = type(order.policy(setting.paged.settings))
+    wants_more = kind.wants_more
 
-    def slowly(self: FixedLength, rows: DraftSequences) -> np.ndarray:
+    def slowly(self: LengthPolicy, rows: DraftSequences) -> np.ndarray:
         time.sleep(NAP_S)
         return wants_more(self, rows)
 
-    monkeypatch.setattr(FixedLength, "wants_more", slowly)
-    slow, stopwatch = run(setting, fixed_length(K), Stopwatch)
+    monkeypatch.setattr(kind, "wants_more", slowly)
+    slow, stopwatch = run(setting, choice, Stopwatch)
     assert isinstance(stopwatch, Stopwatch)
     assert quick.draft_length_histogram == slow.draft_length_histogram
-    # Asked before every step, and once more at the end of most draft batches.
+    # Asked before every step, and once more at the end of most draft batches. Constant lengths are not asked.
     assert slow.num_draft_passes * NAP_S * 1e9 <= stopwatch.ns < slow.wall_ns
 
 
