@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from pathlib import Path
 
@@ -52,8 +53,8 @@ def test_nothing_is_overwritten_before_the_slowest_reader_has_used_it(stored) ->
     [path, *_] = stored
     tensors = tensors_in(path)
     with (
-        _Window.create(tensors, 2, PAGE_BYTES) as fast,
-        _Window.open(fast.place, tensors, 2, PAGE_BYTES) as slow,
+        _Window.opened(os.memfd_create("weights"), tensors, 2, PAGE_BYTES) as fast,
+        _Window.opened(os.open(fast.place, os.O_RDWR), tensors, 2, PAGE_BYTES) as slow,
     ):
         writer = threading.Thread(target=fast.fill, args=(Reading(),))
         writer.start()

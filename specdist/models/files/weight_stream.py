@@ -109,10 +109,11 @@ def streamed(
         first = _start(group) % max(1, len(files))
         files = [*files[first:], *files[:first]]
         own = [tensor for index, file in enumerate(files) for tensor in file if node.reads(index)]
-        mine = stack.enter_context(_Window.create(own, node.size, max(1, window_bytes // node.size)))
+        capacity = max(1, window_bytes // node.size)
+        mine = stack.enter_context(_Window.opened(os.memfd_create("weights"), own, node.size, capacity))
         windows = [mine]
         if node.size > 1:
-            windows = _windows_of_node(stack, group, node, mine, files, window_bytes)
+            windows = _windows_of_node(stack, group, node, mine, files, capacity)
         reader = threading.Thread(
             target=mine.fill, args=(reading or Reading(),), name="weight reader", daemon=True
         )
@@ -196,7 +197,7 @@ def _windows_of_node(
     node: _Node,
     mine: _Window,
     files: Sequence[Sequence[FileTensor]],
-    window_bytes: int,
+    capacity: int,
 ) -> list[_Window]:
     """The windows of all ranks of a node, in their order."""
     assert group is not None
@@ -209,8 +210,8 @@ def _windows_of_node(
         tensors = [
             tensor for number, file in enumerate(files) for tensor in file if number % node.size == index
         ]
-        capacity = max(1, window_bytes // node.size)
-        windows.append(stack.enter_context(_Window.open(places[rank], tensors, node.size, capacity)))
+        other = os.open(places[rank], os.O_RDWR)
+        windows.append(stack.enter_context(_Window.opened(other, tensors, node.size, capacity)))
     # Opened by all before any may end.
     dist.barrier(group)
     return windows
@@ -245,20 +246,10 @@ class _Window:
 
     @staticmethod
     @contextlib.contextmanager
-    def create(tensors: Sequence[FileTensor], num_readers: int, num_bytes: int) -> Iterator[_Window]:
-        descriptor = os.memfd_create("weights")
-        try:
-            yield _Window(descriptor, tensors, num_readers, num_bytes)
-        finally:
-            os.close(descriptor)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def open(
-        place: str, tensors: Sequence[FileTensor], num_readers: int, num_bytes: int
+    def opened(
+        descriptor: int, tensors: Sequence[FileTensor], num_readers: int, num_bytes: int
     ) -> Iterator[_Window]:
-        """That of another rank."""
-        descriptor = os.open(place, os.O_RDWR)
+        """In an anonymous file, this rank's own or another's."""
         try:
             yield _Window(descriptor, tensors, num_readers, num_bytes)
         finally:

@@ -99,47 +99,6 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def pack_inputs(
-    host: np.ndarray,
-    bucket: Bucket,
-    batch: FlatBatch,
-    segments: Segments,
-    logits_index: np.ndarray,
-    page_table: np.ndarray,
-    *,
-    page_size: int,
-    scratch_page: int,
-    num_more_keys_S: np.ndarray | int = 0,
-) -> None:
-    """Write the padded inputs of a pass into ``host``; ``num_more_keys``: whose pages the table has, too."""
-    ends = np.cumsum(bucket.part_lengths)
-    token_ids, positions, cache_index, logits, used, starts, table = np.split(host[: ends[-1]], ends[:-1])
-    num_tokens, num_segments = len(batch), len(segments.lengths_S)
-    token_ids.fill(0)
-    if not isinstance(batch.token_ids_T, Tensor):
-        token_ids[:num_tokens] = batch.token_ids_T
-    positions.fill(0)
-    positions[:num_tokens] = batch.model_positions_T
-    cache_index[:] = scratch_page * page_size + np.arange(len(cache_index)) % page_size
-    cache_index[:num_tokens] = cache_indices(batch, page_table, page_size)
-    # The first token's logits are repeated; if none are wanted, nobody reads them.
-    logits.fill(0)
-    logits[: len(logits_index)] = logits_index
-    # A padding segment has one key, so that its attention is finite. The first of them has all padding
-    # tokens.
-    used.fill(1)
-    used[:num_segments] = segments.num_keys_S
-    starts.fill(bucket.num_tokens)
-    starts[:num_segments] = segments.starts_S
-    starts[num_segments] = num_tokens
-    table_SP = table[: bucket.num_segments * bucket.num_pages].reshape(bucket.num_segments, -1)
-    table_SP.fill(scratch_page)
-    num_keys_S = segments.num_keys_S + num_more_keys_S
-    is_used_SP = np.arange(bucket.num_pages) * page_size < num_keys_S[:, None]
-    pages_SP = page_table[batch.slots_T[segments.starts_S], : bucket.num_pages]
-    table_SP[:num_segments] = np.where(is_used_SP, pages_SP, scratch_page)
-
-
 class StaticPasses:
     """The static passes of one runner, which share their buffers."""
 
@@ -213,12 +172,35 @@ class StaticPasses:
         page_table: np.ndarray,
         num_more_keys_S: np.ndarray | int = 0,
     ) -> None:
-        """Write the inputs into the host's buffer."""
-        sizes = {"page_size": self.cache.page_size, "scratch_page": self.scratch_page}
-        host = self.staging.host()
-        pack_inputs(
-            host, bucket, batch, segments, logits_index, page_table, **sizes, num_more_keys_S=num_more_keys_S
-        )
+        """Write the padded inputs of a pass into the host's buffer; ``num_more_keys``: whose pages the table
+        has, too."""
+        host, page_size = self.staging.host(), self.cache.page_size
+        ends = np.cumsum(bucket.part_lengths)
+        token_ids, positions, cache_index, logits, used, starts, table = np.split(host[: ends[-1]], ends[:-1])
+        num_tokens, num_segments = len(batch), len(segments.lengths_S)
+        token_ids.fill(0)
+        if not isinstance(batch.token_ids_T, Tensor):
+            token_ids[:num_tokens] = batch.token_ids_T
+        positions.fill(0)
+        positions[:num_tokens] = batch.model_positions_T
+        cache_index[:] = self.scratch_page * page_size + np.arange(len(cache_index)) % page_size
+        cache_index[:num_tokens] = cache_indices(batch, page_table, page_size)
+        # The first token's logits are repeated; if none are wanted, nobody reads them.
+        logits.fill(0)
+        logits[: len(logits_index)] = logits_index
+        # A padding segment has one key, so that its attention is finite. The first of them has all padding
+        # tokens.
+        used.fill(1)
+        used[:num_segments] = segments.num_keys_S
+        starts.fill(bucket.num_tokens)
+        starts[:num_segments] = segments.starts_S
+        starts[num_segments] = num_tokens
+        table_SP = table[: bucket.num_segments * bucket.num_pages].reshape(bucket.num_segments, -1)
+        table_SP.fill(self.scratch_page)
+        num_keys_S = segments.num_keys_S + num_more_keys_S
+        is_used_SP = np.arange(bucket.num_pages) * page_size < num_keys_S[:, None]
+        pages_SP = page_table[batch.slots_T[segments.starts_S], : bucket.num_pages]
+        table_SP[:num_segments] = np.where(is_used_SP, pages_SP, self.scratch_page)
 
     def send(
         self, bucket: Bucket, batch: FlatBatch, features_3N: Tensor | None, num_more_inputs: int = 0
