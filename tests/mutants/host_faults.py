@@ -69,7 +69,7 @@ HOST_FAULTS = (
     Mutant("draft-that-runs-out-of-memory-after-its-reply-learns-nothing-of-the-last-round",
         "DraftWorker.recover",
         "        if has_replied:\n            self._feedback.learn()\n",
-        "",
+        "        if has_replied:\n            pass\n",
         ("tests/engine/test_faults.py::test_a_draft_rank_out_of_memory_reports_it_and_goes_on",)),
     Mutant("constant-length-without-its-limit", "DraftLoop._begin",
         "asks = np.minimum(num_wanted_R, self._policy.max_draft_tokens), False",
