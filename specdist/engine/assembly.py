@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from specdist.engine.draft.channels import InProcess, serve_draft
 from specdist.engine.draft.client import Channel, Draft
 from specdist.engine.draft.draft_worker import DraftWorker
-from specdist.engine.draft.memory_draft import MemoryDraft
+from specdist.engine.draft.ngram_draft import NgramDraft
 from specdist.engine.draft.target_states import LastStates
 from specdist.engine.engine import Engine
 from specdist.engine.faults import MemoryGuard
@@ -217,10 +217,10 @@ class Assembly:
         is_simple = self.masker is None and self.scheduling.draft_window is None
         return is_simple and not self.ahead.num_ahead and isinstance(policy, PausingPolicy)
 
-    def memory_draft(self) -> MemoryDraft:
-        """Candidates from memory alone, in the process that verifies them."""
+    def ngram_draft(self) -> NgramDraft:
+        """N-gram lookup, in the process that verifies the candidates."""
         assert self.memory is not None
-        return MemoryDraft(
+        return NgramDraft(
             self.memory,
             settings=self.settings,
             vocab_size=self.vocab_size,

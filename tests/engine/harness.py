@@ -171,7 +171,7 @@ class Harness:
 
     def proposer(self) -> Proposer:
         if self.memory is not None:
-            return self.assembly.memory_draft()
+            return self.assembly.ngram_draft()
         if len(self.runners) == 1:
             return Draft()
         if not self.shapes:

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-MEMORY = "tests/engine/test_memory_draft.py"
+MEMORY = "tests/engine/test_ngram_draft.py"
 PLAIN = f"{MEMORY}::test_tokens_follow_the_target_s_distribution[plain]"
 ONE_HOT = f"{MEMORY}::test_one_hot_targets_emit_what_they_emit_alone"
 BATCH = f"{MEMORY}::test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices"
@@ -10,7 +10,7 @@ REPEATED = f"{MEMORY}::test_a_text_that_repeats_itself_is_accepted_as_a_whole"
 INDEX = "tests/policies/ngrams/test_ngram_index.py"
 
 MEMORY_FAULTS = (
-    Mutant("memory-judged-with-a-draft-models-probability", "MemoryDraft.propose",
+    Mutant("memory-judged-with-a-draft-models-probability", "NgramDraft.propose",
         "draft_probabilities_C=np.ones(num_candidates),",
         "draft_probabilities_C=np.full(num_candidates, 0.5),",
         (PLAIN,)),
@@ -18,11 +18,11 @@ MEMORY_FAULTS = (
         "target_W = without_rejected(target_W, rejected_ids_R[drawn])",
         "without_rejected(target_W, rejected_ids_R[drawn])",
         (PLAIN,), is_dangerous=True),
-    Mutant("residual-of-memory-without-the-first-candidate-of-the-block", "MemoryDraft._rejected_ids",
+    Mutant("residual-of-memory-without-the-first-candidate-of-the-block", "NgramDraft._rejected_ids",
         "places_R = np.where(is_rejected_R, num_accepted_R, 0)",
         "places_R = np.where(is_rejected_R, 0, 0)",
         (PLAIN,)),
-    Mutant("residual-of-memory-lacks-a-token-after-full-blocks-too", "MemoryDraft._rejected_ids",
+    Mutant("residual-of-memory-lacks-a-token-after-full-blocks-too", "NgramDraft._rejected_ids",
         "is_rejected_R = num_accepted_R < self._num_verified(slots_R)",
         "is_rejected_R = self._num_verified(slots_R) > 0",
         (PLAIN,)),
@@ -30,11 +30,11 @@ MEMORY_FAULTS = (
         "without_rejected(target_W, rejected_ids_R[drawn])",
         "without_rejected(target_W, np.roll(rejected_ids_R[drawn], 1))",
         (PLAIN,)),
-    Mutant("memory-of-a-preempted-sequence-is-another-ones", "MemoryDraft._open",
+    Mutant("memory-of-a-preempted-sequence-is-another-ones", "NgramDraft._open",
         "        self._is_new[opened.slots] = True\n",
         "",
         (BATCH,)),
-    Mutant("memory-proposes-beyond-a-rows-end", "MemoryDraft._candidates",
+    Mutant("memory-proposes-beyond-a-rows-end", "NgramDraft._candidates",
         "limits_R, is_resumed_R = np.where(is_end_R, 0, request.draft_now_R), request.num_redraft_R > 0",
         ("limits_R = np.where(is_end_R, 0, request.draft_now_R * 0 + self._candidate_ids.shape[1])\n"
          "        is_resumed_R = request.num_redraft_R > 0"),
@@ -79,15 +79,15 @@ MEMORY_FAULTS = (
         "np.where(unstored_R == ALL, first_R, unstored_R)",
         "np.where(unstored_R == ALL, 0, unstored_R)",
         (INDEX,)),
-    Mutant("resumed-sequence-is-told-as-a-new-one", "MemoryDraft._open",
+    Mutant("resumed-sequence-is-told-as-a-new-one", "NgramDraft._open",
         "self._is_resumed[opened.slots] = opened.are_resumed",
         "self._is_resumed[opened.slots] = False",
         (f"{MEMORY}::test_other_rows_are_remembered_once",)),
-    Mutant("repeated-block-of-memory-is-a-new-one", "MemoryDraft._candidates",
+    Mutant("repeated-block-of-memory-is-a-new-one", "NgramDraft._candidates",
         "found = found.first(kept_R).instead(is_resumed_R, again)",
         "found = found.first(kept_R)",
         (f"{MEMORY}::test_a_preempted_sequence_repeats_its_block",)),
-    Mutant("repeated-block-of-memory-is-its-slots", "MemoryDraft._open",
+    Mutant("repeated-block-of-memory-is-its-slots", "NgramDraft._open",
         "            block = self._suspended.pop(stream_key, NONE)\n",
         "            block = self._candidate_ids[slot, : self._num_candidates[slot]].copy()\n",
         (f"{MEMORY}::test_a_preempted_sequence_repeats_its_block",)),

@@ -265,7 +265,7 @@ class Replica:
     def _proposer(self) -> Proposer:
         topology, assembly, target = self._plan.topology, self.assembly(), self._loaded.target
         if self._plan.config.uses_ngrams:
-            return assembly.memory_draft()
+            return assembly.ngram_draft()
         if not topology.uses_draft:
             return Draft()
         if topology.is_colocated:
