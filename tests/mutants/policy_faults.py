@@ -43,8 +43,8 @@ POLICY_FAULTS = (
         (HEADS + "::test_the_policy_gets_the_head_s_estimate_of_the_drawn_token",)),
     # Policies.
     Mutant("token-policy-looked-at-thrown-away", "DraftLoop._answer",
-        "            drafting.goes_on_R[index_A] = self._wants_more(drafting, index_A, depth, told)\n",
-        ("            drafting.goes_on_R[index_A] = self._wants_more(drafting, index_A, depth, told)\n"
+        "            drafting.goes_on_R[index_A] = self._policy.wants_more(asked)\n",
+        ("            drafting.goes_on_R[index_A] = self._policy.wants_more(asked)\n"
          "            drafting.ends_R[index_A[~drafting.goes_on_R[index_A]]] -= depth > 0\n"),
         (POLICIES + "[none-confidence]",), is_dangerous=True),
     Mutant("token-head-doubts-thrown-away", "DraftLoop._take",
@@ -53,7 +53,7 @@ POLICY_FAULTS = (
          "                drafting.ends_R[tokens.index_T[~drafting.goes_on_R[tokens.index_T]]] -= 1\n"),
         (HEADS + "::test_the_output_follows_the_target_s_distribution[plain-none-sprinter]",)),
     Mutant("token-of-run-kept-after-policy-stopped", "DraftLoop._take",
-        "        tokens = self._of_those_that_go_on(drafting, tokens)\n        drafting.num_needed",
+        "        tokens = drafting.still_going(tokens)\n        drafting.num_needed",
         "        drafting.num_needed",
         (RUNS + "[3]",)),
     Mutant("batch-policy-counts-sequence-that-has-ended", "DraftLoop._extend",
@@ -61,7 +61,7 @@ POLICY_FAULTS = (
         "is_asked = True",
         (RUNS + "[3]",)),
     Mutant("only-run-keeps-tokens-of-sequence-that-has-ended", "DraftLoop._extend",
-        "self._put(drafting, self._of_those_that_go_on(drafting, tokens))",
+        "self._put(drafting, drafting.still_going(tokens))",
         "self._put(drafting, tokens)",
         (RUNS + "[3]",)),
     Mutant("first-run-drafts-after-wrong-next-token", "DraftRuns._catch_up",

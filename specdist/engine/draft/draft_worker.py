@@ -152,13 +152,13 @@ class DraftWorker:
         state, slots_R = self._draft_state, request.slots_R
         first = self._resolve(request)
         self._keep(slots_R)
-        report = self._ahead.adopt_branches(slots_R, first)
+        report = self._ahead.branches.adopt(slots_R, first, self._ahead.shape.num_branches)
         self._ahead.begin_round(request)
         first_R = state.num_committed[slots_R]
         wanted_now = self._ahead.wanted_now(request)
         if wanted_now:
             self._feedback.learn()
-            self._forget_scores(request)
+            self._draft_state.forget_verified(request.slots_R)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
         for num_wanted_R, uses_policy in wanted_now:
@@ -197,7 +197,7 @@ class DraftWorker:
     def _resolve(self, request: ProposalRequest) -> FirstAhead:
         """Commit the accepted candidates and the next token after them."""
         state, slots_R, num_accepted_R = self._draft_state, request.slots_R, request.num_accepted_R
-        self._draft_state.take_missed(request.missed)
+        self._draft_state.commit(request.missed)
         num_candidates_R = state.num_candidates[slots_R]
         begins_R = state.num_committed[slots_R]
         positions_R = begins_R + num_accepted_R
@@ -228,22 +228,13 @@ class DraftWorker:
         state.token_ids[slots_R[sampled], positions_R[sampled]] = next_token_ids_R[sampled]
         return first
 
-    def _forget_scores(self, request: ProposalRequest) -> None:
-        """Of all tokens but those that are still to be verified."""
-        state, slots_R = self._draft_state, request.slots_R
-        if state.scores.is_empty:
-            return
-        num_left_R = state.num_candidates[slots_R] + state.num_ahead[slots_R]
-        places = places_from(slots_R, state.num_committed[slots_R], num_left_R)
-        state.scores.forget_but(places)
-
     def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
         """After the reply, while the target runs its pass: run its contexts, then draft ahead. Learning waits
         until the device has that to do, unless a head reads the features of the last tokens."""
         self._ahead.branches.finish()
         if self._runner.has_head:
             self._feedback.learn()
-        self._forget_scores(request)
+        self._draft_state.forget_verified(request.slots_R)
         with self._clock.phase("prefill"):
             self._open_and_prefill(request)
         with self._clock.phase("draft"):
@@ -258,7 +249,7 @@ class DraftWorker:
             if self._lazy is not None:
                 self._lazy.follow(request)
             self._runner.update_pages(request.page_updates)
-            self._draft_state.take_missed(request.missed)
+            self._draft_state.commit(request.missed)
             self._open_and_prefill(request)
             if self._lazy is None:
                 self._ahead.follow(request)
@@ -272,19 +263,13 @@ class DraftWorker:
             self._policy_state.suspend(request.suspended_slots, state.stream_keys[request.suspended_slots])
         if len(opened.slots):
             self._policy_state.open(opened.slots, opened.stream_keys)
-            state.stream_keys[opened.slots] = opened.stream_keys
-            state.num_misses[opened.slots] = opened.num_misses
-            state.max_lengths[opened.slots] = opened.max_lengths
-            state.context_lengths[opened.slots] = opened.context_lengths
-            state.num_candidates[opened.slots] = state.num_ahead[opened.slots] = 0
+            state.open(opened)
             self._ahead.branches.table.drop(opened.slots)
             if self._pipeline is not None:
                 self._pipeline.open(opened)
             self._runner.pages.begin(opened.slots)
         for context in request.context.parts(self._max_context_tokens):
-            state.put_undrafted((context.slots_T, context.positions_T), np.asarray(context.token_ids_T))
-            # Positions ascend within a slot, so the last write is the largest.
-            state.num_committed[context.slots_T] = context.positions_T + 1
+            state.commit(context)
             if self._lazy is not None:
                 self._lazy.put_off(context)
                 continue

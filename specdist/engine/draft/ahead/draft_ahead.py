@@ -17,12 +17,10 @@ from functools import partial
 import numpy as np
 
 from specdist.engine.draft.ahead.branches import DraftBranches, LookedFor
-from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch
 from specdist.engine.messages.proposals import ProposalRequest
-from specdist.engine.times.reports import AheadReport
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
 from specdist.policies.payoff import ALONE, RoundChooser, RoundShape
@@ -154,12 +152,6 @@ class AheadDrafter:
             batch, _ = state.catch_up(slots_R, ends_R)
             self._runner.forward(batch, [])
             state.num_computed[slots_R] = ends_R
-
-    def adopt_branches(self, slots_R: np.ndarray, first: FirstAhead) -> AheadReport:
-        """See :meth:`DraftBranches.adopt`. Returns the outcome of all work ahead."""
-        if not self.is_on:
-            return AheadReport.nothing(len(slots_R))
-        return self.branches.adopt(slots_R, first, self.shape.num_branches)
 
     def hold_back(self, request: ProposalRequest) -> None:
         """Candidates that are not worth the target's time, or have no room in its pass, are kept as tokens

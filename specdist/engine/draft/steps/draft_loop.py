@@ -26,7 +26,7 @@ from collections.abc import Collection
 import numpy as np
 from torch import Tensor
 
-from specdist.engine.draft.steps.draft_features import HeadReader, Places
+from specdist.engine.draft.steps.draft_features import Places
 from specdist.engine.draft.steps.draft_runs import DraftRuns, NextTokens, RunLengths
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch, Drafting, DrawnTokens, GivenSteps, Told
@@ -45,7 +45,6 @@ from specdist.policies import (
 )
 from specdist.policies.lengths.counted import FixedLength
 from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
-from specdist.sampling.draft_draws import DraftDraws
 
 logger = logging.getLogger(__name__)
 
@@ -76,21 +75,12 @@ class DraftLoop:
         self._policy, self._draft_state, self._policy_state = policy, draft_state, policy_state
         self.is_stop_V = np.zeros(vocab_size, bool)
         self.is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
-        keeps_estimates = policy.uses_features or is_traced
-        draws = DraftDraws(
-            settings=settings,
-            vocab_size=vocab_size,
-            keeps_scores=keeps_scores or settings.is_random,
-            keeps_features=keeps_estimates or runner.head_uses_features or runner.head_reads_drawing_state,
-        )
-        draft_state.features.are_kept = draws.keeps_features
-        self._head: HeadReader | None = None
-        if runner.has_head:
-            self._head = HeadReader(runner, draft_state.features, keeps_estimates=keeps_estimates)
         self._runs = DraftRuns(
-            runner, draft_state, draws, head=self._head, pipeline=pipeline,
-            max_draft_tokens=policy.max_draft_tokens,
+            runner, draft_state, pipeline,
+            settings=settings, vocab_size=vocab_size, keeps_scores=keeps_scores,
+            keeps_estimates=policy.uses_features or is_traced, max_draft_tokens=policy.max_draft_tokens,
         )  # fmt: skip
+        self._head = self._runs.head
         self.pass_counts = self._runs.pass_counts
         # With a trained head forced tokens are run like others: their passes give its estimates.
         self.forced: ForcedTokens | None = None
@@ -149,17 +139,8 @@ class DraftLoop:
             most_R = np.where(self._are_over(draft_batch), 0, draft_batch.most_R)
         if asks and self._is_constant:
             num_wanted_R, asks = np.minimum(num_wanted_R, self._policy.max_draft_tokens), False
-        drafting = Drafting(
-            batch=draft_batch,
-            asks=asks,
-            looks=self._waits or (asks and self._looks),
-            num_wanted_R=num_wanted_R,
-            limits_R=draft_batch.tails_R + most_R,
-            goes_on_R=most_R > 0,
-            begins_R=draft_batch.tails_R.copy(),
-            ends_R=draft_batch.tails_R.copy(),
-            active_A=np.arange(len(num_wanted_R)),
-        )
+        looks, limits_R = self._waits or (asks and self._looks), draft_batch.tails_R + most_R
+        drafting = Drafting(draft_batch, asks, looks, num_wanted_R, limits_R)
         if self._waits:
             self._runs.uniforms_of_all(drafting)
         return drafting
@@ -188,7 +169,7 @@ class DraftLoop:
             if drafting.looks or self._head is not None:
                 self._take_run(drafting, given, tokens)
             else:
-                self._put(drafting, self._of_those_that_go_on(drafting, tokens))
+                self._put(drafting, drafting.still_going(tokens))
             drafting.goes_on_R &= drafting.looks
         if drafting.looks and not self._waits and drafting.num_wanted_R.any():
             self._lengths.observe(drafting.num_needed)
@@ -204,7 +185,8 @@ class DraftLoop:
             if depth >= least:
                 active_A = active_A[(drafting.goes_on_R & (drafting.num_wanted_R > depth))[active_A]]
             if drafting.asks and not drafting.looks and depth and len(active_A):
-                active_A = active_A[self._wants_more(drafting, active_A, depth)]
+                asked = drafting.sequences(active_A, depth, self._policy_state)
+                active_A = active_A[self._policy.wants_more(asked)]
             if not len(active_A):
                 break
             actives.append(active_A)
@@ -266,7 +248,7 @@ class DraftLoop:
 
     def _take(self, drafting: Drafting, depth: int, tokens: DrawnTokens) -> None:
         """Take a step, which may have drawn tokens of sequences that had stopped before."""
-        tokens = self._of_those_that_go_on(drafting, tokens)
+        tokens = drafting.still_going(tokens)
         drafting.num_needed += len(tokens.index_T) > 0
         earlier_A = own_A = None
         if self._head is not None:
@@ -282,10 +264,6 @@ class DraftLoop:
             drafting.told = drafting.told.with_estimates(own_A)
         self._put(drafting, tokens)
         self._ask(drafting, depth + 1)
-
-    @staticmethod
-    def _of_those_that_go_on(drafting: Drafting, tokens: DrawnTokens) -> DrawnTokens:
-        return tokens if drafting.goes_on_R.all() else tokens.select(drafting.goes_on_R[tokens.index_T])
 
     def _put(self, drafting: Drafting, tokens: DrawnTokens) -> None:
         """Keep these tokens. A sequence ends after a stop token, and before the first token whose logits were
@@ -326,10 +304,5 @@ class DraftLoop:
             told = told and told.select(drafting.goes_on_R[told.index_A])
             if told is not None and estimates_A is not None:
                 told = told.with_estimates(estimates_A)
-            drafting.goes_on_R[index_A] = self._wants_more(drafting, index_A, depth, told)
-
-    def _wants_more(
-        self, drafting: Drafting, active_A: np.ndarray, depth: int, told: Told | None = None
-    ) -> np.ndarray:
-        """bool [A]: the policy's answer."""
-        return self._policy.wants_more(drafting.sequences(active_A, depth, self._policy_state, told))
+            asked = drafting.sequences(index_A, depth, self._policy_state, told)
+            drafting.goes_on_R[index_A] = self._policy.wants_more(asked)

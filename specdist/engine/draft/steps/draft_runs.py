@@ -26,6 +26,7 @@ from specdist.engine.times.reports import PassCounts
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN, RECORDED_LENGTHS
+from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose
 from specdist.sampling.uploads import upload
@@ -48,15 +49,27 @@ class DraftRuns:
         self,
         runner: ModelRunner,
         draft_state: DraftState,
-        draws: DraftDraws,
-        *,
-        head: HeadReader | None,
         pipeline: LogitsPipeline | None,
+        *,
+        settings: SamplingSettings,
+        vocab_size: int,
+        keeps_scores: bool,
+        keeps_estimates: bool,
         max_draft_tokens: int,
     ) -> None:
+        """``keeps_scores``: where draws are not random, too; ``keeps_estimates``: of a head, for later."""
         runner.reuses_logits = False  # they may be kept
-        self._runner, self._draft_state, self._draws = runner, draft_state, draws
-        self._head, self._pipeline = head, pipeline
+        self._runner, self._draft_state, self._pipeline = runner, draft_state, pipeline
+        self._draws = DraftDraws(
+            settings=settings,
+            vocab_size=vocab_size,
+            keeps_scores=keeps_scores or settings.is_random,
+            keeps_features=keeps_estimates or runner.head_uses_features or runner.head_reads_drawing_state,
+        )
+        draft_state.features.are_kept = self._draws.keeps_features
+        self.head: HeadReader | None = None
+        if runner.has_head:
+            self.head = HeadReader(runner, draft_state.features, keeps_estimates=keeps_estimates)
         self.pass_counts = PassCounts(has_head=runner.has_head)
         self.unknown: NextTokens | None = None
         # By number of steps: the longest run of at most so many that is recorded.
@@ -113,7 +126,7 @@ class DraftRuns:
         batch, index_A, features_3A = self._inputs(places, drafting.newest)
         self.pass_counts.count(len(batch), len(index_A))
         estimates_A = None
-        if self._head is None:
+        if self.head is None:
             logits_AV = self._runner.forward(batch, index_A)
         else:
             logits_AV, estimates_A = self._runner.forward_with_estimates(batch, index_A, features_3A)
@@ -125,8 +138,8 @@ class DraftRuns:
         drawn = self._draws.draw(logits_AV, stream_keys_A, torch.from_numpy(places[1]), uniforms_A, filters)
         self._note(places, drawn.scores_NV)
         step = Step(active_A, *drawn[:3])
-        if self._head is not None and estimates_A is not None:
-            step = step._replace(estimates_A=self._head.of_step(estimates_A, step.features_3A))
+        if self.head is not None and estimates_A is not None:
+            step = step._replace(estimates_A=self.head.of_step(estimates_A, step.features_3A))
         drafting.newest = step
         return step
 
@@ -148,10 +161,10 @@ class DraftRuns:
             batch, index_A = self._catch_up(slots_A, positions_A)
         else:
             batch, index_A = FlatBatch(last.drawn_A, *earlier), np.arange(len(slots_A))
-        if self._head is None:
+        if self.head is None:
             return batch, index_A, None
         features_3A = last and last.features_3A
-        return batch, index_A, self._head.inputs(earlier, features_3A, is_first=last is None)
+        return batch, index_A, self.head.inputs(earlier, features_3A, is_first=last is None)
 
     def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
         batch, index_A = self._draft_state.catch_up(draft_slots_A, positions_A)

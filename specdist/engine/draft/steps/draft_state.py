@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specdist.engine.draft.steps.draft_features import TokenFeatures
+from specdist.engine.target.opened import OpenedSequences
 from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.random import RandomKeys
 from specdist.sampling.uploads import upload
@@ -126,13 +127,26 @@ class DraftState:
         self.token_ids[places] = token_ids_T
         self.features.forget(places)
 
-    def take_missed(self, missed: FlatBatch) -> None:
-        """Next tokens that the target has sampled alone, without anything drafted."""
-        if len(missed):
-            self.put_undrafted((missed.slots_T, missed.positions_T), np.asarray(missed.token_ids_T))
+    def open(self, opened: OpenedSequences) -> None:
+        """Sequences begin."""
+        self.stream_keys[opened.slots], self.num_misses[opened.slots] = opened.stream_keys, opened.num_misses
+        self.max_lengths[opened.slots] = opened.max_lengths
+        self.context_lengths[opened.slots] = opened.context_lengths
+        self.num_candidates[opened.slots] = self.num_ahead[opened.slots] = 0
+
+    def commit(self, batch: FlatBatch) -> None:
+        """Tokens of contexts, or next tokens that the target has sampled alone, without anything drafted."""
+        if len(batch):
+            self.put_undrafted((batch.slots_T, batch.positions_T), np.asarray(batch.token_ids_T))
             # Positions ascend within a slot, so the last write is the largest.
-            self.num_committed[missed.slots_T] = missed.positions_T + 1
-            self.num_candidates[missed.slots_T] = self.num_ahead[missed.slots_T] = 0
+            self.num_committed[batch.slots_T] = batch.positions_T + 1
+            self.num_candidates[batch.slots_T] = self.num_ahead[batch.slots_T] = 0
+
+    def forget_verified(self, slots_R: np.ndarray) -> None:
+        """The scores of all tokens but those that are still to be verified."""
+        if not self.scores.is_empty:
+            num_left_R = self.num_candidates[slots_R] + self.num_ahead[slots_R]
+            self.scores.forget_but(places_from(slots_R, self.num_committed[slots_R], num_left_R))
 
     def copy_prefixes(self, slots_B: np.ndarray, draft_slots_B: np.ndarray, ends_B: np.ndarray) -> None:
         """Let branches have their sequences' tokens, up to where they begin."""

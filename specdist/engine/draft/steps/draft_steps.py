@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -198,15 +198,24 @@ class Drafting:
     looks: bool
     num_wanted_R: np.ndarray
     limits_R: np.ndarray
-    goes_on_R: np.ndarray
-    begins_R: np.ndarray
-    ends_R: np.ndarray
-    active_A: np.ndarray
+    goes_on_R: np.ndarray = field(init=False)
+    begins_R: np.ndarray = field(init=False)
+    ends_R: np.ndarray = field(init=False)
+    active_A: np.ndarray = field(init=False)
     uniforms_DR: Tensor | None = None
     newest: Step | None = None
     num_steps: int = 0
     num_needed: int = 0
     told: Told | None = None
+
+    def __post_init__(self) -> None:
+        tails_R = self.batch.tails_R
+        self.goes_on_R, self.active_A = self.limits_R > tails_R, np.arange(len(tails_R))
+        self.begins_R, self.ends_R = tails_R.copy(), tails_R.copy()
+
+    def still_going(self, tokens: DrawnTokens) -> DrawnTokens:
+        """Those of sequences that go on."""
+        return tokens if self.goes_on_R.all() else tokens.select(self.goes_on_R[tokens.index_T])
 
     def places(self, index_T: np.ndarray, depth: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draft slots and positions of what is drawn by a step, or by one step each."""
