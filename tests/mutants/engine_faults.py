@@ -163,7 +163,7 @@ ENGINE_FAULTS = (
         "in wanted_now:\n",
         (DRAFT_CACHE,)),
     Mutant("adopted-though-the-request-has-failed", "DraftBranches.drop",
-        'will be opened again."""\n        self._after_reply = NOTHING_TO_DO\n',
+        'will be opened again."""\n        self._after_reply = lambda: None\n',
         'will be opened again."""\n',
         ("tests/engine/test_branches.py",)),
     Mutant("likeliest-branch-looked-for-without-what-stands-before-it", "BranchTable.choose",
