@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from specdist.data.stats.fields import TargetTimes
-from specdist.engine.faults import MemoryGuard, NonFiniteGuard, not_finite
+from specdist.engine.faults import MemoryGuard, NonFiniteGuard, mark_not_finite
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.logprobs import LogprobBook
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
@@ -30,7 +30,7 @@ from specdist.engine.schedule.plan import LastPass, RoundPlan
 from specdist.engine.schedule.scheduler import NextRound, Scheduler
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.opened import NOTHING_OPENED, OpenedSequences
-from specdist.engine.times.reports import EngineLoad, Traffic
+from specdist.engine.times.reports import Traffic
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Kind, PhaseTime, Timeline, clock_of
 from specdist.engine.times.tracing import record_block, record_token_ahead
@@ -123,8 +123,7 @@ class Engine:
             tells_texts: the draft is told of all tokens of a sequence.
         """
         self._target = target
-        self._verifier = Verifier(target, book)
-        self._book = book
+        self._verifier, self._book = Verifier(target, book), book
         self._proposer = proposer
         self.scheduler = scheduler
         self._stop_rules = stop_rules
@@ -136,11 +135,6 @@ class Engine:
         self._pipeline = Pipeline()
         # The next round, where it is known already.
         self._early: tuple[RoundPlan, LastPass] | None = None
-
-    @property
-    def load(self) -> EngineLoad:
-        """Between rounds."""
-        return EngineLoad(num_seqs=len(self.scheduler.running), num_free_pages=self.scheduler.num_free_pages)
 
     def run(self, should_stop: Callable[[], bool] | None = None) -> Iterator[Completion]:
         """Generate until every request is finished, or until the end of a round at which ``should_stop()``;
@@ -312,8 +306,7 @@ class Engine:
             sequence, ahead = block.sequence, block.ahead
             if block.next_token_id == NOT_FINITE:
                 # Nothing was drafted after it.
-                sequence.has_nonfinite_logits = True
-                sequence.error = not_finite(sequence)
+                mark_not_finite(sequence)
                 self._finish(this, sequence, "error")
                 continue
             self._nonfinite_guard.note_finite()

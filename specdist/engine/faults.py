@@ -39,9 +39,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
-def not_finite(sequence: Sequence) -> str:
-    """The error of a sequence without a next token. A prompt's first token has position 0."""
-    return (
+def mark_not_finite(sequence: Sequence) -> None:
+    """It ends with an error, without a next token. A prompt's first token has position 0."""
+    sequence.has_nonfinite_logits = True
+    sequence.error = (
         f"the target's logits for the token at position {len(sequence.token_ids)} (of prompt and completion) "
         "are not finite: NaN or infinite"
     )

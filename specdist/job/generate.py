@@ -236,7 +236,7 @@ def generate_rows(
                 for completion in engine.run(should_stop):
                     recorder.record(completion)
                     if scalars is not None:
-                        scalars.tick(progress.counts, engine.load)
+                        scalars.tick(progress.counts, engine.scheduler.load)
     finally:
         recorder.close()
         progress.close()

@@ -24,6 +24,7 @@ from specdist.engine.schedule.plan import (
     limits_within,
 )
 from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.times.reports import EngineLoad
 from specdist.models.cache.pages import NO_UPDATES, PageTable, PageUpdates
 from specdist.sampling.keys import stream_key
 
@@ -52,6 +53,11 @@ class Scheduler:
     def num_free_pages(self) -> int:
         """Pages that can be handed out now."""
         return self._pages.num_available
+
+    @property
+    def load(self) -> EngineLoad:
+        """Between rounds."""
+        return EngineLoad(num_seqs=len(self.running), num_free_pages=self.num_free_pages)
 
     def plan(self, known: tuple[list[Sequence], list[int], PageUpdates] | None = None) -> RoundPlan:
         """The next round. Empty when every request is finished. ``known``: the running sequences, whose
