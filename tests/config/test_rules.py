@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import pytest
 
 from specdist.cli import COMMANDS, named
+from specdist.config import generate
 from specdist.config.arguments import option
+from specdist.config.generate import GenerateConfig
+from specdist.config.speculation import ASYNCHRONOUS, NGRAM
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_options, within
+from tests.config.options import config
 
 
 @dataclass(kw_only=True)
@@ -92,3 +97,49 @@ def test_refusals_are_of_options_that_there_are(name: str) -> None:
     for refused, _, why in (row for owner in options.__mro__ for row in vars(owner).get("_refusals", ())):
         assert names.issuperset(refused.split()), refused
         assert why.format(o=Anything())
+
+
+# One for each row of the tables that the main job has, in any order.
+REFUSED: list[dict[str, Any]] = [
+    {"policy": "svip", "draft": None},
+    {"policy": "specdecpp"},
+    {"policy": "fixed", "head": "h"},
+    {"policy": "fixed", "verify": "all"},
+    {"turns_column": "turns", "prompt_column": "text"},
+    {"turns_column": "turns", "messages_column": "chat"},
+    {"turns_column": "turns", "trace": True},
+    {"messages_column": "chat", "prompt_column": "text"},
+    {"draft": "self:int4", "draft_quantization": "int8"},
+    {"draft": "self:int4", "draft_adapter": "folder"},
+    {"draft": NGRAM, "policy": "svip"},
+    {"draft": NGRAM, "draft_window": 64},
+    {"draft": NGRAM, "overlap": ASYNCHRONOUS},
+    {"ngram_column": "text"},
+    {"ngram_rows": True},
+    {"policy": "sprinter", "head": "h", "logprobs": 0},
+    {"end_of_thinking": "."},
+    {"regex": "a", "grammar": "file"},
+    {"regex": "a", "stop": ["."]},
+    {"constraint_column": "rules", "stop": ["."]},
+    {"tensorboard": True},
+    {"stage_limit": "5GB"},
+]
+
+
+def test_every_refusal_of_the_main_job_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "TENSORBOARD_PACKAGE", "no_such_package")
+    missing = [row for owner in GenerateConfig.__mro__ for row in vars(owner).get("_refusals", ())]
+    for given in REFUSED:
+        with pytest.raises(UserError) as refused:
+            config(**{"draft": "small", **given})
+        message = str(refused.value)
+        (row,) = [row for row in missing if matches(row, message)]
+        missing.remove(row)
+    assert not missing
+
+
+def matches(row: tuple[str, Any, str], message: str) -> bool:
+    """Whether the row's text is the message's, whatever options have told in between."""
+    names, _, why = row
+    told = ".*".join(map(re.escape, re.split(r"\{o\.[^}]*\}", why)))
+    return any(re.fullmatch(f"--{name} ?.*{told}", message) for name in names.split())
