@@ -49,7 +49,7 @@ def test_sources_take_turns_and_an_interrupted_measurement_goes_on(
         measured.main(words)
     monkeypatch.setattr(measured, "generated", second)
     measured.main(words)
-    turns = ["small", "memory"] * 2
+    turns = ["small", "ngram"] * 2
     assert sources(first) + sources(second)[:1] == turns
     # Of the second epoch the earlier run once, when memory first needs it.
     assert sources(second)[1:] == [turns[0], "small", *turns[1:]]

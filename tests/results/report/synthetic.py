@@ -55,7 +55,8 @@ def _config(run: SyntheticRun) -> dict[str, Any]:
     return {
         "prompts": "data/prompts.parquet", "output": "runs/synthetic", "target": "models/target",
         "draft": "models/draft" if run.has_draft else None, "policy": policy if run.has_draft else "none",
-        "num_draft_tokens": run.num_draft_tokens, "overlap": "asynchronous" if run.works_ahead else "none",
+        "num_draft_tokens": run.num_draft_tokens,
+        "overlap": "asynchronous" if run.works_ahead else "synchronous",
         "acceptance": "rejection", "temperature": 0.7, "max_new_tokens": NUM_TOKENS, "stop": [],
         "rows_per_shard": run.rows_per_shard, "trace": run.is_traced,
     }  # fmt: skip

@@ -120,6 +120,9 @@ def test_shorter_blocks_give_what_a_run_with_them_gives(many_coins: Path) -> Non
 def test_only_blocks_of_a_fixed_length_in_turns_are_replayed(runs: dict[str, Path]) -> None:
     for kind in ("longer", "lossy", "unfinished", "alone"):
         assert replay_blocks(read_run(runs[kind], kind)) is None
+    plain = read_run(runs["plain"], "plain")
+    for overlap in ("synchronous", "none"):  # as earlier versions wrote it
+        assert replay_blocks(dataclasses.replace(plain, config={**plain.config, "overlap": overlap}))
 
 
 def test_the_run_is_where_its_own_length_is_and_above_the_oracle(many_coins: Path) -> None:

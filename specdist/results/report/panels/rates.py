@@ -36,6 +36,8 @@ from specdist.utils.errors import UserError
 
 FORMULA_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 TUNED_FILE = "settings.json"
+# The value of --overlap, and that of runs of earlier versions.
+SYNCHRONOUS = ("synchronous", "none")
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,8 @@ def replay_blocks(run: ReportedRun) -> Settings | None:
     elsewhere, which the trace does not have: blocks are assumed to be alike wherever they begin. An
     exhaustive trace (``jobs/tune.py``) needs no such assumption.
     """
-    fixed_in_turns = run.config.get("policy") == "fixed" and run.config.get("overlap") == "synchronous"
-    if run.trace is None or not fixed_in_turns or not run.is_exact:
+    is_fixed = run.config.get("policy") == "fixed" and run.config.get("overlap") in SYNCHRONOUS
+    if run.trace is None or not is_fixed or not run.is_exact:
         return None
     blocks = blocks_of(run.trace)
     longest = int(blocks.num_drafted_B.max())
