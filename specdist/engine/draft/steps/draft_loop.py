@@ -134,11 +134,12 @@ class DraftLoop:
 
     def _begin(self, draft_batch: DraftBatch) -> Drafting:
         num_wanted_R, asks = self.num_wanted(draft_batch), draft_batch.uses_policy
-        most_R = num_wanted_R
-        if self.forced is not None and draft_batch.most_R is not None:
-            most_R = np.where(self._are_over(draft_batch), 0, draft_batch.most_R)
+        forced_too_R = num_wanted_R
+        if draft_batch.most_R is not None:
+            forced_too_R = np.where(self._are_over(draft_batch), 0, draft_batch.most_R)
         if asks and self._is_constant:
             num_wanted_R, asks = np.minimum(num_wanted_R, self._policy.max_draft_tokens), False
+        most_R = num_wanted_R if self.forced is None else forced_too_R
         looks, limits_R = self._waits or (asks and self._looks), draft_batch.tails_R + most_R
         drafting = Drafting(draft_batch, asks, looks, num_wanted_R, limits_R)
         if self._waits:
@@ -206,6 +207,9 @@ class DraftLoop:
 
     def _take_run(self, drafting: Drafting, given: list[GivenSteps], tokens: DrawnTokens) -> None:
         """Decide after each step, as if it had just been taken. ``tokens``: of all steps."""
+        if self._waits:
+            self._take(drafting, given[0].first_depth, tokens)
+            return
         sizes = [len(active_A) for each in given for active_A in each.actives]
         step = begin = 0
         decides_at_once = drafting.looks and self._run_policy is not None and self._head is None
@@ -280,13 +284,13 @@ class DraftLoop:
         drafting.ends_R[index_T] = places[1] + 1
         nonfinite_T = ~(probabilities_T > 0)
         for is_end_T, num_kept in ((self.is_stop_V[ids_T], 1), (nonfinite_T, 0)):
-            if is_end_T.any():
-                ended = index_T[is_end_T]
-                np.minimum.at(drafting.ends_R, ended, places[1][is_end_T] + num_kept)
-                drafting.goes_on_R[ended] = False
-        if nonfinite_T.any() and not self._has_warned:
-            self._has_warned = True
-            logger.warning(DRAFT_NOT_FINITE)
+            ends = is_end_T.nonzero()[0]
+            if len(ends):
+                np.minimum.at(drafting.ends_R, index_T[ends], places[1][ends] + num_kept)
+                drafting.goes_on_R[index_T[ends]] = False
+                if not num_kept and not self._has_warned:
+                    self._has_warned = True
+                    logger.warning(DRAFT_NOT_FINITE)
 
     def _ask(self, drafting: Drafting, depth: int) -> None:
         """Which of those that go on have the step of this depth: what is forced stands before it, as many are

@@ -197,7 +197,10 @@ class DraftRuns:
         uniforms_DR, device = drafting.uniforms_DR, self._runner.device
         if uniforms_DR is None:
             return upload(device, self._draft_state.random_keys(*places).uniforms(Purpose.DRAFT))[0]
-        return uniforms_DR[upload(device, places[1] - drafting.batch.tails_R[active_A], active_A)]
+        depths_A = places[1] - drafting.batch.tails_R[active_A]
+        if len(active_A) == uniforms_DR.shape[1] and (depths_A == depths_A[0]).all():
+            return uniforms_DR[depths_A[0]]
+        return uniforms_DR[upload(device, depths_A, active_A)]
 
     def receive(self, given: list[GivenSteps]) -> tuple[list[DrawnTokens], NextTokens | None]:
         """Wait for what the steps have drawn, and for next tokens that were not known."""
