@@ -12,12 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import fsspec
+import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.s3.models import s3_backends
 from werkzeug.serving import WSGIRequestHandler, make_server
+
+from specdist.data.store.storage import StorePath, storage_path
 
 BUCKET = "bucket"
 # A request's method and path; what the server does instead of answering, or None.
@@ -112,3 +116,13 @@ def s3_server() -> Iterator[S3Server]:
     finally:
         server.close()
         backend.reset()
+
+
+def folder_of(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StorePath:
+    """An empty folder in the bucket of a server without faults."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    server.fault, server.ignores_conditions = lambda method, path: None, False
+    path = storage_path(f"s3://bucket/{tmp_path.name}", spool=str(tmp_path / "spool"))
+    assert isinstance(path, StorePath)
+    return path

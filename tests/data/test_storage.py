@@ -22,7 +22,7 @@ from specdist.data.store.storage import StorePath, local_copy, local_folder, spo
 from specdist.utils.errors import UserError
 from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.replicas import Member, watch_for
-from tests.data.s3 import Failure, S3Server, s3_server
+from tests.data.s3 import Failure, S3Server, folder_of, s3_server
 from tests.data.samples import row_result
 
 OTHER_TABLE = TABLE.set_column(
@@ -39,12 +39,7 @@ def server():
 @pytest.fixture
 def store(server: S3Server, tmp_path, monkeypatch) -> StorePath:
     """An empty folder in the bucket."""
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    server.fault, server.ignores_conditions = lambda method, path: None, False
-    path = storage_path(f"s3://bucket/{tmp_path.name}", spool=str(tmp_path / "spool"))
-    assert isinstance(path, StorePath)
-    return path
+    return folder_of(server, tmp_path, monkeypatch)
 
 
 def test_of_many_that_create_an_object_one_does(store):

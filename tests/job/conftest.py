@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from specdist.job import generate
 from tests.job.heads import write_heads
+from tests.job.killing import SLOW
 from tests.job.launching import Ended, run_here
 from tests.job.pair import Pair
 
@@ -30,6 +32,20 @@ def greedy(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     """The run folder of an undisturbed greedy run, only to be read, and the run's output."""
     output = tmp_path_factory.mktemp("greedy") / "run"
     return output, run_here(**options, output=output)
+
+
+@pytest.fixture
+def finished(greedy: tuple[Path, Ended], tmp_path: Path) -> Path:
+    """A copy of a finished run, free to be changed."""
+    return Path(shutil.copytree(greedy[0], tmp_path / "run"))
+
+
+@pytest.fixture(scope="session")
+def slow(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The options of a slow run, and the folder of one that nothing disturbed."""
+    output = tmp_path_factory.mktemp("slow") / "run"
+    assert run_here(**(options | SLOW), output=output).code == 0
+    return options | SLOW, output
 
 
 @pytest.fixture

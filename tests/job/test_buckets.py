@@ -18,8 +18,8 @@ import pytest
 
 import specdist
 from specdist.cli import evaluate, merge, report, show, status
-from specdist.data.store.storage import StorePath, storage_path
-from tests.data.s3 import Failure, S3Server, s3_server
+from specdist.data.store.storage import StorePath
+from tests.data.s3 import Failure, S3Server, folder_of, s3_server
 from tests.job.launching import refused, run_here, shard_bytes
 from tests.job.pair import Pair
 from tests.job.storm import NUM_ROWS, SHARED, join_all
@@ -46,12 +46,7 @@ def server():
 
 @pytest.fixture
 def bucket(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StorePath:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    server.fault, server.ignores_conditions = lambda method, path: None, False
-    path = storage_path(f"s3://bucket/{tmp_path.name}", spool=str(tmp_path / "spool"))
-    assert isinstance(path, StorePath)
-    return path
+    return folder_of(server, tmp_path, monkeypatch)
 
 
 def stored_shards(run: StorePath) -> dict[str, bytes]:

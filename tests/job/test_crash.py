@@ -17,7 +17,7 @@ from specdist.data.stats.columns import OUTPUT_COLUMNS
 from specdist.data.stats.rows import RowResult
 from tests.job.gate import Gate
 from tests.job.given_costs import generate_with_long_passes, generate_with_short_passes
-from tests.job.killing import fork_and_kill
+from tests.job.killing import SLOW, fork_and_kill
 from tests.job.launching import (
     Ended,
     Main,
@@ -31,24 +31,8 @@ from tests.job.launching import (
 )
 from tests.job.ranks import fork_ranks, started_ranks
 
-NUM_SHARDS, ROWS_PER_SHARD = 4, 6
-# Two rows at a time and long completions: long enough to be hit at a chosen moment.
-SLOW = {
-    "rows_per_shard": ROWS_PER_SHARD,
-    "max_num_seqs": 2,
-    "max_new_tokens": 60,
-    "temperature": 1,
-    "top_p": 0.9,
-}
+NUM_SHARDS, ROWS_PER_SHARD = 4, SLOW["rows_per_shard"]
 MARK = "kept from the part log"
-
-
-@pytest.fixture(scope="module")
-def slow(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """The options of a slow run, and the folder of one that nothing disturbed."""
-    output = tmp_path_factory.mktemp("slow") / "run"
-    assert run_here(**(options | SLOW), output=output).code == 0
-    return options | SLOW, output
 
 
 def num_logged(output: Path, shard: int) -> int:

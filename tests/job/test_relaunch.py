@@ -13,14 +13,6 @@ from tests.job.launching import Ended, read_output, refused, run_here, shard_byt
 from tests.job.pair import Pair
 
 
-@pytest.fixture
-def finished(greedy: tuple[Path, Ended], tmp_path: Path) -> Path:
-    """A copy of a finished run, free to be changed."""
-    output = tmp_path / "run"
-    shutil.copytree(greedy[0], output)
-    return output
-
-
 def state(output: Path) -> dict[str, tuple[int, bytes]]:
     """Every file that holds results, with the time of its last change."""
     return {

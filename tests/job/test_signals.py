@@ -31,7 +31,6 @@ from tests.job.launching import (
 from tests.job.ranks import fork_ranks, started_ranks
 from tests.ranks import REPOSITORY
 
-SLOW = {"rows_per_shard": 6, "max_num_seqs": 2, "max_new_tokens": 60, "temperature": 1, "top_p": 0.9}
 # A process that waits to be stopped, {gentle} or not, with {grace} seconds to end; a second interrupt within
 # {echo} seconds does not count.
 WAITING = """
@@ -49,14 +48,6 @@ while not (stop.is_made and {leaves}):
 stop.close()
 sys.exit(signals.EXIT_STOPPED)
 """
-
-
-@pytest.fixture(scope="module")
-def slow(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """The options of a slow run, and the folder of one that nothing disturbed."""
-    output = tmp_path_factory.mktemp("slow") / "run"
-    assert run_here(**(options | SLOW), output=output).code == 0
-    return options | SLOW, output
 
 
 def start(gate: Gate, num_ranks: int = 1, **options: Any) -> subprocess.Popen[str]:

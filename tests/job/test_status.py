@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,15 +21,8 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.status import StatusReader, error_kind
 from specdist.utils.errors import UserError
 from tests.data.samples import row_result
-from tests.job.launching import Ended, read_output
+from tests.job.launching import read_output
 from tests.ranks import REPOSITORY
-
-
-@pytest.fixture
-def finished(greedy: tuple[Path, Ended], tmp_path: Path) -> Path:
-    output = tmp_path / "run"
-    shutil.copytree(greedy[0], output)
-    return output
 
 
 def unfinish(output: Path, shard: int) -> None:
