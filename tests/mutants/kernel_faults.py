@@ -79,7 +79,7 @@ KERNEL_FAULTS = (
         "cache_index[:] =",
         (STATIC,)),
     Mutant("padding-tokens-belong-to-last-sequence", "StaticPasses.pack",
-        "    starts[num_segments] = num_tokens\n",
+        "        starts[num_segments] = num_tokens\n",
         "",
         (STATIC,)),
     Mutant("all-steps-of-run-draw-with-same-number", "StaticRuns._compute",
