@@ -185,13 +185,17 @@ def test_a_constant_length_is_not_asked_for(monkeypatch: pytest.MonkeyPatch, ahe
     """Where a device is given several steps at a time: blocks are as long, even if there is room for more."""
     target = tiny_model("llama", seed=3)
 
-    def generated() -> tuple[list[list[int]], dict[str, Any]]:
-        replica = Harness(target, noisy_copy(target), policy=FixedLength(3), settings=SAMPLED, **ahead)
+    def generated(policy: FixedLength) -> tuple[list[list[int]], dict[str, Any]]:
+        replica = Harness(target, noisy_copy(target), policy=policy, settings=SAMPLED, **ahead)
         found = [c.token_ids for c in replica.generate(requests_for(prompts_of_lengths(5, 23, 11)))]
         stats = replica.stats_recorder.close_shard(0)
         return found, {"drafted": stats.num_draft_tokens, "steps": stats.num_draft_row_steps}
 
-    expected = generated()
-    monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_: False)
+    class Asked(FixedLength):
+        pass
+
+    expected = generated(Asked(3))
     monkeypatch.delattr(FixedLength, "wants_more")
-    assert generated() == expected
+    for waits in (True, False):
+        monkeypatch.setattr(draft_loop, "waits_after_each_step", lambda *_, waits=waits: waits)
+        assert generated(FixedLength(3)) == expected

@@ -71,7 +71,7 @@ POLICY_FAULTS = (
     Mutant("estimate-of-dropped-step-kept", "DraftLoop._take",
         "self._head.keep(tokens.columns_CT[-1], places, is_first=depth == 0)",
         "self._head.keep(tokens.columns_CT[-1][::-1], places, is_first=depth == 0)",
-        (RUNS + "[3]",)),
+        (HEADS + "::test_a_row_is_the_same_in_any_batch_and_after_a_preemption",)),
     Mutant("uploads-wait-for-the-device", "upload",
         "non_blocking=True",
         "non_blocking=False",
