@@ -83,7 +83,7 @@ def test_adapters_are_refused_before_any_model_is_loaded(
     refused(ended, f"--target_adapter {tmp_path}", "adapter_config.json")
     ended = run_here(**options, draft_adapter=options["draft"], output=tmp_path / "run")
     refused(ended, f"--draft_adapter {options['draft']}", "adapter_config.json")
-    for draft, reason in (("self:int4", "has the target's weights"), ("memory", "is for a draft model")):
+    for draft, reason in (("self:int4", "has the target's weights"), ("ngram", "is for a draft model")):
         given = options | {"draft": draft, "policy": None, "overlap": None, "num_draft_tokens": None}
         with pytest.raises(UserError, match=reason):
             parse(**given, draft_adapter="x", output="unused")

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from specdist.cli import generate
 from specdist.job.ranks.topology import topology_from_environment
 from specdist.utils import packages
 from specdist.utils.errors import UserError
 from tests.job.hidden_packages import all_but, environment_without
-from tests.job.launching import JOB, job_arguments, main, parse, run_here
+from tests.job.launching import JOB, job_arguments, parse, run_here
 
 # What README.md says that one process takes; that of the tests, and of the kernels on a GPU.
 FEW = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "pyarrow")
@@ -35,7 +36,7 @@ def test_one_process_gives_the_same_files_without_them(options: dict[str, Any], 
     """By its script, from another folder."""
     given = options | {"limit": 6, "max_new_tokens": 12}
     ordinary = run_here(**given, output=tmp_path / "ordinary")
-    words = job_arguments(main, given | {"output": tmp_path / "few"})
+    words = job_arguments(generate, given | {"output": tmp_path / "few"})
     ended = python_with(FEW, tmp_path, str(JOB), *words)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1])["exact"] is True and ordinary.totals["exact"] is True

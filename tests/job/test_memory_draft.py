@@ -62,7 +62,7 @@ def test_a_run_says_what_its_candidates_are_from(repetitive: dict[str, Any], tmp
     assert ended[0].totals["draft_acceptance_rate"] > 0
     assert read_output(runs[0])["completion_ids"] == read_output(runs[1])["completion_ids"]
     manifest = Manifest.read(runs[0] / "manifest.json")
-    assert manifest.info["reproducibility"] == "tokens" and manifest.info["draft"] == "memory"
+    assert manifest.info["reproducibility"] == "tokens" and manifest.info["draft"] == "ngram"
     assert "memory" in manifest.fingerprint["draft"]
     again = run_here(**(options | {"draft": None}), output=runs[0])
     assert again.code == 2 and "draft" in again.stderr

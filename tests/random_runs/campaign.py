@@ -86,8 +86,8 @@ class Campaign:
 
 
 def overlap_of(case: Case) -> str:
-    if case.draft in ("none", "memory"):
-        return "memory" if case.draft == "ngram" else "alone"
+    if case.draft in ("none", "ngram"):
+        return "ngram" if case.draft == "ngram" else "alone"
     if case.shapes or case.has_chooser:
         return "auto"
     return "ahead" if case.num_ahead_tokens else "in turns"

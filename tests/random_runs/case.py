@@ -42,7 +42,7 @@ class Case:
 
     Attributes:
         model: ``markov``, ``repetitive`` (a Markov model whose texts repeat), or a family of transformers.
-        draft: ``noisy`` (of the target), ``same``, ``memory`` (n-grams) or ``none``.
+        draft: ``noisy`` (of the target), ``same``, ``ngram`` or ``none``.
         placement: ``local``: one process; ``threads``: the target's vocabulary in slices, one per thread;
             ``ranks``: real processes.
         tp_size, has_draft_rank: with ranks, how many share the target, and whether the draft has its own.
@@ -56,7 +56,7 @@ class Case:
         spare_pages: of the cache, beyond what the longest row needs.
         room: tokens of a pass, beyond one row's block.
         regex: constraint of rows without their own. ``forced_room``: of tokens that it forces.
-        memory: chance that memory's candidates must have.
+        memory: chance that candidates of n-grams must have.
     """
 
     model: str = "markov"

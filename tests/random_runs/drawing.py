@@ -25,7 +25,7 @@ def draw(seed: str, *, placement: str | None = None) -> Case:
     rng = random.Random(f"{seed} {placement}")
     is_family = placement is None and rng.random() < SHARE_OF_FAMILIES
     model = rng.choice(FAMILIES) if is_family else rng.choice(["markov"] * 4 + ["repetitive"])
-    draft = rng.choice(["noisy"] * 9 + ["same", "memory", "memory", "none"])
+    draft = rng.choice(["noisy"] * 9 + ["same", "ngram", "ngram", "none"])
     is_crowded = rng.random() < 0.6
     values: dict[str, Any] = {
         "model": model,

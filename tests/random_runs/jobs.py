@@ -65,7 +65,7 @@ def job_from_line(line: str) -> JobCase:
 def draw_job(seed: str) -> JobCase:
     rng = random.Random(f"{seed} job")
     num_ranks = rng.choice([1, 2, 3])
-    draft = "pair" if num_ranks > 1 else rng.choice(["pair", "pair", "memory", None])
+    draft = "pair" if num_ranks > 1 else rng.choice(["pair", "pair", "ngram", None])
     options: dict[str, Any] = {
         "seed": rng.randrange(1000),
         "temperature": rng.choice([0.0, 0.8, 1.2]),

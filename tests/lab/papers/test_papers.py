@@ -151,7 +151,7 @@ def test_results_survive_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"tables": ["eagle"]}, "--tables eagle"), ({"num_prompts": 10}, "--num_prompts 10")],
+    [({"tables": ["eagle"]}, "--tables 'eagle' must be one of"), ({"num_prompts": 10}, "--num_prompts 10")],
 )
 def test_wrong_options_are_named(options: dict[str, object], named: str) -> None:
     with pytest.raises(UserError, match=named):
