@@ -211,6 +211,26 @@ def bias_one(model: PreTrainedModel) -> None:
     attention.k_proj.bias = nn.Parameter(torch.ones(attention.k_proj.out_features))
 
 
+class ShardedLinear(nn.Module):
+    """Without the attributes of torch's, as DeepSpeed's layers."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(inputs, self.weight, self.bias)
+
+
+@needs_compiler
+def test_why_a_sharded_layer_is_not_compiled_is_said_plainly(caplog: pytest.LogCaptureFixture) -> None:
+    model = paged_runner(tiny_model("llama")).model
+    model.model.layers[0].self_attn.q_proj = ShardedLinear(model.model.layers[0].self_attn.q_proj)
+    with caplog.at_level(logging.INFO):
+        assert ModelRunner(model, CPU).compiled is None
+    assert "not plainly linear, such as a sharded one" in caplog.text and "Error" not in caplog.text
+
+
 @needs_compiler
 @pytest.mark.parametrize("change", [halve_residual, replace_linear, add_part, bias_one])
 def test_a_model_that_computes_something_else_keeps_its_layers(

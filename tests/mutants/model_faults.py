@@ -42,7 +42,7 @@ MODEL_FAULTS = (
         "            note = check(found)\n",
         "            note = None\n",
         ("tests/utils/test_trial.py",)),
-    Mutant("adapted-linear-layers-taken-for-plain-ones", "CompiledPass._product",
+    Mutant("adapted-linear-layers-taken-for-plain-ones", "linears_of",
         "any(type(layer) is not nn.Linear for layer in layers)",
         "any(not isinstance(layer, nn.Linear) for layer in layers)",
         (STRUCTURES + "[replace_linear]",)),

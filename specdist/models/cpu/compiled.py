@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -150,7 +150,7 @@ class CompiledPass:
         check_parts(mlp, {"gate_proj", "up_proj", "down_proj", "act_fn"})
         projections = [part(attention, name) for name in ("q_proj", "k_proj", "v_proj")]
         width = int(attention.head_dim)  # type: ignore[arg-type]
-        widths = [int(each.out_features) for each in projections]  # type: ignore[arg-type]
+        widths = [each.out_features for each in linears_of(projections)]
         shapes = (width, widths[0] // width, widths[1] // width)
         own = rules[int(attention.layer_idx)]  # type: ignore[arg-type]
         is_uneven = width % HEAD_MULTIPLE or self._shapes not in (None, shapes)
@@ -171,10 +171,7 @@ class CompiledPass:
 
     def _product(self, *layers: nn.Module) -> cpu_library.Product:
         """Linear layers of the same input as one packed matrix."""
-        # Not isinstance: a sharded, quantised or adapted layer computes something else from its weight.
-        if any(type(layer) is not nn.Linear for layer in layers):
-            raise UnknownStructureError("a layer that is not plainly linear")
-        linears = cast("tuple[nn.Linear, ...]", layers)
+        linears = linears_of(layers)
         biases: list[Tensor] = [layer.bias.detach() for layer in linears if layer.bias is not None]
         num_outputs, num_inputs = sum(len(layer.weight) for layer in linears), linears[0].weight.shape[1]
         if num_inputs % INPUT_MULTIPLE or (biases and len(biases) < len(layers)):
@@ -231,6 +228,13 @@ def check_parts(module: nn.Module, known: set[str]) -> None:
     unknown = {name for name, _ in module.named_children()} - known
     if unknown:
         raise UnknownStructureError(f"{type(module).__name__} has {', '.join(sorted(unknown))}")
+
+
+def linears_of(layers: Sequence[nn.Module]) -> Sequence[nn.Linear]:
+    # Not isinstance: a sharded, quantised or adapted layer computes something else from its weight.
+    if any(type(layer) is not nn.Linear for layer in layers):
+        raise UnknownStructureError("a layer that is not plainly linear, such as a sharded one")
+    return cast("Sequence[nn.Linear]", layers)
 
 
 def part_weight(module: nn.Module) -> Tensor:
