@@ -22,7 +22,7 @@ from specdist.config.groups import (
 )
 from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
 from specdist.config.prompts import TurnOptions
-from specdist.config.removed import OF_GENERATE, Removed, check_value
+from specdist.config.removed import OF_GENERATE, RENAMED_VALUES, Removed, check_value
 from specdist.config.speculation import ASYNCHRONOUS, NGRAM, SpeculationOptions
 from specdist.policies.choice import (
     PolicyArguments,
@@ -125,8 +125,8 @@ class GenerateConfig(
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_value("draft", self.draft)
-        check_value("overlap", self.overlap)
+        for name in RENAMED_VALUES:
+            check_value(name, getattr(self, name))
         self.draft = None if self.draft in (None, "none", "") else self.draft
         # From Python one text may stand alone.
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])

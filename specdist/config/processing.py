@@ -82,7 +82,7 @@ class ProcessingOptions:
         return found
 
     def check_lists(self) -> None:
-        """Raises :class:`UserError` for one text in place of a list, and for what is no bias."""
+        """Raises :class:`UserError` for one text in place of a list, and for what is not a bias."""
         for name in TEXT_LISTS:
             value = getattr(self, name)
             if isinstance(value, str):

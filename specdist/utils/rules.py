@@ -18,8 +18,10 @@ BOUNDS = ("at_least", "above", "at_most", "below", "note")
 
 @dataclass(frozen=True)
 class Rule:
-    """What holds for a value, or for every item of a list; ``text`` goes on after the option and its "
-    "value."""
+    """What holds for a value, or for every item of a list.
+
+    ``text``: what a message says after the option and its value.
+    """
 
     holds: Callable[[Any], bool]
     text: str
@@ -62,8 +64,6 @@ def within(
 
 
 SEED = Rule(lambda value: 0 <= value < 2**63, "must be in [0, 2**63)")
-
-
 # Options, with spaces between them, that are refused where they are given and a function of all options is
 # true; and what goes on after the option and its value, ending with the remedy: ``{o.name}`` is the value
 # of another option. A class of options has them in its table ``_refusals``.

@@ -109,8 +109,6 @@ class Manifest:
                 f"{path} has format version {version}, written by a newer specdist; this one knows up to "
                 f"{FORMAT_VERSION}: update specdist, or use another --output"
             )
-        for segment in info.get("segments", ()):
-            segment["fingerprint"] = with_present_names(segment["fingerprint"])
         return Manifest(fingerprint=with_present_names(fingerprint), info=info, format_version=version)
 
 

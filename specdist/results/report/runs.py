@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute
 import yaml
 
+from specdist.config.removed import with_present_names
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.figures import ShardFigures
@@ -198,7 +199,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
-    return values if isinstance(values, dict) else {}
+    return with_present_names(values) if isinstance(values, dict) else {}
 
 
 def read_error_rows(folder: RunFolder, shards: Sequence[int]) -> ErrorRows:

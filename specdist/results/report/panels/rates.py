@@ -20,6 +20,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from specdist.config.speculation import SYNCHRONOUS
 from specdist.data.stats.shard import Stats
 from specdist.policies import DraftFeatures, DraftSequences, FixedLength, LengthPolicy, RoundContext
 from specdist.policies.formulas import tokens_per_call
@@ -36,8 +37,6 @@ from specdist.utils.errors import UserError
 
 FORMULA_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 TUNED_FILE = "settings.json"
-# The value of --overlap, and that of runs of earlier versions.
-SYNCHRONOUS = ("synchronous", "none")
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def replay_blocks(run: ReportedRun) -> Settings | None:
     elsewhere, which the trace does not have: blocks are assumed to be alike wherever they begin. An
     exhaustive trace (``jobs/tune.py``) needs no such assumption.
     """
-    is_fixed = run.config.get("policy") == "fixed" and run.config.get("overlap") in SYNCHRONOUS
+    is_fixed = run.config.get("policy") == "fixed" and run.config.get("overlap") == SYNCHRONOUS
     if run.trace is None or not is_fixed or not run.is_exact:
         return None
     blocks = blocks_of(run.trace)
