@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import LlamaConfig
-
 from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.roofline import Placement
 from specdist.models.files.sizes import model_size
@@ -78,17 +76,7 @@ def _attention() -> Iterator[Row]:
 
 
 def _forwards() -> Iterator[Row]:
-    shape = LLAMA[MODEL]
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.inner_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.width,
-    )
-    size = model_size(MODEL, config, BYTES_PER_NUMBER)
+    size = model_size(MODEL, LLAMA[MODEL].config, BYTES_PER_NUMBER)
     published, calibrated = (
         Placement(model=size, gpu=find_gpu(GPU, "bfloat16", file), context_tokens=CONTEXT)
         for file in (None, str(DAY / "calibration.json"))

@@ -48,6 +48,22 @@ class Shape:
         of_attention = [(of_heads, hidden), (of_keys, hidden), (of_keys, hidden), (hidden, of_heads)]
         return [*of_attention, (inner, hidden), (inner, hidden), (hidden, inner)]
 
+    @property
+    def config(self) -> LlamaConfig:
+        return LlamaConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.inner_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            head_dim=self.width,
+            max_position_embeddings=MAX_POSITIONS,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+        )
+
 
 LLAMA = {
     shape.name: shape
@@ -155,25 +171,12 @@ def driver_version() -> str:
 
 def random_llama(bench: Bench, shape: Shape) -> LlamaForCausalLM:
     """A whole model in bfloat16, made on the device: no file is read or written."""
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.inner_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.width,
-        max_position_embeddings=MAX_POSITIONS,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         # Modules of the pretended device are made on the host.
         with torch.device("cpu" if bench.pretends else bench.device):
-            model = LlamaForCausalLM(config)
+            model = LlamaForCausalLM(shape.config)
     finally:
         torch.set_default_dtype(before)
     return model.to(bench.device).eval()

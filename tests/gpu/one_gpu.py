@@ -8,8 +8,6 @@ take what is free.
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +19,11 @@ from specdist.cli import generate
 from specdist.job.ranks import topology
 from specdist.models.loading import loading
 from specdist.models.passes.acceleration import Acceleration
+from tests.gpu.without_peers import use_peer_memory
 
 
 def local_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", 0)
-
-
-def use_peer_memory(*_: Any, **__: Any) -> bool:
-    return False
 
 
 usual = Acceleration.of
@@ -63,7 +58,4 @@ if __name__ == "__main__":
     Acceleration.of = staticmethod(acceleration)  # type: ignore[method-assign]
     loading.use_peer_memory = use_peer_memory
     dist.init_process_group, dist.send, dist.recv = init_process_group, send, receive  # type: ignore[assignment]
-    code = generate()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    generate.end()

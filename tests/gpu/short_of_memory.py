@@ -6,12 +6,11 @@ Once: the ranks then start over in their own processes. Started by a launcher, a
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import torch
 
-from specdist.cli import generate as main
+from specdist.cli import generate
 from specdist.job.ranks.restart import num_restarts
 from specdist.models.passes.runner import ModelRunner
 
@@ -33,7 +32,4 @@ def greedy(runner: ModelRunner, *args: Any) -> torch.Tensor:
 
 if __name__ == "__main__":
     ModelRunner.forward = greedy  # type: ignore[method-assign]
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    generate.end()

@@ -6,11 +6,9 @@ as jobs/generate.py is.
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
-from specdist.cli import generate as main
+from specdist.cli import generate
 from specdist.models.loading import loading
 
 
@@ -20,7 +18,4 @@ def use_peer_memory(*_: Any, **__: Any) -> bool:
 
 if __name__ == "__main__":
     loading.use_peer_memory = use_peer_memory
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    generate.end()

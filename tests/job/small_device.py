@@ -4,14 +4,13 @@ fit into the memory of rank ``SMALL_RANK``. Started by a launcher, as the job is
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.cli import generate as main
+from specdist.cli import generate
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 
@@ -29,7 +28,4 @@ def limited(runner: ModelRunner, batch: FlatBatch, logits_index: Sequence[int] |
 
 if __name__ == "__main__":
     ModelRunner.forward = limited  # type: ignore[method-assign]
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    generate.end()

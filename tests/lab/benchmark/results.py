@@ -128,7 +128,7 @@ class ComparisonResult(BenchmarkResult):
 
     @staticmethod
     def read(path: Path) -> ComparisonResult:
-        """Of ``jobs/benchmark.py``, too. Raises :class:`UserError` for a file that is no such result."""
+        """Of ``jobs/benchmark.py``, too. Raises :class:`UserError` for a file that is not such a result."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
