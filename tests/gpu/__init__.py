@@ -1,4 +1,4 @@
-"""A pretended CUDA device, to test the GPU code paths on a machine without a GPU.
+"""A fake CUDA device, to test the GPU code paths on a machine without a GPU.
 
 Tensors say ``cuda:0`` and hold real numbers on the CPU. What eager CUDA, a stream capture and FlashAttention
 refuse is refused here; kernels, copies and waits are counted. What this cannot show is named in one place, at

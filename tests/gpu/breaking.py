@@ -1,4 +1,4 @@
-"""Ranks with pretended GPUs that break: the main job with one fault each, chosen by environment variables."""
+"""Ranks with fake GPUs that break: the main job with one fault each, chosen by environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdist.job.ranks.signals import end_process
 from specdist.models.passes.graphs import CudaGraphs
 from specdist.models.passes.runner import ModelRunner
 from tests.gpu.device import DEVICE
-from tests.gpu.generating import pretend
+from tests.gpu.generating import use_fake_device
 
 # The ranks, as digits, and at which of their passes or captures.
 RANKS, MOMENT = "BREAKING_RANKS", "BREAKING_MOMENT"
@@ -36,7 +36,7 @@ def breaks() -> bool:
 
 def joins_on_the_host(given: Sequence[str]) -> int:
     """The draft's rank joins DeepSpeed's broadcast with the random state of the CPU."""
-    pretend()
+    use_fake_device()
     specdist.job.replica.loaded_models.join_sharding = lambda: torch.distributed.broadcast(
         torch.get_rng_state(), 0
     )
@@ -44,7 +44,7 @@ def joins_on_the_host(given: Sequence[str]) -> int:
 
 
 def out_of_memory_in_a_pass(given: Sequence[str]) -> int:
-    pretend()
+    use_fake_device()
     forward = ModelRunner.forward
     passes = [0]
 
@@ -60,7 +60,7 @@ def out_of_memory_in_a_pass(given: Sequence[str]) -> int:
 
 
 def out_of_memory_in_a_capture(given: Sequence[str]) -> int:
-    pretend()
+    use_fake_device()
     if breaks():
         DEVICE.fail_at(capture=int(os.environ[MOMENT]))
     return start(given)
@@ -68,7 +68,7 @@ def out_of_memory_in_a_capture(given: Sequence[str]) -> int:
 
 def with_captures(change: Callable[[Replay], Replay], given: Sequence[str]) -> int:
     """The chosen capture of these ranks is what ``change`` makes of it."""
-    pretend()
+    use_fake_device()
     capture = CudaGraphs.capture
     captures = [0]
 
@@ -97,7 +97,7 @@ def wrong_replay(given: Sequence[str]) -> int:
 
 def out_of_memory_before_a_capture(given: Sequence[str]) -> int:
     """In the warm-up passes before it."""
-    pretend()
+    use_fake_device()
     capture = CudaGraphs.capture
     captures = [0]
 

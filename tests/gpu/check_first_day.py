@@ -1,4 +1,4 @@
-"""The checks of test_first_day.py that need a pretended device, each in a process of its own."""
+"""The checks of test_first_day.py that need a fake device, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = {
 
 def check_wrong_kernels_are_seen(folder: str) -> None:
     """Right kernels pass; a small fault in any of them fails."""
-    bench = Bench(pretends=True)
+    bench = Bench(is_fake=True)
     assert wrong_kernels(bench, folder) == set()
     with patch.dict(ON_HOST, FAULTS):
         found = wrong_kernels(bench, folder)
@@ -95,7 +95,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
 
 def check_measuring_steps(folder: str) -> None:
     """They end well, and their files say that they mean nothing."""
-    bench = Bench(pretends=True)
+    bench = Bench(is_fake=True)
     for name, run in (
         ("costs", first_costs.measure_all),
         ("graphs", first_graphs.record_all),
@@ -103,16 +103,16 @@ def check_measuring_steps(folder: str) -> None:
     ):
         assert run(bench, Path(folder, name)) == 0
         (path,) = Path(folder, name).iterdir()
-        assert json.loads(path.read_text())["is_pretended"] is True
+        assert json.loads(path.read_text())["is_fake"] is True
 
 
 def sums_on_a_rank(folder: str) -> int:
-    """Of a world of pretended GPUs."""
-    generating.pretend()
+    """Of a world of fake GPUs."""
+    generating.use_fake_device()
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group("cpu:gloo,cuda:nccl")
-    bench = Bench(pretends=True, index=rank)
+    bench = Bench(is_fake=True, index=rank)
     found = measure_sums(bench, dist.get_world_size(), SUM_SIZES)
     assert [one.num_bytes for one in found] == list(SUM_SIZES)
     Path(folder, f"{rank}.json").write_text(json.dumps([one.way for one in found]))

@@ -1,4 +1,4 @@
-"""The checks of test_fusing.py; each runs in a process with a pretended device."""
+"""The checks of test_fusing.py; each runs in a process with a fake device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pair of models of the main job, built once for all tests on pretended GPUs."""
+"""The pair of models of the main job, built once for all tests on fake GPUs."""
 
 from __future__ import annotations
 

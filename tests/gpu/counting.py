@@ -1,4 +1,4 @@
-"""The measurements of counts.py: small engines and single passes on the pretended device.
+"""The measurements of counts.py: small engines and single passes on the fake device.
 
 Kernels are counted by what the device is given, whatever their size. So a tiny model of two and of four
 layers tells the kernels of a layer, and a model of the true width with one and with two layers the bytes of
@@ -30,7 +30,7 @@ from tests.engine.heads import random_head
 from tests.gpu.engine_runs import GPU, RULES, prompts
 from tests.gpu.observing import SIDES, Observer
 from tests.gpu.policies import policies
-from tests.gpu.tensor import PretendedDevice
+from tests.gpu.tensor import FakeDevice
 from tests.gpu.traffic import CACHE, KINDS, PAGED_ATTENTION, REST, WEIGHTS, address
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 
@@ -173,7 +173,7 @@ def _steady_pass(
 def _without_products(weights: Collection[int]) -> Iterator[None]:
     """Products with weights, and attention, are counted and give zeros: the host would take seconds for
     each."""
-    run_on_device = PretendedDevice._run_on_device
+    run_on_device = FakeDevice._run_on_device
 
     def run(
         device: Any, function: Any, operator: Any, args: Any, kwargs: Any, tensors: Any, index: Any
@@ -184,7 +184,7 @@ def _without_products(weights: Collection[int]) -> Iterator[None]:
             function = _Zeros(lambda left, right: (len(left), right.shape[1]))
         return run_on_device(device, function, operator, args, kwargs, tensors, index)
 
-    with patch.object(PretendedDevice, "_run_on_device", run):
+    with patch.object(FakeDevice, "_run_on_device", run):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Counts what the device is given, on a pretended one: kernels, copies, synchronisations, replays, bytes.
+"""Counts what the device is given, on a fake one: kernels, copies, synchronisations, replays, bytes.
 
     python -m tests.gpu.counts                       everything, a quarter of an hour
     python -m tests.gpu.counts --fast                one family, a few policies, one batch size, one shape
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     reason = device.why_not()
     if reason is not None:
-        note(f"no device can be pretended here: {reason}")
+        note(f"no device can be faked here: {reason}")
         return 1
     device.prepare()
     device.install()

@@ -1,4 +1,4 @@
-"""The pretended CUDA device of this process: tests of the GPU code paths begin here."""
+"""The fake CUDA device of this process: tests of the GPU code paths begin here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks on pretended GPUs whose collectives do not match: every rank runs :func:`rank` with one fault."""
+"""Two ranks on fake GPUs whose collectives do not match: every rank runs :func:`rank` with one fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks with pretended GPUs that report how they leave, or that fail on the way."""
+"""Ranks with fake GPUs that report how they leave, or that fail on the way."""
 
 from __future__ import annotations
 

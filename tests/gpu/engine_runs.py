@@ -1,4 +1,4 @@
-"""The engine on the pretended device against the engine on a CPU, in one process.
+"""The engine on the fake device against the engine on a CPU, in one process.
 
 In float32 the CPU's run is the one of every other test: ragged passes, SDPA. In bfloat16 two ways to sum give
 other tokens, so there the CPU runs the device's kernels, in static passes, and answers to the last bit.
@@ -59,7 +59,7 @@ KERNELS = (VarlenKernel(), TritonKernel())
 
 @dataclass
 class Pair:
-    """A target and a draft, on the pretended device and on a CPU.
+    """A target and a draft, on the fake device and on a CPU.
 
     ``options`` are those of :class:`tests.engine.harness.Harness`, the same on both.
     """
@@ -146,7 +146,7 @@ def warnings_into(messages: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def host_kernels() -> Iterator[None]:
-    """The attention kernels for tensors on the host, by the same arithmetic as on the pretended device."""
+    """The attention kernels for tensors on the host, by the same arithmetic as on the fake device."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch("torch.nn.attention.varlen.varlen_attn", _host_varlen_attn))
         # Without Triton neither device has the project's kernel.

@@ -14,7 +14,7 @@ class Faults:
         self.plan()
 
     def plan(self, *, allocation: int | None = None, capture: int | None = None, within: str = "") -> None:
-        """See :meth:`tests.gpu.tensor.PretendedDevice.fail_at`."""
+        """See :meth:`tests.gpu.tensor.FakeDevice.fail_at`."""
         if allocation is not None and capture is not None:
             raise ValueError("allocation and capture: give one of them")
         self._num_allocations_left = allocation

@@ -3,7 +3,7 @@ specdist/lab/plan/calibration.py.
 
     python -m tests.gpu.first_calibration FOLDER
 
-The folder is the day's. Times of a pretended device are not written.
+The folder is the day's. Times of a fake device are not written.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def main() -> int:
 def calibrate(day: Path) -> int:
     found = {step: json.loads((day / step / name).read_text()) for step, name in (COSTS, GRAPHS, SUMS)
              if (day / step / name).is_file()}  # fmt: skip
-    pretended = [step for step, content in found.items() if content["is_pretended"]]
-    if pretended:
-        say(f"no {FILE_NAME} is written: the device of {', '.join(pretended)} was pretended")
+    fake = [step for step, content in found.items() if content["is_fake"]]
+    if fake:
+        say(f"no {FILE_NAME} is written: the device of {', '.join(fake)} was fake")
         return 0
     calibration_of(found).write(day / FILE_NAME)
     try:
@@ -57,7 +57,7 @@ def calibration_of(found: dict[str, Any]) -> Calibration:
     return Calibration(
         **costs["device"],
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        is_pretended=False,
+        is_fake=False,
         graph_node_bytes=node_bytes if node_bytes > 0 else None,
         all_reduce=tuple(
             MeasuredSum(**{name: one[name] for name in ("num_ranks", "num_bytes", "seconds")}) for one in sums

@@ -1,6 +1,6 @@
 """What a device needs for what passes are made of: products, launches, nodes of graphs, waits, sampling.
 
-    python -m tests.gpu.first_costs FOLDER [--pretend]
+    python -m tests.gpu.first_costs FOLDER [--fake]
 
 Products are those of a layer, in a graph that goes through copies of its matrices, more than a cache holds:
 with few tokens they show the rate at which weights are read, with many that of arithmetic.
@@ -62,11 +62,11 @@ def measure_all(bench: Bench, folder: Path) -> int:
     launches = launch_costs(bench)
     for name, seconds in launches.items():
         say(f"{name}: {1e6 * seconds:.2f} us")
-    many = TINY_MULTIPLYING_TOKENS if bench.pretends else MULTIPLYING_TOKENS
+    many = TINY_MULTIPLYING_TOKENS if bench.is_fake else MULTIPLYING_TOKENS
     products = [
         layer_products(bench, shape, num_tokens, torch.bfloat16)
         for shape in bench.shapes.values()
-        for num_tokens in (TINY_NUM_TOKENS if bench.pretends else NUM_TOKENS)
+        for num_tokens in (TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS)
     ]
     products.append(layer_products(bench, bench.shapes[MODEL], many, torch.float32))
     say("\n" + table(products))
@@ -85,18 +85,18 @@ def measure_all(bench: Bench, folder: Path) -> int:
     }
     # A cost that comes out as a difference of two times may be lost in them.
     lost = [name for name, seconds in launches.items() if not seconds > 0]
-    if lost and not bench.pretends:
+    if lost and not bench.is_fake:
         say(f"not to be measured here, since other times vary more: {', '.join(lost)}")
     content = {"device": bench.identity(), "costs": found, "products": [asdict(each) for each in products]}
     bench.write(folder / "costs.json", content)
-    return 1 if lost and not bench.pretends else 0
+    return 1 if lost and not bench.is_fake else 0
 
 
 def launch_costs(bench: Bench) -> dict[str, float]:
     """Seconds of a kernel that does next to nothing: launched by itself, and one more of a graph; of a graph
     with one kernel; and of the host's waiting for a kernel, beside its launch."""
     number = torch.zeros(1, device=bench.device)
-    many = TINY_NUM_LAUNCHES if bench.pretends else NUM_LAUNCHES
+    many = TINY_NUM_LAUNCHES if bench.is_fake else NUM_LAUNCHES
     few = max(1, int(FEW_NODES * many))
 
     def nodes(count: int) -> Callable[[], None]:
@@ -123,7 +123,7 @@ def launch_costs(bench: Bench) -> dict[str, float]:
 def layer_products(bench: Bench, shape: Shape, num_tokens: int, dtype: torch.dtype) -> Products:
     """The products of several layers in one graph."""
     layer_bytes = dtype.itemsize * sum(rows * columns for rows, columns in shape.matrices)
-    cycled_bytes = TINY_CYCLED_BYTES if bench.pretends else CYCLED_BYTES
+    cycled_bytes = TINY_CYCLED_BYTES if bench.is_fake else CYCLED_BYTES
     layers = [
         [bench.random(*size, dtype=dtype, seed=seed) for size in shape.matrices]
         for seed in range(-(-cycled_bytes // layer_bytes))
@@ -150,7 +150,7 @@ def sampling_costs(bench: Bench) -> list[dict[str, Any]]:
     """Seconds of distributions from bfloat16 logits, and of draws from them."""
     from specdist.kernels import sampling
 
-    vocab_size = TINY_VOCAB_SIZE if bench.pretends else VOCAB_SIZE
+    vocab_size = TINY_VOCAB_SIZE if bench.is_fake else VOCAB_SIZE
 
     def cost(logits: Tensor, uniforms: Tensor, filters: str) -> dict[str, Any]:
         top_k, top_p = FILTERS[filters]
@@ -168,7 +168,7 @@ def sampling_costs(bench: Bench) -> list[dict[str, Any]]:
         }
 
     found = []
-    for num_rows in TINY_NUM_ROWS if bench.pretends else NUM_ROWS:
+    for num_rows in TINY_NUM_ROWS if bench.is_fake else NUM_ROWS:
         logits = LOGITS_STD * bench.random(num_rows, vocab_size)
         uniforms = torch.full((num_rows,), 0.5, dtype=torch.float64, device=bench.device)
         found += [cost(logits, uniforms, filters) for filters in FILTERS]

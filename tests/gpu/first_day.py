@@ -4,10 +4,10 @@
     python -m tests.gpu.first_day --list             only show them; --list 8: those of a node with 8 GPUs
     python -m tests.gpu.first_day --minutes 9        those that are not done yet, while there is time
     python -m tests.gpu.first_day --only kernels main --output /scratch/first-day
-    python -m tests.gpu.first_day --pretend          the steps that a CPU can do, to try this program itself;
-                                                     measurements are of a pretended device, and mean nothing
+    python -m tests.gpu.first_day --fake             the steps that a CPU can do, to try this program itself;
+                                                     measurements are of a fake device, and mean nothing
 
-What the pretended device of the tests cannot show, and these commands are for:
+What the fake device of the tests cannot show, and these commands are for:
 
 - Races between streams: there all work is done at once, when it is called. A missing wait goes unnoticed.
 - NCCL's own blocking: its calls return before the others have come, hang where gloo raises an error, and
@@ -88,12 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="GPUS",
         help="show the plan of a node with so many GPUs (default: this one), run nothing",
     )
-    parser.add_argument("--pretend", action="store_true", help="on a CPU, the steps that need no GPU")
+    parser.add_argument("--fake", action="store_true", help="on a CPU, the steps that need no GPU")
     options = parser.parse_args(arguments)
     # The commands run in the repository, wherever this was started.
     options.output, options.pair = options.output.absolute(), options.pair and options.pair.absolute()
     num_gpus = count_gpus() if options.list in (None, -1) else options.list
-    device = "cpu" if options.pretend else "cuda"
+    device = "cpu" if options.fake else "cuda"
     large = tuple(options.large) if options.large else None
     every = plan(options.output, options.pair, device=device, num_gpus=num_gpus, large=large)
     unknown = sorted(set(options.only or ()) - {step.name for step in every})
@@ -113,8 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list is not None:
         say(json.dumps({"steps": [step.name for step in steps], "num_gpus": num_gpus}))
         return 0
-    if not num_gpus and not options.pretend:
-        say("\nThis machine has no GPU: nothing was run. --pretend tries the steps that a CPU can do.")
+    if not num_gpus and not options.fake:
+        say("\nThis machine has no GPU: nothing was run. --fake tries the steps that a CPU can do.")
         say(json.dumps({"error": "no GPU", "num_gpus": 0}))
         return NO_GPU
     (options.output / "logs").mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if left_s < LEAST_S:
             break
         limited = replace(step, limit_s=min(step.limit_s, left_s))
-        result = run(limited, options.output, num_gpus, pretends=options.pretend)
+        result = run(limited, options.output, num_gpus, is_fake=options.fake)
         if number and result.seconds >= limited.limit_s < step.limit_s:
             say(f"{step.name}: cut short by --minutes, not kept; it comes first next time")
             break
@@ -184,13 +184,13 @@ def count_gpus() -> int:
     return int(ended.stdout)
 
 
-def run(step: Step, output: Path, num_gpus: int, *, pretends: bool) -> Result:
+def run(step: Step, output: Path, num_gpus: int, *, is_fake: bool) -> Result:
     """Run a step to its end or its limit; it never raises an error, so that the next step follows."""
     log = output / "logs" / f"{step.name}.log"
     reason = step.skips
-    if pretends and not step.runs_on_cpu:
+    if is_fake and not step.runs_on_cpu:
         reason = "a CPU cannot do it"
-    elif not pretends and step.num_gpus > num_gpus:
+    elif not is_fake and step.num_gpus > num_gpus:
         reason = f"it needs {step.num_gpus} GPUs, and this node has {num_gpus}"
     if reason:
         say(f"{step.name}: skipped, {reason}")
@@ -199,7 +199,7 @@ def run(step: Step, output: Path, num_gpus: int, *, pretends: bool) -> Result:
     begin = time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
-    if pretends:
+    if is_fake:
         environment |= {"DS_ACCELERATOR": "cpu"}
     with log.open("w") as file:
         file.write(f"{shlex.join(step.command)}\n\n")

@@ -21,8 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 # Of what is not timed by triton.testing, whose own limits are times.
 NUM_WARMUPS, NUM_REPEATS = 3, 9
-PRETENDED_REPEATS = 1
-NOTHING_MEANT = "The device is pretended: no figure here means anything."
+FAKE_REPEATS = 1
+NOTHING_MEANT = "The device is fake: no figure here means anything."
 MS_PER_S = 1e3
 MAX_POSITIONS = 8192
 
@@ -76,7 +76,7 @@ LLAMA = {
               width=128, vocab_size=32064),
     )
 }  # fmt: skip
-# For the pretended device.
+# For the fake device.
 TINY = {
     shape.name: shape
     for shape in (
@@ -89,22 +89,22 @@ TINY = {
 
 
 class Bench:
-    """The device of a step. ``pretends``: installed here, in this process, until it ends."""
+    """The device of a step. ``is_fake``: installed here, in this process, until it ends."""
 
-    def __init__(self, *, pretends: bool, index: int = 0) -> None:
-        self.pretends = pretends
-        if pretends and not torch.cuda.is_available():
+    def __init__(self, *, is_fake: bool, index: int = 0) -> None:
+        self.is_fake = is_fake
+        if is_fake and not torch.cuda.is_available():
             from tests.gpu import device
 
             device.prepare()
             device.install()
         torch.set_grad_enabled(False)
         self.device = torch.device("cuda", index)
-        self.shapes = TINY if pretends else LLAMA
+        self.shapes = TINY if is_fake else LLAMA
 
     def random(self, *size: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
         """Normal numbers, made on the device."""
-        maker = torch.device("cpu") if self.pretends else self.device
+        maker = torch.device("cpu") if self.is_fake else self.device
         generator = torch.Generator(maker).manual_seed(seed)
         return torch.randn(size, generator=generator, dtype=dtype, device=maker).to(self.device)
 
@@ -115,7 +115,7 @@ class Bench:
         graph, some microseconds, is a part of the time.
         """
         replay = self.recorded(function)
-        if self.pretends:
+        if self.is_fake:
             return self.host_s(replay, 1)
         from triton.testing import do_bench
 
@@ -124,14 +124,14 @@ class Bench:
     def host_s(self, function: Callable[[], object], times: int) -> float:
         """Median seconds of a call, of so many one after the other and the work that they queue."""
         found = []
-        for _ in range(1 + PRETENDED_REPEATS if self.pretends else NUM_WARMUPS + NUM_REPEATS):
+        for _ in range(1 + FAKE_REPEATS if self.is_fake else NUM_WARMUPS + NUM_REPEATS):
             torch.cuda.synchronize()
             begin = time.perf_counter()
             for _ in range(times):
                 function()
             torch.cuda.synchronize()
             found.append((time.perf_counter() - begin) / times)
-        return statistics.median(found[1 if self.pretends else NUM_WARMUPS :])
+        return statistics.median(found[1 if self.is_fake else NUM_WARMUPS :])
 
     def recorded(self, function: Callable[[], object]) -> Callable[[], None]:
         """The replay of a CUDA graph of the function."""
@@ -151,14 +151,14 @@ class Bench:
         libraries = ("torch", "triton", "transformers")
         versions = {name: str(importlib.import_module(name).__version__) for name in libraries}
         found = torch.cuda.get_device_properties(self.device)
-        if not self.pretends:
+        if not self.is_fake:
             versions |= {"cuda": str(torch.version.cuda), "driver": driver_version()}
         return {"gpu_name": found.name, "memory_bytes": found.total_memory, "versions": versions}
 
     def write(self, path: Path, content: Mapping[str, Any]) -> None:
         """Results of a step, with what says whether they mean anything."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"is_pretended": self.pretends, **content}, indent=2))
+        path.write_text(json.dumps({"is_fake": self.is_fake, **content}, indent=2))
 
 
 def driver_version() -> str:
@@ -174,8 +174,8 @@ def random_llama(bench: Bench, shape: Shape) -> LlamaForCausalLM:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        # Modules of the pretended device are made on the host.
-        with torch.device("cpu" if bench.pretends else bench.device):
+        # Modules of the fake device are made on the host.
+        with torch.device("cpu" if bench.is_fake else bench.device):
             model = LlamaForCausalLM(shape.config)
     finally:
         torch.set_default_dtype(before)
@@ -183,20 +183,20 @@ def random_llama(bench: Bench, shape: Shape) -> LlamaForCausalLM:
 
 
 def step(description: str, run: Callable[[Bench, Path], int], arguments: Sequence[str] | None = None) -> int:
-    """The program of a step: ``FOLDER [--pretend]``; its exit code."""
+    """The program of a step: ``FOLDER [--fake]``; its exit code."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path, help="for the results")
-    parser.add_argument("--pretend", action="store_true", help="on the pretended device, with tiny shapes")
+    parser.add_argument("--fake", action="store_true", help="on the fake device, with tiny shapes")
     options = parser.parse_args(arguments)
-    if not options.pretend and not torch.cuda.is_available():
-        parser.error("torch sees no GPU here; --pretend tries this program on a pretended one")
+    if not options.fake and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here; --fake tries this program on a fake one")
     # Which kernels are chosen, and why others are not.
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="[%(name)s] %(message)s")
-    bench = Bench(pretends=options.pretend)
-    if bench.pretends:
+    bench = Bench(is_fake=options.fake)
+    if bench.is_fake:
         say(NOTHING_MEANT)
     code = run(bench, options.folder)
-    if bench.pretends:
+    if bench.is_fake:
         say(NOTHING_MEANT)
     return code
 

@@ -1,6 +1,6 @@
 """Recorded passes of a model of 8B: what a graph needs of memory, and how much faster a replay is.
 
-    python -m tests.gpu.first_graphs FOLDER [--pretend]
+    python -m tests.gpu.first_graphs FOLDER [--fake]
 
 Random weights, made on the device. The passes first run unrecorded, so that what is loaded or compiled at the
 first run of a kernel is there; then others like them are recorded. What the device has less then, beside what
@@ -55,10 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def record_all(bench: Bench, folder: Path) -> int:
-    shape, context = bench.shapes[MODEL], TINY_CONTEXT if bench.pretends else CONTEXT
+    shape, context = bench.shapes[MODEL], TINY_CONTEXT if bench.is_fake else CONTEXT
     model = random_llama(bench, shape)
     use_paged_attention(model)
-    sizes = list(passes())[: TINY_NUM_GRAPHS if bench.pretends else NUM_GRAPHS]
+    sizes = list(passes())[: TINY_NUM_GRAPHS if bench.is_fake else NUM_GRAPHS]
     timed = [size for size in sizes if size in TIMED]
     eager = runner_of(bench, model, context, is_recorded=False)
     for size in sizes:
@@ -142,7 +142,7 @@ def batch_of(context: int, num_rows: int, num_tokens: int) -> tuple[FlatBatch, n
 
 def pass_s(bench: Bench, runner: ModelRunner, context: int, num_rows: int, num_tokens: int) -> float:
     batch, wanted = batch_of(context, num_rows, num_tokens)
-    times = TINY_NUM_TIMES if bench.pretends else NUM_TIMES
+    times = TINY_NUM_TIMES if bench.is_fake else NUM_TIMES
     return bench.host_s(lambda: runner.forward(batch, wanted), times)
 
 
@@ -150,7 +150,7 @@ def bytes_beside_allocator(bench: Bench) -> int:
     """Used on the device, by whomever, without what torch's allocator has taken."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info(bench.device)
-    held = 0 if bench.pretends else torch.cuda.memory_reserved(bench.device)
+    held = 0 if bench.is_fake else torch.cuda.memory_reserved(bench.device)
     return total - free - held
 
 

@@ -1,6 +1,6 @@
 """The project's kernels at the shapes that people run, in bfloat16, beside plain operations, and their times.
 
-    python -m tests.gpu.first_kernels FOLDER [--pretend]
+    python -m tests.gpu.first_kernels FOLDER [--fake]
 
 Sizes are those of a rank of Llama: 1B and 8B whole, 70B over four ranks. Every kernel is given the same
 numbers as a plain implementation, which shares no code with it; the step fails if one of them differs by more
@@ -162,9 +162,9 @@ def compared(bench: Bench, model: str, cases: Iterator[Case], *, refuses: bool =
 
 def cases_of(bench: Bench, shape: Shape) -> Iterator[Case]:
     """Attention, and the small steps of a layer."""
-    for name, lengths in (TINY_ATTENTION if bench.pretends else ATTENTION).items():
+    for name, lengths in (TINY_ATTENTION if bench.is_fake else ATTENTION).items():
         yield attention_case(bench, shape, name, *lengths)
-    for num_tokens in TINY_NUM_TOKENS if bench.pretends else NUM_TOKENS:
+    for num_tokens in TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS:
         yield from layer_cases(bench, shape, num_tokens)
 
 
@@ -253,8 +253,8 @@ def writing_case(bench: Bench, shape: Shape, keys: Tensor, values: Tensor) -> Ca
 
 def sampling_cases(bench: Bench) -> Iterator[Case]:
     """Distributions from logits, and draws from them."""
-    vocab_size = TINY_VOCAB_SIZE if bench.pretends else VOCAB_SIZE
-    for num_rows in TINY_NUM_ROWS if bench.pretends else NUM_ROWS:
+    vocab_size = TINY_VOCAB_SIZE if bench.is_fake else VOCAB_SIZE
+    for num_rows in TINY_NUM_ROWS if bench.is_fake else NUM_ROWS:
         logits = LOGITS_STD * bench.random(num_rows, vocab_size)
         for name, (top_k, top_p) in FILTERS.items():
             yield filter_case(logits, name, temperature=TEMPERATURE, top_k=top_k, top_p=top_p)
@@ -323,7 +323,7 @@ def quantised_cases(bench: Bench, shape: Shape) -> Iterator[Case]:
         layer.fill(quantize(form, weight), {})
         for kernel, make in products_of(layer, torch.bfloat16).items():
             product = functools.cache(make)
-            for num_tokens in TINY_NUM_TOKENS if bench.pretends else NUM_TOKENS:
+            for num_tokens in TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS:
                 tokens = bench.random(num_tokens, num_inputs, seed=1)
                 yield quantised_case(f"{name}: {kernel}", layer, product, tokens)
 

@@ -1,6 +1,6 @@
 """Where the time of a round goes: a target of 8B and a draft of 1B on one GPU, greedy and with top-p.
 
-    python -m tests.gpu.first_round FOLDER [--pretend]
+    python -m tests.gpu.first_round FOLDER [--fake]
 
 Random weights, made on the device: times of phases are those of such models, tokens per second are not, since
 random models agree on little. The engine is the job's; draft and target take turns, and the target is "idle"
@@ -81,14 +81,14 @@ def time_rounds(bench: Bench, folder: Path) -> int:
     replica = Replica(bench, target, draft)
     rounds = []
     for name, settings in SETTINGS.items():
-        for batch_size in TINY_BATCH_SIZES if bench.pretends else BATCH_SIZES:
-            new_tokens = TINY_NEW_TOKENS if bench.pretends else NEW_TOKENS
+        for batch_size in TINY_BATCH_SIZES if bench.is_fake else BATCH_SIZES:
+            new_tokens = TINY_NEW_TOKENS if bench.is_fake else NEW_TOKENS
             replica.generate(settings, batch_size, new_tokens)  # records what is replayed below
             stats = replica.generate(settings, batch_size, new_tokens)
             rounds.append(summary(name, batch_size, stats))
             say(table(rounds[-1:]) if len(rounds) == 1 else table(rounds[-1:]).splitlines()[1])
     found: dict[str, Any] = {"rounds": [asdict(one) for one in rounds]}
-    if not bench.pretends:
+    if not bench.is_fake:
         try:
             found["profile"] = profile(replica, BATCH_SIZES[-1])
         except Exception as error:  # tracing needs rights that not every node gives
@@ -108,7 +108,7 @@ class Replica:
 
     def __init__(self, bench: Bench, target: ModelRunner, draft: ModelRunner) -> None:
         self.target, self.draft = target, draft
-        tiny = bench.pretends
+        tiny = bench.is_fake
         self.prompt_tokens = TINY_PROMPT_TOKENS if tiny else PROMPT_TOKENS
         self.max_num_seqs = max(TINY_BATCH_SIZES if tiny else BATCH_SIZES)
         self.max_seq_len = self.prompt_tokens + (TINY_NEW_TOKENS if tiny else NEW_TOKENS)

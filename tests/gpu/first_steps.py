@@ -41,7 +41,7 @@ def plan(
     """All steps, in their order.
 
     Args:
-        device: of the jobs; with "cpu" measurements are on the pretended device.
+        device: of the jobs; with "cpu" measurements are on the fake device.
         num_gpus: of this node, which decides over how many sums and the long prompts are run.
         large: target and draft of the last job.
     """
@@ -52,7 +52,7 @@ def plan(
              title="libraries, devices and how they are connected",
              tells="whether drivers, CUDA, NCCL and the wheels of this environment fit one another",
              command=[*CHECKS, "versions"]),
-        *measuring_steps(output, pretends=device == "cpu", num_gpus=num_gpus),
+        *measuring_steps(output, is_fake=device == "cpu", num_gpus=num_gpus),
         *one_gpu_steps(jobs, has_pair=pair is not None),
         *sharded_steps(jobs),
         *long_steps(jobs, num_gpus=num_gpus),
@@ -74,14 +74,14 @@ def plan(
     return [replace(step, needs=tuple(name for name in step.needs if name != "pair")) for step in steps]
 
 
-def measuring_steps(output: Path, *, pretends: bool, num_gpus: int) -> list[Step]:
+def measuring_steps(output: Path, *, is_fake: bool, num_gpus: int) -> list[Step]:
     """What needs no checkpoint: weights are random, and made on the device."""
 
     # The widest sum that there are GPUs for.
     ranks = max((number for number in NUM_RANKS if number <= num_gpus), default=min(NUM_RANKS))
 
-    mode = ["--pretend"] if pretends else []
-    skips = "" if not pretends else why_not() or ""
+    mode = ["--fake"] if is_fake else []
+    skips = "" if not is_fake else why_not() or ""
 
     def command(module: str, name: str) -> list[str]:
         return [PYTHON, "-m", f"tests.gpu.{module}", f"{output}/{name}", *mode]

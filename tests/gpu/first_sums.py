@@ -45,7 +45,7 @@ def main() -> int:
     index = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(index)
     dist.init_process_group("cpu:gloo,cuda:nccl")
-    bench = Bench(pretends=False, index=index)
+    bench = Bench(is_fake=False, index=index)
     found = measure_sums(bench, world_size)
     if rank == 0:
         bench.write(Path(sys.argv[1]) / "sums.json", {"sums": [asdict(one) for one in found]})

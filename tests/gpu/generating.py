@@ -1,4 +1,4 @@
-"""The main job on ranks with a pretended GPU each: ``main`` replaces that of the job."""
+"""The main job on ranks with a fake GPU each: ``main`` replaces that of the job."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Main = Callable[[Sequence[str]], int]
 
 def main(given: Sequence[str]) -> int:
     """One rank of the job; its exit code."""
-    pretend()
+    use_fake_device()
     return generate(given)
 
 
-def pretend() -> None:
+def use_fake_device() -> None:
     """From here on this process has a GPU, and so have the other ranks."""
     prepare()
     process_groups.install()

@@ -18,9 +18,9 @@ CPU, CUDA = 0, 1
 
 
 def why_not() -> str | None:
-    """The reason why this process cannot have a pretended device; None if it can."""
+    """The reason why this process cannot have a fake device; None if it can."""
     if torch.backends.cuda.is_built():
-        return "this torch was built with CUDA: the pretended device replaces what only a CPU build lacks"
+        return "this torch was built with CUDA: the fake device replaces what only a CPU build lacks"
     try:
         _registry()
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The main job on ranks with pretended GPUs of little memory. Each says at the end what it has taken."""
+"""The main job on ranks with fake GPUs of little memory. Each says at the end what it has taken."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from specdist.cli import generate
 from specdist.job.costs.allocation import CacheRoom
 from specdist.job.ranks.watchdog import Watchdog
 from tests.gpu.device import DEVICE
-from tests.gpu.generating import pretend
+from tests.gpu.generating import use_fake_device
 
 MIB = 2**20
 TAKEN = "memory that was taken: "
 
 
 def measuring(given: Sequence[str]) -> int:
-    pretend()
+    use_fake_device()
     memory = DEVICE.memory
     memory.total, memory.others = 3800 * MIB, 512 * MIB
     memory.connection, memory.kernel = 150 * MIB, 4 * MIB

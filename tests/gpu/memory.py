@@ -1,4 +1,4 @@
-"""The memory of the pretended device: what is held now, and the most that was held at a time."""
+"""The memory of the fake device: what is held now, and the most that was held at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who causes which work of the pretended device, and what a graph does each time that it is replayed.
+"""Who causes which work of the fake device, and what a graph does each time that it is replayed.
 
 The device's own books (books.py) do not know which model's side is at work, nor what is in a graph. Here the
 draft's side is whatever runs below ``DraftWorker``; the rest is the target's.
@@ -18,7 +18,7 @@ from torch import nn
 from tests.gpu.books import PACKAGE, Books
 from tests.gpu.device import DEVICE
 from tests.gpu.streams import CUDAGraph
-from tests.gpu.tensor import PretendedDevice
+from tests.gpu.tensor import FakeDevice
 from tests.gpu.traffic import address, moved_bytes
 
 DRAFT_SIDE = f"{PACKAGE}engine/draft/draft_worker.py"
@@ -69,7 +69,7 @@ class Observer:
                 (CUDAGraph, "capture_begin", lambda *_: self._captured.clear()),
                 (CUDAGraph, "capture_end", self._note_graph),
                 (CUDAGraph, "replay", self._note_replay),
-                (PretendedDevice, "_run_on_device", self._weigh),
+                (FakeDevice, "_run_on_device", self._weigh),
             ):
                 stack.enter_context(patch.object(owner, name, _noted(getattr(owner, name), note)))
             for model in self._models:

@@ -128,7 +128,7 @@ def _routed(real: Callable[..., Any]) -> Callable[..., Any]:
         call.apply_defaults()
         values = call.arguments
         if values.get("async_op"):
-            raise NotImplementedError(f"{name} with async_op=True is not pretended")
+            raise NotImplementedError(f"{name} with async_op=True is not faked")
         group = values.get("group") or dist.group.WORLD
         if dist.get_rank(group) < 0:
             return real(*args, **options)  # which warns, and does nothing
@@ -179,9 +179,7 @@ def _connect(name: str, group: Any, tensors: list[torch.Tensor]) -> None:
 
 def _unused(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **options: Any) -> Any:
-        raise NotImplementedError(
-            f"torch.distributed.{name} is not pretended: see tests/gpu/process_groups.py"
-        )
+        raise NotImplementedError(f"torch.distributed.{name} is not faked: see tests/gpu/process_groups.py")
 
     return refuse
 
@@ -282,7 +280,7 @@ def _root(name: str, values: dict[str, Any], group: Any) -> int | None:
     if place is not None:
         return int(dist.get_global_rank(group, place))
     if root is None and name == "recv":
-        raise NotImplementedError("recv from anybody is not pretended: NCCL has no such thing")
+        raise NotImplementedError("recv from anybody is not faked: NCCL has no such thing")
     return 0 if root is None else int(root)
 
 

@@ -1,4 +1,4 @@
-"""Runs checks in a process of their own, in which there is a pretended device until it ends."""
+"""Runs checks in a process of their own, in which there is a fake device until it ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.gpu.guard import why_not
 
 TIMEOUT_S = 240
 
-needs_pretended_device = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+needs_fake_device = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 def on_device(check: Callable[..., Any], *arguments: Any) -> str:
-    """Call a function of a module where a pretended device is installed; what it printed.
+    """Call a function of a module where a fake device is installed; what it printed.
 
     Fails with the function's own words if it raises, or has not ended in time.
     """

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.gpu.meetings import Answers, Call, Meetings
 
-ADDRESS = "PRETENDED_REFEREE"
+ADDRESS = "FAKE_REFEREE"
 # Far longer than a slow rank needs to arrive, far shorter than the job waits for one.
 TIMEOUT_S = 60.0
 # How long a rank may take to report where it is: its thread needs the interpreter for that.

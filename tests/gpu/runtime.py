@@ -13,7 +13,7 @@ from tests.gpu.tensor import DEVICE
 
 NUM_DEVICES = 8
 CAPABILITY = (8, 0)
-NAME = "pretended CUDA device"
+NAME = "fake CUDA device"
 
 
 def install_runtime() -> None:

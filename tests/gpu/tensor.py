@@ -1,4 +1,4 @@
-"""The pretended device itself: its tensors, and what happens at each operator on them."""
+"""The fake device itself: its tensors, and what happens at each operator on them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _memory_of(host: Tensor) -> Memory:
     return memory
 
 
-class PretendedDevice(TorchDispatchMode):
+class FakeDevice(TorchDispatchMode):
     """Runs every operator on the values on the host, by the device's rules, and counts the work.
 
     Attributes:
@@ -199,7 +199,7 @@ class PretendedDevice(TorchDispatchMode):
         if not takes_cuda and index is None:
             return self._run_on_host(function, operator, args, kwargs)
         if function.namespace == "c10d":
-            raise RuntimeError(f"{function} got a CUDA tensor, and no NCCL is pretended, at {project_line()}")
+            raise RuntimeError(f"{function} got a CUDA tensor, and NCCL is not faked, at {project_line()}")
         if (reason := why_devices_differ(operator, args, tensors)) is not None:
             raise RuntimeError(f"{reason} ({function} at {project_line()})")
         self._account(operator, args, kwargs, tensors, index)
@@ -312,7 +312,7 @@ class PretendedDevice(TorchDispatchMode):
         for at in operator.written:
             written = argument(at, args, kwargs)
             if isinstance(written, CudaTensor) and written.host.shape != written.shape:
-                raise NotImplementedError(f"{function} changes the shape of a pretended tensor in place")
+                raise NotImplementedError(f"{function} changes the shape of a fake tensor in place")
         if not operator.returned:
             return None
         results = result if isinstance(result, (tuple, list)) else (result,)
@@ -372,4 +372,4 @@ def _on_cuda(value: Any, index: int) -> Any:
     return value
 
 
-DEVICE = PretendedDevice()
+DEVICE = FakeDevice()

@@ -13,7 +13,7 @@ import torch
 from specdist.lab.plan.roofline import DRAFT_PASS, TARGET_PASS
 from tests.gpu.counts import COUNTED, planned
 from tests.gpu.operators import operator_of
-from tests.gpu.processes import needs_pretended_device, on_device
+from tests.gpu.processes import needs_fake_device, on_device
 from tests.ranks import REPOSITORY
 
 TIMEOUT_S = 500
@@ -34,7 +34,7 @@ def found() -> Any:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-@needs_pretended_device
+@needs_fake_device
 def test_the_last_line_has_what_is_counted_and_it_is_no_worse(found: Any) -> None:
     assert found["kernels_per_layer"]["llama"] <= MOST_KERNELS_PER_LAYER
     for side, most in MOST_SYNCS.items():
@@ -49,7 +49,7 @@ def test_the_last_line_has_what_is_counted_and_it_is_no_worse(found: Any) -> Non
         assert 1 <= found["bytes_over_floor"]["1B"][kind] <= most_ratio
 
 
-@needs_pretended_device
+@needs_fake_device
 def test_the_planner_promises_nothing_that_the_engine_does_not_do(found: Any) -> None:
     """The numbers in its file are those of the engine, or worse."""
     for side, counts in planned(found).items():
@@ -64,7 +64,7 @@ def test_the_planners_numbers_are_those_of_the_file() -> None:
     assert planned(after) == json.loads((REPOSITORY / "specdist/lab/plan/counted.json").read_text())
 
 
-@needs_pretended_device
+@needs_fake_device
 def test_sides_and_bytes_of_work_that_is_known() -> None:
     on_device(_check_known_work)
 

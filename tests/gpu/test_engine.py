@@ -1,14 +1,14 @@
-"""The engine in one process on a pretended GPU gives the same rows as on a CPU."""
+"""The engine in one process on a fake GPU gives the same rows as on a CPU."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.gpu import check_engine
-from tests.gpu.processes import needs_pretended_device, on_device
+from tests.gpu.processes import needs_fake_device, on_device
 from tests.models.families import FAMILIES
 
-pytestmark = needs_pretended_device
+pytestmark = needs_fake_device
 
 
 @pytest.mark.parametrize("family", FAMILIES)

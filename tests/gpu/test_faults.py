@@ -1,4 +1,4 @@
-"""Ranks with pretended GPUs that run out of memory or disagree: nothing hangs, and nothing is lost."""
+"""Ranks with fake GPUs that run out of memory or disagree: nothing hangs, and nothing is lost."""
 
 from __future__ import annotations
 

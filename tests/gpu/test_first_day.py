@@ -26,7 +26,7 @@ from tests.gpu.first_checks import (
 )
 from tests.gpu.first_jobs import Step
 from tests.gpu.first_steps import plan
-from tests.gpu.processes import needs_pretended_device, on_device
+from tests.gpu.processes import needs_fake_device, on_device
 from tests.gpu.referee import refereed
 from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import free_port
@@ -56,7 +56,7 @@ def test_the_plan_is_shown_with_the_list_of_what_only_a_gpu_can_show(tmp_path: P
 
 def test_the_steps_that_a_cpu_can_do_pass_and_their_results_are_saved(pair: Pair, tmp_path: Path) -> None:
     output = tmp_path / "day"
-    given = ["--pretend", "--pair", str(pair.folder), "--output", str(output)]
+    given = ["--fake", "--pair", str(pair.folder), "--output", str(output)]
     names = ["cpu", "cpu-gumbel", "gumbel", "main", "long-pair", "long-alone"]
     ended = day(*given, "--only", *names)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -135,7 +135,7 @@ def test_a_step_that_fails_or_takes_too_long_does_not_end_the_day(tmp_path: Path
     slow = Step(name="slow", command=["sleep", "60"], limit_s=1, **common)
     wrong = Step(name="wrong", command=["sh", "-c", "echo broken; exit 7"], **common)
     large = Step(name="large", command=["true"], **(common | {"num_gpus": 3}))
-    results = [first_day.run(step, tmp_path, 1, pretends=False) for step in (slow, wrong, large)]
+    results = [first_day.run(step, tmp_path, 1, is_fake=False) for step in (slow, wrong, large)]
     assert [result.outcome for result in results] == ["FAILED", "FAILED", "skipped"]
     assert results[0].reason.startswith("not over after 1 s") and results[0].seconds < 30
     assert results[1].reason == "exit code 7: broken"
@@ -208,34 +208,34 @@ def test_the_order_is_that_of_what_is_learned(tmp_path: Path) -> None:
     steps = {step.name: step for step in plan(tmp_path, None, device="cuda", num_gpus=8, large=("t", "d"))}
     assert "8" in steps["all-reduce"].command and {"t", "d"} < set(steps["large"].command)
     left_out = next(step for step in plan(tmp_path, None, device="cuda", num_gpus=8) if step.name == "large")
-    assert first_day.run(left_out, tmp_path, 8, pretends=False).reason.startswith(
+    assert first_day.run(left_out, tmp_path, 8, is_fake=False).reason.startswith(
         "it needs --large TARGET DRAFT"
     )
 
 
-@needs_pretended_device
+@needs_fake_device
 def test_a_wrong_kernel_makes_its_step_fail(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
     on_device(check_first_day.check_wrong_kernels_are_seen, str(tmp_path))
 
 
-@needs_pretended_device
-def test_figures_of_a_pretended_device_are_no_calibration(
+@needs_fake_device
+def test_figures_of_a_fake_device_are_no_calibration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
     on_device(check_first_day.check_measuring_steps, str(tmp_path))
     assert first_calibration.calibrate(tmp_path) == 0
-    assert "was pretended" in capsys.readouterr().out and not (tmp_path / "calibration.json").exists()
+    assert "was fake" in capsys.readouterr().out and not (tmp_path / "calibration.json").exists()
     # As a GPU would have written them.
     files = [tmp_path / "costs/costs.json", tmp_path / "graphs/graphs.json"]
-    costs, graphs = (json.loads(path.read_text()) | {"is_pretended": False} for path in files)
+    costs, graphs = (json.loads(path.read_text()) | {"is_fake": False} for path in files)
     costs["costs"]["wait_s"] = 1e-5
     sums = [
         {"num_ranks": 2, "num_bytes": size, "way": "NCCL", "seconds": 1e-5, "nccl_s": 1e-5} for size in (1, 2)
     ]
     (tmp_path / "all-reduce").mkdir()
-    (tmp_path / "all-reduce/sums.json").write_text(json.dumps({"is_pretended": False, "sums": sums}))
+    (tmp_path / "all-reduce/sums.json").write_text(json.dumps({"is_fake": False, "sums": sums}))
     for path, content in zip(files, (costs, graphs | {"graph_node_bytes": 9000.5}), strict=True):
         path.write_text(json.dumps(content))
     assert first_calibration.calibrate(tmp_path) == 0
@@ -252,7 +252,7 @@ def test_figures_of_a_pretended_device_are_no_calibration(
     assert not (tmp_path / "calibration.json").exists()
 
 
-@needs_pretended_device
+@needs_fake_device
 def test_sums_are_measured_on_every_rank(tmp_path: Path) -> None:
     with refereed() as referee:
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **referee.environment}

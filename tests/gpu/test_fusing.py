@@ -1,4 +1,4 @@
-"""How many kernels a layer has, counted on the pretended device."""
+"""How many kernels a layer has, counted on the fake device."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
 from tests.gpu import check_fusing
-from tests.gpu.processes import needs_pretended_device, on_device
+from tests.gpu.processes import needs_fake_device, on_device
 
-pytestmark = needs_pretended_device
+pytestmark = needs_fake_device
 
 
 @pytest.mark.parametrize(

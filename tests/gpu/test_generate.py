@@ -1,4 +1,4 @@
-"""The main job on ranks with a pretended GPU each writes what ranks on a CPU write.
+"""The main job on ranks with a fake GPU each writes what ranks on a CPU write.
 
 What such a device cannot show is said in ``tests/gpu/first_day.py``.
 """

@@ -1,4 +1,4 @@
-"""The pretended backends: ranks that cannot meet fail at once, with the stacks of both."""
+"""The fake backends: ranks that cannot meet fail at once, with the stacks of both."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_what_a_backend_refuses_is_refused_before_any_rank_waits(tmp_path: Path)
             "all_gather of tensors on two devices: ['cpu', 'cpu', 'cuda:0']",
             "all_gather: 2 tensors like [4] torch.float32 and [5] torch.float32 in the list, for 2 ranks' "
             "tensors like [4] torch.float32",
-            "all_reduce with async_op=True is not pretended",
-            "torch.distributed.all_to_all_single is not pretended: see tests/gpu/process_groups.py",
+            "all_reduce with async_op=True is not faked",
+            "torch.distributed.all_to_all_single is not faked: see tests/gpu/process_groups.py",
             "barrier on gloo while a graph is captured: no replay would repeat it",
             "all_reduce: operation not permitted when stream is capturing: NCCL's first call in a group "
             "connects it",

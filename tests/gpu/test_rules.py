@@ -1,4 +1,4 @@
-"""What the pretended device refuses, counts and replays: the rules that other tests here rely on."""
+"""What the fake device refuses, counts and replays: the rules that other tests here rely on."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.gpu import check_captures, check_rules
-from tests.gpu.processes import needs_pretended_device, on_device
+from tests.gpu.processes import needs_fake_device, on_device
 
-pytestmark = needs_pretended_device
+pytestmark = needs_fake_device
 
 CHECKS = {
     name.removeprefix("check_"): check
@@ -22,5 +22,5 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_the_pretended_device_follows_the_rules_of_cuda(check: Callable[..., Any]) -> None:
+def test_the_fake_device_follows_the_rules_of_cuda(check: Callable[..., Any]) -> None:
     on_device(check)

@@ -1,13 +1,13 @@
-"""Times measured on a device, here a pretended one: what measuring costs, and whether times add up."""
+"""Times measured on a device, here a fake one: what measuring costs, and whether times add up."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.gpu import check_timing
-from tests.gpu.processes import needs_pretended_device, on_device
+from tests.gpu.processes import needs_fake_device, on_device
 
-pytestmark = needs_pretended_device
+pytestmark = needs_fake_device
 
 
 @pytest.mark.parametrize("rule", ["greedy", "rejection"])

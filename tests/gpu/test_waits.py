@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.gpu import check_waits
-from tests.gpu.processes import needs_pretended_device, on_device
+from tests.gpu.processes import needs_fake_device, on_device
 
-pytestmark = needs_pretended_device
+pytestmark = needs_fake_device
 
 
 @pytest.mark.parametrize("policy", check_waits.ALL_POLICIES)

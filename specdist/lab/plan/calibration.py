@@ -48,7 +48,7 @@ class Calibration:
     Attributes:
         gpu_name: as the driver calls it. ``memory_bytes``: all of it.
         date: of the measurement, ISO 8601. ``versions``: of torch, CUDA, the driver, and so on.
-        is_pretended: nothing was measured; such a file is refused.
+        is_fake: nothing was measured; such a file is refused.
         read_bytes_per_s: of products of a layer's matrix with one token, which read it from memory.
         flops_per_s: of products with some hundred tokens, by the name of the numbers' type.
         launch_s: of a kernel or copy that is launched by itself. ``graph_s``: of launching a graph;
@@ -63,7 +63,7 @@ class Calibration:
     memory_bytes: int
     date: str
     versions: dict[str, str]
-    is_pretended: bool
+    is_fake: bool
     read_bytes_per_s: float
     flops_per_s: dict[str, float]
     launch_s: float
@@ -78,12 +78,14 @@ class Calibration:
     def read(path: Path) -> Calibration:
         """What :meth:`write` has written. Raises :class:`UserError` that names the file, and the field."""
         try:
-            found = parse_fields(Calibration, path.read_bytes())
+            # Earlier versions' name.
+            content = path.read_bytes().replace(b'"is_pretended":', b'"is_fake":')
+            found = parse_fields(Calibration, content)
         except (OSError, ValueError) as error:
             raise UserError(f"--calibration {path} cannot be read: {error}: {AGAIN}") from error
-        if found.is_pretended:
+        if found.is_fake:
             raise UserError(
-                f"--calibration {path}: is_pretended is true: these times are of no GPU, only of the program "
+                f"--calibration {path}: is_fake is true: these times are of no GPU, only of the program "
                 f"that measures; {AGAIN}"
             )
         for name, value in found._positives():

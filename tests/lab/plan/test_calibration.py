@@ -26,7 +26,7 @@ MEASURED = Calibration(
     memory_bytes=85 * 10**9,
     date="2027-01-02T03:04:05+00:00",
     versions={"torch": "2.13.0", "triton": "3.7.1"},
-    is_pretended=False,
+    is_fake=False,
     read_bytes_per_s=2.5e12,
     flops_per_s={"bfloat16": 5e14, "float32": 4e13},
     launch_s=7e-6,
@@ -66,7 +66,7 @@ def slower(gpu: Gpu, factor: float) -> Calibration:
         memory_bytes=gpu.memory_bytes,
         date="2027-01-02",
         versions={},
-        is_pretended=False,
+        is_fake=False,
         read_bytes_per_s=gpu.sustained_bytes_per_s / factor,
         flops_per_s={
             "bfloat16": gpu.sustained_flops_per_s(2) / factor,
@@ -172,7 +172,7 @@ def test_graphs_that_take_more_than_is_reserved_are_told(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"is_pretended": True}, r"is_pretended is true: .* of no GPU"),
+        ({"is_fake": True}, r"is_fake is true: .* of no GPU"),
         ({"read_bytes_per_s": 0}, r"read_bytes_per_s is 0.0, but must be a number above 0"),
         ({"wait_s": float("nan")}, r"wait_s is nan, but must be a number above 0"),
         ({"graph_node_bytes": -1}, r"graph_node_bytes is -1.0, but must be"),
@@ -204,6 +204,12 @@ def test_refusals_name_the_file_and_the_field(changes: dict[str, Any], message: 
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
     with pytest.raises(UserError, match=rf"--calibration {path}\b.*{message}.*leave --calibration out"):
         Calibration.read(path)
+
+
+def test_a_file_with_the_earlier_name_of_a_field_is_read(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, MEASURED))
+    path.write_text(path.read_text().replace('"is_fake"', '"is_pretended"'))
+    assert Calibration.read(path) == MEASURED
 
 
 @pytest.mark.parametrize(
