@@ -1,0 +1,127 @@
+"""How each part of a model is cut over ranks, after transformers' own plan (``base_model_tp_plan``).
+
+The plan names modules and bare parameters; what it does not name is whole on every rank. Where transformers
+gathers what it has cut, since the model's code slices joined projections or norms all heads together, this
+package cuts each part by itself instead, so that a rank holds the keys and values of its own heads alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
+
+COLWISE, ROWWISE, PACKED = "colwise", "rowwise", "packed_colwise"
+# In no plan of transformers: a norm over the outputs of all ranks.
+NORM = "norm_over_ranks"
+# By the last part of the name: what transformers gathers (``colwise_gather_output``), and its counterpart
+# (``rowwise_split_input``). Others are not worth a sum over the ranks.
+GATHERED = {
+    "q_proj": COLWISE, "k_proj": COLWISE, "v_proj": COLWISE, "qkv_proj": PACKED, "gate_up_proj": PACKED,
+}  # fmt: skip
+SPLIT = {"o_proj": ROWWISE, "down_proj": ROWWISE}
+REPLACED = {"colwise_gather_output": GATHERED, "colwise_rep": GATHERED, "rowwise_split_input": SPLIT}
+NORMED = {"q_norm": "q_proj", "k_norm": "k_proj"}
+
+_LLAMA = {
+    **{f"layers.*.self_attn.{name}_proj": COLWISE for name in "qkv"},
+    "layers.*.self_attn.o_proj": ROWWISE,
+    "layers.*.mlp.gate_proj": COLWISE,
+    "layers.*.mlp.up_proj": COLWISE,
+    "layers.*.mlp.down_proj": ROWWISE,
+}
+# Of families for which transformers has none, and DeepSpeed's rules by name do not fit.
+PLANS: dict[str, dict[str, str]] = {
+    "hunyuan_v1_dense": _LLAMA,
+    "bitnet": {
+        **_LLAMA, "layers.*.self_attn.attn_sub_norm": NORM, "layers.*.mlp.ffn_sub_norm": NORM,
+    },
+    "persimmon": {
+        "layers.*.self_attn.query_key_value": COLWISE,
+        "layers.*.self_attn.dense": ROWWISE,
+        "layers.*.mlp.dense_h_to_4h": COLWISE,
+        "layers.*.mlp.dense_4h_to_h": ROWWISE,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlannedCut:
+    """Of a module or a bare parameter.
+
+    Attributes:
+        style: transformers' word for it, or :data:`NORM`.
+        parts: outputs of each of the joined projections (``packed_colwise``) of a linear layer.
+    """
+
+    style: str
+    parts: tuple[int, ...] = ()
+
+
+def planned_cuts(model: PreTrainedModel) -> dict[str, PlannedCut]:
+    """The cut of every module and bare parameter that the plan names, by its name in the whole model; empty
+    for a model without a plan. The output head, which is cut along the vocabulary, is left out.
+
+    Raises ValueError for joined projections without the one that takes their outputs.
+    """
+    plan = {**(model._tp_plan or {}), **_own_plans(model)}
+    head = model.get_output_embeddings()
+    modules = {name: module for name, module in model.named_modules() if module is not head}
+    styles: dict[str, str] = {}
+    for name in (*modules, *(name for name, _ in model.named_parameters())):
+        style = plan.get(replace_layer_number_by_wildcard(name))
+        if style in REPLACED:
+            style = REPLACED[style].get(_last(name))
+        if style is not None and (name in modules or name.rpartition(".")[0] in modules):
+            styles[name] = style
+    for name, module in modules.items():
+        projection = f"{name.rpartition('.')[0]}.{NORMED.get(_last(name))}"
+        # One that norms each head by itself is narrower, and whole on every rank.
+        if styles.get(projection) == COLWISE and _width(module) == _width(modules[projection]):
+            styles[name] = NORM
+    return {
+        name: PlannedCut(
+            style,
+            _joined(name, modules, styles)
+            if style == PACKED and isinstance(modules.get(name), nn.Linear)
+            else (),
+        )
+        for name, style in styles.items()
+    }
+
+
+def _own_plans(model: PreTrainedModel) -> dict[str, str]:
+    """Those of :data:`PLANS`, of the model or of one within it."""
+    plan: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and module.base_model is module:
+            found = PLANS.get(module.config.model_type, {})
+            plan |= {f"{name}.{pattern}".removeprefix("."): style for pattern, style in found.items()}
+    return plan
+
+
+def _joined(name: str, modules: Mapping[str, nn.Module], styles: Mapping[str, str]) -> tuple[int, ...]:
+    """Widths of queries, keys and values, or of the two halves of a gated feed-forward part."""
+    owner = name.rpartition(".")[0]
+    takers = [
+        other for other, style in styles.items() if style == ROWWISE and other.rpartition(".")[0] == owner
+    ]
+    if len(takers) != 1:
+        raise ValueError(f"the plan names no single layer that takes the outputs of {name}")
+    taker, joined = modules[takers[0]], modules[name]
+    assert isinstance(taker, nn.Linear) and isinstance(joined, nn.Linear)
+    width, left = taker.in_features, joined.out_features - taker.in_features
+    return (width, left // 2, left // 2) if "qkv" in _last(name) else (width, left)
+
+
+def _width(module: nn.Module) -> int:
+    """Outputs of a linear layer, numbers of a norm."""
+    weight = getattr(module, "weight", None)
+    return len(weight) if isinstance(weight, Tensor) else 0
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

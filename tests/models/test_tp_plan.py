@@ -1,0 +1,44 @@
+"""What is cut how, read off transformers' plans."""
+
+import pytest
+import torch
+
+from specdist.models.loading.tp_plan import NORM, PlannedCut, planned_cuts
+from tests.models.all_families import build
+
+
+def styles(family: str, layer: str) -> dict[str, PlannedCut]:
+    """Those of one layer, by their names in it."""
+    with torch.device("meta"):
+        cuts = planned_cuts(build(family))
+    return {name.removeprefix(layer): cut for name, cut in cuts.items() if name.startswith(layer)}
+
+
+def test_parts_of_joined_projections_are_cut_by_themselves() -> None:
+    assert styles("phi3", "model.layers.1.") == {
+        "self_attn.qkv_proj": PlannedCut("packed_colwise", (64, 32, 32)),
+        "self_attn.o_proj": PlannedCut("rowwise"),
+        "mlp.gate_up_proj": PlannedCut("packed_colwise", (96, 96)),
+        "mlp.down_proj": PlannedCut("rowwise"),
+    }
+
+
+def test_only_norms_over_all_heads_are_cut() -> None:
+    norms = ("self_attn.q_norm", "self_attn.k_norm")
+    found = styles("olmo2", "model.layers.1.")
+    assert [found[name].style for name in norms] == [NORM, NORM]
+    found = styles("qwen3", "model.layers.1.")
+    assert [found[name].style for name in norms] == ["replicated_with_grad_allreduce"] * 2
+
+
+@pytest.mark.parametrize("family", ["fuyu", "hunyuan_v1_dense"])
+def test_families_without_a_plan_of_transformers_have_one_here(family: str) -> None:
+    layer = "model.language_model.layers.0." if family == "fuyu" else "model.layers.0."
+    assert {cut.style for cut in styles(family, layer).values()} == {"colwise", "rowwise"}
+
+
+def test_a_mixture_keeps_transformers_styles_of_its_experts() -> None:
+    found = styles("mixtral", "model.layers.0.")
+    assert found["mlp.experts"] == PlannedCut("moe_tp_experts")
+    assert found["mlp.experts.gate_up_proj"] == PlannedCut("packed_colwise")
+    assert "mlp.gate" not in found
