@@ -48,7 +48,7 @@ TENSORBOARD_PACKAGE = "tensorboardX"
 class ReplicaOptions(RankOptions):
     """A replica among others."""
 
-    claim_timeout: float = option(
+    lease_timeout: float = option(
         60.0, rule=within(at_least=1, below=math.inf, text="must be a number of seconds, 1 or more"),
         help="seconds without a heartbeat after which other replicas take over a replica's shards",
     )  # fmt: skip

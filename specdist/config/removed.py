@@ -33,9 +33,16 @@ RENAMED_VALUES = {
     "overlap": {"none": "synchronous", "ahead": "asynchronous"},
 }
 # Of settings that a manifest holds.
-NAMES_IN_MANIFESTS = {"draft_memory": "ngram_texts", "memory_rows": "ngram_rows"}
+NAMES_IN_MANIFESTS = {
+    "draft_memory": "ngram_texts",
+    "memory_rows": "ngram_rows",
+    "claims": "leases",
+    "shards_per_claim_folder": "shards_per_lease_folder",
+}
 # Of jobs/generate.py, and the Python interface.
 OF_GENERATE = {
+    "claims": Removed("it is called --leases now"),
+    "claim_timeout": Removed("it is called --lease_timeout now", unused=60.0),
     "draft_memory": Removed("it is called --ngram_texts now"),
     "memory_column": Removed("it is called --ngram_column now"),
     "memory_rows": Removed("it is called --ngram_rows now"),

@@ -13,10 +13,10 @@ import torch
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import ProcessingOptions
 from specdist.data.formats.prompts import Prompts
-from specdist.data.run.layout import CLAIMS, RUN_TAG, layout_info
+from specdist.data.run.layout import LEASES, RUN_TAG, layout_info
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, UP_TO_ROUNDING, Manifest, ShardPlan
 from specdist.data.run.segments import ANY_TIME, BETWEEN_SHARDS, DRAFT_CHANGES, NEVER
-from specdist.data.store.access import claims_folder
+from specdist.data.store.access import leases_folder
 from specdist.data.store.files import unique_tag
 from specdist.data.store.storage import is_url, storage_path
 from specdist.job.ranks.topology import Topology
@@ -211,5 +211,5 @@ def _store_info(config: GenerateConfig) -> dict[str, Any]:
     if not is_url(config.output):
         return {}
     output = storage_path(config.output, option="--output ", spool=config.spool)
-    claims = claims_folder(output, config.claims)
-    return {RUN_TAG: unique_tag()} | ({} if claims is None else {CLAIMS: str(claims)})
+    leases = leases_folder(output, config.leases)
+    return {RUN_TAG: unique_tag()} | ({} if leases is None else {LEASES: str(leases)})

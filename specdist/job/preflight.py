@@ -11,11 +11,11 @@ from specdist.config.arguments import resolved_yaml
 from specdist.config.generate import GenerateConfig
 from specdist.data.formats.prompts import Prompts, open_prompts
 from specdist.data.leases.membership import Membership
-from specdist.data.run.layout import CLAIMS
+from specdist.data.run.layout import LEASES
 from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.data.run.opening import is_open, open_run_folder
 from specdist.data.run.run_folder import RunFolder
-from specdist.data.store.access import check_output, claims_folder
+from specdist.data.store.access import check_output, leases_folder
 from specdist.data.store.files import FileStamp
 from specdist.data.store.storage import storage_path
 from specdist.job.manifest import PROMPT_FILES, run_manifest
@@ -59,8 +59,8 @@ class RunPlan:
 def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
     output = storage_path(config.output, option="--output ", spool=config.spool)
-    claims = claims_folder(output, config.claims)
-    check_output(output, has_claims=claims is not None, claim_timeout_s=config.claim_timeout)
+    leases = leases_folder(output, config.leases)
+    check_output(output, has_leases=leases is not None, lease_timeout_s=config.lease_timeout)
     if config.push_to_hub is not None:
         check_hub(config.push_to_hub)
     prompts = open_run_prompts(config)
@@ -75,14 +75,14 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     _check_overwrite(config)
     membership = Membership(
         output,
-        silent_after_s=config.claim_timeout,
+        silent_after_s=config.lease_timeout,
         name=former_replica(),
-        folder=claims,
+        folder=leases,
     )
     overwrite = config.overwrite and not num_restarts()
     folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=overwrite)
     try:
-        _check_claims(folder, claims)
+        _check_leases(folder, leases)
         check_results(folder)
         if prompts.is_chat:
             keep_clock(folder, membership)
@@ -211,15 +211,15 @@ def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
         return frozen or costs
 
 
-def _check_claims(folder: RunFolder, claims: Path | None) -> None:
-    """Raises :class:`UserError` if this replica claims shards in another folder than the run's others do."""
-    theirs = folder.manifest.info.get(CLAIMS)
-    if theirs == (None if claims is None else str(claims)):
+def _check_leases(folder: RunFolder, leases: Path | None) -> None:
+    """Raises :class:`UserError` if this replica leases shards in another folder than the run's others do."""
+    theirs = folder.manifest.info.get(LEASES)
+    if theirs == (None if leases is None else str(leases)):
         return
-    remedy = "leave --claims out" if theirs is None else f"give --claims {Path(theirs).parent}"
-    mine = "in --output itself" if claims is None else f"in --claims {claims.parent}"
-    others = "in --output itself" if theirs is None else f"in --claims {Path(theirs).parent}"
+    remedy = "leave --leases out" if theirs is None else f"give --leases {Path(theirs).parent}"
+    mine = "in --output itself" if leases is None else f"in --leases {leases.parent}"
+    others = "in --output itself" if theirs is None else f"in --leases {Path(theirs).parent}"
     raise UserError(
-        f"--output {folder.path}: its replicas claim shards {others}, and this one would {mine}, so that two "
+        f"--output {folder.path}: its replicas lease shards {others}, and this one would {mine}, so that two "
         f"of them could do the same: {remedy}"
     )

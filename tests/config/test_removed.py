@@ -24,6 +24,8 @@ from tests.lab.plan.validate import ValidationConfig
 NEEDED = ["--target=large", "--draft=small", "--prompts=p", "--output=o"]
 # By name: a value that made use of it, those in the file of a run that did not, and of the remedy.
 REMOVED = {
+    "claims": ("folder", ("null",), "called --leases now"),
+    "claim_timeout": ("30", ("60.0", "60"), "called --lease_timeout now"),
     "draft_memory": ("runs/old", ("null",), "called --ngram_texts now"),
     "memory_column": ("text", ("null",), "called --ngram_column now"),
     "memory_rows": ("true", ("false",), "called --ngram_rows now"),

@@ -39,14 +39,14 @@ class Member:
         self.beat()
 
     @property
-    def claims(self):
-        return self.membership.claims
+    def leases(self):
+        return self.membership.leases
 
     def beat(self) -> None:
         self.membership.heartbeat.beat()
 
     def take(self, name: str, **options):
-        return self.claims.take(name, self.claims.latest().get(name), **options)
+        return self.leases.take(name, self.leases.latest().get(name), **options)
 
     def pretend(self, process: Process) -> None:
         """Write a heartbeat as this process."""
@@ -56,12 +56,12 @@ class Member:
 
 def watch_for(observer: Member, seconds: float, name: str, *, beating: Member | None = None, step_s=1.0):
     """Let the observer try once a second for so long; returns its last answer."""
-    claim = None
+    lease = None
     for _ in range(int(seconds / step_s)):
         observer.clock.now += step_s
         if beating is not None:
             beating.beat()
-        claim = observer.take(name)
-        if claim is not None:
+        lease = observer.take(name)
+        if lease is not None:
             break
-    return claim
+    return lease

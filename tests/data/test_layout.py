@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdist.data.leases.claims import claim_files
+from specdist.data.leases.leases import lease_files
 from specdist.data.leases.membership import Membership
 from specdist.data.leases.shard_queue import ShardQueue
 from specdist.data.run.layout import SHARDS_PER_FOLDER, SUBTOTAL, TOTAL, data_pattern, layout_info
@@ -140,7 +140,7 @@ def test_overwrite_deletes_all_folders(folder: RunFolder) -> None:
 
 
 def test_replicas_share_shards_with_long_numbers(tmp_path: Path) -> None:
-    """The claims of shards from 100,000 on are claims like others."""
+    """The leases of shards from 100,000 on are leases like others."""
     manifest = Manifest(
         fingerprint={"num_rows": 100_002, "rows_per_shard": 1, "num_samples": 1}, info=layout_info(100_002)
     )
@@ -153,10 +153,10 @@ def test_replicas_share_shards_with_long_numbers(tmp_path: Path) -> None:
         for shard in range(100_000):
             queues[-1]._open.discard(shard)
     taken = [queue.take() for queue in queues]
-    assert [claimed.shard for claimed in taken if claimed] == [100_000, 100_001]
+    assert [leased.shard for leased in taken if leased] == [100_000, 100_001]
     open_(tmp_path, manifest=manifest)
     assert queues[0].is_held(taken[0])
-    assert len(claim_files(folder.claims_path)) == 2
+    assert len(lease_files(folder.leases_path)) == 2
 
 
 def test_what_a_crash_left_is_completed_by_one_replica_at_a_time(tmp_path: Path) -> None:
@@ -178,4 +178,4 @@ def test_what_a_crash_left_is_completed_by_one_replica_at_a_time(tmp_path: Path)
         assert second.another_has_tidied()
     for membership in (third, second):
         membership.leave()
-    assert not list(tmp_path.glob("claims/*"))
+    assert not list(tmp_path.glob("leases/*"))

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from specdist.data.leases.claims import Claim
 from specdist.data.leases.heartbeat import beat_path
+from specdist.data.leases.leases import Lease
 from specdist.data.leases.membership import SETUP, SILENCES_KEPT, Membership
 from tests.data.replicas import SILENT_AFTER_S, Member
 
 
 def names(output: Path) -> list[str]:
-    return sorted(path.name for path in (output / "claims").iterdir())
+    return sorted(path.name for path in (output / "leases").iterdir())
 
 
 def set_up(member: Membership) -> None:
@@ -36,7 +36,7 @@ def test_the_last_to_leave_removes_the_setup(tmp_path: Path) -> None:
 
 
 def test_a_setup_that_another_replica_has_begun_stays(tmp_path: Path) -> None:
-    """The other holds the claim, or has just looked at it, or has just come."""
+    """The other holds the lease, or has just looked at it, or has just come."""
     for moment in ("holds", "comes"):
         output = tmp_path / moment
         leaving = Member(output, "leaving")
@@ -45,15 +45,15 @@ def test_a_setup_that_another_replica_has_begun_stays(tmp_path: Path) -> None:
             joining = Member(output, "joining")
             with joining.membership.setup():
                 leaving.membership.leave()
-                assert joining.claims.is_held(Claim(SETUP, 3))
+                assert joining.leases.is_held(Lease(SETUP, 3))
         else:
-            take, joined = leaving.claims.take, []
+            take, joined = leaving.leases.take, []
 
             def take_while_another_comes(*given, output=output, take=take, joined=joined):
                 joined.append(Member(output, "joining"))
                 return take(*given)
 
-            leaving.claims.take = take_while_another_comes
+            leaving.leases.take = take_while_another_comes
             leaving.membership.leave()
             (joining,) = joined
         assert any(name.startswith("setup.") for name in names(output)), moment
@@ -66,18 +66,18 @@ def test_a_replica_whose_view_predates_the_removal_looks_again(tmp_path: Path) -
     """Otherwise it would take the next number while another takes the first: two would hold the setup."""
     late, other = Member(tmp_path, "late"), Member(tmp_path, "other")
     set_up(other.membership)
-    seen, taken = late.claims.latest()[SETUP], []
-    is_free = late.claims._is_free
+    seen, taken = late.leases.latest()[SETUP], []
+    is_free = late.leases._is_free
 
-    def is_free_until_all_is_removed(claim: Claim) -> bool:
-        found = is_free(claim)
-        (tmp_path / "claims" / claim.file_name).unlink()
-        taken.append(other.claims.take(SETUP, None))
+    def is_free_until_all_is_removed(lease: Lease) -> bool:
+        found = is_free(lease)
+        (tmp_path / "leases" / lease.file_name).unlink()
+        taken.append(other.leases.take(SETUP, None))
         return found
 
-    late.claims._is_free = is_free_until_all_is_removed
-    assert late.claims.take(SETUP, seen) is None
-    assert taken == [Claim(SETUP, 1)] and other.claims.is_held(taken[0])
+    late.leases._is_free = is_free_until_all_is_removed
+    assert late.leases.take(SETUP, seen) is None
+    assert taken == [Lease(SETUP, 1)] and other.leases.is_held(taken[0])
 
 
 def test_a_replica_need_not_wait_for_its_turn_to_change_nothing(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_replica_need_not_wait_for_its_turn_to_change_nothing(tmp_path: Path) 
         assert is_turn and not first.membership.another_has_tidied()
     with second.membership.setup(lambda: True) as is_turn:
         assert not is_turn
-    assert second.claims.latest()[SETUP] == Claim(SETUP, 2)
+    assert second.leases.latest()[SETUP] == Lease(SETUP, 2)
     with second.membership.setup(lambda: False) as is_turn:
         assert is_turn
     # The one that tidied has left: what crashes have left is looked for anew.
@@ -103,7 +103,7 @@ def test_a_replica_waits_for_one_that_holds_the_setup(tmp_path: Path, moment: st
         first.membership.another_has_tidied()
 
     def take() -> bool:
-        return holder.membership.take_setup(holder.claims.look()) is not None
+        return holder.membership.take_setup(holder.leases.look()) is not None
 
     if moment == "before":
         assert take()
@@ -143,7 +143,7 @@ def test_replicas_that_come_and_go_at_once_share_one_setup_and_leave_nothing(
 
 
 def test_heartbeats_of_machines_that_vanished_long_ago_are_removed(tmp_path: Path) -> None:
-    """By the file server's clock; not that of one whose claim nobody has taken over, or that beat lately."""
+    """By the file server's clock; not that of one whose lease nobody has taken over, or that beat lately."""
     leaving = Member(tmp_path, "leaving")
     long_ago = time.time() - (SILENCES_KEPT + 1) * SILENT_AFTER_S
     for name in ("late", "vanished", "holder"):
@@ -152,7 +152,7 @@ def test_heartbeats_of_machines_that_vanished_long_ago_are_removed(tmp_path: Pat
         if name == "holder":
             assert member.take("shard-00000") is not None
         if name != "late":
-            os.utime(beat_path(tmp_path / "claims", name), (long_ago, long_ago))
+            os.utime(beat_path(tmp_path / "leases", name), (long_ago, long_ago))
     leaving.membership.leave()
     assert names(tmp_path) == [
         "holder.beat", "holder.waiting", "late.beat", "late.waiting", "shard-00000.00001",
@@ -163,7 +163,7 @@ def test_heartbeats_of_machines_that_vanished_long_ago_are_removed(tmp_path: Pat
 def test_a_replica_that_waits_reads_and_lists_so_much_per_second_and_still_sees_silence(
     tmp_path: Path, num_files: int, num_reads: int
 ) -> None:
-    """A look at a claim may be a read of its file and one of a heartbeat."""
+    """A look at a lease may be a read of its file and one of a heartbeat."""
     waits_s = [
         Membership(tmp_path, silent_after_s=60.0).poll_s(num_files, num_reads=num_reads) for _ in range(50)
     ]

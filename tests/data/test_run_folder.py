@@ -91,11 +91,11 @@ def test_rows_of_earlier_holders_are_kept_and_their_logs_stay(tmp_path):
     assert folder.log_generations(1) == []
 
 
-def test_temporary_files_of_a_claimed_shard_are_not_deleted(tmp_path):
+def test_temporary_files_of_a_leased_shard_are_not_deleted(tmp_path):
     """They may be those of a replica that is about to finish it."""
     folder = open_(tmp_path / "run")
-    (folder.path / "claims").mkdir()
-    (folder.path / "claims" / "shard-00000.00001").write_text("{}")
+    (folder.path / "leases").mkdir()
+    (folder.path / "leases" / "shard-00000.00001").write_text("{}")
     kept = folder.path / "shards" / "shard-00000.arrow.0a1b.tmp"
     removed = folder.path / "shards" / "shard-00001.arrow.0a1b.tmp"
     for path in (kept, removed):
@@ -105,7 +105,7 @@ def test_temporary_files_of_a_claimed_shard_are_not_deleted(tmp_path):
     # Unless it is complete: then it needs neither.
     folder.finish_shard(0, TABLE, STATS, TRACE)
     open_(folder.path)
-    assert not kept.exists() and list((folder.path / "claims").iterdir()) == []
+    assert not kept.exists() and list((folder.path / "leases").iterdir()) == []
 
 
 def test_a_shard_with_missing_files_is_incomplete_and_loses_its_record(tmp_path):
@@ -246,7 +246,7 @@ def test_a_path_that_cannot_hold_a_run_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_run_without_rows_may_be_restarted_with_other_settings(tmp_path):
-    """A job that was refused after it had claimed its folder must not block the corrected command."""
+    """A job that was refused after it had leased its folder must not block the corrected command."""
     open_run_folder(tmp_path / "run", Manifest(fingerprint={"max_seq_len": 4096}), "", False)
     other = Manifest(fingerprint={"max_seq_len": 1024})
     assert open_run_folder(tmp_path / "run", other, "", False).manifest == other

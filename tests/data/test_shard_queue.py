@@ -45,36 +45,36 @@ class Worker:
         self.num_done = 0
 
     def take(self):
-        claimed = self.queue.take()
-        if claimed is not None:
-            self.work = claimed, self.queue.log(claimed)
-        return claimed and claimed.shard
+        leased = self.queue.take()
+        if leased is not None:
+            self.work = leased, self.queue.log(leased)
+        return leased and leased.shard
 
     def row(self, row):
-        claimed, log = self.work
+        leased, log = self.work
         text = "text" if self.is_deterministic else self.name
-        log.append(row_result(2 * claimed.shard + row, completion=text))
+        log.append(row_result(2 * leased.shard + row, completion=text))
 
     def finish(self):
-        claimed, log = self.work
+        leased, log = self.work
         self.work = None
         log.close()
-        table = shard_table(INPUTS, list(log.results.values()), first_row=2 * claimed.shard, num_samples=1)
+        table = shard_table(INPUTS, list(log.results.values()), first_row=2 * leased.shard, num_samples=1)
         if self.folder.finish_shard(
-            claimed.shard, table, {"by": self.name}, is_held=lambda: self.queue.is_held(claimed)
+            leased.shard, table, {"by": self.name}, is_held=lambda: self.queue.is_held(leased)
         ):
-            self.queue.finished(claimed)
+            self.queue.finished(leased)
             self.num_done += 1
             return True
-        self.queue.lost(claimed)
+        self.queue.lost(leased)
         return False
 
     def step(self):
         """Do the next thing; False if there is none."""
         if self.work is None:
             return self.take() is not None
-        claimed, log = self.work
-        rows = [row for row in range(2) if (2 * claimed.shard + row, 0) not in log.results]
+        leased, log = self.work
+        rows = [row for row in range(2) if (2 * leased.shard + row, 0) not in log.results]
         if rows:
             self.row(rows[0])
         else:
@@ -89,14 +89,14 @@ def test_shards_are_taken_in_order_each_by_one_replica(tmp_path):
     assert a.take() is None and not a.queue.is_done
 
 
-def test_a_shard_that_was_begun_since_the_claims_were_read_stays_with_its_holder(tmp_path, monkeypatch):
-    """Its log is there, and no claim was: as if the claim had been dropped."""
+def test_a_shard_that_was_begun_since_the_leases_were_read_stays_with_its_holder(tmp_path, monkeypatch):
+    """Its log is there, and no lease was: as if the lease had been dropped."""
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 2) for name in "ab")
     before = b.queue.look()
     assert a.take() == 0
     a.row(0)
-    monkeypatch.setattr(b.queue._claims, "look", lambda: before)
+    monkeypatch.setattr(b.queue._leases, "look", lambda: before)
     assert b.take() == 1
     a.row(1)
     assert a.finish()
@@ -119,7 +119,7 @@ def test_a_run_is_done_once_every_shard_is_seen_complete(tmp_path):
     assert not b.queue.is_done
     assert b.take() is None
     assert b.queue.is_done and b.seen == [0, 1, 2]
-    assert not list(tmp_path.glob("claims/shard*")) and not list(tmp_path.glob("parts/*"))
+    assert not list(tmp_path.glob("leases/shard*")) and not list(tmp_path.glob("parts/*"))
 
 
 def test_a_shard_that_is_given_back_is_continued(tmp_path):
@@ -139,7 +139,7 @@ def test_a_shard_that_is_given_back_is_continued(tmp_path):
 
 @pytest.mark.parametrize("who_finishes_first", ["a", "b"])
 def test_a_paused_holder_and_its_successor_leave_one_result(tmp_path, who_finishes_first):
-    """The first wakes up after its claim was taken over, and goes on writing into its own log."""
+    """The first wakes up after its lease was taken over, and goes on writing into its own log."""
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 1, is_deterministic=False) for name in "ab")
     a.take()
@@ -151,7 +151,7 @@ def test_a_paused_holder_and_its_successor_leave_one_result(tmp_path, who_finish
     a.row(1)
     b.row(1)
     if who_finishes_first == "a":
-        # It has all rows, but no longer holds the claim.
+        # It has all rows, but no longer holds the lease.
         assert not a.finish() and b.finish()
     else:
         assert b.finish() and not a.finish()
@@ -161,7 +161,7 @@ def test_a_paused_holder_and_its_successor_leave_one_result(tmp_path, who_finish
     assert a.take() is None and a.queue.is_done and a.seen == [0]
 
 
-def test_a_claim_on_a_shard_completed_meanwhile_is_dropped(tmp_path, monkeypatch):
+def test_a_lease_on_a_shard_completed_meanwhile_is_dropped(tmp_path, monkeypatch):
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 1) for name in "ab")
     real = b.queue._see_complete
@@ -175,7 +175,7 @@ def test_a_claim_on_a_shard_completed_meanwhile_is_dropped(tmp_path, monkeypatch
 
     monkeypatch.setattr(b.queue, "_see_complete", meanwhile)
     assert b.take() is None and b.queue.is_done and b.seen == [0]
-    assert not list(tmp_path.glob("claims/shard*"))
+    assert not list(tmp_path.glob("leases/shard*"))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_shard_whose_holder_died_while_it_finished_is_completed(tmp_path, monk
         assert b.take() is None
     assert b.queue.is_done
     assert RunFolder(tmp_path).shard_stats() == [{"by": "a"}]
-    assert not [path for name in ("claims/shard*", "parts/*", "*/*.tmp") for path in tmp_path.glob(name)]
+    assert not [path for name in ("leases/shard*", "parts/*", "*/*.tmp") for path in tmp_path.glob(name)]
 
 
 def crash(*_):
@@ -225,7 +225,7 @@ def test_a_replica_paused_while_its_folder_was_overwritten_gets_an_error(tmp_pat
 
 @pytest.mark.parametrize("seed", range(6))
 def test_replicas_that_join_pause_and_die_at_random_do_every_row_once(tmp_path, monkeypatch, seed):
-    """They join late, pause past their claims' age, go on, die, and are replaced."""
+    """They join late, pause past their leases' age, go on, die, and are replaced."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     rng = random.Random(seed)
     num_shards = 6
@@ -275,8 +275,8 @@ def test_a_split_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_
     folder = open_(tmp_path)
     owner, helper, third = (Worker(tmp_path, name, 1) for name in ("a", "b", "c"))
     owner.take()
-    claimed, log = owner.work
-    name = owner.queue.offer(claimed, [1], owner.queue.next_split(0))
+    leased, log = owner.work
+    name = owner.queue.offer(leased, [1], owner.queue.next_split(0))
     assert name == "split-00000-00001"
     split = helper.queue.take()
     assert (split.shard, split.split, split.rows) == (0, 1, (1,))
@@ -288,10 +288,10 @@ def test_a_split_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_
         third.replica.clock.now += SILENT_AFTER_S / 2
         owner.replica.beat()
         split = third.queue.take() or split
-    assert split.claim.generation == 3 and split.rows == (1,)
+    assert split.lease.generation == 3 and split.rows == (1,)
     third.queue.give_back()
     split = owner.queue.take()
-    assert split.claim.generation == 5 and split.rows == (1,)
+    assert split.lease.generation == 5 and split.rows == (1,)
     with owner.queue.log(split, split.rows) as rows:
         assert list(rows.results) == [(1, 0)]
     owner.queue.give_back()
@@ -305,7 +305,7 @@ def test_a_split_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_
     fourth.row(0)
     assert fourth.finish()
     assert folder.is_complete(0)
-    left = [path.name for path in (tmp_path / "claims").iterdir() if path.suffix != ".beat"]
+    left = [path.name for path in (tmp_path / "leases").iterdir() if path.suffix != ".beat"]
     assert left == ["c.waiting"] and not list((tmp_path / "parts").iterdir())
 
 
@@ -313,21 +313,21 @@ def test_a_split_of_a_shard_that_was_lost_meanwhile_is_not_offered(tmp_path):
     open_(tmp_path)
     owner, other = Worker(tmp_path, "a", 1), Worker(tmp_path, "b", 1)
     owner.take()
-    claimed, _ = owner.work
+    leased, _ = owner.work
     for _ in range(3):
         other.replica.clock.now += SILENT_AFTER_S / 2
         other.take()
     assert other.work is not None
-    assert owner.queue.offer(claimed, [1], 1) is None
-    assert not list((tmp_path / "claims").glob("split-*"))
+    assert owner.queue.offer(leased, [1], 1) is None
+    assert not list((tmp_path / "leases").glob("split-*"))
 
 
-def test_a_split_whose_claim_is_damaged_is_given_up(tmp_path):
+def test_a_split_whose_lease_is_damaged_is_given_up(tmp_path):
     open_(tmp_path)
     owner, helper = Worker(tmp_path, "a", 1), Worker(tmp_path, "b", 1)
     owner.take()
     name = owner.queue.offer(owner.work[0], [1], 1)
-    (tmp_path / "claims" / f"{name}.00001").write_bytes(b"{")
+    (tmp_path / "leases" / f"{name}.00001").write_bytes(b"{")
     for _ in range(4):
         assert helper.queue.take() is None
         helper.replica.clock.now += SILENT_AFTER_S / 2
@@ -336,14 +336,14 @@ def test_a_split_whose_claim_is_damaged_is_given_up(tmp_path):
     assert owner.queue.is_gone(name)
 
 
-def test_the_claim_of_a_silent_holder_is_watched_until_it_is_free(tmp_path, monkeypatch):
+def test_the_lease_of_a_silent_holder_is_watched_until_it_is_free(tmp_path, monkeypatch):
     """Whoever is to watch it next would have to see the whole silence anew."""
     open_(tmp_path)
     workers = [Worker(tmp_path, f"replica{number}", 9) for number in range(10)]
     silent, *others, waiting = workers
     for worker in workers[:-1]:
         assert worker.take() is not None
-    names = [worker.work[0].claim.name for worker in (silent, others[0])]
+    names = [worker.work[0].lease.name for worker in (silent, others[0])]
     now = waiting.replica.clock
     monkeypatch.setattr(
         "specdist.data.leases.shard_queue.watched",

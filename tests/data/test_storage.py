@@ -12,7 +12,7 @@ import pyarrow.ipc
 import pytest
 
 from specdist.data.formats.prompts import open_prompts
-from specdist.data.run.layout import CLAIMS, RUN_TAG
+from specdist.data.run.layout import LEASES, RUN_TAG
 from specdist.data.run.opening import remove_leftovers
 from specdist.data.run.publishing import Attempt, ShardRecord
 from specdist.data.store.access import SHORT_TIMEOUT_S, check_output
@@ -57,21 +57,21 @@ def test_of_many_that_create_an_object_one_does(store):
 
 def test_a_timeout_that_is_short_for_a_store_is_warned_of(store, caplog):
     """Not of one in a folder, where a request is not repeated."""
-    check_output(store, claim_timeout_s=SHORT_TIMEOUT_S)
-    check_output(store, has_claims=True, claim_timeout_s=4)
-    check_output(store.spool, claim_timeout_s=4)
+    check_output(store, lease_timeout_s=SHORT_TIMEOUT_S)
+    check_output(store, has_leases=True, lease_timeout_s=4)
+    check_output(store.spool, lease_timeout_s=4)
     assert not caplog.messages
-    check_output(store, claim_timeout_s=4)
+    check_output(store, lease_timeout_s=4)
     (told,) = caplog.messages
-    assert "--claim_timeout 4:" in told and "30 seconds or more" in told
+    assert "--lease_timeout 4:" in told and "30 seconds or more" in told
 
 
 def test_an_answer_that_is_lost_is_the_writer_s_own(store, server):
     """The server creates the object and then fails: the repeated request finds it there."""
     failures = [Failure(503, "SlowDown", after_work=True)]
     server.fault = lambda method, path: failures.pop() if method == "PUT" and failures else None
-    assert (store / "claim").create(b"mine") and not failures
-    assert not (store / "claim").create(b"another's")
+    assert (store / "lease").create(b"mine") and not failures
+    assert not (store / "lease").create(b"another's")
 
 
 def test_requests_are_repeated_while_a_server_fails(store, server, monkeypatch):
@@ -152,10 +152,10 @@ def test_one_attempt_s_data_is_published(store, tmp_path):
 def test_without_conditional_writes_a_shard_has_the_data_of_one_attempt(store, server, tmp_path, monkeypatch):
     """One replica is paused when its data has been chosen, another one had its data ready before that."""
     server.ignores_conditions = True
-    with pytest.raises(UserError, match="name a folder that all replicas share with --claims"):
+    with pytest.raises(UserError, match="name a folder that all replicas share with --leases"):
         check_output(store)
-    check_output(store, has_claims=True)
-    info = {CLAIMS: str(tmp_path / "claims"), RUN_TAG: "tag"}
+    check_output(store, has_leases=True)
+    info = {LEASES: str(tmp_path / "leases"), RUN_TAG: "tag"}
     folder = open_(store, manifest=replace(MANIFEST, info=info))
     late = Attempt(folder.paths(0), "late")
     late.write(OTHER_TABLE, STATS, None)
@@ -197,15 +197,15 @@ def test_a_crash_after_the_data_is_completed_from_the_attempt(store, monkeypatch
     ]  # fmt: skip
 
 
-def test_a_claim_is_taken_over_from_a_replica_that_is_silent(store):
+def test_a_lease_is_taken_over_from_a_replica_that_is_silent(store):
     first, second = Member(store, "first"), Member(store, "second", start=1e6)
-    claim = first.take("shard-00000")
-    assert claim is not None and claim.generation == 1
+    lease = first.take("shard-00000")
+    assert lease is not None and lease.generation == 1
     assert second.take("shard-00000") is None
     assert watch_for(second, 30, "shard-00000", beating=first) is None
     taken = watch_for(second, 30, "shard-00000")
     assert taken is not None and taken.generation == 2
-    assert not first.claims.is_held(claim) and second.claims.is_held(taken)
+    assert not first.leases.is_held(lease) and second.leases.is_held(taken)
 
 
 def test_rows_of_an_unfinished_shard_are_kept_here_and_on_the_store(store, tmp_path):

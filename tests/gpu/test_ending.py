@@ -32,8 +32,8 @@ def options(options: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 
 def held_shards(output: Path) -> list[str]:
-    """Names of claims whose newest file names a replica."""
-    newest = {path.stem: path for path in sorted(output.glob("claims/**/shard-*"))}
+    """Names of leases whose newest file names a replica."""
+    newest = {path.stem: path for path in sorted(output.glob("leases/**/shard-*"))}
     return [name for name, path in newest.items() if json.loads(path.read_text())["replica"] is not None]
 
 

@@ -32,7 +32,7 @@ from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs/benchmarks/clouds.json"
 NUM_THREADS, NUM_ROUNDS, NUM_KILLS = 8, 20, 2
-# A look at the claims is a few requests; and nobody waits for long for the shards of one that was killed.
+# A look at the leases is a few requests; and nobody waits for long for the shards of one that was killed.
 TIMEOUT_S = 12.0
 LARGE_BYTES = 50_000_000
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def check_objects(root: StorePath, folder: Path) -> None:
-    """What claims and publishing rest on."""
+    """What leases and publishing rest on."""
     check_output(root)
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for number in range(NUM_ROUNDS):
@@ -88,7 +88,7 @@ def check_objects(root: StorePath, folder: Path) -> None:
 def check_run(output: StorePath, folder: Path) -> None:
     """Replicas that share a run, of which some are killed: the bytes of an undisturbed run."""
     pair = build_pair(folder / "pair")
-    options = pair.job(**SHARED | {"claim_timeout": TIMEOUT_S})
+    options = pair.job(**SHARED | {"lease_timeout": TIMEOUT_S})
     assert run_here(**options, output=folder / "undisturbed").code == 0
     options |= {"output": output, "spool": folder / "spool"}
     processes = [start_replica(**options) for _ in range(3)]

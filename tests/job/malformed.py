@@ -28,8 +28,8 @@ import pyarrow.parquet
 import yaml
 from datasets import Dataset
 
-from specdist.data.leases.claims import Holding
 from specdist.data.leases.heartbeat import Beat, Process
+from specdist.data.leases.leases import Holding
 from specdist.data.run.merging import merge_run
 from specdist.data.run.parts import PartLog
 from specdist.data.run.run_folder import RunFolder
@@ -102,8 +102,8 @@ SUBJECTS = {
     "head.safetensors": Subject("head/head.safetensors", mutations.SAFETENSORS, HEAD, ("--head",)),
     "manifest": Subject(f"{RUN}/manifest.json", mutations.JSON, {}, ("--output",)),
     "part log": Subject(f"{RUN}/parts/shard-00002.00001.jsonl", mutations.JSONL),
-    "claim": Subject(f"{RUN}/claims/shard-00002.00001", mutations.JSON),
-    "heartbeat": Subject(f"{RUN}/claims/{DEAD_REPLICA}.beat", mutations.JSON),
+    "lease": Subject(f"{RUN}/leases/shard-00002.00001", mutations.JSON),
+    "heartbeat": Subject(f"{RUN}/leases/{DEAD_REPLICA}.beat", mutations.JSON),
     "statistics": Subject(f"{RUN}/stats/shard-00001.json", mutations.JSON),
     "record": Subject(f"{RUN}/shards/shard-00001.json", mutations.JSON),
     "shard": Subject(f"{RUN}/shards/shard-00001.arrow", mutations.BYTES),
@@ -135,7 +135,7 @@ class World:
             return {"config": folder / paths["config"]}
         found = {name: value if name == "policy" else folder / value for name, value in paths.items()}
         return {
-            "device": "cpu", "temperature": 0, "max_new_tokens": 8, "claim_timeout": 1,
+            "device": "cpu", "temperature": 0, "max_new_tokens": 8, "lease_timeout": 1,
             "rows_per_shard": NUM_ROWS // NUM_SHARDS, **found,
         }  # fmt: skip
 
@@ -154,7 +154,7 @@ class World:
         run = self.folder / RUN
         shutil.copytree(whole, run)
         shutil.rmtree(run / "logs")
-        for path in [path for name in ("shards", "stats", "claims") for path in (run / name).iterdir()]:
+        for path in [path for name in ("shards", "stats", "leases") for path in (run / name).iterdir()]:
             if path.name[:11] not in {f"shard-{shard:05d}" for shard in FINISHED}:
                 path.unlink()
         rows = pa.ipc.open_file(RunFolder(whole).data_path(UNFINISHED)).read_all().to_pylist()
@@ -162,11 +162,11 @@ class World:
             for row in rows[:-1]:
                 log.append(RowResult(**{name: row[name] for name in RESULT_NAMES if name in row}))
             log.snapshot(Stats().to_json())
-        (run / "claims" / f"shard-{UNFINISHED:05d}.00001").write_text(
+        (run / "leases" / f"shard-{UNFINISHED:05d}.00001").write_text(
             json.dumps(asdict(Holding(DEAD_REPLICA, "2026-01-01")))
         )
         beat = Beat(DEAD_REPLICA, replace(Process.current(), started=1), silent_after_s=1)
-        (run / "claims" / f"{DEAD_REPLICA}.beat").write_bytes(beat.to_bytes())
+        (run / "leases" / f"{DEAD_REPLICA}.beat").write_bytes(beat.to_bytes())
         options = {name: str(value) for name, value in self.options(self.folder).items()}
         (self.folder / "config.yaml").write_text(yaml.safe_dump(options))
 

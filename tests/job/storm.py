@@ -4,12 +4,12 @@
 
 keeps three replicas at work and SIGKILLs one of them after the other, each replaced by a new one, until so
 many have died; a complete run is compared with an undisturbed one, byte by byte, and the next one begins.
-Others are paused for longer than a claim lasts without a heartbeat. With ``--machines`` a replica may be on
+Others are paused for longer than a lease lasts without a heartbeat. With ``--machines`` a replica may be on
 a machine of its own, which vanishes with it and with its files: the others see but silence. ``--shards 2``
 has fewer shards than replicas, so that these share rows of a shard. With ``--store`` the runs are in a bucket
-of an S3 server, and every so many of its answers are errors; with ``--claims``, too, they meet in a folder,
+of an S3 server, and every so many of its answers are errors; with ``--leases``, too, they meet in a folder,
 since the server creates no object exclusively. With ``--folders`` every shard and every replica
-has its claims, files or heartbeat in numbered folders of their own. The suite runs a short version.
+has its leases, files or heartbeat in numbered folders of their own. The suite runs a short version.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from specdist.data.run.layout import DECISIONS
-from specdist.data.store.access import claims_folder
+from specdist.data.store.access import leases_folder
 from specdist.data.store.copies import mirrored
 from specdist.data.store.storage import StorePath, storage_path
 from tests.data.s3 import BUCKET, Failure, s3_server
@@ -59,7 +59,7 @@ SHARED = {
     "max_new_tokens": 40,
     "temperature": 1,
     "top_p": 0.9,
-    "claim_timeout": 1,
+    "lease_timeout": 1,
 }
 MAX_LIFE_S, LOOK_S, MAX_PAUSE_S = 1.0, 0.1, 15.0
 PAUSED_SHARE, MACHINE_SHARE, FAULT_SHARE = 0.2, 0.4, 0.03
@@ -71,7 +71,7 @@ END_TIMEOUT_S = 600.0
 
 @dataclass
 class Tally:
-    """What has been done to replicas. ``splits``: names of those of shards that were seen claimed."""
+    """What has been done to replicas. ``splits``: names of those of shards that were seen leased."""
 
     num_killed: int = 0
     num_paused: int = 0
@@ -179,14 +179,14 @@ def storm(
         while tally.num_killed < num_kills and all(process.exitcode is None for process in processes):
             until = time.monotonic() + rng.random() * life_s
             while (left := until - time.monotonic()) > 0:
-                tally.splits |= claimed_splits(claims_of(output, options))
+                tally.splits |= leased_splits(leases_of(output, options))
                 time.sleep(min(left, LOOK_S))
             index = rng.randrange(len(processes))
             victim = processes[index]
             if victim.exitcode is None and rng.random() < PAUSED_SHARE:
                 with suppress(ProcessLookupError):  # it has just ended by itself
                     os.kill(victim.pid or 0, signal.SIGSTOP)
-                    time.sleep(rng.random() * min(2 * options["claim_timeout"], MAX_PAUSE_S))
+                    time.sleep(rng.random() * min(2 * options["lease_timeout"], MAX_PAUSE_S))
                     os.kill(victim.pid or 0, signal.SIGCONT)
                     tally.num_paused += 1
                 continue
@@ -215,16 +215,16 @@ def stamps(output: Path) -> dict[str, object]:
             if name.endswith(".arrow")}  # fmt: skip
 
 
-def claims_of(output: Path, options: dict[str, Any]) -> Path:
+def leases_of(output: Path, options: dict[str, Any]) -> Path:
     """Where the replicas meet."""
-    return claims_folder(output, options.get("claims")) or output / "claims"
+    return leases_folder(output, options.get("leases")) or output / "leases"
 
 
-def claimed_splits(folder: Path) -> set[str]:
-    """The names of splits that a replica has claimed."""
+def leased_splits(folder: Path) -> set[str]:
+    """The names of splits that a replica has leased."""
     with suppress(FileNotFoundError):
-        claims = [path.name.partition(".") for path in files_below(folder)]
-        return {f"{folder} {name}" for name, _, number in claims
+        leases = [path.name.partition(".") for path in files_below(folder)]
+        return {f"{folder} {name}" for name, _, number in leases
                 if name.startswith("split-") and number.isdigit() and int(number) > 1}  # fmt: skip
     return set()
 
@@ -241,7 +241,7 @@ def storms(folder: Path, options: dict[str, Any], *, num_kills: int, outputs: Pa
             output,
             folder / "undisturbed",
             has_vanished=tally.num_vanished > 0,
-            claims=claims_of(output, options),
+            leases=leases_of(output, options),
         )
         num_runs += 1
         yield tally
@@ -255,18 +255,18 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def check_whole(
-    output: Path, undisturbed: Path, *, has_vanished: bool = False, claims: Path | None = None
+    output: Path, undisturbed: Path, *, has_vanished: bool = False, leases: Path | None = None
 ) -> None:
     """Every row once, no byte different, and nothing left over but the last heartbeats of replicas that have
-    vanished. ``claims``: where they met, if not in the run's own folder."""
+    vanished. ``leases``: where they met, if not in the run's own folder."""
     found = mirrored(output)
     assert shard_bytes(found) == shard_bytes(undisturbed)
     rows = Counter(read_output(found)["row_id"].to_pylist())
     assert rows == dict.fromkeys(range(NUM_ROWS), 1)
     assert sum(stats["num_rows"] for stats in shard_stats(found)) == NUM_ROWS
-    folders = [*(output / name for name in ("shards", "stats", "parts")), claims or output / "claims"]
+    folders = [*(output / name for name in ("shards", "stats", "parts")), leases or output / "leases"]
     left = [path for folder in folders for path in files_below(folder)]
-    # With a folder of claims, which data was chosen is kept for replicas that wake up late.
+    # With a folder of leases, which data was chosen is kept for replicas that wake up late.
     left = [path for path in left if not path.parent.parent.name.startswith(f"{DECISIONS}-")]
     kept = {".arrow", ".json", *((".beat", ".waiting") if has_vanished else ())}
     left = [path for path in left if path.suffix not in kept and not path.name.startswith("setup.")]
@@ -283,10 +283,10 @@ def main() -> None:
     parser.add_argument("--life", type=float, default=MAX_LIFE_S, help="longest time between two kills, in s")
     parser.add_argument("--machines", action="store_true", help="replicas on machines that vanish, too")
     parser.add_argument("--store", action="store_true", help="runs in a bucket of an S3 server that fails")
-    parser.add_argument("--claims", action="store_true", help="with --store: they meet in a folder")
+    parser.add_argument("--leases", action="store_true", help="with --store: they meet in a folder")
     parser.add_argument("--folders", action="store_true", help="each shard and replica in folders of its own")
     parser.add_argument("--delay", type=float, default=0.0, help="of the S3 server's answers, in s")
-    parser.add_argument("--claim_timeout", type=float, help="in s; by default 1, on a store 12")
+    parser.add_argument("--lease_timeout", type=float, help="in s; by default 1, on a store 12")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file to which the last line is added")
     chosen = parser.parse_args()
@@ -303,7 +303,7 @@ def main() -> None:
         outputs = folder
         if chosen.store:
             server = stack.enter_context(s3_server())
-            server.ignores_conditions = chosen.claims
+            server.ignores_conditions = chosen.leases
             os.environ.update(server.environment)
             faults = random.Random(chosen.seed)
             delay = Failure(200, seconds=chosen.delay) if chosen.delay else None
@@ -312,11 +312,11 @@ def main() -> None:
                 if faults.random() < FAULT_SHARE else delay
             )  # fmt: skip
             outputs = storage_path(f"s3://{BUCKET}/storm", spool=str(folder / "spool"))
-            options |= {"spool": folder / "machines", "claim_timeout": STORE_TIMEOUT_S}
-            if chosen.claims:
-                options |= {"claims": str(folder / "claims")}
-        if chosen.claim_timeout is not None:
-            options |= {"claim_timeout": chosen.claim_timeout}
+            options |= {"spool": folder / "machines", "lease_timeout": STORE_TIMEOUT_S}
+            if chosen.leases:
+                options |= {"leases": str(folder / "leases")}
+        if chosen.lease_timeout is not None:
+            options |= {"lease_timeout": chosen.lease_timeout}
         totals = storms(
             folder, options | small, num_kills=chosen.kills, outputs=outputs, rng=rng,
             num_replicas=chosen.replicas, life_s=chosen.life,

@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from specdist.cli import generate as main
-from specdist.data.leases import claim_folders, heartbeat
+from specdist.data.leases import heartbeat, lease_folders
 from specdist.data.run import layout
 from tests.forked import fork
 from tests.job.gate import Gate, install
@@ -65,8 +65,8 @@ def _run(
     if machine:
         heartbeat._machine = lambda: machine
     if small_folders:
-        layout.MAX_SHARDS_PER_FOLDER = layout.MAX_SHARDS_PER_CLAIM_FOLDER = 1
-        claim_folders.MAX_REPLICAS_PER_FOLDER = 1
+        layout.MAX_SHARDS_PER_FOLDER = layout.MAX_SHARDS_PER_LEASE_FOLDER = 1
+        lease_folders.MAX_REPLICAS_PER_FOLDER = 1
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     with told.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)

@@ -56,9 +56,9 @@ def stored_shards(run: StorePath) -> dict[str, bytes]:
 
 def left_over(run: StorePath) -> list[str]:
     """What a complete run does not have."""
-    names = [f"{folder}/{name}" for folder in ("shards", "stats", "parts", "claims")
+    names = [f"{folder}/{name}" for folder in ("shards", "stats", "parts", "leases")
              for name in (run / folder).names()]  # fmt: skip
-    return [name for name in names if not name.endswith((".arrow", ".json")) and "claims/setup." not in name]
+    return [name for name in names if not name.endswith((".arrow", ".json")) and "leases/setup." not in name]
 
 
 def test_a_run_in_a_bucket_has_the_bytes_of_one_in_a_folder(
@@ -117,9 +117,9 @@ def run_tool(main: Callable[[Sequence[str]], int], *arguments: str) -> str:
     return told.getvalue()
 
 
-@pytest.mark.parametrize("has_claims", [False, True])
+@pytest.mark.parametrize("has_leases", [False, True])
 def test_a_replica_that_is_killed_in_an_upload_is_replaced(
-    has_claims: bool,
+    has_leases: bool,
     bucket: StorePath,
     server: S3Server,
     options: dict[str, Any],
@@ -127,7 +127,7 @@ def test_a_replica_that_is_killed_in_an_upload_is_replaced(
     tmp_path: Path,
 ) -> None:
     """Two replicas; the first upload of a shard's data hangs, and its replica is killed meanwhile. With
-    claims in a folder that they share, on a server without conditional writes."""
+    leases in a folder that they share, on a server without conditional writes."""
     hanging: list[str] = []
 
     def fault(method: str, path: str) -> Failure | None:
@@ -138,9 +138,9 @@ def test_a_replica_that_is_killed_in_an_upload_is_replaced(
 
     server.fault = fault
     run = {**options, "output": bucket / "run", "spool": tmp_path / "spool"}
-    server.ignores_conditions = has_claims
-    if has_claims:
-        run["claims"] = tmp_path / "claims"
+    server.ignores_conditions = has_leases
+    if has_leases:
+        run["leases"] = tmp_path / "leases"
     words = tmp_path / "words-1"
     first = fork_telling(words, **run)
     while not hanging:

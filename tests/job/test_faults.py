@@ -74,9 +74,9 @@ def test_a_rank_that_dies_or_hangs_ends_its_replica_and_is_named_in_every_log(
             assert f"this replica ends: rank {rank} ({ROLES[rank]}): process " in log
             assert what in log
     assert logged_rows(output, 0).startswith(rows)
-    (claim,) = (output / "claims").glob("shard-*")
+    (lease,) = (output / "leases").glob("shard-*")
     # A rank 0 that is left gives its shard back; one that was killed is recognised as dead.
-    assert (json.loads(claim.read_text())["replica"] is None) == (rank != RANK_ZERO)
+    assert (json.loads(lease.read_text())["replica"] is None) == (rank != RANK_ZERO)
     if rank == RANK_ZERO:
         assert run_here(**(options | changes | {"tp_size": 1}), output=output).totals["num_rows"] == 24
 

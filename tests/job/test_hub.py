@@ -52,7 +52,7 @@ def test_a_finished_run_is_uploaded_once_and_can_be_loaded(
     assert len(datasets.load_dataset(str(tmp_path / "loaded"), split="train")) == 6
     num_commits = len(hub.commits)
     assert run_here(**options).code == 0 and len(hub.commits) == num_commits
-    assert not [path.name for path in (options["output"] / "claims").iterdir() if path.name[:3] == "hub"]
+    assert not [path.name for path in (options["output"] / "leases").iterdir() if path.name[:3] == "hub"]
 
 
 def test_what_the_hub_refuses_is_told_first(

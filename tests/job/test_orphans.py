@@ -174,7 +174,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_and_loses_no_row(
     assert any(gone in log for log in logs)
     # The round was ended, and the shard given back.
     assert all(
-        json.loads(path.read_text())["replica"] is None for path in (output / "claims").glob("shard-*")
+        json.loads(path.read_text())["replica"] is None for path in (output / "leases").glob("shard-*")
     )
     assert logged_rows(output, 1).startswith(rows)
     assert run_here(**(options | SLOW | {"tp_size": 1}), output=output).totals["complete"] is True

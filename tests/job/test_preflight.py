@@ -34,15 +34,15 @@ def test_replicas_of_one_run_change_its_folder_once(tmp_path: Path) -> None:
     members = [Membership(output, silent_after_s=60) for _ in range(4)]
     for member in members[:3]:
         open_joined(member, first, "seed: 1\n", overwrite=False)
-    assert len(list(output.glob("claims/setup.*"))) == 1
-    assert members[0].claims.latest()["setup"].generation == 2
+    assert len(list(output.glob("leases/setup.*"))) == 1
+    assert members[0].leases.latest()["setup"].generation == 2
     open_joined(members[3], first, "seed: 1\nlog_level: debug\n", overwrite=False)
-    assert members[0].claims.latest()["setup"].generation == 4
+    assert members[0].leases.latest()["setup"].generation == 4
     assert (output / "config.yaml").read_text() == "seed: 1\nlog_level: debug\n"
     assert not is_open(output, Manifest(fingerprint={"draft": "b"}), "seed: 1\nlog_level: debug\n")
     for member in members:
         member.leave()
-    assert not list(output.glob("claims/*"))
+    assert not list(output.glob("leases/*"))
 
 
 def test_any_number_of_replicas_may_join_a_run(tmp_path: Path) -> None:

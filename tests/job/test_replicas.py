@@ -48,7 +48,7 @@ def test_replicas_share_the_work(
     """All end with success when the run is complete, and none takes from another what that is at work on."""
     options, undisturbed = shared
     # On a busy machine a heartbeat may be a second late.
-    options = options | {"claim_timeout": 60}
+    options = options | {"lease_timeout": 60}
     output = tmp_path / "run"
     with replicas(num_replicas, **options, output=output) as processes:
         assert join_all(processes) == [0] * num_replicas
@@ -85,7 +85,7 @@ def test_the_others_finish_what_a_killed_replica_had(
     check_whole(output, undisturbed)
 
 
-def test_a_replica_that_is_paused_past_its_claims_age_does_no_harm(
+def test_a_replica_that_is_paused_past_its_leases_age_does_no_harm(
     shared: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
     """Its process is there, so only its silence tells; when it wakes up, its shards are another's."""
@@ -107,9 +107,9 @@ def test_a_replica_that_is_paused_past_its_claims_age_does_no_harm(
 
 
 def held_by(output: Path, pid: int | None) -> list[str]:
-    """Claims of shards that name a replica with this process."""
+    """Leases of shards that name a replica with this process."""
     found = []
-    for path in (output / "claims").glob("shard-*"):
+    for path in (output / "leases").glob("shard-*"):
         try:
             holder = json.loads(path.read_text())["replica"]
         except (OSError, ValueError):

@@ -85,10 +85,10 @@ def stop(
 
 def check_given_back(output: Path, rows: bytes) -> None:
     """The second shard has no holder and all its rows, and no heartbeat is left."""
-    (claim,) = (output / "claims").glob("shard-*")
-    assert json.loads(claim.read_text())["replica"] is None
+    (lease,) = (output / "leases").glob("shard-*")
+    assert json.loads(lease.read_text())["replica"] is None
     assert logged_rows(output, 1).startswith(rows)
-    assert list((output / "claims").glob("*.beat")) == []
+    assert list((output / "leases").glob("*.beat")) == []
     assert len(shard_files(output)) == 1
 
 

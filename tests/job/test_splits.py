@@ -41,8 +41,8 @@ def check(simulation: TailSimulation) -> RunFolder:
     assert table["completion"].to_pylist() == [f"of {row}" for row in expected]
     assert sum(output.read_stats(shard)["num_rows"] for shard in shards) == scenario.num_rows
     assert list((simulation.output / "parts").iterdir()) == []
-    claims = {path.name.partition(".")[0] for path in (simulation.output / "claims").glob("s*-*.0*")}
-    assert claims == set()
+    leases = {path.name.partition(".")[0] for path in (simulation.output / "leases").glob("s*-*.0*")}
+    assert leases == set()
     return output
 
 
@@ -65,14 +65,14 @@ def test_rows_survive_whatever_becomes_of_the_replicas(tmp_path: Path, seed: int
     assert outcome.num_disturbed >= 2
 
 
-def test_rows_of_splits_whose_claims_are_gone_are_the_shards_again(tmp_path: Path) -> None:
+def test_rows_of_splits_whose_leases_are_gone_are_the_shards_again(tmp_path: Path) -> None:
     """As after a crash of the machine, which may lose a file that was not synced."""
     simulation = TailSimulation(tmp_path / "run", SMALL)
     num_lost = 0
 
     def lose() -> None:
         nonlocal num_lost
-        for path in (simulation.output / "claims").glob("split-*"):
+        for path in (simulation.output / "leases").glob("split-*"):
             path.unlink()
             num_lost += 1
         simulation.after(5.0, lose)

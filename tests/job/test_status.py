@@ -44,7 +44,7 @@ def member(output: Path, name: str, shard: int) -> Membership:
     """A replica that holds a shard; its process is this one."""
     found = Membership(output, silent_after_s=60, name=name)
     found.heartbeat.beat()
-    assert found.claims.take(f"shard-{shard:05d}", None, above=0) is not None
+    assert found.leases.take(f"shard-{shard:05d}", None, above=0) is not None
     return found
 
 
@@ -92,7 +92,7 @@ def test_the_status_of_a_running_run(finished: Path) -> None:
 def test_shards_that_were_given_back_wait(finished: Path) -> None:
     unfinish(finished, 1)
     holder = member(finished, "alive", 1)
-    holder.claims.release(holder.claims.latest()["shard-00001"])
+    holder.leases.release(holder.leases.latest()["shard-00001"])
     status = StatusReader(finished).read()
     assert (status.num_done, status.running, status.failed, status.num_waiting) == (2, [], [], 1)
 
@@ -107,12 +107,12 @@ def test_a_remote_replica_is_first_assessed_by_the_age_of_its_heartbeat(
     holder.heartbeat._beat.process = replace(holder.heartbeat._beat.process, machine="another")
     holder.heartbeat.beat()
     assert [held.shard for held in StatusReader(finished).read().running] == [1]
-    os.utime(finished / "claims" / "elsewhere.beat", (0, 0))
+    os.utime(finished / "leases" / "elsewhere.beat", (0, 0))
     reader = StatusReader(finished)
     assert [held.shard for held in reader.read().failed] == [1]
     # Then it beats: a clock was wrong.
     holder.heartbeat.beat()
-    os.utime(finished / "claims" / "elsewhere.beat", (0, 0))
+    os.utime(finished / "leases" / "elsewhere.beat", (0, 0))
     assert [held.shard for held in reader.read().running] == [1]
 
 

@@ -40,7 +40,7 @@ def test_what_an_upload_raises_ends_the_job() -> None:
 def test_the_end_of_a_shard_holds_up_nothing_but_the_end_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its claim and its part log are kept until its files are there."""
+    """Its lease and its part log are kept until its files are there."""
     may_end, finish = threading.Event(), RunFolder.finish_shard
 
     def slow(*given: Any, **named: Any) -> bool:
@@ -64,9 +64,9 @@ def test_the_end_of_a_shard_holds_up_nothing_but_the_end_of_the_run(
                 )
             )  # fmt: skip
         assert recorder.num_uploads == 2 and not folder.recorded_shards()
-        assert len(list(folder.claims_path.glob("shard-*"))) == 2
+        assert len(list(folder.leases_path.glob("shard-*"))) == 2
         assert len(list((folder.path / "parts").iterdir())) == 2
         may_end.set()
         recorder.settle()
         assert recorder.is_run_complete and folder.complete_shards() == [0, 1]
-        assert not list(folder.claims_path.glob("shard-*"))
+        assert not list(folder.leases_path.glob("shard-*"))

@@ -2,7 +2,6 @@
 
 from tests.mutants.adapter_faults import ADAPTER_FAULTS
 from tests.mutants.attention_faults import ATTENTION_FAULTS
-from tests.mutants.claim_faults import CLAIM_FAULTS
 from tests.mutants.constraint_faults import CONSTRAINT_FAULTS
 from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.distill_faults import DISTILL_FAULTS
@@ -14,6 +13,7 @@ from tests.mutants.interplay_faults import INTERPLAY_FAULTS
 from tests.mutants.kernel_faults import KERNEL_FAULTS
 from tests.mutants.launch_faults import LAUNCH_FAULTS
 from tests.mutants.layer_faults import LAYER_FAULTS
+from tests.mutants.lease_faults import LEASE_FAULTS
 from tests.mutants.memory_faults import MEMORY_FAULTS
 from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mutant import Mutant
@@ -36,7 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ADAPTER_FAULTS,
     *ATTENTION_FAULTS,
     *CONSTRAINT_FAULTS,
-    *CLAIM_FAULTS,
+    *LEASE_FAULTS,
     *DATA_FAULTS,
     *STATS_FAULTS,
     *DISTILL_FAULTS,

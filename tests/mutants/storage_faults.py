@@ -5,11 +5,11 @@ from tests.mutants.mutant import Mutant
 STORAGE = "tests/data/test_storage.py"
 
 STORAGE_FAULTS = (
-    Mutant("store-lost-answer-is-a-lost-claim", "ObjectStore.create",
+    Mutant("store-lost-answer-is-a-lost-lease", "ObjectStore.create",
         "return self.read(path) == content",
         "return False",
         (f"{STORAGE}::test_an_answer_that_is_lost_is_the_writer_s_own",)),
-    Mutant("store-claims-overwrite", "ObjectStore.create",
+    Mutant("store-leases-overwrite", "ObjectStore.create",
         'self._try(self._filesystem.pipe_file, path, content, mode="create")',
         "self._try(self._filesystem.pipe_file, path, content)",
         (f"{STORAGE}::test_of_many_that_create_an_object_one_does",)),

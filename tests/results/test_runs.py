@@ -108,7 +108,7 @@ def test_a_run_without_a_finished_shard_has_no_rows_to_read(tmp_path: Path) -> N
 
 
 def log_rows(folder: RunFolder, shard: int, rows: list[tuple[int, int]], generation: int = 0) -> None:
-    """Write the part log of a replica that has finished these rows; ``generation`` is that of its claim."""
+    """Write the part log of a replica that has finished these rows; ``generation`` is that of its lease."""
     with folder.parts(shard, generation) as log:
         for row, sample in rows:
             log.append(row_result(row, sample))

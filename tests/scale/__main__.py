@@ -3,7 +3,7 @@
     python -m tests.scale --replicas 1000 --shards 10000
     python -m tests.scale --reading --shards 100000
 
-The replicas are simulated (simulation.py): the project's own claims, heartbeats and publishing, on a virtual
+The replicas are simulated (simulation.py): the project's own leases, heartbeats and publishing, on a virtual
 clock; with ``--processes`` they are real ones, in real time, and those that vanish are killed. The last line
 on stdout is a JSON document with ``metadata_ops_per_replica_s`` and ``reads_per_replica_s`` (with ``--store``
 ``requests_per_replica_s``) in the first
@@ -31,7 +31,7 @@ from tests.scale.simulation import Outcome, Scenario, Simulation, operations
 from tests.scale.tail import TailScenario
 
 MEMORY = Path("/dev/shm")
-# More replicas would take hours to list the claims for themselves.
+# More replicas would take hours to list the leases for themselves.
 MOST_LISTED = 1000
 
 

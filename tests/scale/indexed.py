@@ -1,6 +1,6 @@
-"""The claims of many simulated replicas in an index, so that thousands of them can be simulated.
+"""The leases of many simulated replicas in an index, so that thousands of them can be simulated.
 
-A look at the claims may be as old as ``STALE_S``, as on a file server whose clients keep what they have
+A look at the leases may be as old as ``STALE_S``, as on a file server whose clients keep what they have
 listed; its cost is counted each time.
 """
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from specdist.data.leases import claim_folders, claims, heartbeat
-from specdist.data.leases.claims import Claim, Claims, View, shard_and_split
+from specdist.data.leases import heartbeat, lease_folders, leases
+from specdist.data.leases.leases import Lease, Leases, View, shard_and_split
 from specdist.data.run.run_folder import RunFolder
 from tests.scale.counting import METADATA, NAMES_PER_OPERATION, CountingFiles
 from tests.scale.events import Events
@@ -23,7 +23,7 @@ STALE_S = 0.25
 
 
 class Indexed:
-    """While :meth:`patched`, the claims' folder is listed at most every ``STALE_S`` of the virtual clock, and
+    """While :meth:`patched`, the leases' folder is listed at most every ``STALE_S`` of the virtual clock, and
     what is asked of one shard is answered from the index; both are counted as if the folder had been listed
     each time."""
 
@@ -39,7 +39,7 @@ class Indexed:
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
-        create, remove, original_look, names_in = Claims._create, Claims._remove, Claims.look, claims.names_in
+        create, remove, original_look, names_in = Leases._create, Leases._remove, Leases.look, leases.names_in
         finish_shard, recorded_in = RunFolder.finish_shard, RunFolder.recorded_in
 
         def finish(self_: RunFolder, shard: int, *arguments: Any, **options: Any) -> bool:
@@ -57,17 +57,17 @@ class Indexed:
                 self._recorded[group] = found, self._files.counts[METADATA] - before
             return self._recorded[group][0]
 
-        def indexed_create(self_: Claims, claim: Claim, *arguments: Any) -> bool:
-            is_made = create(self_, claim, *arguments)
+        def indexed_create(self_: Leases, lease: Lease, *arguments: Any) -> bool:
+            is_made = create(self_, lease, *arguments)
             if is_made:
-                self._names[_shard_of(claim.name)].add(_last(claim.file_name))
+                self._names[_shard_of(lease.name)].add(_last(lease.file_name))
             return is_made
 
-        def indexed_remove(self_: Claims, claim: Claim) -> None:
-            remove(self_, claim)
-            self._names[_shard_of(claim.name)].discard(_last(claim.file_name))
+        def indexed_remove(self_: Leases, lease: Lease) -> None:
+            remove(self_, lease)
+            self._names[_shard_of(lease.name)].discard(_last(lease.file_name))
 
-        def look(self_: Claims) -> View:
+        def look(self_: Leases) -> View:
             moment = int(self._events.now / STALE_S)
             if self._view is None or self._view[0] != moment or not self._view[1].latest:
                 before = self._files.counts[METADATA]
@@ -88,11 +88,11 @@ class Indexed:
             return [name for shard in shards for name in self._names[shard] if name.startswith(prefixes)]
 
         with (
-            mock.patch.object(Claims, "_create", indexed_create),
-            mock.patch.object(Claims, "_remove", indexed_remove),
-            mock.patch.object(Claims, "look", look),
-            mock.patch.object(claim_folders, "names_in", looked),
-            mock.patch.object(claims, "names_in", listed),
+            mock.patch.object(Leases, "_create", indexed_create),
+            mock.patch.object(Leases, "_remove", indexed_remove),
+            mock.patch.object(Leases, "look", look),
+            mock.patch.object(lease_folders, "names_in", looked),
+            mock.patch.object(leases, "names_in", listed),
             mock.patch.object(RunFolder, "finish_shard", finish),
             mock.patch.object(RunFolder, "recorded_in", recorded),
             mock.patch.object(heartbeat, "_machine", lambda: "the simulation's"),
@@ -105,6 +105,6 @@ def _last(file_name: str) -> str:
 
 
 def _shard_of(name: str) -> int | None:
-    """Of a claim, or of the beginning of one."""
+    """Of a lease, or of the beginning of one."""
     found = shard_and_split(name) or shard_and_split(f"{name}-00000")
     return None if found is None else found[0]

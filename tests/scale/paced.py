@@ -74,11 +74,11 @@ def _prompts(path: Path, seed: int) -> Path:
 
 def _replica(words: list[str], events: Path, is_new: bool, has_rates: bool) -> None:
     scenario, file = TailScenario(has_rates=has_rates), events.open("w")
-    forward, requests, record, claim = (
+    forward, requests, record, lease = (
         ModelRunner.forward,
         Recorder.requests,
         Recorder.record,
-        Recorder.claim,
+        Recorder.lease,
     )
 
     def tell(kind: str, **values: Any) -> None:
@@ -105,16 +105,16 @@ def _replica(words: list[str], events: Path, is_new: bool, has_rates: bool) -> N
         record(self, completion)
         tell("recorded")
 
-    def told_claim(self: Recorder) -> bool:
-        found = claim(self)
-        # Asked for while nothing runs: else a claim is made for a request.
+    def told_lease(self: Recorder) -> bool:
+        found = lease(self)
+        # Asked for while nothing runs: else a lease is made for a request.
         if not found and not self._work.open and not self.is_run_complete:
             tell("idle")
         return found
 
     ModelRunner.forward = paced  # type: ignore[method-assign]
     Recorder.requests, Recorder.record = told_requests, told_record  # type: ignore[method-assign]
-    Recorder.claim = told_claim  # type: ignore[method-assign]
+    Recorder.lease = told_lease  # type: ignore[method-assign]
     if not is_new:
         WorkQueue._offer = lambda self, work, wanted: None  # type: ignore[method-assign]
         ExpectedLengths.longest_first = lambda self, rows: list(rows)  # type: ignore[method-assign]

@@ -83,21 +83,21 @@ def _work(run: Path, results: Path, number: int, num_shards: int, shard_s: float
         while not queue.is_done:
             if phase == START and time.monotonic() - started > START_S:
                 enter(MIDDLE)
-            claimed = queue.take()
-            if claimed is None:
+            leased = queue.take()
+            if leased is None:
                 enter(TAIL)
                 time.sleep(queue.poll_s)
                 continue
             time.sleep(random.uniform(0.5, 1.5) * shard_s)
             if folder.finish_shard(
-                claimed.shard,
+                leased.shard,
                 TABLE,
                 {"by": membership.replica},
-                is_held=lambda claimed=claimed: queue.is_held(claimed),  # type: ignore[misc]
+                is_held=lambda leased=leased: queue.is_held(leased),  # type: ignore[misc]
             ):
-                queue.finished(claimed)
+                queue.finished(leased)
             else:
-                queue.lost(claimed)
+                queue.lost(leased)
         membership.leave()
     enter(phase)
     document = {"operations": operations, "replica_s": replica_s}

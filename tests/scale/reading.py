@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from specdist.data.leases.claims import shard_name, split_name
+from specdist.data.leases.leases import shard_name, split_name
 from specdist.data.leases.membership import Membership
 from specdist.data.run.layout import layout_info
 from specdist.data.run.opening import open_run_folder
@@ -47,7 +47,7 @@ def measured_by_state(path: Path, num_shards: int, *, num_unfinished: int) -> di
         found["at work"] = seconds_to_read(folder)
         for shard, members in unfinished.items():
             _finish(folder, shard, num_shards, stats)
-            members[0].claims.forget_shard(shard, folder.claims_level(shard))
+            members[0].leases.forget_shard(shard, folder.leases_level(shard))
             for member in members:
                 member.heartbeat.stop()
     return found | {"complete": seconds_to_read(folder)}
@@ -64,18 +64,18 @@ def _finish(folder: RunFolder, shard: int, num_shards: int, stats: Stats) -> Non
 def _hold(folder: RunFolder, shard: int, stats: Stats) -> list[Membership]:
     """A replica holds the shard, and others splits of it, of a row each; each has logged a row."""
     members = [Membership(folder.path, silent_after_s=SILENT_AFTER_S) for _ in range(1 + NUM_SPLITS)]
-    level, first_row = folder.claims_level(shard), shard * ROWS_PER_SHARD
+    level, first_row = folder.leases_level(shard), shard * ROWS_PER_SHARD
     for number, member in enumerate(members):
         member.create_folder()
         member.heartbeat.beat()
         if number == 0:
-            claim = member.claims.take(shard_name(shard, level), None)
+            lease = member.leases.take(shard_name(shard, level), None)
         else:
-            offered = members[0].claims.offer(split_name(shard, number, level), [first_row + number])
+            offered = members[0].leases.offer(split_name(shard, number, level), [first_row + number])
             assert offered is not None
-            claim, _ = member.claims.take_split(offered) or (None, ())
-        assert claim is not None
-        with folder.parts(shard, claim.generation, split=number or None) as log:
+            lease, _ = member.leases.take_split(offered) or (None, ())
+        assert lease is not None
+        with folder.parts(shard, lease.generation, split=number or None) as log:
             log.append(row_result(first_row + number))
             log.snapshot(stats.to_json())
     return members

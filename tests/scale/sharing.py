@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from specdist.data.leases.claim_folders import placed
-from specdist.data.leases.claims import Claim
 from specdist.data.leases.heartbeat import BEATS_PER_SILENCE
-from specdist.data.run.layout import CLAIMS_FOLDER
+from specdist.data.leases.lease_folders import placed
+from specdist.data.leases.leases import Lease
+from specdist.data.run.layout import LEASES_FOLDER
 from specdist.data.run.opening import is_open, open_run_folder
 from specdist.data.run.parts import PartLog
 from specdist.data.run.run_folder import RunFolder
@@ -80,7 +80,7 @@ class SharingSimulation(TailSimulation):
         return self.counted
 
     def _join(self, name: str) -> None:
-        replica = SharingReplica(self, placed(self.output / CLAIMS_FOLDER, name))
+        replica = SharingReplica(self, placed(self.output / LEASES_FOLDER, name))
         if self.rng.random() < self.vanishing:
             self.after(self.rng.uniform(0, max(1.0, self.expected_s - self.now)), replica.die)
 
@@ -111,19 +111,19 @@ class SharingReplica(TailReplica):
         membership, sharing = self._membership, self._sharing
         if membership.is_settled(lambda: is_open(sharing.output, sharing.manifest, "")):
             self.step()
-        elif (claim := membership.take_setup(view := membership.claims.look())) is not None:
-            sharing.after(SETUP_S, partial(self._open, claim))
+        elif (lease := membership.take_setup(view := membership.leases.look())) is not None:
+            sharing.after(SETUP_S, partial(self._open, lease))
         else:
             sharing.after(membership.poll_s(view.num_files, num_replicas=view.num_replicas), self._set_up)
 
-    def _open(self, claim: Claim) -> None:
+    def _open(self, lease: Lease) -> None:
         if self.has_ended:
             return
         is_tidied = self._membership.another_has_tidied()
         open_run_folder(
             self._sharing.output, self._sharing.manifest, "", overwrite=False, is_tidied=is_tidied
         )
-        self._membership.claims.release(claim)
+        self._membership.leases.release(lease)
         self.step()
 
     def die(self) -> None:

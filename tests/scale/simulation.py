@@ -1,4 +1,4 @@
-"""Many replicas in one process, on a virtual clock and a counting file system: the project's own claims,
+"""Many replicas in one process, on a virtual clock and a counting file system: the project's own leases,
 heartbeats and publishing on real files, and no models. A replica's time is spent in waits and in its work,
 never in file operations."""
 
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from specdist.data.leases.claim_folders import placed
-from specdist.data.leases.claims import Claim
 from specdist.data.leases.heartbeat import BEATS_PER_SILENCE
+from specdist.data.leases.lease_folders import placed
+from specdist.data.leases.leases import Lease
 from specdist.data.leases.membership import Membership
-from specdist.data.leases.shard_queue import ClaimedShard, ShardQueue
-from specdist.data.run.layout import CLAIMS_FOLDER, layout_info
+from specdist.data.leases.shard_queue import LeasedShard, ShardQueue
+from specdist.data.run.layout import LEASES_FOLDER, layout_info
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.opening import is_open, open_run_folder
 from specdist.data.run.run_folder import RunFolder
@@ -134,7 +134,7 @@ class Simulation(Events):
         return self.outcome
 
     def _join(self, name: str) -> None:
-        replica = Replica(self, placed(self.folder / CLAIMS_FOLDER, name))
+        replica = Replica(self, placed(self.folder / LEASES_FOLDER, name))
         replica.join()
         if self.rng.random() < self.scenario.vanishing:
             self.after(self.rng.uniform(START_S, self.scenario.expected_s) - self.now, replica.die)
@@ -164,7 +164,7 @@ class Replica:
         beat.process = dataclasses.replace(beat.process, machine=f"machine of {name}")
         self._folder = RunFolder(simulation.folder)
         self._queue: ShardQueue | None = None
-        self._claimed: ClaimedShard | None = None
+        self._leased: LeasedShard | None = None
         self._has_ended = False
 
     def join(self) -> None:
@@ -189,16 +189,16 @@ class Replica:
         manifest = manifest_of(simulation.scenario.num_shards)
         if membership.is_settled(lambda: is_open(simulation.folder, manifest, "")):
             self._begin(manifest)
-        elif (claim := membership.take_setup(view := membership.claims.look())) is not None:
-            simulation.after(SETUP_S, partial(self._open, manifest, claim))
+        elif (lease := membership.take_setup(view := membership.leases.look())) is not None:
+            simulation.after(SETUP_S, partial(self._open, manifest, lease))
         else:
             wait_s = membership.poll_s(view.num_files, num_replicas=view.num_replicas)
             simulation.after(wait_s, self._set_up)
 
-    def _open(self, manifest: Manifest, claim: Claim) -> None:
+    def _open(self, manifest: Manifest, lease: Lease) -> None:
         is_tidied = self._membership.another_has_tidied()
         open_run_folder(self._simulation.folder, manifest, "", overwrite=False, is_tidied=is_tidied)
-        self._membership.claims.release(claim)
+        self._membership.leases.release(lease)
         self._begin(manifest)
 
     def _begin(self, manifest: Manifest) -> None:
@@ -215,8 +215,8 @@ class Replica:
             self._simulation.outcome,
             self._simulation.scenario,
         )
-        self._claimed = self._queue.take()
-        if self._claimed is not None:
+        self._leased = self._queue.take()
+        if self._leased is not None:
             mean = math.log(scenario.shard_s) - scenario.sigma**2 / 2
             simulation.after(simulation.rng.lognormvariate(mean, scenario.sigma), self._finish)
         elif self._queue.is_done:
@@ -228,18 +228,18 @@ class Replica:
     def _finish(self) -> None:
         if self._has_ended:
             return
-        assert self._queue is not None and self._claimed is not None
-        queue, claimed, outcome = self._queue, self._claimed, self._simulation.outcome
+        assert self._queue is not None and self._leased is not None
+        queue, leased, outcome = self._queue, self._leased, self._simulation.outcome
         if self._folder.finish_shard(
-            claimed.shard, TABLE, {"by": self._name}, is_held=lambda: queue.is_held(claimed)
+            leased.shard, TABLE, {"by": self._name}, is_held=lambda: queue.is_held(leased)
         ):
-            assert claimed.shard not in outcome.published_by
-            outcome.published_by[claimed.shard] = self._name
+            assert leased.shard not in outcome.published_by
+            outcome.published_by[leased.shard] = self._name
             outcome.published_s = self._simulation.now
-            queue.finished(claimed)
-            write_total(self._folder, claimed.shard, self._simulation.scenario.num_shards)
+            queue.finished(leased)
+            write_total(self._folder, leased.shard, self._simulation.scenario.num_shards)
         else:
-            queue.lost(claimed)
+            queue.lost(leased)
         self._work()
 
     def _leave(self) -> None:

@@ -72,7 +72,7 @@ def tried() -> str:
     )
     text = (
         f"Real processes on one machine: {real['replicas']:,} replicas and {real['shards']:,} shards. "
-        "Simulated, with the project's own claims, recorder and publishing on a virtual clock: "
+        "Simulated, with the project's own leases, recorder and publishing on a virtual clock: "
         f"{simulated}. Every shard was published once."
     )
     return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)

@@ -1,10 +1,10 @@
-"""The end of a run with the project's own claims, splits and part logs, on a virtual clock and without
+"""The end of a run with the project's own leases, splits and part logs, on a virtual clock and without
 models.
 
 A replica runs so many sequences at a time. A pass over b of them takes ``PASS_S + ROW_S * b`` and gives each
 a token; or they share the tokens per second of ``RATES``. Lengths of completions are log-normal around a
 power of the prompt's length. Replicas may be killed,
-paused past the age of their claims, or told to stop.
+paused past the age of their leases, or told to stop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pyarrow.ipc
 
 from specdist.data.formats.prompts import open_prompts
 from specdist.data.leases.membership import Membership
-from specdist.data.leases.shard_queue import ClaimedShard
+from specdist.data.leases.shard_queue import LeasedShard
 from specdist.data.run.layout import layout_info
 from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.data.run.opening import open_run_folder
@@ -252,7 +252,7 @@ class TailReplica:
         queue, splits = self._recorder._work.shards, self._simulation.outcome.splits
         take = queue.take
 
-        def counting() -> ClaimedShard | None:
+        def counting() -> LeasedShard | None:
             taken = take()
             splits[self.name] += taken is not None and taken.split is not None
             if taken is None:
@@ -273,7 +273,7 @@ class TailReplica:
         self._paused_until = self._simulation.now + self._simulation.rng.uniform(0.5, 3) * SILENT_AFTER_S
 
     def stop(self) -> None:
-        """As by SIGTERM: what is running is lost, and the claims are released."""
+        """As by SIGTERM: what is running is lost, and the leases are released."""
         self._recorder.close()
         self._membership.leave()
         self.has_ended = True
@@ -310,7 +310,7 @@ class TailReplica:
         if not self._recorder.is_run_complete and simulation.outcome.first_idle_s == math.inf:
             simulation.outcome.first_idle_s = simulation.now
             simulation.outcome.longest_left_s = simulation.longest_left_s
-        if self._recorder.claim():
+        if self._recorder.lease():
             self._requests, self._is_draining = iter(self._recorder.requests()), False
             simulation.after(0.0, self.step)
         elif self._recorder.is_run_complete:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from specdist.data.leases.claims import shard_name
+from specdist.data.leases.leases import shard_name
 from specdist.data.leases.membership import Membership
 from tests.job.launching import read_output, run_here, shard_bytes
 from tests.job.pair import Pair, some_texts, write_arrow
@@ -54,7 +54,7 @@ def run(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str,
         "rows_per_shard": NUM_ROWS // NUM_SHARDS,
         "max_num_seqs": 1,
         "max_new_tokens": 40,
-        "claim_timeout": 3,
+        "lease_timeout": 3,
     }
     assert run_here(**options, output=folder / "undisturbed").code == 0
     return options, folder / "undisturbed"
@@ -83,15 +83,15 @@ class OtherReplica:
         shutil.copy(undisturbed / "manifest.json", output)
         self._membership = Membership(output, silent_after_s=TIMEOUT_S)
         self._membership.join()
-        taken = [self._membership.claims.take(shard_name(shard), None) for shard in range(NUM_SHARDS)]
-        self._held = [claim for claim in taken if claim is not None]
+        taken = [self._membership.leases.take(shard_name(shard), None) for shard in range(NUM_SHARDS)]
+        self._held = [lease for lease in taken if lease is not None]
         assert len(self._held) == NUM_SHARDS
         self.give_back()
 
     def give_back(self, num: int = NUM_FREE) -> None:
         """So many of those that it still holds."""
-        for claim in self._held[:num]:
-            self._membership.claims.release(claim)
+        for lease in self._held[:num]:
+            self._membership.leases.release(lease)
         del self._held[:num]
 
     def leave(self) -> None:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from specdist.data.leases.claim_folders import BEAT_SUFFIX, beat_folder
+from specdist.data.leases.lease_folders import BEAT_SUFFIX, beat_folder
 from specdist.data.store.files import sealed, unsealed
 from specdist.data.store.storage import StorePath
 from specdist.utils.host import process_state

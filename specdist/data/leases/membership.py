@@ -1,4 +1,4 @@
-"""A replica among those that work on a run folder: its name, heartbeat and claims."""
+"""A replica among those that work on a run folder: its name, heartbeat and leases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from specdist.data.leases.claim_folders import (
+from specdist.data.leases.heartbeat import BEATS_MISSED, BEATS_PER_SILENCE, Heartbeat, Watch, beat_path
+from specdist.data.leases.lease_folders import (
     BEAT_SUFFIX,
     beat_folder,
     is_level,
@@ -21,9 +22,8 @@ from specdist.data.leases.claim_folders import (
     replicas_among,
     replicas_in,
 )
-from specdist.data.leases.claims import CLAIM_FILE, WAITING_SUFFIX, Claim, Claims, View
-from specdist.data.leases.heartbeat import BEATS_MISSED, BEATS_PER_SILENCE, Heartbeat, Watch, beat_path
-from specdist.data.run.layout import CLAIMS_FOLDER
+from specdist.data.leases.leases import LEASE_FILE, WAITING_SUFFIX, Lease, Leases, View
+from specdist.data.run.layout import leases_in
 from specdist.data.store.files import TEMPORARY_SUFFIX, unique_tag
 from specdist.utils.errors import UserError
 
@@ -63,10 +63,10 @@ class Membership:
         folder: Path | None = None,
     ) -> None:
         """``silent_after_s``: seconds without a heartbeat after which a replica is gone; ``folder``: of
-        claims and heartbeats, None for that in the output's."""
+        leases and heartbeats, None for that in the output's."""
         self.output = output
-        self._folder = folder or output / CLAIMS_FOLDER
-        self._option = f"--output {output}" if folder is None else f"--claims {folder}"
+        self._folder = folder or leases_in(output)
+        self._option = f"--output {output}" if folder is None else f"--leases {folder}"
         self._poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
         self.silent_after_s, self.clock, self._sleep = silent_after_s, clock, sleep
         self._is_waiting = False
@@ -75,7 +75,7 @@ class Membership:
         self.replica = name or placed(self._folder, replica_name())
         self.heartbeat = Heartbeat(self._folder, self.replica, silent_after_s=silent_after_s, clock=clock)
         self.watch = Watch(self._folder, silent_after_s=silent_after_s, clock=clock)
-        self.claims = Claims(self._folder, self.replica, self.watch)
+        self.leases = Leases(self._folder, self.replica, self.watch)
 
     def join(self) -> None:
         """Raises :class:`UserError` if the folder cannot be written."""
@@ -84,21 +84,21 @@ class Membership:
         try:
             self.create_folder()
             self.heartbeat.start()
-            # An earlier program of the same process may have failed without releasing its claims. A new name
-            # has none, and all the claims of many replicas would be read for nothing.
-            for claim in self.claims.latest().values() if self._was_named else ():
-                holding = self.claims.holding(claim)
+            # An earlier program of the same process may have failed without releasing its leases. A new name
+            # has none, and all the leases of many replicas would be read for nothing.
+            for lease in self.leases.latest().values() if self._was_named else ():
+                holding = self.leases.holding(lease)
                 if holding is not None and holding.replica == self.replica:
-                    self.claims.release(claim, holding.rows)
+                    self.leases.release(lease, holding.rows)
         except OSError as error:
             raise UserError(f"{self._option} cannot be written: {error}") from error
 
     def create_folder(self) -> None:
-        """The folder of heartbeats and claims. Raises OSError."""
+        """The folder of heartbeats and leases. Raises OSError."""
         beat_folder(self._folder, self.replica).mkdir(parents=True, exist_ok=True)
 
     def leave(self) -> None:
-        """To be called after all claims were released."""
+        """To be called after all leases were released."""
         now = self._newest_beat_s()
         self.heartbeat.stop()
         with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ class Membership:
                 self._forget_setup()
 
     def withdraw(self) -> None:
-        """Leave, and remove the claims' folder: this is not a run folder."""
+        """Leave, and remove the leases' folder: this is not a run folder."""
         self.leave()
         with contextlib.suppress(OSError):
             self._folder.rmdir()
@@ -151,22 +151,22 @@ class Membership:
         """One replica at a time may change what belongs to all; the others wait, unless there is nothing that
         they would change: see :meth:`is_settled`. Yields whether this one may."""
         try:
-            claim = self._turn(is_needless)
+            lease = self._turn(is_needless)
         except OSError as error:
             raise UserError(f"--output {self.output} cannot be written: {error}") from error
         try:
-            yield claim is not None
+            yield lease is not None
         finally:
-            if claim is not None:
-                self.claims.release(claim)
+            if lease is not None:
+                self.leases.release(lease)
 
-    def _turn(self, is_needless: Callable[[], bool] | None) -> Claim | None:
+    def _turn(self, is_needless: Callable[[], bool] | None) -> Lease | None:
         while True:
             if is_needless is not None and self.is_settled(is_needless):
                 return None
-            view = self.claims.look()
-            if (claim := self.take_setup(view)) is not None:
-                return claim
+            view = self.leases.look()
+            if (lease := self.take_setup(view)) is not None:
+                return lease
             self._sleep(self.poll_s(view.num_files, num_replicas=view.num_replicas))
 
     def is_settled(self, is_needless: Callable[[], bool]) -> bool:
@@ -175,39 +175,39 @@ class Membership:
 
         This replica's heartbeat is older than what is looked at, so whoever takes the setup later sees it.
         """
-        latest = self.claims.in_force(SETUP)
-        holding = None if latest is None else self.claims.holding(latest)
+        latest = self.leases.in_force(SETUP)
+        holding = None if latest is None else self.leases.holding(latest)
         return (
             latest is not None
             and holding is not None
             and holding.replica is None
             and self._is_tidier_at_work()
             and is_needless()
-            and self.claims.is_held(latest)
+            and self.leases.is_held(latest)
         )
 
-    def take_setup(self, view: View) -> Claim | None:
+    def take_setup(self, view: View) -> Lease | None:
         """Try once for what :meth:`setup` waits for."""
-        return self.claims.take(SETUP, view.latest.get(SETUP))
+        return self.leases.take(SETUP, view.latest.get(SETUP))
 
     def _forget_setup(self) -> None:
-        """The last replica to leave removes the claims of the setup.
+        """The last replica to leave removes the leases of the setup.
 
-        Others may join meanwhile: a replica writes its heartbeat before it looks at any claim. One that is
-        not among the others while the setup is held here has not looked yet, so it will see this claim and
+        Others may join meanwhile: a replica writes its heartbeat before it looks at any lease. One that is
+        not among the others while the setup is held here has not looked yet, so it will see this lease and
         wait, or see none and begin anew.
         """
-        latest = self.claims.latest().get(SETUP)
+        latest = self.leases.latest().get(SETUP)
         if latest is None or self.others():
             return
-        claim = self.claims.take(SETUP, latest)
-        if claim is None:
+        lease = self.leases.take(SETUP, latest)
+        if lease is None:
             return
         if self.others():
-            self.claims.release(claim)
+            self.leases.release(lease)
         else:
             self._tidier_path.unlink(missing_ok=True)
-            self.claims.remove_up_to(claim)
+            self.leases.remove_up_to(lease)
 
     def others(self) -> list[str]:
         """The other replicas that have a heartbeat, at work or not."""
@@ -242,7 +242,7 @@ class Membership:
             return False
 
     def tidy(self, now: float = 0.0) -> list[str]:
-        """Remove half-made claims, and the heartbeats of replicas that have ended, or have not beaten for so
+        """Remove half-made leases, and the heartbeats of replicas that have ended, or have not beaten for so
         long that they vanished with their machine. Of many replicas, it looks at a few by chance. ``now``: by
         the clock of the file server; 0 if it is not known. Returns the others that had a heartbeat."""
         found = listings(self._folder)
@@ -280,16 +280,16 @@ class Membership:
         return is_alive is False or (is_alive is None and age_s > SILENCES_KEPT * beat.silent_after_s)
 
     def _holders(self) -> set[str | None]:
-        """Of the claims in force, each of which is read."""
-        holdings = map(self.claims.holding, self.claims.latest().values())
+        """Of the leases in force, each of which is read."""
+        holdings = map(self.leases.holding, self.leases.latest().values())
         return {holding.replica for holding in holdings if holding is not None}
 
 
 def is_membership_file(name: str) -> bool:
-    """Whether a file or folder in the claims' folder was made by a replica."""
+    """Whether a file or folder in the leases' folder was made by a replica."""
     return (
         name.endswith((BEAT_SUFFIX, WAITING_SUFFIX, TEMPORARY_SUFFIX))
-        or CLAIM_FILE.fullmatch(name) is not None
+        or LEASE_FILE.fullmatch(name) is not None
         or name == TIDIER
         or is_level(name)
     )

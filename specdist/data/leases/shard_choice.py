@@ -1,7 +1,7 @@
-"""Which shards a replica tries to claim, so that neither a claim nor a wait costs more among more replicas.
+"""Which shards a replica tries to lease, so that neither a lease nor a wait costs more among more replicas.
 
 Few replicas take the shards in order. Many would all try the same one: each draws one near those that are
-being generated. A replica that waits watches a few of the others' claims, drawn anew from time to time, so
+being generated. A replica that waits watches a few of the others' leases, drawn anew from time to time, so
 that all waiting replicas together watch all of them.
 """
 
@@ -18,11 +18,11 @@ import numpy as np
 
 # So many take the shards in order.
 FEW_REPLICAS = 8
-# The shards to draw from, for each replica: half of those that are not claimed may be complete.
+# The shards to draw from, for each replica: half of those that are not leased may be complete.
 SHARDS_PER_REPLICA = 2
-# A replica that waits watches at least so many claims; and so many replicas watch a claim, on average.
-MIN_WATCHED, WATCHERS_PER_CLAIM = 2, 2
-# Part of the claimed shards that are taken to be stragglers: others near them have long been complete.
+# A replica that waits watches at least so many leases; and so many replicas watch a lease, on average.
+MIN_WATCHED, WATCHERS_PER_LEASE = 2, 2
+# Part of the leased shards that are taken to be stragglers: others near them have long been complete.
 STRAGGLERS = 0.25
 # Most splits of a shard that are offered at a time.
 MAX_FREE_SPLITS = 8
@@ -45,12 +45,12 @@ class OpenShards:
     def __contains__(self, shard: int) -> bool:
         return 0 <= shard < len(self._is_open) and bool(self._is_open[shard])
 
-    def without(self, mine: Collection[int], claimed: np.ndarray | None = None) -> list[int]:
+    def without(self, mine: Collection[int], leased: np.ndarray | None = None) -> list[int]:
         """Those that are not among these."""
         is_open = np.frombuffer(self._is_open, np.bool_).copy()
         is_open[np.fromiter(mine, np.int64, len(mine))] = False
-        if claimed is not None:
-            is_open[claimed] = False
+        if leased is not None:
+            is_open[leased] = False
         found: list[int] = np.flatnonzero(is_open).tolist()
         return found
 
@@ -62,12 +62,12 @@ class OpenShards:
 
 
 def first_choices(
-    unclaimed: Sequence[int], claimed: Sequence[int] | np.ndarray, num_replicas: int
+    unleased: Sequence[int], leased: Sequence[int] | np.ndarray, num_replicas: int
 ) -> Iterator[int]:
-    """Open shards that are not claimed, in the order in which one of many replicas tries them, which is by
+    """Open shards that are not leased, in the order in which one of many replicas tries them, which is by
     chance. Both are ascending."""
-    start = bisect_left(unclaimed, claimed[int(STRAGGLERS * len(claimed))]) if len(claimed) else 0
-    window = list(unclaimed[start : start + SHARDS_PER_REPLICA * num_replicas] or unclaimed)
+    start = bisect_left(unleased, leased[int(STRAGGLERS * len(leased))]) if len(leased) else 0
+    window = list(unleased[start : start + SHARDS_PER_REPLICA * num_replicas] or unleased)
     # Few of many are tried.
     for index in range(len(window)):
         other = random.randrange(index, len(window))
@@ -81,7 +81,7 @@ def name_hashes(names: Iterable[str]) -> np.ndarray:
 
 
 def watched(
-    claimed: Sequence[str],
+    leased: Sequence[str],
     hashes: np.ndarray,
     num_waiting: int,
     *,
@@ -89,28 +89,28 @@ def watched(
     period: int,
     mine: Collection[str] = (),
 ) -> list[str]:
-    """The names claimed by other replicas that this one watches while it waits, ascending.
+    """The names leased by other replicas that this one watches while it waits, ascending.
 
     Args:
         hashes: of the names.
         num_waiting: replicas that wait, with this one.
         period: number of the period of watching: the choice is the same within one.
-        mine: names that this replica has claimed itself.
+        mine: names that this replica has leased itself.
     """
-    if not claimed:
+    if not leased:
         return []
-    num_watched = max(MIN_WATCHED, WATCHERS_PER_CLAIM * len(claimed) // max(1, num_waiting))
+    num_watched = max(MIN_WATCHED, WATCHERS_PER_LEASE * len(leased) // max(1, num_waiting))
     # Multiplied by an odd number, 32 bits are permuted: an order of its own for each replica and period.
     factor = zlib.crc32(f"{replica} {period}".encode()) | 1
     places = hashes * np.uint32(factor)
-    num_first = min(num_watched + len(mine), len(claimed))
+    num_first = min(num_watched + len(mine), len(leased))
     first = np.argpartition(places, num_first - 1)[:num_first]
-    return sorted(claimed[index] for index in first if claimed[index] not in mine)
+    return sorted(leased[index] for index in first if leased[index] not in mine)
 
 
 def watch_period(now: float, period_s: float, *, replica: str) -> int:
     """Number of the period of watching, which begins at another moment in each replica: else nobody would
-    have watched any claim for long after it."""
+    have watched any lease for long after it."""
     return int(now / period_s + _crc32(replica) / 2**32)
 
 
@@ -119,14 +119,14 @@ def _crc32(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def splits_wanted(num_waiting: int, num_claimed: int) -> int:
+def splits_wanted(num_waiting: int, num_leased: int) -> int:
     """The splits of a shard that should be free for others to take.
 
     Args:
         num_waiting: replicas that wait.
-        num_claimed: shards that are claimed: all that are offer splits.
+        num_leased: shards that are leased: all that are offer splits.
     """
-    return min(-(-num_waiting // max(1, num_claimed)), MAX_FREE_SPLITS)
+    return min(-(-num_waiting // max(1, num_leased)), MAX_FREE_SPLITS)
 
 
 def split_off(pending: Sequence[int], wanted: int) -> tuple[int, ...]:

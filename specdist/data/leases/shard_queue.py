@@ -1,7 +1,7 @@
-"""The next shard of a replica: neither complete nor claimed by another replica that is at work.
+"""The next shard of a replica: neither complete nor leased by another replica that is at work.
 
 While replicas wait for one, those that hold shards offer *splits* of them: rows that they have not begun. A
-split is claimed like a shard; its holder logs the rows and removes the claim, and the shard's holder
+split is leased like a shard; its holder logs the rows and removes the lease, and the shard's holder
 publishes them. Rows of a split that is gone without having been finished are the shard's again.
 """
 
@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from specdist.data.leases.claims import (
-    Claim,
+from specdist.data.leases.leases import (
+    Lease,
     View,
     shard_and_split,
     shard_name,
@@ -28,9 +28,9 @@ from specdist.data.run.segments import check_continues
 from specdist.data.store.files import writing
 from specdist.utils.errors import UserError
 
-# Of shards that turn out to be complete or claimed, until a replica looks anew; and of looks per attempt.
+# Of shards that turn out to be complete or leased, until a replica looks anew; and of looks per attempt.
 MAX_LATE, MAX_LOOKS = 2, 8
-# Watched claims change after so many times the silence after which a replica counts as gone.
+# Watched leases change after so many times the silence after which a replica counts as gone.
 PERIOD_IN_SILENCES = 2.5
 # Completion records are listed at most so often that a replica reads this many names per second.
 RECORDS_PER_S = 250.0
@@ -39,12 +39,12 @@ MAX_TRIED = 3
 
 
 @dataclass(frozen=True)
-class ClaimedShard:
-    """A shard of this replica, or the ``rows`` of a split of one, and the claim with which it is finished or
+class LeasedShard:
+    """A shard of this replica, or the ``rows`` of a split of one, and the lease with which it is finished or
     released."""
 
     shard: int
-    claim: Claim
+    lease: Lease
     split: int | None = None
     rows: tuple[int, ...] | None = None
 
@@ -65,13 +65,13 @@ class ShardQueue:
         shard that another replica completed."""
         self._folder = folder
         self._membership = membership
-        self._claims = membership.claims
+        self._leases = membership.leases
         self._manifest = manifest
         self._open = OpenShards(num_shards)
-        self._mine: dict[int, Claim] = {}
-        self._my_splits: dict[str, ClaimedShard] = {}
+        self._mine: dict[int, Lease] = {}
+        self._my_splits: dict[str, LeasedShard] = {}
         self._next_listing_at = -math.inf
-        # As last seen, and the claims watched since.
+        # As last seen, and the leases watched since.
         self._view = View({}, num_replicas=1, num_waiting=0, num_files=0)
         self._num_watched = 0
         self._watched: list[str] = []
@@ -87,8 +87,8 @@ class ShardQueue:
         """Whether this replica holds every shard that is not known to be complete."""
         return len(self._mine) >= len(self._open)
 
-    def take(self) -> ClaimedShard | None:
-        """Claim a shard, or a split of one; None if all others are claimed or complete.
+    def take(self) -> LeasedShard | None:
+        """Lease a shard, or a split of one; None if all others are leased or complete.
 
         Raises :class:`UserError` if the folder now holds another run, or cannot be written.
         """
@@ -98,68 +98,68 @@ class ShardQueue:
             return taken
 
     @property
-    def is_last_claimed(self) -> bool:
-        """Whether all open shards had claims when this replica looked last. Of many replicas, it may not know
+    def is_last_leased(self) -> bool:
+        """Whether all open shards had leases when this replica looked last. Of many replicas, it may not know
         of those that are complete; then some of them wait at the end, and tell."""
         return all(shard in self._mine or shard in self._view.shards for shard in self._open)
 
     def look(self) -> View:
-        """The claims in force now. Raises :class:`UserError` as :meth:`take` does."""
+        """The leases in force now. Raises :class:`UserError` as :meth:`take` does."""
         self._check_run()
         with writing(self._folder.path):
-            self._view = self._claims.look()
+            self._view = self._leases.look()
             return self._view
 
     @property
     def view(self) -> View:
-        """The claims in force when this replica looked last."""
+        """The leases in force when this replica looked last."""
         return self._view
 
-    def _take(self) -> ClaimedShard | None:
+    def _take(self) -> LeasedShard | None:
         for _ in range(MAX_LOOKS):
-            view = self._claims.look()
+            view = self._leases.look()
             self._view = view
-            claims = view.shards
+            leases = view.shards
             if view.num_replicas <= FEW_REPLICAS:
-                return self._take_first(claims) or self._take_split(self._splits())
-            is_out_of_date, taken = self._take_unclaimed(claims)
+                return self._take_first(leases) or self._take_split(self._splits())
+            is_out_of_date, taken = self._take_unleased(leases)
             if taken is not None:
                 return taken
             if not is_out_of_date:
-                fresh = [claim for shard, claim in view.fresh_splits if shard in self._open]
+                fresh = [lease for shard, lease in view.fresh_splits if shard in self._open]
                 tried = random.sample(fresh, min(len(fresh), MAX_TRIED))
                 return self._take_split(tried) or self._take_abandoned()
         return None
 
-    def _take_first(self, claims: Mapping[int, Claim]) -> ClaimedShard | None:
+    def _take_first(self, leases: Mapping[int, Lease]) -> LeasedShard | None:
         """The first shard that can be had, among few replicas."""
         others = self._open_elsewhere()
-        self._num_watched = sum(shard in claims for shard in others)
+        self._num_watched = sum(shard in leases for shard in others)
         for shard in others:
-            latest = claims.get(shard)
+            latest = leases.get(shard)
             if latest is None and self._see_complete(shard):
                 continue
-            if (taken := self._claim(shard, latest)) is not None:
+            if (taken := self._lease(shard, latest)) is not None:
                 return taken
         return None
 
-    def _take_unclaimed(self, claims: Mapping[int, Claim]) -> tuple[bool, ClaimedShard | None]:
-        """A shard without a claim; and if there is none, whether to look again, since others were faster."""
+    def _take_unleased(self, leases: Mapping[int, Lease]) -> tuple[bool, LeasedShard | None]:
+        """A shard without a lease; and if there is none, whether to look again, since others were faster."""
         num_late = 0
-        unclaimed = self._open.without(self._mine, self._view.in_order)
-        for shard in first_choices(unclaimed, self._view.in_order, self._view.num_replicas):
+        unleased = self._open.without(self._mine, self._view.in_order)
+        for shard in first_choices(unleased, self._view.in_order, self._view.num_replicas):
             if shard not in self._open:
                 continue
-            if not self._see_recorded(shard) and (taken := self._claim(shard, None)) is not None:
+            if not self._see_recorded(shard) and (taken := self._lease(shard, None)) is not None:
                 return False, taken
             num_late += 1
             if num_late == MAX_LATE:
-                return self._see_listed(are_none_claimed=not claims), None
+                return self._see_listed(are_none_leased=not leases), None
         return False, None
 
-    def _take_abandoned(self) -> ClaimedShard | None:
+    def _take_abandoned(self) -> LeasedShard | None:
         """A shard, or a split of one, whose holder released it or is gone."""
-        mine = {claim.name for claim in self._mine.values()} | self._my_splits.keys()
+        mine = {lease.name for lease in self._mine.values()} | self._my_splits.keys()
         view = self._view
         replica, period_s = self._membership.replica, PERIOD_IN_SILENCES * self._membership.silent_after_s
         period = watch_period(self._membership.clock(), period_s, replica=replica)
@@ -174,67 +174,67 @@ class ShardQueue:
             if shard not in self._open:
                 continue
             is_split = latest is not view.shards.get(shard)
-            taken = self._take_split([latest]) if is_split else self._claim(shard, latest)
+            taken = self._take_split([latest]) if is_split else self._lease(shard, latest)
             if taken is not None:
                 return taken
         return None
 
     def _is_suspect(self, name: str) -> bool:
-        return name in self._view.latest and self._claims.is_suspect(self._view.latest[name])
+        return name in self._view.latest and self._leases.is_suspect(self._view.latest[name])
 
-    def _splits(self) -> list[Claim]:
-        """The claims of splits of open shards as last seen, without those of this replica: first those that
+    def _splits(self) -> list[Lease]:
+        """The leases of splits of open shards as last seen, without those of this replica: first those that
         nobody has taken yet, else in random order, so that few replicas try the same one."""
-        found = [claim for shard, claim in self._view.splits
-                 if shard in self._open and claim.name not in self._my_splits]  # fmt: skip
+        found = [lease for shard, lease in self._view.splits
+                 if shard in self._open and lease.name not in self._my_splits]  # fmt: skip
         random.shuffle(found)
-        return sorted(found, key=lambda claim: claim.generation > 1)
+        return sorted(found, key=lambda lease: lease.generation > 1)
 
-    def _take_split(self, splits: Sequence[Claim]) -> ClaimedShard | None:
+    def _take_split(self, splits: Sequence[Lease]) -> LeasedShard | None:
         """The first of these splits that can be had."""
         for latest in splits:
-            taken = self._claims.take_split(latest)
+            taken = self._leases.take_split(latest)
             if taken is None:
                 continue
-            claim, rows = taken
-            place = shard_and_split(claim.name)
+            lease, rows = taken
+            place = shard_and_split(lease.name)
             assert place is not None
             shard, split = place
             if self._see_complete(shard):
-                self._claims.forget(claim.name)
+                self._leases.forget(lease.name)
                 continue
             self._check_run()
-            claimed = self._my_splits[claim.name] = ClaimedShard(shard, claim, split, rows)
-            return claimed
+            leased = self._my_splits[lease.name] = LeasedShard(shard, lease, split, rows)
+            return leased
         return None
 
-    def offer(self, claimed: ClaimedShard, rows: Sequence[int], number: int) -> str | None:
+    def offer(self, leased: LeasedShard, rows: Sequence[int], number: int) -> str | None:
         """Offer rows of a shard to everybody as the split of this number: the name to look for in a
         :class:`View`. None if there is such a split already, or the shard is another replica's by now."""
         with writing(self._folder.path):
-            level = self._folder.claims_level(claimed.shard)
-            offered = self._claims.offer(split_name(claimed.shard, number, level), rows)
+            level = self._folder.leases_level(leased.shard)
+            offered = self._leases.offer(split_name(leased.shard, number, level), rows)
             if offered is None:
                 return None
-            if not self._claims.is_held(claimed.claim):
-                self._claims.forget(offered.name)
+            if not self._leases.is_held(leased.lease):
+                self._leases.forget(offered.name)
                 return None
             return offered.name
 
     def offered(self, shard: int) -> dict[str, tuple[int, ...]]:
-        """The rows of every split of a shard of this replica, by name, for which claims were last seen."""
+        """The rows of every split of a shard of this replica, by name, for which leases were last seen."""
         found = {}
-        for name, claim in self._view.latest.items():
+        for name, lease in self._view.latest.items():
             place = shard_and_split(name)
             if place is not None and place[0] == shard and place[1] is not None:
-                holding = self._claims.holding(claim)
+                holding = self._leases.holding(lease)
                 if holding is not None and holding.rows is not None:
                     found[name] = holding.rows
         return found
 
     def is_gone(self, name: str) -> bool:
-        """Whether a split has no claim any more: it is finished, or was given up."""
-        return name not in self._view.latest and not self._claims.is_claimed(name)
+        """Whether a split has no lease any more: it is finished, or was given up."""
+        return name not in self._view.latest and not self._leases.is_leased(name)
 
     def next_split(self, shard: int) -> int:
         """A number that no split of the shard has had."""
@@ -243,31 +243,31 @@ class ShardQueue:
         numbers += [split for of_shard, split in places if of_shard == shard and split is not None]
         return max(numbers, default=0) + 1
 
-    def _claim(self, shard: int, latest: Claim | None) -> ClaimedShard | None:
-        """Claim a shard; None if another replica holds it, or has completed it."""
-        name = shard_name(shard, self._folder.claims_level(shard))
+    def _lease(self, shard: int, latest: Lease | None) -> LeasedShard | None:
+        """Lease a shard; None if another replica holds it, or has completed it."""
+        name = shard_name(shard, self._folder.leases_level(shard))
         above = max(self._folder.log_generations(shard), default=0) if latest is None else 0
-        if above and self._claims.is_claimed(name):
-            # Its holder has begun since the claims were read.
+        if above and self._leases.is_leased(name):
+            # Its holder has begun since the leases were read.
             return None
-        claim = self._claims.take(name, latest, above=above)
-        if claim is None:
+        lease = self._leases.take(name, latest, above=above)
+        if lease is None:
             return None
-        # Another may have completed it and dropped its claims after they were read.
+        # Another may have completed it and dropped its leases after they were read.
         if self._folder.complete_from_attempts(shard) or self._folder.is_complete(shard):
             self._folder.sweep(shard)
             self._forget_shard(shard)
             self._see_complete(shard)
             return None
         self._check_run()
-        self._mine[shard] = claim
-        return ClaimedShard(shard, claim)
+        self._mine[shard] = lease
+        return LeasedShard(shard, lease)
 
-    def _see_listed(self, *, are_none_claimed: bool) -> bool:
+    def _see_listed(self, *, are_none_leased: bool) -> bool:
         """See at once all shards that have a completion record; False if that was done so lately that listing
-        them again would cost the file server more than it tells. At the end, without claims, it is done."""
+        them again would cost the file server more than it tells. At the end, without leases, it is done."""
         now = self._membership.clock()
-        if not are_none_claimed and now < self._next_listing_at:
+        if not are_none_leased and now < self._next_listing_at:
             return False
         recorded = self._folder.recorded_shards(self._open)
         self._next_listing_at = now + len(recorded) / RECORDS_PER_S
@@ -285,45 +285,45 @@ class ShardQueue:
         """Seconds to wait after :meth:`take` found nothing."""
         return self._membership.poll_s(self._view.num_files, num_reads=self._num_watched)
 
-    def log(self, claimed: ClaimedShard, rows: Collection[int] | None = None) -> PartLog:
-        """The part log of this claim, with those of ``rows`` that other logs of the shard have."""
-        return self._folder.parts(claimed.shard, claimed.claim.generation, rows, claimed.split)
+    def log(self, leased: LeasedShard, rows: Collection[int] | None = None) -> PartLog:
+        """The part log of this lease, with those of ``rows`` that other logs of the shard have."""
+        return self._folder.parts(leased.shard, leased.lease.generation, rows, leased.split)
 
-    def is_held(self, claimed: ClaimedShard) -> bool:
-        """Whether the claim is still in force. Raises :class:`UserError` as :meth:`take` does."""
+    def is_held(self, leased: LeasedShard) -> bool:
+        """Whether the lease is still in force. Raises :class:`UserError` as :meth:`take` does."""
         self._check_run()
         with writing(self._folder.path):
-            return self._claims.is_held(claimed.claim)
+            return self._leases.is_held(leased.lease)
 
-    def finished(self, claimed: ClaimedShard) -> None:
-        """Remove the claims of a complete shard, or of a split whose rows are all in its log, durably."""
+    def finished(self, leased: LeasedShard) -> None:
+        """Remove the leases of a complete shard, or of a split whose rows are all in its log, durably."""
         with writing(self._folder.path):
-            if claimed.split is None:
-                self._mine.pop(claimed.shard, None)
-                self._open.discard(claimed.shard)
-                self._forget_shard(claimed.shard)
+            if leased.split is None:
+                self._mine.pop(leased.shard, None)
+                self._open.discard(leased.shard)
+                self._forget_shard(leased.shard)
                 return
-            self._my_splits.pop(claimed.claim.name, None)
-            if self._claims.is_held(claimed.claim):
-                self._claims.forget(claimed.claim.name)
-            self._sweep_late(claimed.shard)
+            self._my_splits.pop(leased.lease.name, None)
+            if self._leases.is_held(leased.lease):
+                self._leases.forget(leased.lease.name)
+            self._sweep_late(leased.shard)
 
-    def lost(self, claimed: ClaimedShard) -> None:
-        """Forget a shard, or a split, that another replica took over; it can be claimed again if that replica
+    def lost(self, leased: LeasedShard) -> None:
+        """Forget a shard, or a split, that another replica took over; it can be leased again if that replica
         is lost too.
 
-        If the other completed it, it may have died before it removed the claims.
+        If the other completed it, it may have died before it removed the leases.
         """
-        if claimed.split is not None:
-            self._my_splits.pop(claimed.claim.name, None)
-            self._sweep_late(claimed.shard)
+        if leased.split is not None:
+            self._my_splits.pop(leased.lease.name, None)
+            self._sweep_late(leased.shard)
             return
-        self._mine.pop(claimed.shard, None)
-        if self._folder.is_complete(claimed.shard):
-            self._forget_shard(claimed.shard)
+        self._mine.pop(leased.shard, None)
+        if self._folder.is_complete(leased.shard):
+            self._forget_shard(leased.shard)
 
     def _forget_shard(self, shard: int) -> None:
-        self._claims.forget_shard(shard, self._folder.claims_level(shard))
+        self._leases.forget_shard(shard, self._folder.leases_level(shard))
 
     def _sweep_late(self, shard: int) -> None:
         """Remove the log of a split if its shard was completed without it: nobody else will."""
@@ -331,11 +331,11 @@ class ShardQueue:
             self._folder.sweep(shard)
 
     def give_back(self) -> None:
-        """Release all claims of this replica."""
-        for claimed in self._my_splits.values():
-            self._claims.release(claimed.claim, claimed.rows)
-        for claim in self._mine.values():
-            self._claims.release(claim)
+        """Release all leases of this replica."""
+        for leased in self._my_splits.values():
+            self._leases.release(leased.lease, leased.rows)
+        for lease in self._mine.values():
+            self._leases.release(lease)
         self._my_splits.clear()
         self._mine.clear()
 

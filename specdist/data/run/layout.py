@@ -15,6 +15,7 @@ from typing import Any
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.publishing import ShardPaths
 from specdist.data.store.files import fsync_folder, names_in, sizes_in
+from specdist.data.store.storage import StorePath
 
 SHARD_FOLDERS = ("shards", "stats", "parts")
 SHARD_FILE = re.compile(
@@ -35,21 +36,31 @@ SHARDS_PER_FOLDER = "shards_per_folder"
 RUN_TAG = "run_tag"
 # Begins the names of objects with which a replica tries out a store; one that is killed leaves its own.
 PROBE = "specdist-probe"
-# The folder of claims and heartbeats, if it is not in the run's own (``--claims``); and in it, by the run's
+# The folder of leases and heartbeats, if it is not in the run's own (``--leases``); and in it, by the run's
 # tag, which data was chosen for each shard.
-CLAIMS, CLAIMS_FOLDER, DECISIONS = "claims", "claims", "chosen"
+LEASES, LEASES_FOLDER, DECISIONS = "leases", "leases", "chosen"
+# That of runs which an earlier version began.
+EARLIER_LEASES_FOLDER = "claims"
 # Up to so many lie in one folder, without a number.
 MAX_SHARDS_PER_FOLDER = 1000
-# In the manifest's ``info``, if claims lie in numbered folders, too (in older runs they do not): of so many
-# shards each, since replicas list all of them, and few of the shards have claims at a time.
-SHARDS_PER_CLAIM_FOLDER, MAX_SHARDS_PER_CLAIM_FOLDER = "shards_per_claim_folder", 4000
+# In the manifest's ``info``, if leases lie in numbered folders, too (in older runs they do not): of so many
+# shards each, since replicas list all of them, and few of the shards have leases at a time.
+SHARDS_PER_LEASE_FOLDER, MAX_SHARDS_PER_LEASE_FOLDER = "shards_per_lease_folder", 4000
 
 
 def layout_info(num_shards: int) -> dict[str, Any]:
     """What the manifest's ``info`` says about the layout of a new run."""
     if num_shards <= MAX_SHARDS_PER_FOLDER:
         return {}
-    return {SHARDS_PER_FOLDER: MAX_SHARDS_PER_FOLDER, SHARDS_PER_CLAIM_FOLDER: MAX_SHARDS_PER_CLAIM_FOLDER}
+    return {SHARDS_PER_FOLDER: MAX_SHARDS_PER_FOLDER, SHARDS_PER_LEASE_FOLDER: MAX_SHARDS_PER_LEASE_FOLDER}
+
+
+def leases_in(output: Path) -> Path:
+    """The folder of leases and heartbeats in an output's own."""
+    earlier = output / EARLIER_LEASES_FOLDER
+    # A store has no folders: one is there while anything is in it.
+    is_earlier = bool(_names_in(earlier)) if isinstance(output, StorePath) else earlier.is_dir()
+    return earlier if is_earlier else output / LEASES_FOLDER
 
 
 def data_pattern(info: Mapping[str, Any]) -> str:
@@ -64,7 +75,7 @@ def trace_pattern(info: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class LogFile:
-    """A part log: of the claim of this generation of a shard, or of a split of it."""
+    """A part log: of the lease of this generation of a shard, or of a split of it."""
 
     path: Path
     split: int | None
@@ -118,8 +129,8 @@ class RunLayout:
         return self._place("stats", shard) / f"shard-{shard:05d}.trace.arrow"
 
     def parts_path(self, shard: int, generation: int = 0, split: int | None = None) -> Path:
-        """The log of the holder of this claim of the shard, or of a split of it; generation 0 is that of a
-        run without claims."""
+        """The log of the holder of this lease of the shard, or of a split of it; generation 0 is that of a
+        run without leases."""
         middle = f".{generation:05d}" if generation else ""
         if split is not None:
             middle = f".split-{split:05d}{middle}"
@@ -135,16 +146,16 @@ class RunLayout:
         )
 
     def _decision(self, shard: int) -> Path | None:
-        if self._known(CLAIMS) is None:
+        if self._known(LEASES) is None:
             return None
-        folder = self.claims_path / f"{DECISIONS}-{self.run_tag}"
+        folder = self.leases_path / f"{DECISIONS}-{self.run_tag}"
         return folder / f"{shard // MAX_SHARDS_PER_FOLDER:05d}" / f"shard-{shard:05d}"
 
     @property
-    def claims_path(self) -> Path:
-        """The folder of claims and heartbeats."""
-        claims: str | None = self._known(CLAIMS)
-        return self.path / CLAIMS_FOLDER if claims is None else Path(claims)
+    def leases_path(self) -> Path:
+        """The folder of leases and heartbeats."""
+        leases: str | None = self._known(LEASES)
+        return leases_in(self.path) if leases is None else Path(leases)
 
     @property
     def shards_per_folder(self) -> int | None:
@@ -180,9 +191,9 @@ class RunLayout:
             found.setdefault(0 if size is None else shard // size, []).append(shard)
         return {self.group_of(found[number][0]): found[number] for number in sorted(found)}
 
-    def claims_level(self, shard: int) -> str:
-        """The name of the numbered folder of a shard's claims; empty if there are no such folders."""
-        size = self._known(SHARDS_PER_CLAIM_FOLDER)
+    def leases_level(self, shard: int) -> str:
+        """The name of the numbered folder of a shard's leases; empty if there are no such folders."""
+        size = self._known(SHARDS_PER_LEASE_FOLDER)
         return "" if size is None else f"{shard // size:05d}"
 
     def shards_of(self, group: str, num_shards: int) -> range:

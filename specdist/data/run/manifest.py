@@ -109,7 +109,11 @@ class Manifest:
                 f"{path} has format version {version}, written by a newer specdist; this one knows up to "
                 f"{FORMAT_VERSION}: update specdist, or use another --output"
             )
-        return Manifest(fingerprint=with_present_names(fingerprint), info=info, format_version=version)
+        return Manifest(
+            fingerprint=with_present_names(fingerprint),
+            info=with_present_names(info),
+            format_version=version,
+        )
 
 
 def check_same(old: Manifest, new: Manifest) -> None:

@@ -7,11 +7,12 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specdist.data.leases.claims import claim_files
+from specdist.data.leases.leases import lease_files
 from specdist.data.leases.membership import is_membership_file
 from specdist.data.run.layout import (
-    CLAIMS_FOLDER,
+    EARLIER_LEASES_FOLDER,
     FIGURES,
+    LEASES_FOLDER,
     PROBE,
     RUN_TAG,
     SHARD_FOLDERS,
@@ -125,7 +126,7 @@ def _check_empty(folder: RunFolder) -> None:
 
 
 def _is_harmless(folder: RunFolder, entry: Path) -> bool:
-    if entry.name == CLAIMS_FOLDER and entry.is_dir():
+    if entry.name in (LEASES_FOLDER, EARLIER_LEASES_FOLDER) and entry.is_dir():
         return all(is_membership_file(file.name) for file in entry.iterdir())
     is_torn = entry.suffix == TEMPORARY_SUFFIX and entry.name.startswith(folder.manifest_path.name)
     return entry.name == folder.logs_path.name or is_torn or entry.name.startswith(f"{PROBE}.")
@@ -144,8 +145,8 @@ def delete_run_files(folder: RunFolder) -> None:
     groups = folder.groups()
     paths = [folder.sum_path(kind, group) for kind in SUMS for group in folder.groups_with(kind)]
     paths += [path for group in groups for path, _ in _files_of(folder, group)]
-    claims = (path for path, _ in claim_files(folder.claims_path))
-    for path in [*paths, *claims]:
+    leases = (path for path, _ in lease_files(folder.leases_path))
+    for path in [*paths, *leases]:
         path.unlink(missing_ok=True)
     if folder.card_path.is_file() and CARD_MARK.encode() in folder.card_path.read_bytes():
         folder.card_path.unlink()
@@ -155,9 +156,9 @@ def delete_run_files(folder: RunFolder) -> None:
 
 
 def _tidy(folder: RunFolder) -> None:
-    """Complete shards after a crash, and remove temporary files and claims that are not needed.
+    """Complete shards after a crash, and remove temporary files and leases that are not needed.
 
-    Temporary files of claimed shards may be in use, and are removed when the shard is complete.
+    Temporary files of leased shards may be in use, and are removed when the shard is complete.
     """
     for path in (folder.manifest_path, folder.config_path, folder.card_path):
         for temporary in folder.path.glob(f"{path.name}*{TEMPORARY_SUFFIX}"):
@@ -177,7 +178,7 @@ def _tidy(folder: RunFolder) -> None:
     for group in folder.groups_with(FIGURES) - totalled:
         folder.sum_path(FIGURES, group).unlink(missing_ok=True)
     if totalled:
-        for path, shard in claim_files(folder.claims_path):
+        for path, shard in lease_files(folder.leases_path):
             if folder.group_of(shard) in totalled:
                 path.unlink(missing_ok=True)
 
@@ -191,15 +192,15 @@ def _is_whole(folder: RunFolder, group: str, files: Sequence[tuple[Path, int]]) 
 
 
 def _tidy_group(folder: RunFolder, files: Sequence[tuple[Path, int]]) -> None:
-    # Read after the files: claims outlive them, and end when the shard is complete.
-    claims = claim_files(folder.claims_path)
-    claimed = {shard for _, shard in claims}
+    # Read after the files: leases outlive them, and end when the shard is complete.
+    leases = lease_files(folder.leases_path)
+    leased = {shard for _, shard in leases}
     shards = sorted({shard for _, shard in files})
     for shard in shards:
         folder.complete_from_attempts(shard)
     complete = {shard for shard in shards if folder.is_complete(shard)}
     for shard in shards:
-        if shard not in complete | claimed and folder.data_path(shard).exists():
+        if shard not in complete | leased and folder.data_path(shard).exists():
             logger.warning(
                 "%s does not match its completion record (damaged, or partly deleted?): generating the "
                 "shard again",
@@ -208,9 +209,9 @@ def _tidy_group(folder: RunFolder, files: Sequence[tuple[Path, int]]) -> None:
     for path, shard in files:
         is_stale = path == folder.record_path(shard) or path.suffix == TEMPORARY_SUFFIX
         is_leftover = path.suffix == TEMPORARY_SUFFIX or path.parent.name == "parts"
-        if is_leftover if shard in complete else is_stale and shard not in claimed:
+        if is_leftover if shard in complete else is_stale and shard not in leased:
             path.unlink(missing_ok=True)
-    for path, shard in claims:
+    for path, shard in leases:
         if shard in complete:
             path.unlink(missing_ok=True)
 

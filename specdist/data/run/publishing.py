@@ -66,7 +66,7 @@ class ShardPaths:
     stats: Path
     trace: Path
     record: Path
-    # With ``--claims``: see above.
+    # With ``--leases``: see above.
     decision: Path | None = None
 
     def all(self) -> tuple[Path, ...]:

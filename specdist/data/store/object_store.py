@@ -1,6 +1,6 @@
 """Requests to an object store through fsspec: errors that mean something, and retries of those that pass.
 
-Exclusive creation, on which claims and the publishing of shards rest, is a conditional write of the store
+Exclusive creation, on which leases and the publishing of shards rest, is a conditional write of the store
 (S3: ``If-None-Match: *``; Google Cloud Storage: ``ifGenerationMatch=0``; Azure: no overwriting). fsspec has
 it as ``mode="create"``. :meth:`ObjectStore.check` tries it out, since some servers ignore the condition.
 """

@@ -1,12 +1,12 @@
 """Paths on an object store, beside local ones: what this package does with a file works on both.
 
 A run on ``s3://bucket/run`` has the same files under the same names as one in a folder, and the same code
-claims, publishes and reads them. What differs is here and in :mod:`specdist.data.store.files`:
+leases, publishes and reads them. What differs is here and in :mod:`specdist.data.store.files`:
 
 - A :class:`StorePath` has those methods of ``Path`` that the package uses, one or a few requests each, and
   no others. Folders need not be made. An object is seen whole or not at all, and at once by all (S3, Google
   Cloud Storage and Azure promise this, for listings too).
-- A claim, and the data of a finished shard, are created by a conditional write, where a file would be linked.
+- A lease, and the data of a finished shard, are created by a conditional write, where a file would be linked.
   Small files of an attempt lie on the store under names with its tag, as in a folder; its data waits in the
   spool, so that it travels once.
 - Leases need no clock of the store: a heartbeat is an object that changes, or has not changed for long by the

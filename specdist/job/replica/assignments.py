@@ -65,6 +65,6 @@ def _next_assignment(recorder: Recorder, stop: StopRequest) -> Assignment:
         return Assignment.COMPLETE
     if stop.is_made:
         return Assignment.STOPPED
-    if recorder.claim():
+    if recorder.lease():
         return Assignment.WORK
     return Assignment.COMPLETE if recorder.is_run_complete else Assignment.WAIT

@@ -54,7 +54,7 @@ class Recorder:
 
     @property
     def poll_s(self) -> float:
-        """Seconds to wait after :meth:`claim` found nothing."""
+        """Seconds to wait after :meth:`lease` found nothing."""
         return self._work.shards.poll_s
 
     @property
@@ -67,10 +67,10 @@ class Recorder:
         is_stored = isinstance(self._plan.folder.path, StorePath)
         self._writer.uploads.settle(max_running=None if is_stored else 0)
 
-    def claim(self) -> bool:
-        """Claim the next shard or split, unless rows are left to begin; False if there is nothing now."""
+    def lease(self) -> bool:
+        """Lease the next shard or split, unless rows are left to begin; False if there is nothing now."""
         self._writer.uploads.settle()
-        return self._work.claim()
+        return self._work.lease()
 
     def tick(self) -> None:
         """To be called between rounds."""
@@ -85,7 +85,7 @@ class Recorder:
             if following is not None:
                 yield following.popleft()
                 continue
-            work = self._work.next(self.claim)
+            work = self._work.next(self.lease)
             if work is None:
                 yield None
                 continue
@@ -108,7 +108,7 @@ class Recorder:
         another replica has taken over is not recorded."""
         request = completion.request
         work = self._work.open.get(request.shard)
-        # It may have been dropped, and even claimed again without a request for this row so far.
+        # It may have been dropped, and even leased again without a request for this row so far.
         if work is None or request.row_id not in work.begun:
             return
         found = self._rows.end(completion)
@@ -132,8 +132,8 @@ class Recorder:
 
     def begun(self, work: Work) -> None:
         """Count what earlier holders of the shard have recorded."""
-        if work.claimed.split is None:
-            self._progress.found(work.claimed.shard, len(work.log.results))
+        if work.leased.split is None:
+            self._progress.found(work.leased.shard, len(work.log.results))
         stats = self._stats_recorder.shard(work.key)
         if work.log.stats is not None:
             stats.add(Stats.from_json(work.log.stats))
@@ -159,7 +159,7 @@ class Recorder:
         if self._work.is_look_due:
             self._writer.uploads.settle()
             self._work.look()
-        self._progress.add(result, work.claimed.shard)
+        self._progress.add(result, work.leased.shard)
         self._plan.membership.heartbeat.count(result.num_completion_tokens)
 
     def finish_if_complete(self, work: Work) -> None:
@@ -168,41 +168,41 @@ class Recorder:
             return
         counted = self._stats_recorder.close_shard(work.key)
         extend_to_now(counted)
-        if work.claimed.split is None:
+        if work.leased.split is None:
             self._finish_shard(work, counted)
             return
         with work.log as log:
             log.snapshot(counted.to_json())
-            # Before its claim is removed: the shard's holder takes the rows then.
+            # Before its lease is removed: the shard's holder takes the rows then.
             log.keep()
-        self._work.shards.finished(work.claimed)
+        self._work.shards.finished(work.leased)
 
     def _finish_shard(self, work: Work, counted: Stats) -> None:
-        claimed, shard = work.claimed, work.claimed.shard
+        leased, shard = work.leased, work.leased.shard
         rows = range(*self._plan.shards.bounds(shard))
         work.log.close()
 
         def published(is_mine: bool) -> None:
             if is_mine:
                 self.completed_elsewhere(shard)
-                self._work.shards.finished(claimed)
+                self._work.shards.finished(leased)
             else:
                 logger.warning("shard %d was already completed by another replica; result discarded", shard)
-                self._work.shards.lost(claimed)
+                self._work.shards.lost(leased)
 
         self._writer.write(
             shard,
             list(work.log.results.values()),
             counted,
             num_samples=list(map(self._rows.num_samples, rows)),
-            is_held=lambda: self._work.shards.is_held(claimed),
+            is_held=lambda: self._work.shards.is_held(leased),
             then=published,
         )
 
 
 @contextlib.contextmanager
 def _tolerating_a_full_disk(name: str) -> Iterator[None]:
-    """Log an error on writing at the end, of which a full disk may be the reason: the claims must be released
+    """Log an error on writing at the end, of which a full disk may be the reason: the leases must be released
     all the same, and only statistics are lost."""
     try:
         yield

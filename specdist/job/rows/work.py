@@ -1,6 +1,6 @@
-"""The shards, and splits of them, whose rows a replica generates at the moment: claimed, and shared out.
+"""The shards, and splits of them, whose rows a replica generates at the moment: leased, and shared out.
 
-Shards are claimed one after the other, each when all rows of the one before have begun, so rows of two shards
+Shards are leased one after the other, each when all rows of the one before have begun, so rows of two shards
 may run at a time. When none is left, rows of a shard that have not begun are offered as *splits* to replicas
 that have nothing to do: see :mod:`specdist.data.leases.shard_queue`. A shard that another replica has taken
 over is dropped.
@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specdist.data.leases.claims import View
+from specdist.data.leases.leases import View
 from specdist.data.leases.shard_choice import split_off, splits_wanted
-from specdist.data.leases.shard_queue import ClaimedShard, ShardQueue
+from specdist.data.leases.shard_queue import LeasedShard, ShardQueue
 from specdist.data.run.parts import PartLog
 from specdist.data.stats.rows import RowResult
 from specdist.data.store.storage import StorePath
@@ -26,7 +26,7 @@ from specdist.job.preflight import RunPlan
 from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.row_requests import RowRequests
 
-# Between looks at the claims, as completions are recorded, while the target is at work; and the longest
+# Between looks at the leases, as completions are recorded, while the target is at work; and the longest
 # between looks.
 LOOK_INTERVAL_S, MAX_LOOK_INTERVAL_S = 1.0, 5.0
 # On a store, where a look takes as long as many passes.
@@ -45,7 +45,7 @@ class Work:
     """
 
     key: int
-    claimed: ClaimedShard
+    leased: LeasedShard
     log: PartLog
     rows: Sequence[int]
     num_expected: int
@@ -59,7 +59,7 @@ class Work:
     @property
     def name(self) -> str:
         """For people."""
-        shard, split = self.claimed.shard, self.claimed.split
+        shard, split = self.leased.shard, self.leased.split
         return f"shard {shard}" if split is None else f"split {split} of shard {shard}"
 
 
@@ -84,7 +84,7 @@ class WorkQueue:
 
     Attributes:
         open: by key.
-        shards: the claims.
+        shards: the leases.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class WorkQueue:
             on_done_elsewhere=owner.completed_elsewhere,
         )
         self.open: dict[int, Work] = {}
-        self._next: ClaimedShard | None = None
+        self._next: LeasedShard | None = None
         self._next_key = plan.shards.num_shards
         self._poll_at = self._looked_at = self._look_at = -math.inf
         self._look_interval_s = LOOK_INTERVAL_S
@@ -116,15 +116,15 @@ class WorkQueue:
                 MAX_LOOK_INTERVAL_S, plan.membership.silent_after_s / LOOKS_PER_SILENCE
             )
 
-    def claim(self) -> bool:
-        """Claim the next shard or split, unless rows are left to begin; False if there is nothing now."""
+    def lease(self) -> bool:
+        """Lease the next shard or split, unless rows are left to begin; False if there is nothing now."""
         if not self._has_pending and self._next is None:
             self._next = self.shards.take()
             self._settle_splits()
         return self._has_pending or self._next is not None
 
-    def next(self, claim: Callable[[], bool]) -> Work | None:
-        """What a row can be begun of, claimed if need be; ``claim`` calls :meth:`claim`."""
+    def next(self, lease: Callable[[], bool]) -> Work | None:
+        """What a row can be begun of, leased if need be; ``lease`` calls :meth:`lease`."""
         while True:
             for work in self.open.values():
                 if work.pending:
@@ -133,12 +133,12 @@ class WorkQueue:
                 is_alone = self.shards.is_all_mine and not any(work.splits for work in self.open.values())
                 if self.shards.is_done or is_alone or self._clock() < self._poll_at:
                     return None
-            if not claim():
+            if not lease():
                 self._poll_at = self._clock() + self.shards.poll_s
                 return None
             if self._next is not None:
-                claimed, self._next = self._next, None
-                self._begin(claimed)
+                leased, self._next = self._next, None
+                self._begin(leased)
 
     def is_finished(self, log: PartLog, row: int) -> bool:
         """Whether the log has all samples of a row."""
@@ -163,11 +163,11 @@ class WorkQueue:
 
     @property
     def is_look_due(self) -> bool:
-        """Whether a completion is to give reason to look at the claims."""
+        """Whether a completion is to give reason to look at the leases."""
         return self._clock() >= self._look_at
 
     def tick(self) -> None:
-        """To be called between rounds: looks at the claims if no completion has given reason to for long."""
+        """To be called between rounds: looks at the leases if no completion has given reason to for long."""
         if self._clock() >= max(self._look_at, self._looked_at + MAX_LOOK_INTERVAL_S) and self._has_pending:
             self.look()
 
@@ -175,13 +175,13 @@ class WorkQueue:
     def _has_pending(self) -> bool:
         return any(work.pending or work.following for work in self.open.values())
 
-    def _begin(self, claimed: ClaimedShard) -> None:
-        shard = claimed.shard
-        rows = range(*self._plan.shards.bounds(shard)) if claimed.rows is None else claimed.rows
-        log = self.shards.log(claimed, rows)
-        splits = self.shards.offered(shard) if claimed.split is None else {}
+    def _begin(self, leased: LeasedShard) -> None:
+        shard = leased.shard
+        rows = range(*self._plan.shards.bounds(shard)) if leased.rows is None else leased.rows
+        log = self.shards.log(leased, rows)
+        splits = self.shards.offered(shard) if leased.split is None else {}
         key = shard
-        if claimed.split is not None:
+        if leased.split is not None:
             key, self._next_key = self._next_key, self._next_key + 1
         elsewhere = {row for offered in splits.values() for row in offered}
         pending = [row for row in rows if row not in elsewhere and not self.is_finished(log, row)]
@@ -189,9 +189,9 @@ class WorkQueue:
             self._lengths.begin(pending)
             pending = self._lengths.longest_first(pending)
         num_expected = self._rows.num_completions(rows)
-        work = self.open[key] = Work(key, claimed, log, rows, num_expected, deque(pending), splits)
+        work = self.open[key] = Work(key, leased, log, rows, num_expected, deque(pending), splits)
         if self._looked_at == -math.inf:
-            # The claims were looked at to find this one.
+            # The leases were looked at to find this one.
             self._looked(self.shards.view)
         self._owner.begun(work)
         self._offer_splits()
@@ -199,11 +199,11 @@ class WorkQueue:
         self._owner.finish_if_complete(work)
 
     def look(self) -> None:
-        """See which claims are in force; offer rows to replicas that wait."""
+        """See which leases are in force; offer rows to replicas that wait."""
         view = self.shards.look()
         self._looked(view)
         for work in list(self.open.values()):
-            if view.latest.get(work.claimed.claim.name) != work.claimed.claim:
+            if view.latest.get(work.leased.lease.name) != work.leased.lease:
                 self._drop(work)
         self._settle_splits()
         self._offer_splits()
@@ -217,22 +217,22 @@ class WorkQueue:
         """Offer rows to replicas that wait, or will soon."""
         view = self.shards.view
         wanted = splits_wanted(view.num_waiting, len(view.shards))
-        if not wanted and self.shards.is_last_claimed and view.num_replicas > 1:
+        if not wanted and self.shards.is_last_leased and view.num_replicas > 1:
             wanted = 1
         for work in self.open.values() if wanted else ():
-            if work.pending and work.claimed.split is None:
+            if work.pending and work.leased.split is None:
                 self._offer(work, wanted)
 
     def _offer(self, work: Work, wanted: int) -> None:
         """Offer rows that have not begun as splits until so many are free."""
-        latest, shard = self.shards.view.latest, work.claimed.shard
+        latest, shard = self.shards.view.latest, work.leased.shard
         wanted -= sum(name in latest and latest[name].generation == 1 for name in work.splits)
         for _ in range(wanted):
             if not work.pending:
                 return
             rows = split_off(work.pending, wanted)
             work.next_split = work.next_split or self.shards.next_split(shard)
-            name = self.shards.offer(work.claimed, rows, work.next_split)
+            name = self.shards.offer(work.leased, rows, work.next_split)
             work.next_split += 1
             if name is None:
                 return
@@ -246,7 +246,7 @@ class WorkQueue:
             gone = [name for name in work.splits if self.shards.is_gone(name)]
             if not gone:
                 continue
-            for log in self._plan.folder.logs(work.claimed.shard):
+            for log in self._plan.folder.logs(work.leased.shard):
                 if log.split is not None:
                     work.log.add_rows(log.path)
             rows = [row for name in gone for row in work.splits.pop(name)]
@@ -260,4 +260,4 @@ class WorkQueue:
         self.close(work)
         work.log.close()
         self._owner.dropped(work)
-        self.shards.lost(work.claimed)
+        self.shards.lost(work.leased)

@@ -19,7 +19,7 @@ from specdist.utils.errors import UserError
 
 # In the manifest's ``info``: the repository that has the data set.
 PUSHED_TO = "pushed_to"
-# The claim of the replica that uploads.
+# The lease of the replica that uploads.
 HUB = "hub"
 FILES_PER_COMMIT = 50
 
@@ -40,8 +40,8 @@ def push_to_hub(folder: RunFolder, membership: Membership, repository: str) -> N
     does not answer; another start of the command tries again."""
     if folder.manifest.info.get(PUSHED_TO) == repository:
         return
-    claim = membership.claims.take(HUB, membership.claims.latest().get(HUB))
-    if claim is None:
+    lease = membership.leases.take(HUB, membership.leases.latest().get(HUB))
+    if lease is None:
         logger.info("another replica uploads the data set to %s", repository)
         return
     try:
@@ -54,7 +54,7 @@ def push_to_hub(folder: RunFolder, membership: Membership, repository: str) -> N
             folder.freeze(PUSHED_TO, repository)
         logger.info("the data set is in %s/datasets/%s", _api().endpoint, repository)
     finally:
-        membership.claims.remove_up_to(claim)
+        membership.leases.remove_up_to(lease)
 
 
 def _files_of(folder: RunFolder, shard: int) -> list[Path]:

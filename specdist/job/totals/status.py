@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specdist.data.leases.claim_folders import replicas_in
-from specdist.data.leases.claims import Claims
 from specdist.data.leases.heartbeat import Beat, Watch, beat_path
+from specdist.data.leases.lease_folders import replicas_in
+from specdist.data.leases.leases import Leases
 from specdist.data.run.layout import SUBTOTAL, TOTAL
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
@@ -27,7 +27,7 @@ MAX_SHOWN = 20
 
 @dataclass(frozen=True)
 class HeldShard:
-    """A claimed shard, with its replica, and the time of the claim by that replica's clock."""
+    """A leased shard, with its replica, and the time of the lease by that replica's clock."""
 
     shard: int
     replica: str
@@ -97,9 +97,9 @@ class StatusReader:
 
     def __init__(self, output: Path) -> None:
         self._folder = RunFolder(output)
-        self._claims_folder = self._folder.claims_path
-        self._watch = Watch(self._claims_folder, silent_after_s=SILENT_AFTER_S)
-        self._claims = Claims(self._claims_folder, "", self._watch)
+        self._leases_folder = self._folder.leases_path
+        self._watch = Watch(self._leases_folder, silent_after_s=SILENT_AFTER_S)
+        self._leases = Leases(self._leases_folder, "", self._watch)
         self._done = set[int]()
         self._total = Total()
         self._errors: Counter[str] = Counter()
@@ -109,7 +109,7 @@ class StatusReader:
         if not self._folder.manifest_path.is_file():
             raise UserError(f"{self._folder.path} is not the folder of a run: it has no manifest.json")
         plan = self._folder.plan()
-        claimed = self._claims.look().shards if self._claims_folder.is_dir() else {}
+        leased = self._leases.look().shards if self._leases_folder.is_dir() else {}
         running: list[HeldShard] = []
         failed: list[HeldShard] = []
         # A replica may hold many shards, and has a heartbeat besides.
@@ -126,7 +126,7 @@ class StatusReader:
             num_rows += len(rows)
             num_tokens += sum(row.num_completion_tokens for row in rows)
             errors.update(error_kind(row.error) for row in rows if row.error is not None)
-            holding = self._claims.holding(claimed[shard]) if shard in claimed else None
+            holding = self._leases.holding(leased[shard]) if shard in leased else None
             if holding is None or holding.replica is None:
                 num_waiting += 1
                 continue
@@ -164,7 +164,7 @@ class StatusReader:
         self._done |= new
 
     def _beats(self, is_gone: Callable[[str], bool]) -> Iterable[Beat]:
-        for name in replicas_in(self._claims_folder):
+        for name in replicas_in(self._leases_folder):
             beat = self._watch.beat(name)
             if beat is not None and beat.elapsed_s > 0 and not is_gone(name):
                 yield beat
@@ -175,7 +175,7 @@ class StatusReader:
             return not is_at_work
         beat = self._watch.beat(replica)
         try:
-            age_s = time.time() - beat_path(self._claims_folder, replica).stat().st_mtime
+            age_s = time.time() - beat_path(self._leases_folder, replica).stat().st_mtime
         except OSError:
             return True
         return age_s > (beat.silent_after_s if beat is not None else SILENT_AFTER_S)

@@ -65,7 +65,7 @@ def plan_collection(config: CollectConfig, models: ModelPlan, topology: Topology
         fingerprint={**run.fingerprint, **config.fingerprint()},
         info={**run.info, "draft_identity": dataclasses.asdict(identify_draft(models.draft))},
     )
-    membership = Membership(Path(config.output), silent_after_s=run_config.claim_timeout)
+    membership = Membership(Path(config.output), silent_after_s=run_config.lease_timeout)
     folder = open_joined(
         membership, manifest, resolved_yaml(config), overwrite=config.overwrite, is_shared=False
     )

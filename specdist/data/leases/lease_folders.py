@@ -1,7 +1,7 @@
-"""Where claims and heartbeats lie: those of many shards, or of many replicas, in numbered folders, so that
+"""Where leases and heartbeats lie: those of many shards, or of many replicas, in numbered folders, so that
 none holds more than a few thousand files.
 
-The folder of a shard's claims follows from its number, and is there while it holds any.
+The folder of a shard's leases follows from its number, and is there while it holds any.
 A replica's name ends with the number of the folder of its heartbeat, unless that is the folder of all.
 """
 
@@ -17,18 +17,18 @@ from specdist.data.store.files import names_in
 
 BEAT_SUFFIX = ".beat"
 REPLICAS_PREFIX = "replicas-"
-CLAIMS_LEVEL, REPLICAS_LEVEL = re.compile(r"\d{5,}"), re.compile(rf"{REPLICAS_PREFIX}\d{{5,}}")
+LEASES_LEVEL, REPLICAS_LEVEL = re.compile(r"\d{5,}"), re.compile(rf"{REPLICAS_PREFIX}\d{{5,}}")
 PLACE = re.compile(r"\.(\d{5,})")
 MAX_REPLICAS_PER_FOLDER = 1000
 
 
 def is_level(name: str) -> bool:
     """Whether this is the name of a numbered folder."""
-    return bool(CLAIMS_LEVEL.fullmatch(name) or REPLICAS_LEVEL.fullmatch(name))
+    return bool(LEASES_LEVEL.fullmatch(name) or REPLICAS_LEVEL.fullmatch(name))
 
 
 def listings(folder: Path) -> dict[str, list[str]]:
-    """The names in the folder of claims, by ``""``, and in each numbered folder in it, by its name; one
+    """The names in the folder of leases, by ``""``, and in each numbered folder in it, by its name; one
     listing of each. Raises OSError."""
     found = {"": names_in(folder)}
     return found | {level: _names_in(folder / level) for level in filter(is_level, found[""])}

@@ -1,4 +1,4 @@
-"""Claims on shards: every step of the protocol, with clocks that the test sets."""
+"""Leases on shards: every step of the protocol, with clocks that the test sets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from specdist.data.leases import heartbeat
-from specdist.data.leases.claims import Claim
 from specdist.data.leases.heartbeat import BEATS_PER_SILENCE, Beat, Process, Watch, beat_path
+from specdist.data.leases.leases import Lease
 from specdist.utils.errors import UserError
 from specdist.utils.host import process_state
 from tests.data.replicas import SILENT_AFTER_S, Member, watch_for
@@ -30,53 +30,53 @@ def second(tmp_path):
     return Member(tmp_path, "second", start=5.0)
 
 
-def claim_files(tmp_path):
-    return sorted(path.name for path in (tmp_path / "claims").iterdir() if path.suffix != ".beat")
+def lease_files(tmp_path):
+    return sorted(path.name for path in (tmp_path / "leases").iterdir() if path.suffix != ".beat")
 
 
-def test_a_claim_belongs_to_one_replica(tmp_path, first, second):
-    claim = first.take(NAME)
-    assert claim == Claim(NAME, 1)
+def test_a_lease_belongs_to_one_replica(tmp_path, first, second):
+    lease = first.take(NAME)
+    assert lease == Lease(NAME, 1)
     assert second.take(NAME) is None
     assert first.take(NAME) is None
-    assert first.claims.is_held(claim)
-    assert second.claims.holding(claim).replica == "first"
-    assert second.take("shard-00001") == Claim("shard-00001", 1)
-    assert claim_files(tmp_path) == ["shard-00000.00001", "shard-00001.00001"]
+    assert first.leases.is_held(lease)
+    assert second.leases.holding(lease).replica == "first"
+    assert second.take("shard-00001") == Lease("shard-00001", 1)
+    assert lease_files(tmp_path) == ["shard-00000.00001", "shard-00001.00001"]
 
 
 def test_the_highest_number_is_in_force(tmp_path, first, second):
-    """A crash may leave the claims that one has replaced, in whatever order a folder is listed."""
+    """A crash may leave the leases that one has replaced, in whatever order a folder is listed."""
     for generation in (9, 10, 8):
-        (tmp_path / "claims" / Claim(NAME, generation).file_name).write_text("{}")
-    assert first.claims.latest() == {NAME: Claim(NAME, 10)}
-    assert first.claims.is_held(Claim(NAME, 10)) and not first.claims.is_held(Claim(NAME, 9))
+        (tmp_path / "leases" / Lease(NAME, generation).file_name).write_text("{}")
+    assert first.leases.latest() == {NAME: Lease(NAME, 10)}
+    assert first.leases.is_held(Lease(NAME, 10)) and not first.leases.is_held(Lease(NAME, 9))
 
 
-def test_a_released_claim_can_be_taken_at_once(tmp_path, first, second):
-    claim = first.take(NAME)
-    first.claims.release(claim)
-    assert not first.claims.is_held(claim)
-    assert second.take(NAME) == Claim(NAME, 3)
-    assert claim_files(tmp_path) == ["shard-00000.00003"]
+def test_a_released_lease_can_be_taken_at_once(tmp_path, first, second):
+    lease = first.take(NAME)
+    first.leases.release(lease)
+    assert not first.leases.is_held(lease)
+    assert second.take(NAME) == Lease(NAME, 3)
+    assert lease_files(tmp_path) == ["shard-00000.00003"]
 
 
-def test_a_holder_with_a_heartbeat_keeps_its_claim_however_long_it_takes(first, second):
-    claim = first.take(NAME)
+def test_a_holder_with_a_heartbeat_keeps_its_lease_however_long_it_takes(first, second):
+    lease = first.take(NAME)
     assert watch_for(second, 10 * SILENT_AFTER_S, NAME, beating=first) is None
-    assert first.claims.is_held(claim)
+    assert first.leases.is_held(lease)
 
 
-def test_the_claim_of_a_silent_holder_is_taken_over(tmp_path, first, second):
-    claim = first.take(NAME)
+def test_the_lease_of_a_silent_holder_is_taken_over(tmp_path, first, second):
+    lease = first.take(NAME)
     assert watch_for(second, SILENT_AFTER_S, NAME) is None
-    assert watch_for(second, 2, NAME) == Claim(NAME, 2)
-    assert not first.claims.is_held(claim)
-    # It wakes up: it can neither give its claim back nor renew it.
+    assert watch_for(second, 2, NAME) == Lease(NAME, 2)
+    assert not first.leases.is_held(lease)
+    # It wakes up: it can neither give its lease back nor renew it.
     first.beat()
-    first.claims.release(claim)
+    first.leases.release(lease)
     assert first.take(NAME) is None
-    assert claim_files(tmp_path) == ["shard-00000.00002"]
+    assert lease_files(tmp_path) == ["shard-00000.00002"]
 
 
 def test_a_heartbeat_is_read_no_more_often_than_it_beats(tmp_path, first, second, monkeypatch):
@@ -98,15 +98,15 @@ def test_clocks_of_two_nodes_are_never_compared(tmp_path, skew_s):
     """Neither the clocks that processes read nor the times of files matter."""
     holder, observer = Member(tmp_path, "holder"), Member(tmp_path, "observer", start=skew_s)
     holder.take(NAME)
-    path = beat_path(tmp_path / "claims", "holder")
+    path = beat_path(tmp_path / "leases", "holder")
     for _ in range(40):
         observer.clock.now += 1
         holder.beat()
         os.utime(path, (skew_s + 2e9, skew_s + 2e9))
-        os.utime(tmp_path / "claims" / "shard-00000.00001", (0, 0))
+        os.utime(tmp_path / "leases" / "shard-00000.00001", (0, 0))
         assert observer.take(NAME) is None
     os.utime(path, (2e9, 2e9))
-    assert watch_for(observer, SILENT_AFTER_S + 2, NAME) == Claim(NAME, 2)
+    assert watch_for(observer, SILENT_AFTER_S + 2, NAME) == Lease(NAME, 2)
 
 
 def test_an_observer_that_was_paused_observes_again_before_it_takes_over(first, second):
@@ -116,27 +116,27 @@ def test_an_observer_that_was_paused_observes_again_before_it_takes_over(first, 
     second.clock.now += 100 * SILENT_AFTER_S
     assert second.take(NAME) is None
     assert watch_for(second, SILENT_AFTER_S - 1, NAME) is None
-    assert watch_for(second, 2, NAME) == Claim(NAME, 2)
+    assert watch_for(second, 2, NAME) == Lease(NAME, 2)
 
 
 @pytest.mark.parametrize("step_s", [0.4 * SILENT_AFTER_S, 0.6 * SILENT_AFTER_S, 3 * SILENT_AFTER_S])
-def test_a_claim_is_taken_over_however_long_a_look_takes(first, second, step_s):
+def test_a_lease_is_taken_over_however_long_a_look_takes(first, second, step_s):
     """On a slow store looks may lie further apart than half the silence, and yet nobody may wait for ever for
-    a replica that has vanished. One that beats between the looks keeps its claim."""
+    a replica that has vanished. One that beats between the looks keeps its lease."""
     first.take(NAME)
     assert watch_for(second, 50 * step_s, NAME, beating=first, step_s=step_s) is None
     assert watch_for(second, 2 * step_s, NAME, step_s=step_s) is None
-    assert watch_for(second, 4 * step_s, NAME, step_s=step_s) == Claim(NAME, 2)
+    assert watch_for(second, 4 * step_s, NAME, step_s=step_s) == Lease(NAME, 2)
 
 
-def test_the_claim_of_an_ended_process_is_taken_over_at_once(tmp_path, first, second):
+def test_the_lease_of_an_ended_process_is_taken_over_at_once(tmp_path, first, second):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     assert Process.current().is_alive() is True
     process = replace(Process.current(), pid=ended.pid)
     ended.wait()
     first.pretend(process)
     first.take(NAME)
-    assert second.take(NAME) == Claim(NAME, 2)
+    assert second.take(NAME) == Lease(NAME, 2)
 
 
 def test_a_reused_process_number_is_not_a_sign_of_life():
@@ -156,21 +156,21 @@ def test_a_zombie_process_counts_as_ended():
     child.wait()
 
 
-def test_a_stale_listing_of_the_claims_wins_no_claim(tmp_path, first, second):
+def test_a_stale_listing_of_the_leases_wins_no_lease(tmp_path, first, second):
     """Its number may be free again, below the one in force, as in an old listing of a folder on NFS."""
     old = first.take(NAME)
     watch_for(second, 2 * SILENT_AFTER_S, NAME)
-    assert second.claims.latest()[NAME] == Claim(NAME, 2)
-    second.claims.release(Claim(NAME, 2))
+    assert second.leases.latest()[NAME] == Lease(NAME, 2)
+    second.leases.release(Lease(NAME, 2))
     third = Member(tmp_path, "third")
-    assert third.take(NAME) == Claim(NAME, 4)
+    assert third.take(NAME) == Lease(NAME, 4)
     first_again = Member(tmp_path, "again")
-    # Since then given back and claimed by the third; the stale listing has the first, which has ended.
-    first_again.claims._watch = Gone()
-    assert first_again.claims.take(NAME, old) is None
-    assert first_again.claims.take(NAME, None) is None
-    assert third.claims.is_held(Claim(NAME, 4))
-    assert claim_files(tmp_path) == ["shard-00000.00004"]
+    # Since then given back and leased by the third; the stale listing has the first, which has ended.
+    first_again.leases._watch = Gone()
+    assert first_again.leases.take(NAME, old) is None
+    assert first_again.leases.take(NAME, None) is None
+    assert third.leases.is_held(Lease(NAME, 4))
+    assert lease_files(tmp_path) == ["shard-00000.00004"]
 
 
 class Gone(Watch):
@@ -189,56 +189,56 @@ class Gone(Watch):
 def test_only_one_of_two_simultaneous_takeovers_succeeds(tmp_path, first, second):
     first.take(NAME)
     third = Member(tmp_path, "third")
-    latest = second.claims.latest()[NAME]
+    latest = second.leases.latest()[NAME]
     for replica in (second, third):
-        replica.claims._watch = Gone()
-    assert second.claims.take(NAME, latest) == Claim(NAME, 2)
-    assert third.claims.take(NAME, latest) is None
-    assert second.claims.is_held(Claim(NAME, 2))
+        replica.leases._watch = Gone()
+    assert second.leases.take(NAME, latest) == Lease(NAME, 2)
+    assert third.leases.take(NAME, latest) is None
+    assert second.leases.is_held(Lease(NAME, 2))
 
 
-def test_an_unreadable_claim_expires(tmp_path, second):
+def test_an_unreadable_lease_expires(tmp_path, second):
     """Such as a crash leaves on a file system without hard links."""
-    (tmp_path / "claims" / "shard-00000.00007").write_bytes(b"")
+    (tmp_path / "leases" / "shard-00000.00007").write_bytes(b"")
     assert watch_for(second, SILENT_AFTER_S, NAME) is None
-    assert watch_for(second, 2, NAME) == Claim(NAME, 8)
+    assert watch_for(second, 2, NAME) == Lease(NAME, 8)
 
 
-def test_a_claim_made_anew_under_the_same_number_is_watched_by_its_new_holder(tmp_path, first, second):
-    """All claims of a name may be removed and begin anew between two looks of a replica that waits."""
-    assert first.take(NAME) == Claim(NAME, 1)
+def test_a_lease_made_anew_under_the_same_number_is_watched_by_its_new_holder(tmp_path, first, second):
+    """All leases of a name may be removed and begin anew between two looks of a replica that waits."""
+    assert first.take(NAME) == Lease(NAME, 1)
     assert second.take(NAME) is None
-    first.claims.forget(NAME)
+    first.leases.forget(NAME)
     third = Member(tmp_path, "third")
-    assert third.take(NAME) == Claim(NAME, 1)
-    # The old holder vanishes, and the new one keeps its claim; then the other way round.
+    assert third.take(NAME) == Lease(NAME, 1)
+    # The old holder vanishes, and the new one keeps its lease; then the other way round.
     assert watch_for(second, 3 * SILENT_AFTER_S, NAME, beating=third) is None
-    assert watch_for(second, 3 * SILENT_AFTER_S, NAME, beating=first) == Claim(NAME, 2)
+    assert watch_for(second, 3 * SILENT_AFTER_S, NAME, beating=first) == Lease(NAME, 2)
 
 
 def test_the_end_of_a_new_holder_is_noticed_while_the_old_one_lives_on(tmp_path, first, second):
-    assert first.take(NAME) == Claim(NAME, 1)
+    assert first.take(NAME) == Lease(NAME, 1)
     assert second.take(NAME) is None
-    first.claims.forget(NAME)
-    assert Member(tmp_path, "third").take(NAME) == Claim(NAME, 1)
-    assert watch_for(second, 3 * SILENT_AFTER_S, NAME, beating=first) == Claim(NAME, 2)
+    first.leases.forget(NAME)
+    assert Member(tmp_path, "third").take(NAME) == Lease(NAME, 1)
+    assert watch_for(second, 3 * SILENT_AFTER_S, NAME, beating=first) == Lease(NAME, 2)
 
 
 def test_generations_continue_after_those_of_the_part_logs(first):
-    assert first.take(NAME, above=5) == Claim(NAME, 6)
+    assert first.take(NAME, above=5) == Lease(NAME, 6)
 
 
-def test_forgotten_claims_are_deleted(tmp_path, first):
-    claim = first.take(NAME)
+def test_forgotten_leases_are_deleted(tmp_path, first):
+    lease = first.take(NAME)
     kept = first.take("shard-00001")
-    first.claims.release(claim)
-    first.claims.forget(NAME)
-    assert claim_files(tmp_path) == [kept.file_name]
+    first.leases.release(lease)
+    first.leases.forget(NAME)
+    assert lease_files(tmp_path) == [kept.file_name]
 
 
 def test_a_torn_heartbeat_counts_as_a_sign_of_life(tmp_path, first, second):
     first.take(NAME)
-    path = beat_path(tmp_path / "claims", "first")
+    path = beat_path(tmp_path / "leases", "first")
     whole = path.read_bytes()
     for size in (0, 10, 500):
         path.write_bytes(whole[:size])
@@ -250,7 +250,7 @@ def test_a_torn_heartbeat_counts_as_a_sign_of_life(tmp_path, first, second):
 
 def test_the_heartbeat_thread_beats_until_it_is_stopped(tmp_path):
     replica = Member(tmp_path, "a")
-    heartbeat, path = replica.membership.heartbeat, beat_path(tmp_path / "claims", "a")
+    heartbeat, path = replica.membership.heartbeat, beat_path(tmp_path / "leases", "a")
     heartbeat._beat.silent_after_s = 0.012
     heartbeat.start()
     seen = {path.read_bytes()}
@@ -264,13 +264,13 @@ def test_the_heartbeat_thread_beats_until_it_is_stopped(tmp_path):
     assert not path.exists()
 
 
-def test_random_steps_of_replicas_never_give_one_claim_to_two(tmp_path, monkeypatch):
-    """Four replicas that take, work, pause, give back and die at random: no two ever hold a claim that is in
+def test_random_steps_of_replicas_never_give_one_lease_to_two(tmp_path, monkeypatch):
+    """Four replicas that take, work, pause, give back and die at random: no two ever hold a lease that is in
     force, and generations only grow."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     rng = random.Random(0)
     replicas = [Member(tmp_path, f"replica{number}", start=100.0 * number) for number in range(4)]
-    held: dict[int, Claim] = {}
+    held: dict[int, Lease] = {}
     paused_until = [0] * 4
     highest = num_taken_over = 0
     for step in range(4000):
@@ -286,19 +286,19 @@ def test_random_steps_of_replicas_never_give_one_claim_to_two(tmp_path, monkeypa
         if action == "beat":
             replica.beat()
         elif action == "take" and number not in held:
-            claim = replica.take(NAME)
-            if claim is not None:
-                assert claim.generation > highest
-                highest = claim.generation
+            lease = replica.take(NAME)
+            if lease is not None:
+                assert lease.generation > highest
+                highest = lease.generation
                 num_taken_over += bool(held)
-                held[number] = claim
+                held[number] = lease
         elif action == "release" and number in held:
-            was_held = replica.claims.is_held(held[number])
-            replica.claims.release(held.pop(number))
+            was_held = replica.leases.is_held(held[number])
+            replica.leases.release(held.pop(number))
             highest += was_held
-        elif action == "is_held" and number in held and not replica.claims.is_held(held[number]):
+        elif action == "is_held" and number in held and not replica.leases.is_held(held[number]):
             del held[number]
-        in_force = [claim for owner, claim in held.items() if replicas[owner].claims.is_held(claim)]
+        in_force = [lease for owner, lease in held.items() if replicas[owner].leases.is_held(lease)]
         assert len(in_force) <= 1
     assert num_taken_over > 20
 
@@ -353,7 +353,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     file.write_text("")
     for path, message in ((file, "is a file: give a folder"), (file / "run", "cannot be written")):
         member = Member(tmp_path, "a").membership
-        member.output, member._folder = path, path / "claims"
+        member.output, member._folder = path, path / "leases"
         with pytest.raises(UserError, match=f"--output .*{message}"):
             member.join()
 

@@ -1,0 +1,349 @@
+"""Which replica works on what, in a folder shared by many nodes, without locks of the file system.
+
+The leases of a name are files ``name.00001``, ``name.00002``, ...: the highest number is in force. A lease is
+made, taken over or released by creating the next number, which the file server lets only one replica do. A
+holder that was paused and lost its lease finds a higher number; its writes went to files with its own. In a
+run of many shards a name begins with that of a numbered folder (``00012/shard-12345``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from specdist.data.leases.heartbeat import Watch, now_utc
+from specdist.data.leases.lease_folders import BEAT_SUFFIX, listings
+from specdist.data.leases.shard_choice import name_hashes
+from specdist.data.store.files import names_in, publish, temporary_path, unique_tag
+from specdist.data.store.storage import StorePath
+from specdist.utils.json_values import from_fields, parse_json
+
+# An empty file named after a replica that has nothing to do.
+WAITING_SUFFIX = ".waiting"
+# A lease's file is read again after so many looks at the heartbeat of its holder.
+MAX_LOOKS = 8
+# A listing counts as much as so many names.
+NAMES_PER_LISTING = 1000
+LEASE_FILE = re.compile(r"([a-z]+(?:-\d{5,}){0,2})\.(\d{5,})")
+SHARD_LEASE = re.compile(r"(?:\d{5,}/)?(?:shard|split)-(\d{5,})(?:-(\d{5,}))?")
+
+
+@dataclass(frozen=True)
+class Lease:
+    """``generation`` is the number of the lease, unique among the leases of a name."""
+
+    name: str
+    generation: int
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.name}.{self.generation:05d}"
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The content of a lease's file. ``replica``: None if it was released; ``since``: for people; ``rows``:
+    those of a split, which every lease of it repeats."""
+
+    replica: str | None
+    since: str
+    rows: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """One listing of the folder: the lease in force of every leased name, and how many replicas have a
+    heartbeat there or say that they wait, some of which may have ended. ``num_files``: listed in all; a
+    numbered folder counts as a thousand more."""
+
+    latest: dict[str, Lease]
+    num_replicas: int
+    num_waiting: int
+    num_files: int
+
+    @functools.cached_property
+    def splits(self) -> list[tuple[int, Lease]]:
+        """The leases of splits, with the number of the shard."""
+        return [(place[0], lease) for place, lease in self._places if place[1] is not None]
+
+    @functools.cached_property
+    def fresh_splits(self) -> list[tuple[int, Lease]]:
+        """Those that nobody has taken yet."""
+        return [(shard, lease) for shard, lease in self.splits if lease.generation == 1]
+
+    @functools.cached_property
+    def held(self) -> dict[str, int]:
+        """The names of shards and splits that were taken, some of them released since, with the shard."""
+        return {lease.name: place[0] for place, lease in self._places
+                if place[1] is None or lease.generation > 1}  # fmt: skip
+
+    @functools.cached_property
+    def held_hashes(self) -> np.ndarray:
+        """Of their names, for :func:`specdist.data.leases.shard_choice.watched`."""
+        return name_hashes(self.held)
+
+    @functools.cached_property
+    def held_names(self) -> list[str]:
+        return list(self.held)
+
+    @functools.cached_property
+    def in_order(self) -> np.ndarray:
+        """The leased shards, ascending."""
+        return np.sort(np.fromiter(self.shards, np.int64, len(self.shards)))
+
+    @functools.cached_property
+    def shards(self) -> dict[int, Lease]:
+        """The leases of shards, by their numbers."""
+        return {place[0]: lease for place, lease in self._places if place[1] is None}
+
+    @property
+    def _places(self) -> Iterator[tuple[tuple[int, int | None], Lease]]:
+        for name, lease in self.latest.items():
+            if (place := shard_and_split(name)) is not None:
+                yield place, lease
+
+
+class Leases:
+    """The leases in a folder as one replica sees and makes them."""
+
+    def __init__(self, folder: Path, replica: str, watch: Watch) -> None:
+        self._folder = folder
+        self._replica = replica
+        self._watch = watch
+        # The holders of leases as last read, and how often they were found at work since.
+        self._holders: dict[Lease, tuple[str, int]] = {}
+
+    def look(self) -> View:
+        """List the folder, and the numbered ones in it."""
+        found = listings(self._folder)
+        names = [name for listed in found.values() for name in listed]
+        leases = [lease for level, listed in found.items() for name in listed
+                  if (lease := _lease_of(name, level)) is not None]  # fmt: skip
+        in_order = sorted(leases, key=lambda lease: lease.generation)
+        return View(
+            {lease.name: lease for lease in in_order},
+            sum(name.endswith(BEAT_SUFFIX) for name in names),
+            sum(name.endswith(WAITING_SUFFIX) for name in names),
+            len(names) + NAMES_PER_LISTING * (len(found) - 1),
+        )
+
+    def latest(self) -> dict[str, Lease]:
+        """The lease in force of every leased name."""
+        return self.look().latest
+
+    def holding(self, lease: Lease) -> Holding | None:
+        """What the lease's file says; None if it is gone or damaged."""
+        try:
+            return from_fields(Holding, parse_json((self._folder / lease.file_name).read_bytes()))
+        except (OSError, ValueError):
+            return None
+
+    def offer(self, name: str, rows: Sequence[int]) -> Lease | None:
+        """The first lease of a split, free for everybody; None if there is one already. Raises OSError."""
+        lease = Lease(name, 1)
+        return lease if self._create(lease, None, tuple(rows)) else None
+
+    def take_split(self, latest: Lease) -> tuple[Lease, tuple[int, ...]] | None:
+        """Lease a split as :meth:`take` does; also its rows. One whose file is damaged is given up: its rows
+        are then the shard's again."""
+        if not self._is_free(latest):
+            return None
+        holding = self.holding(latest)
+        if holding is None or holding.rows is None:
+            self._remove(latest)
+            return None
+        lease = self._take(latest.name, latest, latest.generation + 1, holding.rows)
+        return None if lease is None else (lease, holding.rows)
+
+    def take(self, name: str, latest: Lease | None, *, above: int = 0) -> Lease | None:
+        """Lease a name that is free or whose holder is gone; None if another replica holds it.
+
+        Args:
+            latest: the lease in force as last seen; the result is None if there is a newer one by now.
+            above: the new generation is higher than this.
+        """
+        if latest is not None and not self._is_free(latest):
+            return None
+        return self._take(name, latest, max(above, latest.generation if latest else 0) + 1)
+
+    def _take(
+        self, name: str, latest: Lease | None, generation: int, rows: tuple[int, ...] | None = None
+    ) -> Lease | None:
+        lease = Lease(name, generation)
+        if not self._create(lease, self._replica, rows):
+            return None
+        # ``latest`` may be out of date, and numbers below the lease in force free. If it is gone, all leases
+        # were removed meanwhile, and numbers may have begun anew.
+        found = self._all_of(name)
+        if found[-1:] != [lease] or (latest is not None and not self._is_there(latest)):
+            self._remove(lease)
+            return None
+        for replaced in found[:-1]:
+            self._remove(replaced)
+        return lease
+
+    def is_held(self, lease: Lease) -> bool:
+        """Whether a lease of this replica is still in force."""
+        return self.in_force(lease.name) == lease
+
+    def in_force(self, name: str) -> Lease | None:
+        """The lease in force of this name alone, by a listing of its folder."""
+        return next(reversed(self._all_of(name)), None)
+
+    def release(self, lease: Lease, rows: tuple[int, ...] | None = None) -> None:
+        """Give the lease back if it is still in force, that of a split with its rows. Raises nothing if the
+        disk fails."""
+        try:
+            if self.is_held(lease):
+                freed = Lease(lease.name, lease.generation + 1)
+                if self._create(freed, None, rows):
+                    self._trim(freed)
+        except OSError:
+            # A full disk has no room for the next number, but a file can be removed.
+            with contextlib.suppress(OSError):
+                self._remove(lease)
+
+    def forget(self, name: str) -> None:
+        """Remove all leases of a name that will not be leased again, the lowest first: the one in force
+        stays in force until the end."""
+        for lease in self._all_of(name):
+            self._remove(lease)
+
+    def forget_shard(self, shard: int, level: str = "") -> None:
+        """Remove the leases of a complete shard as :meth:`forget` does, after those of its splits, and their
+        numbered folder if it is empty now."""
+        files = self._names(level, f"shard-{shard:05d}.", f"split-{shard:05d}-")
+        of_shard = [lease for file in files if (lease := _lease_of(file, level)) is not None]
+        name = shard_name(shard, level)
+        for lease in sorted(of_shard, key=lambda lease: (lease.name == name, lease.generation)):
+            self._remove(lease)
+        if level:
+            with contextlib.suppress(OSError):
+                (self._folder / level).rmdir()
+
+    def is_suspect(self, lease: Lease) -> bool:
+        """Whether the holder of another's lease may be gone, by what was seen so far."""
+        return lease in self._holders and self._watch.is_suspect(self._holders[lease][0])
+
+    def is_leased(self, name: str) -> bool:
+        """Whether there is any lease of the name, by a listing."""
+        return bool(self._all_of(name))
+
+    def remove_up_to(self, lease: Lease) -> None:
+        """Remove a lease of this replica and those that it replaced; a newer one stays."""
+        self._trim(lease)
+        self._remove(lease)
+
+    def _is_there(self, lease: Lease) -> bool:
+        try:
+            # Opened, since NFS may answer a stat from memory.
+            with (self._folder / lease.file_name).open("rb"):
+                return True
+        except FileNotFoundError:
+            return False
+
+    def _is_free(self, lease: Lease) -> bool:
+        holder, num_looks = self._holders.pop(lease, (None, 0))
+        # A lease's file may be another's after all leases were removed: it is read again before it counts as
+        # free, and from time to time.
+        if holder is not None and num_looks < MAX_LOOKS and not self._watch.is_gone(holder):
+            self._holders[lease] = holder, num_looks + 1
+            return False
+        holding = self.holding(lease)
+        if holding is None:
+            return self._watch.is_unchanged(self._folder / lease.file_name)
+        if holding.replica is None or self._watch.is_gone(holding.replica):
+            return True
+        self._holders[lease] = holding.replica, 1
+        return False
+
+    def _create(self, lease: Lease, replica: str | None, rows: tuple[int, ...] | None = None) -> bool:
+        path = self._folder / lease.file_name
+        content = json.dumps(asdict(Holding(replica, now_utc(), rows)))
+        if isinstance(path, StorePath):
+            return path.create(content.encode())
+        while True:
+            temporary = temporary_path(path, unique_tag())
+            try:
+                temporary.write_text(content)
+                return publish(temporary, path)
+            except FileNotFoundError:
+                if not self._folder.is_dir():
+                    raise
+                # Another replica removed the temporary file, or the numbered folder, which was empty.
+                path.parent.mkdir(exist_ok=True)
+            except OSError:
+                # A lease whose holder takes it for failed would never be released.
+                with contextlib.suppress(OSError):
+                    if path.samefile(temporary):
+                        path.unlink()
+                raise
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def _trim(self, lease: Lease) -> None:
+        """Remove the leases that this one replaced."""
+        for other in self._all_of(lease.name):
+            if other.generation < lease.generation:
+                self._remove(other)
+
+    def _remove(self, lease: Lease) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / lease.file_name).unlink()
+
+    def _all_of(self, name: str) -> list[Lease]:
+        """The leases of a name by ascending generation."""
+        level, _, last = name.rpartition("/")
+        found = (_lease_of(file, level) for file in self._names(level, f"{last}."))
+        return sorted(
+            (lease for lease in found if lease is not None and lease.name == name),
+            key=lambda lease: lease.generation,
+        )
+
+    def _names(self, level: str, *prefixes: str) -> list[str]:
+        try:
+            return names_in(self._folder / level, *prefixes)
+        except FileNotFoundError:
+            if not level:
+                raise
+            return []
+
+
+def shard_name(shard: int, level: str = "") -> str:
+    """The name under which a shard is leased; ``level``: of its numbered folder."""
+    return f"{level}/shard-{shard:05d}".lstrip("/")
+
+
+def split_name(shard: int, number: int, level: str = "") -> str:
+    """The same of a split of a shard."""
+    return f"{level}/split-{shard:05d}-{number:05d}".lstrip("/")
+
+
+def lease_files(folder: Path) -> list[tuple[Path, int]]:
+    """All leases of shards and their splits, with the shard's number, ascending; none without the folder."""
+    with contextlib.suppress(FileNotFoundError):
+        found = ((lease, shard_and_split(lease.name)) for level, names in listings(folder).items()
+                 for name in names if (lease := _lease_of(name, level)) is not None)  # fmt: skip
+        return sorted((folder / lease.file_name, place[0]) for lease, place in found if place is not None)
+    return []
+
+
+@functools.lru_cache(maxsize=2**16)
+def shard_and_split(name: str) -> tuple[int, int | None] | None:
+    """The shard of a leased name, and the number of the split if it is one; None if it is of neither."""
+    match = SHARD_LEASE.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]) if match[2] else None)
+
+
+@functools.lru_cache(maxsize=2**16)
+def _lease_of(file_name: str, level: str) -> Lease | None:
+    """``level``: its numbered folder. None if the file is not a lease."""
+    match = LEASE_FILE.fullmatch(file_name)
+    return Lease(f"{level}/{match[1]}".lstrip("/"), int(match[2])) if match else None
