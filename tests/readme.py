@@ -143,9 +143,9 @@ def generated() -> dict[str, str]:
         **papers(),
         **headlines(),
         **heads_tables.markdown(),
-        "memory-drafts": drafters_tables.markdown(),
+        "ngram-drafts": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
-        "memory-costs": drafters_tables.costs(),
+        "ngram-costs": drafters_tables.costs(),
     }
 
 

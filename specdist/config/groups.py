@@ -55,7 +55,7 @@ class ModelOptions:
     draft: str | None = option(
         None, rule=OWN_KIND,
         help="hub id or folder of the small model; self:int4, self:int8, self:float8 = the target's own "
-        "weights, quantised; memory = no model, candidates from a row's own tokens; none = target only",
+        "weights, quantised; ngram = no model, candidates from a row's own tokens; none = target only",
     )  # fmt: skip
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")

@@ -13,7 +13,7 @@ from specdist.utils.rules import Refusal, Refusals
 NGRAM = "ngram"
 SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
 NGRAM_POLICIES = ("goodput", "confidence", "fixed")
-# Most candidates of one block from memory, unless the batch has room for fewer, but not for less than these;
+# Most candidates of one block of n-grams, unless the batch has room for fewer, but not for less than these;
 # and the least chance of one that is proposed.
 NGRAM_BLOCK, SHORTEST_NGRAM_BLOCK = 64, 8
 NGRAM_CHANCE = 0.1
@@ -21,7 +21,7 @@ NGRAM_CHANCE = 0.1
 NEEDS_MODEL: Refusal = (
     "draft", lambda o: o.draft == NGRAM,
     "is not a model, and this job needs a draft model: give its folder or hub id; jobs/generate.py takes "
-    "candidates from memory",
+    "candidates of n-grams",
 )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ class SpeculationOptions:
         return not (self.policy == "sprinter" and self.verify == "doubted")
 
     def ngram_defaults(self, num_tokens_per_row: int) -> dict[str, float]:
-        """Of the policy's options with memory, where a pass has so many tokens for each row."""
+        """Of the policy's options with n-grams, where a pass has so many tokens for each row."""
         if self.policy not in NGRAM_POLICIES or self.policy == "fixed":
             return {}
         most = max(SHORTEST_NGRAM_BLOCK, min(NGRAM_BLOCK, num_tokens_per_row - 1))

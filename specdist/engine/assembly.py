@@ -33,7 +33,7 @@ from specdist.models.eagle.eagle_runner import EagleRunner
 from specdist.models.eagle.states import StatesRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, PausingPolicy
-from specdist.policies.ngrams.block_lengths import MemorySettings
+from specdist.policies.ngrams.block_lengths import NgramSettings
 from specdist.policies.payoff import ALONE, LEAST_SHARE, RoundChooser, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
@@ -54,7 +54,7 @@ class Assembly:
         max_cache_len: tokens of one sequence that the page table has room for; by default ``max_seq_len``.
         ahead: what the draft does while the target verifies; with a ``chooser``, which chooses what each
             round does, the most that it may do.
-        memory: of candidates from memory, without a draft model, if there are to be any.
+        ngrams: of candidates of n-grams, without a draft model, if there are to be any.
         trusts_draft: lossy, see :class:`specdist.engine.engine.Engine`.
         masker: makes what says which tokens are allowed, for each side one of its own.
     """
@@ -71,7 +71,7 @@ class Assembly:
     is_traced: bool = False
     trusts_draft: bool = False
     masker: Callable[[], TokenMasker] | None = None
-    memory: MemorySettings | None = None
+    ngrams: NgramSettings | None = None
 
     def allocate(self, runner: ModelRunner) -> None:
         """Allocate the target's cache, once."""
@@ -219,9 +219,9 @@ class Assembly:
 
     def ngram_draft(self) -> NgramDraft:
         """N-gram lookup, in the process that verifies the candidates."""
-        assert self.memory is not None
+        assert self.ngrams is not None
         return NgramDraft(
-            self.memory,
+            self.ngrams,
             settings=self.settings,
             vocab_size=self.vocab_size,
             num_slots=self.scheduling.num_slots,
@@ -271,5 +271,5 @@ class Assembly:
             clock=clock,
             processing=self.settings.processing,
             book=LogprobBook(self.settings) if self.settings.wants_logprobs else None,
-            tells_texts=self.memory is not None,
+            tells_texts=self.ngrams is not None,
         )

@@ -55,8 +55,8 @@ def run_manifest(
     fingerprint = run_fingerprint(
         config, prompts, models.target, models.draft, models.head, max_seq_len=models.max_seq_len
     )
-    if models.memory_texts is not None:
-        fingerprint["ngram_texts"] = models.memory_texts.sha256
+    if models.ngram_texts is not None:
+        fingerprint["ngram_texts"] = models.ngram_texts.sha256
     return Manifest(fingerprint=fingerprint | models.constraints.fingerprint, info=info)
 
 

@@ -91,7 +91,7 @@ def markov_pair(
 
 
 def repetitive_model() -> MarkovModel:
-    """What follows a token depends on the text before it a little, so that memory is often right."""
+    """What follows a token depends on the text before it a little, so that n-grams are often right."""
     weak, strong = markov_pair(spread=0.4, seed=2)[0], markov_pair(spread=3.5)[0]
     return MarkovModel(strong.logits_VVV[:, :1] + weak.logits_VVV)
 

@@ -51,7 +51,7 @@ SHAPES = [
 ]
 # Both sides share one, as in one process.
 SHARED = letters_masker()
-OF_MEMORY: dict[str, Any] = {"memory": 0.1, "pair": (TARGET, None)}
+OF_NGRAMS: dict[str, Any] = {"ngrams": 0.1, "pair": (TARGET, None)}
 MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
     "in turns": (PLAIN, {}),
     "in turns, filtered": (FILTERED, {"forced_room": 8, "is_traced": True}),
@@ -62,7 +62,7 @@ MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
     "any shape, runs": (PLAIN, BRANCHES | RUNS | {"shapes": SHAPES}),
     "coupled": (COUPLED, {"forced_room": 8}),
     "coupled, branches": (COUPLED, {"masker": lambda: SHARED, **BRANCHES, **RUNS}),
-    "memory": (PLAIN, OF_MEMORY),
+    "ngram": (PLAIN, OF_NGRAMS),
     "target alone": (PLAIN, {"pair": (TARGET, None)}),
     "vocabulary shards": (PLAIN, {"kind": SlicedMarkovReplica}),
     "vocabulary shards, coupled": (COUPLED, {"kind": SlicedMarkovReplica}),
@@ -122,7 +122,7 @@ def test_completions_follow_the_masked_target_s_distribution(mode: str) -> None:
     assert {completion.finish_reason for completion in completions} == {"stop"}
     assert p_value(completions, expected) > ALARM
     stats = harness.stats_recorder.close_shard(0)
-    if "memory" in mode:
+    if "ngram" in mode:
         assert 0.15 < stats.num_accepted_tokens / stats.num_draft_tokens < 1
     elif len(harness.runners) > 1:
         # Acceptance, rejection and force must all have been frequent, or nothing was tested.
@@ -236,10 +236,10 @@ def test_policies_count_the_tokens_that_were_drawn() -> None:
     assert 0.2 < (counted[:, 1] == 0).mean() < 0.8
 
 
-def test_memory_proposes_what_is_forced_and_nothing_that_is_not_allowed() -> None:
+def test_n_grams_propose_what_is_forced_and_nothing_that_is_not_allowed() -> None:
     """All is accepted where all is forced, though the prompt goes on otherwise; and up to where it is not."""
     rule = RowRule(Constraint("regex", "(abd){4}[ac]bcbcd").grammar)
-    harness = constrained(COUPLED, num_draft_tokens=20, max_new_tokens=40, **OF_MEMORY)
+    harness = constrained(COUPLED, num_draft_tokens=20, max_new_tokens=40, **OF_NGRAMS)
     completions = harness.generate(
         [
             Request(row_id=i, sample_index=0, prompt_ids=[5, 4, 5, 4, 3, 5], constraint=rule.text)

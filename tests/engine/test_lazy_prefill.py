@@ -24,7 +24,7 @@ from tests.engine.sampled import FILTERED, PLAIN, markov_replica
 from tests.engine.scripted import Scripted
 
 GREEDY = SamplingSettings(temperature=0.0)
-REST = 3
+SKIPPED = 3
 # Three that begin alike, of several pages, and two others.
 PROMPTS = [[1, 2, 3, 1, 4, 4, 2, 2, 1, 3, tail] for tail in (0, 5, 6)] + [[4], [5, 2, 2, 6, 1, 0]]
 NUM_SAMPLES = 8
@@ -47,15 +47,15 @@ class WhoeverIsDraftedFor(CheckedDraft):
                 self.num_checked += 1
 
 
-class Resting(CheckedReplica):
+class Skipping(CheckedReplica):
     checks = WhoeverIsDraftedFor
     checked: WhoeverIsDraftedFor
 
 
 @pytest.fixture(autouse=True)
-def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payoff, "FEWEST_PAUSED", REST)
-    monkeypatch.setattr(payoff, "MOST_PAUSED", REST)
+def short_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payoff, "FEWEST_PAUSED", SKIPPED)
+    monkeypatch.setattr(payoff, "MOST_PAUSED", SKIPPED)
 
 
 @pytest.mark.parametrize("options", [
@@ -72,7 +72,7 @@ def test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache(
     come in chunks, and where sequences are preempted."""
     policy = Scripted([0, 0, 2, 0, 3, 3], only_odd=only_odd)
     sizes = {"max_num_seqs": 8, "max_new_tokens": 30, "max_seq_len": 48, "max_num_batched_tokens": 64}
-    replica = markov_replica(settings, kind=Resting, policy=policy, **sizes | options)
+    replica = markov_replica(settings, kind=Skipping, policy=policy, **sizes | options)
     replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
     stats = replica.stats_recorder.close_shard(0)
     assert replica.checked.num_checked > 20 and replica.checked.num_alone > 10
@@ -81,16 +81,16 @@ def test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache(
 
 
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
-def test_a_draft_that_rests_leaves_the_tokens_of_one_that_is_asked(
+def test_a_draft_that_is_skipped_leaves_the_tokens_of_one_that_is_asked(
     settings: SamplingSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With blocks of the same lengths in the same rounds. Sequences end, but none begins on the way: rounds
     are then numbered alike."""
     prompts, found = [prompt for prompt in PROMPTS for _ in range(10)], []
-    for rests in (True, False):
+    for skips in (True, False):
         monkeypatch.setattr(assembly, "LEAST_SHARE", 0.0)
-        monkeypatch.setattr(assembly.Assembly, "_may_skip", lambda *_, rests=rests: rests)
-        pause = [0] if rests else [0] * (1 + REST)
+        monkeypatch.setattr(assembly.Assembly, "_may_skip", lambda *_, skips=skips: skips)
+        pause = [0] if skips else [0] * (1 + SKIPPED)
         replica = markov_replica(settings, policy=Scripted([*pause, 2, 3, *pause, 3]))
         completions = replica.generate(requests_for(prompts))
         assert replica.stats_recorder.close_shard(0).num_misses > 20
@@ -130,7 +130,7 @@ def test_prompts_are_run_once_and_only_if_anything_is_drafted(monkeypatch: pytes
 def test_no_pass_is_larger_than_allowed_however_much_the_cache_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """After texts that the model has had no part in."""
     replica = markov_replica(
-        GREEDY, policy=Scripted([*[0] * 8, 2]), kind=Resting,
+        GREEDY, policy=Scripted([*[0] * 8, 2]), kind=Skipping,
         max_new_tokens=40, max_num_seqs=8, max_num_batched_tokens=24,
     )  # fmt: skip
     runner, sizes = replica.runners[1], []
@@ -163,26 +163,26 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_rests_get_longer_until_something_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skips_get_longer_until_something_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the longest."""
-    rests: list[int] = []
+    skips: list[int] = []
     ask = InProcess.ask
 
     def noted(self: InProcess, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         reply = ask(self, request, clock)
-        rests.append(reply.num_rounds_alone)
+        skips.append(reply.num_rounds_alone)
         return reply
 
     monkeypatch.setattr(InProcess, "ask", noted)
-    monkeypatch.setattr(payoff, "MOST_PAUSED", 3 * REST)
+    monkeypatch.setattr(payoff, "MOST_PAUSED", 3 * SKIPPED)
     policy = Scripted([0, 0, 0, 0, 2, 0, 2, 2, 0, 0])
     markov_replica(GREEDY, policy=policy, max_new_tokens=80, max_seq_len=96).generate(requests_for([[4]]))
     # The first is a round of the prompt alone.
-    assert rests[:11] == [0, 3, 6, 9, 9, 0, 3, 0, 0, 3, 6]
+    assert skips[:11] == [0, 3, 6, 9, 9, 0, 3, 0, 0, 3, 6]
 
 
 def test_with_fewer_sequences_the_draft_is_asked_again(asked: list[int]) -> None:
-    """Before the rest is over."""
+    """Before the skipped rounds are over."""
     replica = markov_replica(GREEDY, policy=Scripted([0]))
     replica.generate(
         [
@@ -194,7 +194,7 @@ def test_with_fewer_sequences_the_draft_is_asked_again(asked: list[int]) -> None
     assert asked == [0, 8, 5, 3, 2, 1]
 
 
-def test_prompts_alone_end_no_rest(asked: list[int]) -> None:
+def test_prompts_alone_end_no_skipping(asked: list[int]) -> None:
     """Sequences one after the other."""
     replica = markov_replica(GREEDY, policy=Scripted([0]), max_num_seqs=1)
     replica.generate(requests_for(PROMPTS))

@@ -86,8 +86,8 @@ def test_most_rounds_are_known_early_and_nothing_changes(
 def test_tokens_drawn_on_the_target_s_side_have_the_random_numbers_of_their_places(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With candidates from memory the next tokens are drawn where the sequences are looked at."""
-    replica = markov_replica(PLAIN, pair=(repetitive_model(), None), memory=0.0, num_draft_tokens=4)
+    """With candidates of n-grams the next tokens are drawn where the sequences are looked at."""
+    replica = markov_replica(PLAIN, pair=(repetitive_model(), None), ngrams=0.0, num_draft_tokens=4)
     early = counted(replica, requests_for(PROMPTS, 20))
     assert early["num_accepted_tokens"] > 20
     monkeypatch.setattr(NextRound, "foresee", lambda *_: None)

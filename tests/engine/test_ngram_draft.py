@@ -1,6 +1,6 @@
-"""Candidates from memory: what is emitted follows the target's distribution, whatever is proposed and when.
+"""Candidates of n-grams: what is emitted follows the target's distribution, whatever is proposed and when.
 
-On a target whose next token depends on the last one most, memory proposes in a third of the rounds, and its
+On a target whose next token depends on the last one most, n-grams propose in a third of the rounds, and its
 first candidate is then accepted about every second time. Seen with these seeds, sound code: p = 0.02 to 0.98.
 With faults planted, at a spread of 3.0 instead of 3.5, p of the transitions:
 
@@ -18,7 +18,7 @@ import torch
 from specdist.engine.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.times.timeline import Timeline
-from specdist.policies.ngrams.block_lengths import MemorySettings
+from specdist.policies.ngrams.block_lengths import NgramSettings
 from specdist.policies.ngrams.ngram_index import NgramIndex
 from specdist.policies.ngrams.text_store import TextSettings, TextStore
 from specdist.sampling.distributions import Dense, SamplingSettings
@@ -40,9 +40,9 @@ from tests.engine.sliced import SlicedMarkovReplica
 from tests.policies.ngrams.plain_ngrams import NO_TOKEN, OVERLAP
 
 TARGET = repetitive_model()
-ALWAYS: dict[str, Any] = {"memory": 0.0, "num_draft_tokens": 4}
-SHORT: dict[str, Any] = {"memory": 0.1, "num_draft_tokens": 3}
-LIKELY: dict[str, Any] = {"memory": 0.3, "num_draft_tokens": 16}
+ALWAYS: dict[str, Any] = {"ngrams": 0.0, "num_draft_tokens": 4}
+SHORT: dict[str, Any] = {"ngrams": 0.1, "num_draft_tokens": 3}
+LIKELY: dict[str, Any] = {"ngrams": 0.3, "num_draft_tokens": 16}
 GREEDY = SamplingSettings(temperature=0.0)
 CROWDED: dict[str, Any] = {"max_num_seqs": 60, "num_pages": 130}
 # Of which much fits, and of which the oldest are forgotten.
@@ -55,11 +55,11 @@ TEXTS = TextSettings(
 
 def together(texts: TextSettings, least_chance: float = 0.0) -> dict[str, Any]:
     """Blocks of what all sequences have learned."""
-    settings = MemorySettings(max_tokens=6, least_chance=least_chance, learns_together=True, texts=texts)
-    return {"memory": settings, "num_draft_tokens": 6}
+    settings = NgramSettings(max_tokens=6, least_chance=least_chance, learns_together=True, texts=texts)
+    return {"ngrams": settings, "num_draft_tokens": 6}
 
 
-def memory_replica(rule: dict[str, Any], settings: SamplingSettings = PLAIN, **options: Any) -> Harness:
+def ngram_replica(rule: dict[str, Any], settings: SamplingSettings = PLAIN, **options: Any) -> Harness:
     return markov_replica(settings, pair=(options.pop("target", TARGET), None), **rule, **options)
 
 
@@ -82,7 +82,7 @@ def tokens_of(replica: Harness, num_samples: int = 60) -> list[list[int]]:
 def test_tokens_follow_the_target_s_distribution(
     rule: dict[str, Any], settings: SamplingSettings, eos: list[int]
 ) -> None:
-    replica = memory_replica(rule, settings, eos=eos)
+    replica = ngram_replica(rule, settings, eos=eos)
     found = p_values(replica, TARGET, eos=eos)
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
@@ -91,7 +91,7 @@ def test_tokens_follow_the_target_s_distribution(
 
 
 def test_preemption_does_not_bias_the_output() -> None:
-    replica = memory_replica(SHORT, max_num_seqs=400, num_pages=600)
+    replica = ngram_replica(SHORT, max_num_seqs=400, num_pages=600)
     found = p_values(replica, TARGET)
     assert min(found) > ALARM, found
     assert replica.stats_recorder.close_shard(0).num_preemptions > 5
@@ -100,17 +100,17 @@ def test_preemption_does_not_bias_the_output() -> None:
 @pytest.mark.parametrize("settings", [GREEDY, COUPLED, COUPLED_FILTERED])
 def test_one_hot_targets_emit_what_they_emit_alone(settings: SamplingSettings) -> None:
     alone = markov_replica(settings, pair=(TARGET, None), eos=[5])
-    assert tokens_of(memory_replica(LIKELY, settings, eos=[5])) == tokens_of(alone)
+    assert tokens_of(ngram_replica(LIKELY, settings, eos=[5])) == tokens_of(alone)
 
 
 def test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices() -> None:
     """Also under rejection, where a block's length decides between a bonus token and a verified one: the
-    memory of a sequence that is admitted again, or in a slot that another had, is its own."""
-    expected = tokens_of(memory_replica(SHORT, FILTERED))
-    crowded = memory_replica(SHORT, FILTERED, max_num_seqs=60, num_pages=120)
+    n-grams of a sequence that is admitted again, or in a slot that another had, are its own."""
+    expected = tokens_of(ngram_replica(SHORT, FILTERED))
+    crowded = ngram_replica(SHORT, FILTERED, max_num_seqs=60, num_pages=120)
     assert tokens_of(crowded) == expected
     assert crowded.stats_recorder.close_shard(0).num_preemptions > 5
-    sliced = tokens_of(memory_replica(SHORT, FILTERED, kind=SlicedMarkovReplica, max_num_seqs=400))
+    sliced = tokens_of(ngram_replica(SHORT, FILTERED, kind=SlicedMarkovReplica, max_num_seqs=400))
     # A probability that differs in the last bit may very rarely change a token.
     assert sum(one != other for one, other in zip(sliced, expected, strict=True)) < 3
 
@@ -142,8 +142,8 @@ class RepeatingReplica(Harness):
 
 
 def test_a_preempted_sequence_repeats_its_block() -> None:
-    """Though memory has learned from others meanwhile: the random numbers are the same, too."""
-    replica = memory_replica(together(TEXTS), kind=RepeatingReplica, **CROWDED)
+    """Though n-grams of others have been learned meanwhile: the random numbers are the same, too."""
+    replica = ngram_replica(together(TEXTS), kind=RepeatingReplica, **CROWDED)
     tokens_of(replica, num_samples=25)
     assert replica.repeating.num_repeated > 5  # type: ignore[attr-defined]
 
@@ -162,7 +162,7 @@ def test_other_rows_are_remembered_once(monkeypatch: pytest.MonkeyPatch) -> None
 
         monkeypatch.setattr(NgramIndex, "begin", noting)
         others = TextSettings(num_tokens=20000, adds_sequences=True)
-        replica = memory_replica(together(others, 0.2), COUPLED, **limits)
+        replica = ngram_replica(together(others, 0.2), COUPLED, **limits)
         tokens_of(replica, num_samples=25)
         num_places = int(stores[-1].count[0])
         assert num_places < stores[-1].capacity
@@ -177,8 +177,8 @@ def test_a_text_that_repeats_itself_is_accepted_as_a_whole(settings: SamplingSet
     cycle = torch.full((7, 7, 7), -1e9)
     for token_id in range(7):
         cycle[token_id, :, (token_id + 3) % 7] = 0
-    replica = memory_replica(
-        {"memory": 0.5, "num_draft_tokens": 16}, settings, target=MarkovModel(cycle),
+    replica = ngram_replica(
+        {"ngrams": 0.5, "num_draft_tokens": 16}, settings, target=MarkovModel(cycle),
         max_new_tokens=120, max_seq_len=140, is_traced=True,
     )  # fmt: skip
     completions = replica.generate(requests_for([[0], [1, 4, 0]], 5))

@@ -14,16 +14,16 @@ from tests.mutants.kernel_faults import KERNEL_FAULTS
 from tests.mutants.launch_faults import LAUNCH_FAULTS
 from tests.mutants.layer_faults import LAYER_FAULTS
 from tests.mutants.lease_faults import LEASE_FAULTS
-from tests.mutants.memory_faults import MEMORY_FAULTS
 from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mutant import Mutant
+from tests.mutants.ngram_faults import NGRAM_FAULTS
 from tests.mutants.papers_faults import PAPERS_FAULTS
 from tests.mutants.policy_faults import POLICY_FAULTS
 from tests.mutants.processing_faults import PROCESSING_FAULTS
-from tests.mutants.resting_faults import RESTING_FAULTS
 from tests.mutants.round_faults import ROUND_FAULTS
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
 from tests.mutants.score_faults import SCORE_FAULTS
+from tests.mutants.skipping_faults import SKIPPING_FAULTS
 from tests.mutants.split_faults import SPLIT_FAULTS
 from tests.mutants.stats_faults import STATS_FAULTS
 from tests.mutants.storage_faults import STORAGE_FAULTS
@@ -47,11 +47,11 @@ MUTANTS: tuple[Mutant, ...] = (
     *KERNEL_FAULTS,
     *LAUNCH_FAULTS,
     *LAYER_FAULTS,
-    *MEMORY_FAULTS,
+    *NGRAM_FAULTS,
     *MODEL_FAULTS,
     *PROCESSING_FAULTS,
     *PAPERS_FAULTS,
-    *RESTING_FAULTS,
+    *SKIPPING_FAULTS,
     *ROUND_FAULTS,
     *SCORE_FAULTS,
     *SPLIT_FAULTS,

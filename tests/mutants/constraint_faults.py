@@ -25,7 +25,7 @@ CONSTRAINT_FAULTS = (
     Mutant("forced-tokens-kept-without-verification", "_verify_blocks",
         "accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C",
         "accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C | (draft_C == 1)",
-        (f"{ENGINE}::test_completions_follow_the_masked_target_s_distribution[memory]",)),
+        (f"{ENGINE}::test_completions_follow_the_masked_target_s_distribution[ngram]",)),
     Mutant("dates-as-llguidance-has-them", "Constraint._json_schema",
         "json.dumps(with_real_dates(json.loads(self._schema_text)))",
         "self._schema_text",

@@ -113,7 +113,7 @@ PROCESSING_FAULTS = (
         "prompts=PromptTokens(*arrays[9:11]),",
         "prompts=PromptTokens(arrays[9], 0 * arrays[10]),",
         ("tests/job/test_row_options.py::test_processed_tokens_are_those_of_transformers",)),
-    Mutant("memory-without-the-logits-of-prompts", "target_limits",
+    Mutant("n-grams-without-the-logits-of-prompts", "target_limits",
         "    if sampling.scores_prompts:\n",
         "    if False:\n",
         ("tests/job/test_allocation.py::test_scored_prompts_need_the_logits_of_a_whole_pass",)),

@@ -26,7 +26,7 @@ from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import AheadReport, RoleTimes, TracedDrafts
 from specdist.engine.times.timeline import Timeline
 from specdist.policies import NUM_FEATURES
-from specdist.policies.ngrams.block_lengths import BlockLengths, MemorySettings
+from specdist.policies.ngrams.block_lengths import BlockLengths, NgramSettings
 from specdist.policies.ngrams.ngram_index import NgramIndex, Proposals
 from specdist.sampling.constraints.matcher import WORD_BITS, only_tokens
 from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
@@ -40,7 +40,7 @@ class NgramDraft:
 
     def __init__(
         self,
-        memory: MemorySettings,
+        ngrams: NgramSettings,
         *,
         settings: SamplingSettings,
         vocab_size: int,
@@ -51,13 +51,13 @@ class NgramDraft:
         is_traced: bool = False,
         masker: TokenMasker | None = None,
     ) -> None:
-        """``memory``: what is looked up; ``masker``: of tokens that may not be proposed, or must be."""
-        self._memory = memory
+        """``ngrams``: what is looked up; ``masker``: of tokens that may not be proposed, or must be."""
+        self._ngrams = ngrams
         self._index = NgramIndex(
-            num_slots=num_slots, max_length=max_seq_len + 1, learns_together=memory.learns_together,
-            texts=memory.texts,
+            num_slots=num_slots, max_length=max_seq_len + 1, learns_together=ngrams.learns_together,
+            texts=ngrams.texts,
         )  # fmt: skip
-        self._lengths = BlockLengths(memory.costs)
+        self._lengths = BlockLengths(ngrams.costs)
         self._pipeline: LogitsPipeline | None = None
         if masker is not None:
             self._pipeline = LogitsPipeline(
@@ -144,7 +144,7 @@ class NgramDraft:
         )
         is_end_R = self._allowed.is_stop(next_token_ids_R) | (next_token_ids_R == NOT_FINITE)
         limits_R, is_resumed_R = np.where(is_end_R, 0, request.draft_now_R), request.num_redraft_R > 0
-        found = self._index.propose(slots_R, limits_R, least_chance=self._memory.least_chance)
+        found = self._index.propose(slots_R, limits_R, least_chance=self._ngrams.least_chance)
         found = self._allowed.of(found, slots_R, positions_R, limits_R)
         kept_R = self._lengths.lengths(
             found.chances_C,

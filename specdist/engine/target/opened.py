@@ -25,7 +25,7 @@ class OpenedSequences:
         slots, stream_keys, num_misses, max_lengths: as of :class:`Sequence`.
         context_lengths: length of the context after which to draft ahead; ``NO_CONTEXT`` for a resumed
             sequence.
-        num_prompt_tokens: [M], only where the draft is to know texts: to process logits, or for memory.
+        num_prompt_tokens: [M], only where the draft is to know texts: to process logits, or for n-grams.
         prefixes: and so, the first tokens of each, which share another one's pages.
         options_MF: float64, only where logits are processed.
         constraints: and so, each one's.

@@ -146,10 +146,10 @@ def _summary(costs: CostModel, spent_ns: float) -> str:
 
 
 def _measured_block(assembly: Assembly) -> int:
-    """Candidates of every sequence in the largest measured pass. The time of longer blocks, from memory,
+    """Candidates of every sequence in the largest measured pass. The time of longer blocks, of n-grams,
     follows from that."""
     batch = assembly.scheduling
-    if assembly.memory is None:
+    if assembly.ngrams is None:
         return batch.max_draft_tokens
     return min(batch.max_draft_tokens, max(MEASURED_BLOCK, MEASURED_TOKENS // batch.num_slots))
 

@@ -12,7 +12,7 @@ from specdist.config.groups import SELF
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.texts.constraints import RunConstraints
-from specdist.job.texts.memory_texts import MemoryTexts, read_memory
+from specdist.job.texts.ngram_texts import NgramTexts, read_ngram_texts
 from specdist.job.texts.processing import sampling_settings
 from specdist.job.texts.tokens import (
     check_chat_template,
@@ -44,7 +44,7 @@ class ModelPlan:
     max_seq_len: int
     constraints: RunConstraints
     head: DraftHead | None = None
-    memory_texts: MemoryTexts | None = None
+    ngram_texts: NgramTexts | None = None
 
 
 def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> ModelPlan:
@@ -89,7 +89,7 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
         max_seq_len=config.max_seq_len or longest,
         constraints=RunConstraints(config, target),
         head=head,
-        memory_texts=read_memory(config, target, vocab_size),
+        ngram_texts=read_ngram_texts(config, target, vocab_size),
     )
 
 

@@ -15,7 +15,7 @@ from specdist.job.costs.allocation import BatchLimits
 from specdist.job.manifest import reproducibility
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan, batch_limits
-from specdist.job.texts.memory_texts import memory_settings
+from specdist.job.texts.ngram_texts import ngram_settings
 from specdist.job.texts.processing import sampling_settings
 from specdist.job.workload import UNKNOWN_WORK, Workload
 from specdist.policies import LengthPolicy
@@ -150,6 +150,6 @@ class ReplicaPlan:
             chooser=None if rounds is None else rounds.chooser,
             is_traced=config.is_traced,
             trusts_draft=not config.is_exact,
-            memory=memory_settings(config, models.memory_texts, costs, learns_together=is_together),
+            ngrams=ngram_settings(config, models.ngram_texts, costs, learns_together=is_together),
             masker=models.constraints.new_masker(models.vocab_size),
         )

@@ -3,7 +3,7 @@
 The scheduler, the histories and the policy are the engine's own, and are called in its order: resolve the
 last round, draft after every sequence's next token, commit, admit. The models' outputs come from the trace.
 So a replay has the counts of a live run with ``--overlap synchronous`` and the same batches; drafting ahead
-is not replayed, nor that a draft in the target's process rests for some rounds where ``goodput`` drafts
+is not replayed, nor that a draft in the target's process is skipped in some rounds where ``goodput`` drafts
 nothing. As on a CPU, drafting ends after a stop token; on a GPU, which does not check this between steps,
 some blocks are drafted further and these tokens are dropped.
 

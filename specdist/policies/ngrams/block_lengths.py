@@ -22,7 +22,7 @@ ROUND_MEMORY = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemorySettings:
+class NgramSettings:
     """Attributes:
     max_tokens: of one block.
     least_chance: of a token that is proposed, that it and all before it are right.

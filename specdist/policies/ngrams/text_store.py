@@ -1,4 +1,4 @@
-"""Tokens of other texts that memory looks through: a ring of fixed size, the oldest of which are overwritten.
+"""Tokens of other texts whose n-grams are looked up: a ring of fixed size, whose oldest are overwritten.
 
 Places that end in the same four tokens are chained, the latest first, so that a look-up reads at most
 ``MAX_PLACES`` of them. For each token 8 bytes for its chain, 4 for itself and 4 for whose it is, and 8 to 16
@@ -22,7 +22,7 @@ from specdist.kernels import cpu_library
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings:
-    """What memory looks through besides a sequence's own text: at most ``num_tokens`` of these texts and, if
+    """What is looked through besides a sequence's own text: at most ``num_tokens`` of these texts and, if
     ``adds_sequences``, of what other sequences have said."""
 
     num_tokens: int = 0

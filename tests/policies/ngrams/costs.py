@@ -1,4 +1,4 @@
-"""What memory costs: time to update and to look up in a round, beside the target's pass, and bytes per token.
+"""What n-grams cost: time to update and to look up in a round, beside the target's pass, and bytes per token.
 
     python -m tests.policies.ngrams.costs --tokenizer FOLDER --texts FILE --output FILE.json
 

@@ -1,12 +1,12 @@
-"""Tokens per target pass, and per second, by the source of the candidates: a draft model, or memory.
+"""Tokens per target pass, and per second, by the source of the candidates: a draft model, or n-grams.
 
     python -m tests.policies.ngrams.measured --target LARGE --draft SMALL --prompts FILE ... --output
     FILE.json
 
 Every run is one of `jobs/generate.py` on one rank, with blocks of a fixed number of draft tokens, so that
-no count depends on the machine. FILE:SAMPLES are several samples
-of each row, where memory has the other rows, too; FILE+ is a second epoch: memory has the completions of
-another run over the same prompts. Sources take turns, --repeats times, so that whatever else the machine does
+no count depends on the machine. FILE:SAMPLES are several samples of each row, where n-grams of the other
+rows are looked up, too; FILE+ is a second epoch, with n-grams of another run's completions of the same
+prompts. Sources take turns, --repeats times, so that whatever else the machine does
 falls on all alike. The same command goes on after the last run that an interrupted one has written.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 from specdist.cli import generate
 
 TEMPERATURES = (0.0, 0.6, 1.0)
-SOURCES = ("draft", "memory")
+SOURCES = ("draft", "ngram")
 NS_PER_S = 10**9
 Run = dict[str, Any]
 
@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace, run: Run, prompts: str, known: Callable
     of_source = {
         "draft": model(options),
         # Lengths by chances alone, not by measured costs.
-        "memory": ["--draft", "ngram", "--policy", "confidence"],
+        "ngram": ["--draft", "ngram", "--policy", "confidence"],
     }[run["source"]]
     if run["source"] != "draft" and run["num_samples"] > 1:
         of_source.append("--ngram_rows")

@@ -12,9 +12,9 @@ from tests.ranks import REPOSITORY
 RESULTS = REPOSITORY / "jobs/benchmarks"
 # Of a row's own text; of other rows and earlier runs.
 OWN, OTHERS, COSTS = (
-    f"memory-{name}.json" for name in ("small-pair-cpu", "others-small-pair-cpu", "costs-cpu")
+    f"ngram-{name}.json" for name in ("small-pair-cpu", "others-small-pair-cpu", "costs-cpu")
 )
-SOURCES = ("draft", "memory")
+SOURCES = ("draft", "ngram")
 
 
 def _result(name: str) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def markdown() -> str:
             name += ", after a run over the same prompts"
         cases.setdefault((name, run["temperature"]), {})[run["source"]] = run
     lines = [
-        "| prompts | temperature | tokens per pass: draft | memory | memory / draft | "
-        "tokens/s: draft | memory | memory / draft |",
+        "| prompts | temperature | tokens per pass: draft | n-gram | n-gram / draft | "
+        "tokens/s: draft | n-gram | n-gram / draft |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for (name, temperature), runs in cases.items():

@@ -1,4 +1,4 @@
-"""What a token from memory must promise to be verified."""
+"""What a token of n-grams must promise to be verified."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_sources_take_turns_and_an_interrupted_measurement_goes_on(
     measured.main(words)
     turns = ["small", "ngram"] * 2
     assert sources(first) + sources(second)[:1] == turns
-    # Of the second epoch the earlier run once, when memory first needs it.
+    # Of the second epoch the earlier run once, when it is first needed.
     assert sources(second)[1:] == [turns[0], "small", *turns[1:]]
     runs = json.loads(output.read_text())["runs"]
     assert [run["wall_s"] for run in runs] == [[1, 3], [2, 1], [2, 5], [4, 6]]

@@ -1,48 +1,48 @@
-"""Faults in candidates from memory: the index, their acceptance, and the token after a rejection."""
+"""Faults in candidates of n-grams: the index, their acceptance, and the token after a rejection."""
 
 from tests.mutants.mutant import Mutant
 
-MEMORY = "tests/engine/test_ngram_draft.py"
-PLAIN = f"{MEMORY}::test_tokens_follow_the_target_s_distribution[plain]"
-ONE_HOT = f"{MEMORY}::test_one_hot_targets_emit_what_they_emit_alone"
-BATCH = f"{MEMORY}::test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices"
-REPEATED = f"{MEMORY}::test_a_text_that_repeats_itself_is_accepted_as_a_whole"
+NGRAMS = "tests/engine/test_ngram_draft.py"
+PLAIN = f"{NGRAMS}::test_tokens_follow_the_target_s_distribution[plain]"
+ONE_HOT = f"{NGRAMS}::test_one_hot_targets_emit_what_they_emit_alone"
+BATCH = f"{NGRAMS}::test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices"
+REPEATED = f"{NGRAMS}::test_a_text_that_repeats_itself_is_accepted_as_a_whole"
 INDEX = "tests/policies/ngrams/test_ngram_index.py"
 
-MEMORY_FAULTS = (
-    Mutant("memory-judged-with-a-draft-models-probability", "NgramDraft.propose",
+NGRAM_FAULTS = (
+    Mutant("n-grams-judged-with-a-draft-models-probability", "NgramDraft.propose",
         "draft_probabilities_C=np.ones(num_candidates),",
         "draft_probabilities_C=np.full(num_candidates, 0.5),",
         (PLAIN,)),
-    Mutant("residual-of-memory-keeps-the-candidate", "sample_alone",
+    Mutant("residual-of-n-grams-keeps-the-candidate", "sample_alone",
         "target_W = without_rejected(target_W, rejected_ids_R[drawn])",
         "without_rejected(target_W, rejected_ids_R[drawn])",
         (PLAIN,), is_dangerous=True),
-    Mutant("residual-of-memory-without-the-first-candidate-of-the-block", "NgramDraft._rejected_ids",
+    Mutant("residual-of-n-grams-without-the-first-candidate-of-the-block", "NgramDraft._rejected_ids",
         "places_R = np.where(is_rejected_R, num_accepted_R, 0)",
         "places_R = np.where(is_rejected_R, 0, 0)",
         (PLAIN,)),
-    Mutant("residual-of-memory-lacks-a-token-after-full-blocks-too", "NgramDraft._rejected_ids",
+    Mutant("residual-of-n-grams-lacks-a-token-after-full-blocks-too", "NgramDraft._rejected_ids",
         "is_rejected_R = num_accepted_R < self._num_verified(slots_R)",
         "is_rejected_R = self._num_verified(slots_R) > 0",
         (PLAIN,)),
-    Mutant("residual-of-memory-of-another-row", "sample_alone",
+    Mutant("residual-of-n-grams-of-another-row", "sample_alone",
         "without_rejected(target_W, rejected_ids_R[drawn])",
         "without_rejected(target_W, np.roll(rejected_ids_R[drawn], 1))",
         (PLAIN,)),
-    Mutant("memory-of-a-preempted-sequence-is-another-ones", "NgramDraft._open",
+    Mutant("n-grams-of-a-preempted-sequence-are-another-ones", "NgramDraft._open",
         "        self._is_new[opened.slots] = True\n",
         "",
         (BATCH,)),
-    Mutant("memory-proposes-beyond-a-rows-end", "NgramDraft._candidates",
+    Mutant("n-grams-proposed-beyond-a-rows-end", "NgramDraft._candidates",
         "limits_R, is_resumed_R = np.where(is_end_R, 0, request.draft_now_R), request.num_redraft_R > 0",
         ("limits_R = np.where(is_end_R, 0, request.draft_now_R * 0 + self._candidate_ids.shape[1])\n"
          "        is_resumed_R = request.num_redraft_R > 0"),
         (REPEATED, BATCH)),
-    Mutant("memory-is-not-refused-without-a-compiler", "read_memory",
+    Mutant("n-grams-are-not-refused-without-a-compiler", "read_ngram_texts",
         "    _check_library()\n",
         "",
-        ("tests/job/test_memory_draft.py::test_without_a_compiler_memory_is_refused",)),
+        ("tests/job/test_ngram_draft.py::test_without_a_compiler_n_grams_are_refused",)),
     Mutant("index-finds-the-last-tokens-themselves", "ngrams.c",
         "            if (is_asked) find(index, slot, position, *head);\n            earlier[position] = *head;\n",
         "            if (is_asked) find(index, slot, position, (int32_t)position);\n            earlier[position] = *head;\n",
@@ -82,16 +82,16 @@ MEMORY_FAULTS = (
     Mutant("resumed-sequence-is-told-as-a-new-one", "NgramDraft._open",
         "self._is_resumed[opened.slots] = opened.are_resumed",
         "self._is_resumed[opened.slots] = False",
-        (f"{MEMORY}::test_other_rows_are_remembered_once",)),
-    Mutant("repeated-block-of-memory-is-a-new-one", "NgramDraft._candidates",
+        (f"{NGRAMS}::test_other_rows_are_remembered_once",)),
+    Mutant("repeated-block-of-n-grams-is-a-new-one", "NgramDraft._candidates",
         "found = found.first(kept_R).instead(is_resumed_R, again)",
         "found = found.first(kept_R)",
-        (f"{MEMORY}::test_a_preempted_sequence_repeats_its_block",)),
-    Mutant("repeated-block-of-memory-is-its-slots", "NgramDraft._open",
+        (f"{NGRAMS}::test_a_preempted_sequence_repeats_its_block",)),
+    Mutant("repeated-block-of-n-grams-is-its-slots", "NgramDraft._open",
         "            block = self._suspended.pop(stream_key, NONE)\n",
         "            block = self._candidate_ids[slot, : self._num_candidates[slot]].copy()\n",
-        (f"{MEMORY}::test_a_preempted_sequence_repeats_its_block",)),
-    Mutant("memory-is-weighed-by-passes-alone", "BlockLengths.observe_round",
+        (f"{NGRAMS}::test_a_preempted_sequence_repeats_its_block",)),
+    Mutant("n-grams-are-weighed-by-passes-alone", "BlockLengths.observe_round",
         "ns = costs.target_ns(num_pass_tokens, num_rows, num_context) + costs.message.look_up(num_rows)",
         "ns = costs.target_ns(num_pass_tokens, num_rows, num_context)",
         ("tests/policies/ngrams/test_block_lengths.py",)),

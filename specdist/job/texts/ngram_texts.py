@@ -1,4 +1,4 @@
-"""Texts of earlier runs, or any others, that memory looks through: ``--ngram_texts``."""
+"""Texts of earlier runs, or any others, whose n-grams are looked up: ``--ngram_texts``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specdist.job.texts.tokens import load_tokenizer
 from specdist.kernels import cpu_library
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.policies.costs import CostModel
-from specdist.policies.ngrams.block_lengths import MemorySettings
+from specdist.policies.ngrams.block_lengths import NgramSettings
 from specdist.policies.ngrams.text_store import TextSettings
 from specdist.utils.errors import UserError, first_line
 
@@ -34,15 +34,16 @@ LEAST_CHANCE = 0.02
 
 
 @dataclass(frozen=True)
-class MemoryTexts:
+class NgramTexts:
     """Token ids, text after text, the last ones that there is room for; ``sha256`` of all of them."""
 
     token_ids: list[np.ndarray]
     sha256: str
 
 
-def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> MemoryTexts | None:
-    """None without ``--ngram_texts``. Raises :class:`UserError`, also where memory has no compiled code."""
+def read_ngram_texts(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> NgramTexts | None:
+    """None without ``--ngram_texts``. Raises :class:`UserError`, also where
+    there is no compiled code to look n-grams up."""
     if not config.uses_ngrams:
         return None
     _check_library()
@@ -63,13 +64,13 @@ def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> 
     digest = hashlib.sha256()
     for ids in found:
         digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
-    return MemoryTexts(found, digest.hexdigest())
+    return NgramTexts(found, digest.hexdigest())
 
 
-def memory_settings(
-    config: GenerateConfig, texts: MemoryTexts | None, costs: CostModel | None, *, learns_together: bool
-) -> MemorySettings | None:
-    """What memory does in a run; None without. ``costs``: of the run, if it has measured any.
+def ngram_settings(
+    config: GenerateConfig, texts: NgramTexts | None, costs: CostModel | None, *, learns_together: bool
+) -> NgramSettings | None:
+    """What is looked up in a run; None without. ``costs``: of the run, if it has measured any.
     ``learns_together``: where the seed fixes the tokens under rejection, a block may depend on its own
     sequence alone."""
     if not config.uses_ngrams:
@@ -82,7 +83,7 @@ def memory_settings(
             given=[*(texts.token_ids if texts else ()), *said],
             adds_sequences=config.ngram_rows,
         )
-    return MemorySettings(
+    return NgramSettings(
         max_tokens=config.block_tokens - 1,
         least_chance=LEAST_CHANCE if costs else config.policy_options.get("stop_probability", 0.0),
         learns_together=learns_together,

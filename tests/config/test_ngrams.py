@@ -1,4 +1,4 @@
-"""Options of drafting from memory."""
+"""Options of drafting from n-grams."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from specdist.utils.errors import UserError
 from tests.config.options import config
 
 
-def test_memory_drafts_without_a_model() -> None:
+def test_n_grams_draft_without_a_model() -> None:
     """No rank and no costs for it; blocks are as long as a batch has room for where tokens depend on them."""
-    memory = config(draft="ngram")
+    ngrams = config(draft="ngram")
     greedy = config(draft="ngram", temperature=0)
     assert (greedy.policy, greedy.policy_options) == ("goodput", {"max_draft_tokens": 64})
     assert greedy.needs_costs and greedy.shares_room
     assert config(draft="ngram", ngram_rows=True).policy == "goodput"
-    assert (memory.policy, memory.policy_options) == (
+    assert (ngrams.policy, ngrams.policy_options) == (
         "confidence", {"max_draft_tokens": 63, "stop_probability": 0.1}
     )  # fmt: skip
     assert config(draft="ngram", temperature=0).block_tokens == 65
     assert config(draft="ngram", max_num_seqs=1000).block_tokens == 9
     assert config(draft="ngram", policy="fixed").policy_options == {"num_draft_tokens": 5}
-    assert memory.uses_draft and not memory.uses_draft_model
-    assert not (memory.needs_costs or memory.chooses_rounds or memory.drafts_ahead or memory.warnings())
+    assert ngrams.uses_draft and not ngrams.uses_draft_model
+    assert not (ngrams.needs_costs or ngrams.chooses_rounds or ngrams.drafts_ahead or ngrams.warnings())
     config(draft="ngram", tp_size=2).check_world(2)
     with pytest.raises(UserError, match="3 ranks were launched, but --tp_size 2 needs 2"):
         config(draft="ngram", tp_size=2).check_world(3)
@@ -43,7 +43,7 @@ def test_memory_drafts_without_a_model() -> None:
         ),
     ],
 )
-def test_other_texts_are_for_memory(options: dict[str, Any], message: str) -> None:
+def test_other_texts_are_for_n_grams(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         config(**({"draft": "small"} | options))
 
@@ -60,6 +60,6 @@ def test_other_texts_are_for_memory(options: dict[str, Any], message: str) -> No
         ({"head": "h"}, "--head h is for a draft model"),
     ],
 )
-def test_what_needs_a_draft_model_does_not_go_with_memory(options: dict[str, Any], message: str) -> None:
+def test_what_needs_a_draft_model_does_not_go_with_n_grams(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         config(draft="ngram", **options)

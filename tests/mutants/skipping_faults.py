@@ -2,16 +2,16 @@
 
 from tests.mutants.mutant import Mutant
 
-RESTING = "tests/engine/test_lazy_prefill.py"
-CACHE = RESTING + "::test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache"
-LENGTHS = RESTING + "::test_rests_get_longer_until_something_is_drafted"
-ONCE = RESTING + "::test_prompts_are_run_once_and_only_if_anything_is_drafted"
+SKIPPING = "tests/engine/test_lazy_prefill.py"
+CACHE = SKIPPING + "::test_whoever_is_drafted_for_has_all_its_tokens_in_the_cache"
+LENGTHS = SKIPPING + "::test_skips_get_longer_until_something_is_drafted"
+ONCE = SKIPPING + "::test_prompts_are_run_once_and_only_if_anything_is_drafted"
 
-RESTING_FAULTS = (
+SKIPPING_FAULTS = (
     Mutant("all-that-the-cache-lacks-is-one-pass", "LazyPrefill.run",
         "if np.maximum(ends_A - begins_A, 0).sum() > self._max_tokens:",
         "if False:",
-        (RESTING + "::test_no_pass_is_larger_than_allowed_however_much_the_cache_lacks",)),
+        (SKIPPING + "::test_no_pass_is_larger_than_allowed_however_much_the_cache_lacks",)),
     Mutant("late-draft-does-not-see-which-sequences-begin", "DraftWorker._respond",
         "            self._lazy.follow(request)\n",
         "            pass\n",
@@ -40,15 +40,15 @@ RESTING_FAULTS = (
         "            self.prefill_lazily(draft_slots_A)\n",
         "            pass\n",
         (CACHE,)),
-    Mutant("draft-rests-while-candidates-wait", "LazyPrefill.num_rounds_alone",
+    Mutant("draft-is-skipped-while-candidates-wait", "LazyPrefill.num_rounds_alone",
         "has_drafted = bool(self._draft_state.num_candidates[request.slots_R].any())",
         "has_drafted = False",
-        (RESTING,)),
-    Mutant("rests-get-ever-longer", "Pauses.after",
+        (SKIPPING,)),
+    Mutant("skips-get-ever-longer", "Pauses.after",
         "min(2 * self._num_rounds, MOST_PAUSED)",
         "2 * self._num_rounds",
         (LENGTHS,)),
-    Mutant("rest-after-a-draft-as-long-as-before-it", "Pauses.after",
+    Mutant("skip-after-a-draft-as-long-as-before-it", "Pauses.after",
         "num_rounds, self._num_rounds = 0, FEWEST_PAUSED",
         "num_rounds = 0",
         (LENGTHS,)),
@@ -56,12 +56,12 @@ RESTING_FAULTS = (
         "        if len(request.missed):\n",
         "        if False:\n",
         (CACHE,)),
-    Mutant("draft-rests-on-with-any-number-of-sequences", "Draft.propose",
+    Mutant("draft-stays-skipped-with-any-number-of-sequences", "Draft.propose",
         "is_valid = (num_rows >= self._least_rows or not num_rows) and",
         "is_valid =",
-        (RESTING + "::test_with_fewer_sequences_the_draft_is_asked_again",)),
-    Mutant("prompts-alone-end-a-rest", "Draft.propose",
+        (SKIPPING + "::test_with_fewer_sequences_the_draft_is_asked_again",)),
+    Mutant("prompts-alone-end-a-skip", "Draft.propose",
         "(num_rows >= self._least_rows or not num_rows)",
         "num_rows >= self._least_rows",
-        (RESTING + "::test_prompts_alone_end_no_rest",)),
+        (SKIPPING + "::test_prompts_alone_end_no_skipping",)),
 )
