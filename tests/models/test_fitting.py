@@ -66,7 +66,7 @@ FAULTS: dict[str, tuple[Callable[[Tensors], Tensors], list[str]]] = {
             EXPERT.replace("1.w1", f"4.{kind}"): tensors[EXPERT.replace("w1", kind)].clone()
             for kind in ("w1", "w2", "w3")
         },
-        ["layers.0.mlp.experts.down_proj of shape [5, 64, 96]", "asks for [4, 64, 96]", "fetch both again"],
+        ["layers.0.mlp.experts.gate_up_proj of shape [5, 192, 64]", "[4, 192, 64]", "fetch both again"],
     ),
     "quantised without a word": (
         lambda tensors: tensors | {EXPERT: tensors[EXPERT].to(torch.float8_e4m3fn)},

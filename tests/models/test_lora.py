@@ -20,6 +20,7 @@ from specdist.models.loading.loading import load_whole
 from specdist.models.loading.loading_check import check_loading
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.errors import UserError
+from tests.models.all_families import build
 from tests.models.families import VOCAB_SIZE, tiny_model
 from tests.models.peft_adapters import with_adapter, write_adapter
 
@@ -165,6 +166,16 @@ def test_missing_files_and_shared_or_quantised_weights_are_refused(tmp_path: Pat
     (adapter / WEIGHTS_NAME).unlink()
     with pytest.raises(UserError, match=r"has no adapter_model.safetensors: name a folder that PEFT"):
         opened(model, adapter)
+
+
+def test_an_adapter_of_single_experts_is_refused(tmp_path: Path) -> None:
+    _, _, adapter = saved(tmp_path, "llama", target_modules=["q_proj"])
+    build("qwen3_moe").save_pretrained(tmp_path / "mixture")
+    expert = "base_model.model.model.layers.0.mlp.experts.1.gate_proj"
+    parts = {f"{expert}.lora_A.weight": torch.ones(4, 64), f"{expert}.lora_B.weight": torch.ones(32, 4)}
+    save_file(parts, adapter / WEIGHTS_NAME)
+    with pytest.raises(UserError, match=r"experts.1.gate_proj, which .* has split or joined.*merge it"):
+        opened(tmp_path / "mixture", adapter)
 
 
 def test_an_adapter_file_without_plain_numbers_is_refused(tmp_path: Path) -> None:

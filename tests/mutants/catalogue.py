@@ -7,6 +7,7 @@ from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.distill_faults import DISTILL_FAULTS
 from tests.mutants.eagle_faults import EAGLE_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
+from tests.mutants.expert_faults import EXPERT_FAULTS
 from tests.mutants.format_faults import FORMAT_FAULTS
 from tests.mutants.host_faults import HOST_FAULTS
 from tests.mutants.interplay_faults import INTERPLAY_FAULTS
@@ -41,6 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STATS_FAULTS,
     *DISTILL_FAULTS,
     *EAGLE_FAULTS,
+    *EXPERT_FAULTS,
     *FORMAT_FAULTS,
     *HOST_FAULTS,
     *INTERPLAY_FAULTS,

@@ -162,7 +162,8 @@ def _fitted(
     """The updates and the replaced parameters by their names in the model."""
     model = build_without_weights(checkpoint, checkpoint.torch_dtype("auto"))
     names = {each.name: each.of if each.role is None else f"{each.of}.weight" for each in stored}
-    takers = WeightNames(model).takers(set(names.values()))
+    weight_names = WeightNames(model)
+    takers = weight_names.takers(set(names.values()))
     vocabulary = _parameters_of_vocabulary(model)
     tied = vocabulary if ties_embeddings(model) else set()
     modules: dict[str, dict[str, _Stored]] = {}
@@ -179,6 +180,12 @@ def _fitted(
         if not parameters:
             left.append(each.name)
             continue
+        if weight_names.renamed(names[each.name])[1] is not None:
+            raise UserError(
+                f"{what} changes {each.of}, which {type(model).__name__} has split or joined, as those of "
+                "single experts: merge it into its model with PEFT (merge_and_unload), save that with "
+                "save_pretrained, and name that folder as the model"
+            )
         (parameter,) = parameters
         if each.role is not None:
             modules.setdefault(parameter, {})[each.role] = each

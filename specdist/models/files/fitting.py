@@ -7,11 +7,9 @@ from collections.abc import Collection
 
 import torch
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import convert_and_load_state_dict_in_model
-from transformers.modeling_utils import LoadStateDictConfig
 
 from specdist.models.files.checkpoint import Checkpoint, auto_class
+from specdist.models.files.conversions import conversions_of
 from specdist.models.files.damage import reading
 from specdist.models.files.weight_files import open_weights
 from specdist.models.files.weight_names import WeightNames
@@ -60,9 +58,9 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
     check_attention(model, what)
     names = WeightNames(model)
     takers = names.takers(shapes)
-    converted = frozenset(name for name in shapes if names.is_converted(name) and takers[name])
+    converted = conversions_of(checkpoint, model, names, shapes).stored_names
     if converted:
-        _check_converted(checkpoint, model, converted, shapes, tp_size)
+        _check_converted(checkpoint, model, converted, tp_size)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights = {stored for stored, taken in takers.items() if taken & set(parameters)}
     read_along = check_parts(checkpoint, model, shapes, kinds, tp_size)
@@ -86,11 +84,9 @@ def _check_converted(
     checkpoint: Checkpoint,
     model: PreTrainedModel,
     converted: Collection[str],
-    shapes: dict[str, tuple[int, ...]],
     tp_size: int,
 ) -> None:
-    """Parameters that transformers splits or joins while it loads them, such as those of single experts: by
-    its own conversion, of tensors without numbers."""
+    """What is not done with parameters that transformers splits or joins, such as those of single experts."""
     what = f"{checkpoint.option} {checkpoint.name}"
     layout = (
         f"{what} stores tensors ({_shown(sorted(converted))}) that {type(model).__name__} has split or "
@@ -103,24 +99,6 @@ def _check_converted(
         raise UserError(f"{layout}; quantised, such models are not read here: {UNQUANTISED}")
     if tp_size > 1:
         raise UserError(f"{layout}; such models are not sharded here: use --tp_size 1")
-    found, _ = convert_and_load_state_dict_in_model(
-        copy.deepcopy(model),
-        {name: torch.empty(shapes[name], device="meta") for name in converted},
-        LoadStateDictConfig(
-            device_map={"": "meta"}, dtype=model.dtype, weight_mapping=get_model_conversion_mapping(model)
-        ),
-    )
-    for name, text in sorted(found.conversion_errors.items()):
-        reason = text.split("\nError")[0].splitlines()[-1]
-        raise UserError(
-            f"{what}: {name} cannot be made of the tensors in its files ({reason.strip()}): one of them is "
-            "missing, or of another shape; fetch it again"
-        )
-    for name, of_files, wanted in sorted(found.mismatched_keys):
-        raise UserError(
-            f"{what}: the tensors in its files make {name} of shape {list(of_files)}, but config.json asks "
-            f"for {list(wanted)}: fetch both again"
-        )
 
 
 def _refuse_leftovers(

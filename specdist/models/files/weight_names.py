@@ -53,23 +53,29 @@ class WeightNames:
 
         As in transformers, if both tensors of a tied pair are stored, each takes its own.
         """
-        direct = {stored: self._renamed(stored)[0] for stored in stored_names}
+        direct = {stored: self.renamed(stored)[0] for stored in stored_names}
         stored = set(direct.values()) & set(self.known)
         tied = {name: other for name, other in self._tied.items() if other not in stored}
         return {stored: {name, tied.get(name, name)} & set(self.known) for stored, name in direct.items()}
 
-    def is_converted(self, stored_name: str) -> bool:
-        """Whether transformers converts it into other parameters, as it does with single experts."""
-        return self._renamed(stored_name)[1] is not None
+    def converter(self, pattern: str) -> WeightConverter:
+        """The last that has the pattern, as in transformers."""
+        return next(each for each in reversed(self._converters) if pattern in each.source_patterns)
 
     def is_harmless(self, stored_name: str) -> bool:
         """Whether a tensor that no parameter takes is known to be unused, by transformers or by its name."""
-        name = self._renamed(stored_name)[0]
+        name = self.renamed(stored_name)[0]
         return (
             name in self._computed
             or HARMLESS.search(name) is not None
             or any(pattern.search(name) for pattern in self._ignored)
         )
 
-    def _renamed(self, stored_name: str) -> tuple[str, str | None]:
-        return rename_source_key(stored_name, self._renamings, self._converters, self._prefix, self.known)
+    def renamed(self, stored_name: str) -> tuple[str, str | None]:
+        """The (first) parameter that it becomes and, where transformers converts it, as it does with single
+        experts, the pattern of its conversion that fits its name."""
+        found = rename_source_key(stored_name, self._renamings, self._converters, self._prefix, self.known)
+        if found[0] not in self.known and stored_name in self.known:
+            # As in transformers: it has the model's own name already.
+            return rename_source_key(stored_name, [], [], self._prefix, self.known)
+        return found

@@ -18,10 +18,11 @@ from specdist.models.files.checkpoint import Checkpoint, auto_class
 from specdist.models.files.weight_files import StoredTensors, open_weights
 from specdist.models.files.weight_names import WeightNames, ties_embeddings
 from specdist.models.files.weight_stream import Reading, streamed, tensors_in
-from specdist.models.loading.cutting import VocabParallelHead, cut, cut_tensor
+from specdist.models.loading.cutting import cut
+from specdist.models.loading.filling import Filling, StoredNames
 from specdist.models.passes.all_reduce import use_peer_memory
 from specdist.models.quantized.quantized import quantization_of
-from specdist.models.quantized.quantized_linear import QuantizedLinear, choose_products
+from specdist.models.quantized.quantized_linear import choose_products
 from specdist.models.quantized.quantized_loading import QuantizedParts, place_layers
 from specdist.utils.errors import UserError
 from specdist.utils.packages import check_installed
@@ -69,14 +70,12 @@ def _merge_adapter(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
 
 
 def _is_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
-    """Whether the model is its stored tensors under other names, without code of its own: what transformers
-    converts while it loads is left to transformers."""
+    """Whether the model is made of its stored tensors alone, without code of its own."""
     if checkpoint.trusts_code or checkpoint.is_pickled:
         return False
     names = WeightNames(build_without_weights(checkpoint, dtype))
-    stored_names = _stored_names(checkpoint)
-    taken = set().union(*names.takers(stored_names).values())
-    return taken >= set(names.known) and not any(map(names.is_converted, stored_names))
+    taken = set().union(*names.takers(_stored_shapes(checkpoint)).values())
+    return taken >= set(names.known)
 
 
 def _load_read(
@@ -85,13 +84,13 @@ def _load_read(
     """Tensor by tensor, quantised layers as they stay in memory: never a whole model in plain numbers."""
     model = build_without_weights(checkpoint, dtype)
     computed = ComputedTensors(model)
-    names = WeightNames(model)
+    stored = StoredNames.of(checkpoint, model, _stored_shapes(checkpoint))
     parts = _quantized_parts(checkpoint, model)
     if parts is not None:
         place_layers(model, parts)
     model = model.to_empty(device=device)
     computed.restore(model, device)
-    _read_weights(model, checkpoint, names, parts, dtype, reading)
+    _read_weights(model, checkpoint, stored, parts, dtype, reading)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if ties_embeddings(model) and torch.equal(head.weight, embedding.weight):
         head.weight = embedding.weight
@@ -129,7 +128,7 @@ def load_sharded(
     model = build_without_weights(checkpoint, dtype)
     use_paged_attention(model)
     computed = ComputedTensors(model)
-    names = WeightNames(model)
+    stored = StoredNames.of(checkpoint, model, _stored_shapes(checkpoint))
     parts = _quantized_parts(checkpoint, model)
     shard = cut(model, checkpoint, dtype=dtype, group=group, vocab_size=vocab_size)
     if parts is not None:
@@ -138,57 +137,31 @@ def load_sharded(
     # DeepSpeed has converted them to the model's dtype: with rotary frequencies in bfloat16 angles are wrong
     # by radians after a thousand tokens.
     computed.restore(shard, device)
-    _read_weights(shard, checkpoint, names, parts, dtype, reading, group)
+    _read_weights(shard, checkpoint, stored, parts, dtype, reading, group)
     choose_products(shard, dtype)
     if device.type == "cuda":
         use_peer_memory(shard, dtype=dtype, device=device, group=group)
     return shard.eval()
 
 
-@torch.no_grad()
 def _read_weights(
     model: PreTrainedModel,
     checkpoint: Checkpoint,
-    names: WeightNames,
+    stored: StoredNames,
     parts: QuantizedParts | None,
     dtype: torch.dtype,
     reading: Reading | None,
     group: dist.ProcessGroup | None = None,
 ) -> None:
     """Fill all parameters and stored buffers. Raises :class:`UserError` if the files do not hold them all."""
-    wanted: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    wanted |= {name: buffer for name, buffer in model.named_buffers() if name in names.known}
-    layers = {name: each for name, each in model.named_modules() if isinstance(each, QuantizedLinear)}
-    missing = set(wanted) | set(layers)
-    num_cut = sum(layer.cut is not None for layer in layers.values())
-    stored_names = _stored_names(checkpoint)
-    takers = names.takers(stored_names)
-    places = parts.of(stored_names) if parts is not None else {}
-    # The parts of a layer may lie in several files.
-    pending: dict[str, dict[str, Tensor]] = {}
-    needed = {
-        name for name in stored_names if takers[name] & set(wanted) or places.get(name, ("",))[0] in layers
-    }
+    filling = Filling(model, checkpoint, stored, parts, dtype)
+    needed = {name for name in stored.takers if filling.needs(name)}
     for stored_name, whole in _tensors(checkpoint, needed, group, reading):
-        layer_name, part = places.get(stored_name, ("", ""))
-        if layer_name in layers and parts is not None:
-            found = pending.setdefault(layer_name, {})
-            merged = checkpoint.adapted(f"{layer_name}.weight", whole) if part == "weight" else whole
-            found[part] = whole.clone() if merged is whole else merged
-            if set(parts.expected(layer_name)) <= set(found):
-                layers[layer_name].fill(parts.weight(layer_name, found), pending.pop(layer_name))
-                missing.discard(layer_name)
-        for name in takers[stored_name] & set(wanted):
-            layer = model.get_submodule(name.rpartition(".")[0])
-            local = cut_tensor(layer, wanted[name], checkpoint.adapted(name, whole), dtype)
-            wanted[name].copy_(local)
-            # The head does not count: it is cut by this package, not by DeepSpeed.
-            num_cut += local.shape != whole.shape and not isinstance(layer, VocabParallelHead)
-            missing.discard(name)
+        filling.take(stored_name, whole)
         if reading is not None and reading.on_tensor is not None:
             reading.on_tensor()
-    refuse_missing(checkpoint, missing)
-    if not num_cut and group is not None:
+    refuse_missing(checkpoint, filling.missing)
+    if not filling.num_cut and group is not None:
         raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
 
 
@@ -213,11 +186,11 @@ def _tensors(
         raise _vanished(checkpoint, error) from error
 
 
-def _stored_names(checkpoint: Checkpoint) -> list[str]:
-    found = []
+def _stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
     for path in checkpoint.weight_files:
         with _open(checkpoint, path) as file:
-            found += file.names
+            found |= {name: file.shape(name) for name in file.names}
     return found
 
 

@@ -1,0 +1,132 @@
+"""Fills a model's parameters, whole or this rank's part of them, with stored tensors as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdist.models.attention.computed import build_without_weights
+from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.files.conversions import Conversion, Conversions, Piece, Shape, conversions_of
+from specdist.models.files.weight_names import WeightNames
+from specdist.models.loading.cutting import VocabParallelHead, cut_tensor
+from specdist.models.quantized.quantized_linear import QuantizedLinear
+from specdist.models.quantized.quantized_loading import QuantizedParts
+
+
+@dataclass(frozen=True)
+class StoredNames:
+    """How stored tensors make a whole model: by name those that take each as it is, and the conversions of
+    the others; ``known``: its parameters and stored buffers."""
+
+    known: Collection[str]
+    takers: Mapping[str, set[str]]
+    conversions: Conversions
+
+    @staticmethod
+    def of(checkpoint: Checkpoint, model: PreTrainedModel, shapes: Mapping[str, Shape]) -> StoredNames:
+        """``model``: whole. Raises :class:`UserError` for tensors that do not make it."""
+        names = WeightNames(model)
+        conversions = conversions_of(checkpoint, model, names, shapes)
+        takers = {
+            name: set() if name in conversions.stored_names else taken
+            for name, taken in names.takers(shapes).items()
+        }
+        return StoredNames(set(names.known), takers, conversions)
+
+
+class Filling:
+    """Of a model whose parameters have memory.
+
+    Attributes:
+        missing: parameters, stored buffers and quantised layers that are not filled yet.
+        num_cut: how many weights DeepSpeed has cut.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        checkpoint: Checkpoint,
+        stored: StoredNames,
+        parts: QuantizedParts | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self._model, self._checkpoint, self._stored, self._dtype = model, checkpoint, stored, dtype
+        self._wanted: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        self._wanted |= {name: buffer for name, buffer in model.named_buffers() if name in stored.known}
+        self._layers = {
+            name: each for name, each in model.named_modules() if isinstance(each, QuantizedLinear)
+        }
+        self.missing = set(self._wanted) | set(self._layers)
+        self.num_cut = sum(layer.cut is not None for layer in self._layers.values())
+        self._parts = parts
+        self._parts_of = parts.of(stored.takers) if parts is not None else {}
+        # The parts of a layer, and of what is converted, may lie in several files.
+        self._pending: dict[str, dict[str, Tensor]] = {}
+        self._collected: dict[str, dict[str, Tensor]] = {}
+
+    def needs(self, stored_name: str) -> bool:
+        """Whether any of it belongs to the model."""
+        conversions = self._stored.conversions
+        return (
+            not self._stored.takers[stored_name].isdisjoint(self._wanted)
+            or self._parts_of.get(stored_name, ("",))[0] in self._layers
+            or any(name in self._wanted for name, _ in conversions.places.get(stored_name, ()))
+            or stored_name in conversions.collected
+        )
+
+    @torch.no_grad()
+    def take(self, stored_name: str, whole: Tensor) -> None:
+        """Take what belongs to the model; ``whole`` may be overwritten afterwards."""
+        layer_name, part = self._parts_of.get(stored_name, ("", ""))
+        if layer_name in self._layers:
+            self._take_part(layer_name, part, whole)
+        for name in self._stored.takers[stored_name] & set(self._wanted):
+            self._fill(name, self._checkpoint.adapted(name, whole))
+        conversions = self._stored.conversions
+        for name, piece in conversions.places.get(stored_name, ()):
+            if name in self._wanted:
+                self._place(name, piece, whole)
+        conversion = conversions.collected.get(stored_name)
+        if conversion is not None:
+            self._collect(conversion, stored_name, whole)
+
+    def _take_part(self, layer: str, part: str, whole: Tensor) -> None:
+        assert self._parts is not None
+        found = self._pending.setdefault(layer, {})
+        merged = self._checkpoint.adapted(f"{layer}.weight", whole) if part == "weight" else whole
+        found[part] = whole.clone() if merged is whole else merged
+        if set(self._parts.expected(layer)) <= set(found):
+            self._layers[layer].fill(self._parts.weight(layer, found), self._pending.pop(layer))
+            self.missing.discard(layer)
+
+    def _fill(self, name: str, whole: Tensor) -> None:
+        layer = self._layer_of(name)
+        local = cut_tensor(layer, self._wanted[name], whole, self._dtype)
+        self._wanted[name].copy_(local)
+        # The head does not count: it is cut by this package, not by DeepSpeed.
+        self.num_cut += local.shape != whole.shape and not isinstance(layer, VocabParallelHead)
+        self.missing.discard(name)
+
+    def _place(self, name: str, piece: Piece, whole: Tensor) -> None:
+        local = self._wanted[name]
+        for dim, (begin, length) in enumerate(zip(piece.begin, piece.shape, strict=True)):
+            local = local.narrow(dim, begin, length)
+        local.copy_(piece.of(whole))
+        self.missing.discard(name)
+
+    def _collect(self, conversion: Conversion, stored_name: str, whole: Tensor) -> None:
+        found = self._collected.setdefault(conversion.name, {})
+        found[stored_name] = whole.clone()
+        if set(found) == conversion.stored_names:
+            model = build_without_weights(self._checkpoint, self._dtype)
+            made = conversion.converted(self._collected.pop(conversion.name), model)
+            for name in set(made) & set(self._wanted):
+                self._fill(name, made[name])
+
+    def _layer_of(self, name: str) -> nn.Module:
+        return self._model.get_submodule(name.rpartition(".")[0])
