@@ -222,11 +222,11 @@ def storms() -> str:
     ]:
         done, _, found = entry["last_line"].partition(": ")
         assert found == "all rows there, once, every byte the same"
-        killed, vanished, paused, splits, runs = map(int, re.findall(r"\d+", done))
+        killed, vanished, paused, sub_shards, runs = map(int, re.findall(r"\d+", done))
         options = entry["command"].partition(" tests.job.storm ")[2].partition(" --output")[0]
         rows.append(
             {"options": f"`{options}`", "runs": runs, "killed": killed, "of them vanished": vanished,
-             "paused": paused, "splits at work": splits, "minutes": round(entry["seconds"] / 60)}
+             "paused": paused, "sub-shards at work": sub_shards, "minutes": round(entry["seconds"] / 60)}
         )  # fmt: skip
     return Table.of(rows, num_names=1).markdown()
 

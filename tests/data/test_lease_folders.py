@@ -8,13 +8,14 @@ import pytest
 
 from specdist.data.leases import lease_folders
 from specdist.data.leases.lease_folders import listings, placed, replicas_in
-from specdist.data.leases.leases import Lease, lease_files, shard_name, split_name
+from specdist.data.leases.leases import Lease, lease_files, shard_name, sub_shard_name
 from specdist.data.leases.membership import Membership
 from specdist.data.leases.shard_queue import ShardQueue
 from specdist.data.run.layout import SHARDS_PER_FOLDER, SHARDS_PER_LEASE_FOLDER, layout_info
 from specdist.data.run.manifest import Manifest
 from tests.data.folders import open_
 from tests.data.replicas import Member
+from tests.data.samples import row_result
 
 NUM_SHARDS = 2500
 NAME = shard_name(1500, "00001")
@@ -35,8 +36,8 @@ def test_a_lease_in_a_numbered_folder_belongs_to_one_replica(tmp_path: Path) -> 
     assert lease == Lease("00001/shard-01500", 1) and second.take(NAME) is None
     assert first.leases.is_held(lease)
     assert second.leases.look().shards == {1500: lease}
-    assert first.leases.offer(split_name(1500, 3, "00001"), [1]) is not None
-    assert [shard for shard, _ in second.leases.look().splits] == [1500]
+    assert first.leases.offer(sub_shard_name(1500, 3, "00001"), [1]) is not None
+    assert [shard for shard, _ in second.leases.look().sub_shards] == [1500]
     assert [shard for _, shard in lease_files(tmp_path / "leases")] == [1500, 1500]
     first.leases.release(lease)
     taken = second.take(NAME)
@@ -76,13 +77,13 @@ def test_replicas_take_shards_of_every_folder_once(tmp_path: Path) -> None:
     assert {name: len(found) for name, found in listings(tmp_path / "leases").items() if name} == {
         "00000": 1, "00001": 2, "00002": 1,
     }  # fmt: skip
-    split = both[0].offer(taken[0], [0], 1)
-    assert split == "00000/split-00000-00001"
+    sub_shard = both[0].offer(taken[0], [0], 1)
+    assert sub_shard == "00000/subshard-00000-00001"
     leased = both[1].take()
     assert leased is not None and leased.rows == (0,)
     both[1].finished(leased)
     both[0].look()
-    assert both[0].is_gone(split)
+    assert both[0].is_gone(sub_shard)
 
 
 def test_a_run_of_an_older_version_keeps_its_leases_in_one_folder(tmp_path: Path) -> None:
@@ -106,6 +107,22 @@ def test_a_run_that_an_earlier_version_began_is_joined_in_its_folder(tmp_path: P
     leased = [first.take(), second.take()]
     assert [found.lease.name for found in leased if found] == ["00000/shard-00000", "00000/shard-00001"]
     assert len(lease_files(tmp_path / "claims")) == 2 and not (tmp_path / "leases").exists()
+
+
+def test_rows_that_an_earlier_version_shared_out_are_found(tmp_path: Path) -> None:
+    """Its names of a sub-shard's lease, and of its log."""
+    holder, helper = Member(tmp_path, "holder"), Member(tmp_path, "helper")
+    offered = holder.leases.offer("00001/split-01500-00003", [1500])
+    assert offered is not None and holder.leases.look().sub_shards == [(1500, offered)]
+    assert helper.leases.take_sub_shard(offered) == (Lease(offered.name, 2), (1500,))
+    folder = open_(tmp_path, manifest=manifest({SHARDS_PER_FOLDER: 1000}))
+    with folder.parts(1500, 1, sub_shard=3) as log:
+        log.append(row_result(1500))
+    path = folder.parts_path(1500, 1, sub_shard=3)
+    path.rename(path.with_name("shard-01500.split-00003.00001.jsonl"))
+    assert [found.sub_shard for found in folder.logs(1500)] == [3]
+    with folder.parts(1500, 2, [1500]) as own:
+        assert [row for row, _ in own.results] == [1500]
 
 
 def test_heartbeats_of_many_replicas_lie_in_numbered_folders(

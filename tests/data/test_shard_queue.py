@@ -271,28 +271,28 @@ def test_replicas_that_join_pause_and_die_at_random_do_every_row_once(tmp_path, 
         assert [row["row_id"] for row in rows] == [2 * shard, 2 * shard + 1]
 
 
-def test_a_split_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_the_shard(tmp_path):
+def test_a_sub_shard_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_the_shard(tmp_path):
     folder = open_(tmp_path)
     owner, helper, third = (Worker(tmp_path, name, 1) for name in ("a", "b", "c"))
     owner.take()
     leased, log = owner.work
-    name = owner.queue.offer(leased, [1], owner.queue.next_split(0))
-    assert name == "split-00000-00001"
-    split = helper.queue.take()
-    assert (split.shard, split.split, split.rows) == (0, 1, (1,))
+    name = owner.queue.offer(leased, [1], owner.queue.next_sub_shard(0))
+    assert name == "subshard-00000-00001"
+    sub_shard = helper.queue.take()
+    assert (sub_shard.shard, sub_shard.sub_shard, sub_shard.rows) == (0, 1, (1,))
     assert third.queue.take() is None
     # Gone silently, and then stopped: the next holder has the rows of those before.
-    with helper.queue.log(split, split.rows) as rows:
+    with helper.queue.log(sub_shard, sub_shard.rows) as rows:
         rows.append(row_result(1, completion="text"))
     for _ in range(3):
         third.replica.clock.now += SILENT_AFTER_S / 2
         owner.replica.beat()
-        split = third.queue.take() or split
-    assert split.lease.generation == 3 and split.rows == (1,)
+        sub_shard = third.queue.take() or sub_shard
+    assert sub_shard.lease.generation == 3 and sub_shard.rows == (1,)
     third.queue.give_back()
-    split = owner.queue.take()
-    assert split.lease.generation == 5 and split.rows == (1,)
-    with owner.queue.log(split, split.rows) as rows:
+    sub_shard = owner.queue.take()
+    assert sub_shard.lease.generation == 5 and sub_shard.rows == (1,)
+    with owner.queue.log(sub_shard, sub_shard.rows) as rows:
         assert list(rows.results) == [(1, 0)]
     owner.queue.give_back()
     log.close()
@@ -301,7 +301,7 @@ def test_a_split_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_
     fourth.take()
     assert fourth.queue.offered(0) == {name: (1,)}
     assert list(fourth.work[1].results) == [(1, 0)]
-    assert fourth.queue.next_split(0) == 2
+    assert fourth.queue.next_sub_shard(0) == 2
     fourth.row(0)
     assert fourth.finish()
     assert folder.is_complete(0)
@@ -309,7 +309,7 @@ def test_a_split_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_
     assert left == ["c.waiting"] and not list((tmp_path / "parts").iterdir())
 
 
-def test_a_split_of_a_shard_that_was_lost_meanwhile_is_not_offered(tmp_path):
+def test_a_sub_shard_of_a_shard_that_was_lost_meanwhile_is_not_offered(tmp_path):
     open_(tmp_path)
     owner, other = Worker(tmp_path, "a", 1), Worker(tmp_path, "b", 1)
     owner.take()
@@ -319,10 +319,10 @@ def test_a_split_of_a_shard_that_was_lost_meanwhile_is_not_offered(tmp_path):
         other.take()
     assert other.work is not None
     assert owner.queue.offer(leased, [1], 1) is None
-    assert not list((tmp_path / "leases").glob("split-*"))
+    assert not list((tmp_path / "leases").glob("subshard-*"))
 
 
-def test_a_split_whose_lease_is_damaged_is_given_up(tmp_path):
+def test_a_sub_shard_whose_lease_is_damaged_is_given_up(tmp_path):
     open_(tmp_path)
     owner, helper = Worker(tmp_path, "a", 1), Worker(tmp_path, "b", 1)
     owner.take()

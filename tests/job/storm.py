@@ -71,17 +71,17 @@ END_TIMEOUT_S = 600.0
 
 @dataclass
 class Tally:
-    """What has been done to replicas. ``splits``: names of those of shards that were seen leased."""
+    """What has been done to replicas. ``sub_shards``: names of those of shards that were seen leased."""
 
     num_killed: int = 0
     num_paused: int = 0
     num_vanished: int = 0
-    splits: set[str] = field(default_factory=set)
+    sub_shards: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
         return (
             f"{self.num_killed} killed, {self.num_vanished} of them with their machine, {self.num_paused} "
-            f"paused, {len(self.splits)} splits seen at work"
+            f"paused, {len(self.sub_shards)} sub-shards seen at work"
         )
 
 
@@ -179,7 +179,7 @@ def storm(
         while tally.num_killed < num_kills and all(process.exitcode is None for process in processes):
             until = time.monotonic() + rng.random() * life_s
             while (left := until - time.monotonic()) > 0:
-                tally.splits |= leased_splits(leases_of(output, options))
+                tally.sub_shards |= leased_sub_shards(leases_of(output, options))
                 time.sleep(min(left, LOOK_S))
             index = rng.randrange(len(processes))
             victim = processes[index]
@@ -220,12 +220,12 @@ def leases_of(output: Path, options: dict[str, Any]) -> Path:
     return leases_folder(output, options.get("leases")) or output / "leases"
 
 
-def leased_splits(folder: Path) -> set[str]:
-    """The names of splits that a replica has leased."""
+def leased_sub_shards(folder: Path) -> set[str]:
+    """The names of sub-shards that a replica has leased."""
     with suppress(FileNotFoundError):
         leases = [path.name.partition(".") for path in files_below(folder)]
         return {f"{folder} {name}" for name, _, number in leases
-                if name.startswith("split-") and number.isdigit() and int(number) > 1}  # fmt: skip
+                if name.startswith("subshard-") and number.isdigit() and int(number) > 1}  # fmt: skip
     return set()
 
 

@@ -25,9 +25,9 @@ from tests.mutants.round_faults import ROUND_FAULTS
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
 from tests.mutants.score_faults import SCORE_FAULTS
 from tests.mutants.skipping_faults import SKIPPING_FAULTS
-from tests.mutants.split_faults import SPLIT_FAULTS
 from tests.mutants.stats_faults import STATS_FAULTS
 from tests.mutants.storage_faults import STORAGE_FAULTS
+from tests.mutants.sub_shard_faults import SUB_SHARD_FAULTS
 from tests.mutants.window_faults import WINDOW_FAULTS
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -56,7 +56,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SKIPPING_FAULTS,
     *ROUND_FAULTS,
     *SCORE_FAULTS,
-    *SPLIT_FAULTS,
+    *SUB_SHARD_FAULTS,
     *STORAGE_FAULTS,
     *WINDOW_FAULTS,
 )

@@ -42,12 +42,14 @@ def main() -> None:
     parser.add_argument("--shard_seconds", type=float, default=60.0, help="that a shard takes on average")
     parser.add_argument("--vanishing", type=float, default=0.02, help="share of the replicas that vanish")
     parser.add_argument("--processes", action="store_true", help="real replicas, in real time")
-    parser.add_argument("--splits", action="store_true", help="replicas share the rows of the last shards")
-    parser.add_argument("--rows_per_shard", type=int, default=8, help="with --splits")
+    parser.add_argument(
+        "--sub_shards", action="store_true", help="replicas share the rows of the last shards"
+    )
+    parser.add_argument("--rows_per_shard", type=int, default=8, help="with --sub_shards")
     parser.add_argument("--store", action="store_true", help="on an object store: its requests are counted")
     parser.add_argument("--reading", action="store_true", help="measure the readers of a finished run")
     parser.add_argument(
-        "--unfinished", type=int, default=0, help="with --reading: shards at work, with splits"
+        "--unfinished", type=int, default=0, help="with --reading: shards at work, with sub-shards"
     )
     parser.add_argument("--run", type=Path, help="with --reading: the folder of a complete run of --shards")
     parser.add_argument("--seed", type=int, default=0)
@@ -95,7 +97,9 @@ def main() -> None:
         **({} if outcome.published_s is None else {"published_s": round(outcome.published_s)}),
         "end_s": round(outcome.end_s),
         **(
-            {"rows_per_shard": options.rows_per_shard, "splits": outcome.num_splits} if options.splits else {}
+            {"rows_per_shard": options.rows_per_shard, "sub_shards": outcome.num_sub_shards}
+            if options.sub_shards
+            else {}
         ),
         **operations(outcome),
         "command": command(),
@@ -127,7 +131,7 @@ def run(folder: Path, options: argparse.Namespace) -> Outcome:
             shard_s=options.shard_seconds,
             vanishing=options.vanishing,
         )
-    if options.splits:
+    if options.sub_shards:
         tail = TailScenario(
             num_replicas=options.replicas,
             num_shards=options.shards,

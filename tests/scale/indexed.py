@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from specdist.data.leases import heartbeat, lease_folders, leases
-from specdist.data.leases.leases import Lease, Leases, View, shard_and_split
+from specdist.data.leases.leases import Lease, Leases, View, shard_and_sub_shard
 from specdist.data.run.run_folder import RunFolder
 from tests.scale.counting import METADATA, NAMES_PER_OPERATION, CountingFiles
 from tests.scale.events import Events
@@ -106,5 +106,5 @@ def _last(file_name: str) -> str:
 
 def _shard_of(name: str) -> int | None:
     """Of a lease, or of the beginning of one."""
-    found = shard_and_split(name) or shard_and_split(f"{name}-00000")
+    found = shard_and_sub_shard(name) or shard_and_sub_shard(f"{name}-00000")
     return None if found is None else found[0]

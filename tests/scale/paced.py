@@ -34,7 +34,7 @@ MAX_POSITIONS = 1024
 
 
 def paced_run(folder: Path, seed: int, *, is_new: bool, has_rates: bool) -> TailOutcome:
-    """Times since the first replica began. ``is_new``: with splits, and the longest rows first."""
+    """Times since the first replica began. ``is_new``: with sub-shards, and the longest rows first."""
     folder.mkdir(parents=True)
     target = save(folder / "target", random_llama(max_position_embeddings=MAX_POSITIONS), train_tokenizer())
     prompts, output = _prompts(folder / "prompts.arrow", seed), folder / "run"

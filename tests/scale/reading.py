@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from specdist.data.leases.leases import shard_name, split_name
+from specdist.data.leases.leases import shard_name, sub_shard_name
 from specdist.data.leases.membership import Membership
 from specdist.data.run.layout import layout_info
 from specdist.data.run.opening import open_run_folder
@@ -20,7 +20,7 @@ from specdist.job.totals.totals import write_total
 from tests.data.samples import row_result
 from tests.finished_runs import manifest_with, shard_stats
 
-ROWS_PER_SHARD, NUM_SPLITS, SILENT_AFTER_S = 4, 2, 3600.0
+ROWS_PER_SHARD, NUM_SUB_SHARDS, SILENT_AFTER_S = 4, 2, 3600.0
 
 
 Measured = dict[str, dict[str, float]]
@@ -62,8 +62,8 @@ def _finish(folder: RunFolder, shard: int, num_shards: int, stats: Stats) -> Non
 
 
 def _hold(folder: RunFolder, shard: int, stats: Stats) -> list[Membership]:
-    """A replica holds the shard, and others splits of it, of a row each; each has logged a row."""
-    members = [Membership(folder.path, silent_after_s=SILENT_AFTER_S) for _ in range(1 + NUM_SPLITS)]
+    """A replica holds the shard, and others sub-shards of it, of a row each; each has logged a row."""
+    members = [Membership(folder.path, silent_after_s=SILENT_AFTER_S) for _ in range(1 + NUM_SUB_SHARDS)]
     level, first_row = folder.leases_level(shard), shard * ROWS_PER_SHARD
     for number, member in enumerate(members):
         member.create_folder()
@@ -71,11 +71,11 @@ def _hold(folder: RunFolder, shard: int, stats: Stats) -> list[Membership]:
         if number == 0:
             lease = member.leases.take(shard_name(shard, level), None)
         else:
-            offered = members[0].leases.offer(split_name(shard, number, level), [first_row + number])
+            offered = members[0].leases.offer(sub_shard_name(shard, number, level), [first_row + number])
             assert offered is not None
-            lease, _ = member.leases.take_split(offered) or (None, ())
+            lease, _ = member.leases.take_sub_shard(offered) or (None, ())
         assert lease is not None
-        with folder.parts(shard, lease.generation, split=number or None) as log:
+        with folder.parts(shard, lease.generation, sub_shard=number or None) as log:
             log.append(row_result(first_row + number))
             log.snapshot(stats.to_json())
     return members

@@ -72,7 +72,7 @@ class SharingSimulation(TailSimulation):
                 self.counted.replica_s[phase] += self.num_alive * (self.now - before)
                 self.files.counts = self.counted.operations[self.phase]
                 action()
-        self.counted.end_s, self.counted.num_splits = self.now, sum(self.outcome.splits.values())
+        self.counted.end_s, self.counted.num_sub_shards = self.now, sum(self.outcome.sub_shards.values())
         complete = RunFolder(self.output)
         self.counted.published_by = {
             shard: complete.read_stats(shard)["replica"] for shard in complete.recorded_shards()

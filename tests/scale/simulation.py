@@ -89,7 +89,7 @@ class Outcome:
     first_waiting_s: float = math.inf
     published_s: float | None = None
     end_s: float = 0.0
-    num_splits: int = 0
+    num_sub_shards: int = 0
 
 
 class Simulation(Events):

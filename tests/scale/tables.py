@@ -43,7 +43,7 @@ def readers_markdown() -> str:
             {
                 "code": entry["name"],
                 "shards": f"{entry['shards']:,}",
-                "unfinished, with splits": f"{entry['unfinished']:,}",
+                "unfinished, with sub-shards": f"{entry['unfinished']:,}",
                 **{reader: decimals(entry["seconds"].get(reader)) for reader in READERS},
                 "report, MB": decimals(entry.get("peak_mb", {}).get("report"), 0),
             }
@@ -55,20 +55,20 @@ def readers_markdown() -> str:
 
 
 def tried() -> str:
-    """The most replicas and shards that have been real, and simulated with splits."""
+    """The most replicas and shards that have been real, and simulated with sub-shards."""
     counted = [entry for entry in _results() if METADATA in entry]
     real = max((entry for entry in counted if entry["kind"] == "real"), key=_num_replicas)
     # The latest of each size.
-    split = {entry["replicas"]: entry for entry in counted if "splits" in entry}
+    shared = {entry["replicas"]: entry for entry in counted if "sub_shards" in entry}
     simulated = "; ".join(
         f"{entry['replicas']:,} replicas that shared {entry['shards']:,} shards of {entry['rows_per_shard']} "
-        f"rows in {entry['splits']:,} splits"
+        f"rows in {entry['sub_shards']:,} sub-shards"
         + (
             f", the last of which was published after {entry['published_s']} s"
             if "published_s" in entry
             else ""
         )
-        for entry in sorted(split.values(), key=_num_replicas)[-2:]
+        for entry in sorted(shared.values(), key=_num_replicas)[-2:]
     )
     text = (
         f"Real processes on one machine: {real['replicas']:,} replicas and {real['shards']:,} shards. "
@@ -91,7 +91,7 @@ def _row(entry: dict[str, Any]) -> dict[str, str | int | None]:
     row: dict[str, str | int | None] = {
         "code": entry["name"],
         "replicas": f"{entry['replicas']:,}",
-        "": entry["kind"] + (", with splits" if "splits" in entry else ""),
+        "": entry["kind"] + (", with sub-shards" if "sub_shards" in entry else ""),
         "shards": f"{entry['shards']:,}",
     }
     for title, kind in (("metadata", "metadata_ops_per_replica_s"), ("reads", "reads_per_replica_s")):

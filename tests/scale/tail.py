@@ -1,4 +1,4 @@
-"""The end of a run with the project's own leases, splits and part logs, on a virtual clock and without
+"""The end of a run with the project's own leases, sub-shards and part logs, on a virtual clock and without
 models.
 
 A replica runs so many sequences at a time. A pass over b of them takes ``PASS_S + ROW_S * b`` and gives each
@@ -58,7 +58,7 @@ MAX_S = 5000.0
 class TailScenario:
     """``sigma``: of the logarithm of a completion's length for prompts of one length, and ``sibling_sigma``
     its part by which samples of a row differ; ``has_rates``: with ``RATES``; ``is_new``: with rows
-    in the order of their expected lengths, and splits; else as before them. About once in ``life_s`` a
+    in the order of their expected lengths, and sub-shards; else as before them. About once in ``life_s`` a
     replica is killed, paused or stopped; another one joins in the place of one that has ended."""
 
     num_replicas: int = 4
@@ -91,12 +91,12 @@ class TailScenario:
 class TailOutcome:
     """``first_idle_s``: when a replica first had no sequence to run; ``end_s``: when the run was complete;
     ``longest_left_s``: how long the sequences that run then take at least, each alone on a replica;
-    ``splits``: how many each replica took; ``num_repeated``: completions that were generated again."""
+    ``sub_shards``: how many each replica took; ``num_repeated``: completions that were generated again."""
 
     first_idle_s: float = math.inf
     longest_left_s: float = 0.0
     end_s: float = 0.0
-    splits: Counter[str] = field(default_factory=Counter)
+    sub_shards: Counter[str] = field(default_factory=Counter)
     num_repeated: int = 0
     num_disturbed: int = 0
 
@@ -242,19 +242,19 @@ class TailReplica:
         self._beat_at = self._paused_until = -math.inf
         self.running: dict[tuple[int, int], tuple[Request, float]] = {}
         self._requests = iter(self._recorder.requests())
-        self._count_splits()
+        self._count_sub_shards()
         if not scenario.is_new:
             self._recorder._work._offer = lambda work, wanted: None  # type: ignore[method-assign]
         self._is_draining = False
         self._is_dead = self.has_ended = False
 
-    def _count_splits(self) -> None:
-        queue, splits = self._recorder._work.shards, self._simulation.outcome.splits
+    def _count_sub_shards(self) -> None:
+        queue, sub_shards = self._recorder._work.shards, self._simulation.outcome.sub_shards
         take = queue.take
 
         def counting() -> LeasedShard | None:
             taken = take()
-            splits[self.name] += taken is not None and taken.split is not None
+            sub_shards[self.name] += taken is not None and taken.sub_shard is not None
             if taken is None:
                 self.waits()
             return taken

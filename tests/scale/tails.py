@@ -3,10 +3,10 @@
     python -m tests.scale.tails --seeds 6
     python -m tests.scale.tails --real
 
-Simulated: the project's own recorder, leases, splits and part logs on a virtual clock, with log-normal
-lengths of completions, beside the same without splits and in the order of the input. Real: four replicas with
-tiny models, whose passes take as long as those of large ones (paced.py). The last line on stdout is a JSON
-document.
+Simulated: the project's own recorder, leases, sub-shards and part logs on a virtual clock, with log-normal
+lengths of completions, beside the same without sub-shards and in the order of the input. Real: four replicas
+with tiny models, whose passes take as long as those of large ones (paced.py). The last line on stdout is a
+JSON document.
 """
 
 from __future__ import annotations

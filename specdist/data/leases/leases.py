@@ -32,7 +32,8 @@ MAX_LOOKS = 8
 # A listing counts as much as so many names.
 NAMES_PER_LISTING = 1000
 LEASE_FILE = re.compile(r"([a-z]+(?:-\d{5,}){0,2})\.(\d{5,})")
-SHARD_LEASE = re.compile(r"(?:\d{5,}/)?(?:shard|split)-(\d{5,})(?:-(\d{5,}))?")
+# A sub-shard was called a split in earlier versions.
+SHARD_LEASE = re.compile(r"(?:\d{5,}/)?(?:shard|subshard|split)-(\d{5,})(?:-(\d{5,}))?")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Lease:
 @dataclass(frozen=True)
 class Holding:
     """The content of a lease's file. ``replica``: None if it was released; ``since``: for people; ``rows``:
-    those of a split, which every lease of it repeats."""
+    those of a sub-shard, which every lease of it repeats."""
 
     replica: str | None
     since: str
@@ -69,18 +70,18 @@ class View:
     num_files: int
 
     @functools.cached_property
-    def splits(self) -> list[tuple[int, Lease]]:
-        """The leases of splits, with the number of the shard."""
+    def sub_shards(self) -> list[tuple[int, Lease]]:
+        """The leases of sub-shards, with the number of the shard."""
         return [(place[0], lease) for place, lease in self._places if place[1] is not None]
 
     @functools.cached_property
-    def fresh_splits(self) -> list[tuple[int, Lease]]:
+    def fresh_sub_shards(self) -> list[tuple[int, Lease]]:
         """Those that nobody has taken yet."""
-        return [(shard, lease) for shard, lease in self.splits if lease.generation == 1]
+        return [(shard, lease) for shard, lease in self.sub_shards if lease.generation == 1]
 
     @functools.cached_property
     def held(self) -> dict[str, int]:
-        """The names of shards and splits that were taken, some of them released since, with the shard."""
+        """The names of shards and sub-shards that were taken, some of them released since, with the shard."""
         return {lease.name: place[0] for place, lease in self._places
                 if place[1] is None or lease.generation > 1}  # fmt: skip
 
@@ -106,7 +107,7 @@ class View:
     @property
     def _places(self) -> Iterator[tuple[tuple[int, int | None], Lease]]:
         for name, lease in self.latest.items():
-            if (place := shard_and_split(name)) is not None:
+            if (place := shard_and_sub_shard(name)) is not None:
                 yield place, lease
 
 
@@ -146,13 +147,13 @@ class Leases:
             return None
 
     def offer(self, name: str, rows: Sequence[int]) -> Lease | None:
-        """The first lease of a split, free for everybody; None if there is one already. Raises OSError."""
+        """The first lease of a sub-shard, free for everybody; None if there is one. Raises OSError."""
         lease = Lease(name, 1)
         return lease if self._create(lease, None, tuple(rows)) else None
 
-    def take_split(self, latest: Lease) -> tuple[Lease, tuple[int, ...]] | None:
-        """Lease a split as :meth:`take` does; also its rows. One whose file is damaged is given up: its rows
-        are then the shard's again."""
+    def take_sub_shard(self, latest: Lease) -> tuple[Lease, tuple[int, ...]] | None:
+        """Lease a sub-shard as :meth:`take` does; also its rows. One whose file is damaged is given up: its
+        rows are then the shard's again."""
         if not self._is_free(latest):
             return None
         holding = self.holding(latest)
@@ -198,8 +199,8 @@ class Leases:
         return next(reversed(self._all_of(name)), None)
 
     def release(self, lease: Lease, rows: tuple[int, ...] | None = None) -> None:
-        """Give the lease back if it is still in force, that of a split with its rows. Raises nothing if the
-        disk fails."""
+        """Give the lease back if it is still in force, that of a sub-shard with its rows. Raises nothing if
+        the disk fails."""
         try:
             if self.is_held(lease):
                 freed = Lease(lease.name, lease.generation + 1)
@@ -217,9 +218,9 @@ class Leases:
             self._remove(lease)
 
     def forget_shard(self, shard: int, level: str = "") -> None:
-        """Remove the leases of a complete shard as :meth:`forget` does, after those of its splits, and their
-        numbered folder if it is empty now."""
-        files = self._names(level, f"shard-{shard:05d}.", f"split-{shard:05d}-")
+        """Remove the leases of a complete shard as :meth:`forget` does, after those of its sub-shards, and
+        their numbered folder if it is empty now."""
+        files = self._names(level, f"shard-{shard:05d}.", f"subshard-{shard:05d}-")
         of_shard = [lease for file in files if (lease := _lease_of(file, level)) is not None]
         name = shard_name(shard, level)
         for lease in sorted(of_shard, key=lambda lease: (lease.name == name, lease.generation)):
@@ -321,23 +322,23 @@ def shard_name(shard: int, level: str = "") -> str:
     return f"{level}/shard-{shard:05d}".lstrip("/")
 
 
-def split_name(shard: int, number: int, level: str = "") -> str:
-    """The same of a split of a shard."""
-    return f"{level}/split-{shard:05d}-{number:05d}".lstrip("/")
+def sub_shard_name(shard: int, number: int, level: str = "") -> str:
+    """The same of a sub-shard of a shard."""
+    return f"{level}/subshard-{shard:05d}-{number:05d}".lstrip("/")
 
 
 def lease_files(folder: Path) -> list[tuple[Path, int]]:
-    """All leases of shards and their splits, with the shard's number, ascending; none without the folder."""
+    """The leases of shards and sub-shards, with the shard's number, ascending; none without the folder."""
     with contextlib.suppress(FileNotFoundError):
-        found = ((lease, shard_and_split(lease.name)) for level, names in listings(folder).items()
+        found = ((lease, shard_and_sub_shard(lease.name)) for level, names in listings(folder).items()
                  for name in names if (lease := _lease_of(name, level)) is not None)  # fmt: skip
         return sorted((folder / lease.file_name, place[0]) for lease, place in found if place is not None)
     return []
 
 
 @functools.lru_cache(maxsize=2**16)
-def shard_and_split(name: str) -> tuple[int, int | None] | None:
-    """The shard of a leased name, and the number of the split if it is one; None if it is of neither."""
+def shard_and_sub_shard(name: str) -> tuple[int, int | None] | None:
+    """The shard of a leased name, and the number of the sub-shard if it is one; None if it is of neither."""
     match = SHARD_LEASE.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]) if match[2] else None)
 

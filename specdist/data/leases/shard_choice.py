@@ -24,8 +24,8 @@ SHARDS_PER_REPLICA = 2
 MIN_WATCHED, WATCHERS_PER_LEASE = 2, 2
 # Part of the leased shards that are taken to be stragglers: others near them have long been complete.
 STRAGGLERS = 0.25
-# Most splits of a shard that are offered at a time.
-MAX_FREE_SPLITS = 8
+# Most sub-shards of a shard that are offered at a time.
+MAX_FREE_SUB_SHARDS = 8
 
 
 class OpenShards:
@@ -119,20 +119,20 @@ def _crc32(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def splits_wanted(num_waiting: int, num_leased: int) -> int:
-    """The splits of a shard that should be free for others to take.
+def sub_shards_wanted(num_waiting: int, num_leased: int) -> int:
+    """The sub-shards of a shard that should be free for others to take.
 
     Args:
         num_waiting: replicas that wait.
-        num_leased: shards that are leased: all that are offer splits.
+        num_leased: shards that are leased: all that are offer sub-shards.
     """
-    return min(-(-num_waiting // max(1, num_leased)), MAX_FREE_SPLITS)
+    return min(-(-num_waiting // max(1, num_leased)), MAX_FREE_SUB_SHARDS)
 
 
 def split_off(pending: Sequence[int], wanted: int) -> tuple[int, ...]:
-    """Of rows that have not begun, those of the next split: half of a fair share, so that splits get smaller
-    as rows run out (guided self-scheduling; Polychronopoulos and Kuck 1987), evenly over the order of the
-    rows.
+    """Of rows that have not begun, those of the next sub-shard: half of a fair share, so that sub-shards get
+    smaller as rows run out (guided self-scheduling; Polychronopoulos and Kuck 1987), evenly over the order of
+    the rows.
 
     Args:
         wanted: replicas to share with.

@@ -1,8 +1,8 @@
 """The next shard of a replica: neither complete nor leased by another replica that is at work.
 
-While replicas wait for one, those that hold shards offer *splits* of them: rows that they have not begun. A
-split is leased like a shard; its holder logs the rows and removes the lease, and the shard's holder
-publishes them. Rows of a split that is gone without having been finished are the shard's again.
+While replicas wait for one, those that hold shards offer *sub-shards*: rows that they have not begun. A
+sub-shard is leased like a shard; its holder logs the rows and removes the lease, and the shard's holder
+publishes them. Rows of a sub-shard that is gone without having been finished are the shard's again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from specdist.data.leases.leases import (
     Lease,
     View,
-    shard_and_split,
+    shard_and_sub_shard,
     shard_name,
-    split_name,
+    sub_shard_name,
 )
 from specdist.data.leases.membership import Membership
 from specdist.data.leases.shard_choice import FEW_REPLICAS, OpenShards, first_choices, watch_period, watched
@@ -34,18 +34,18 @@ MAX_LATE, MAX_LOOKS = 2, 8
 PERIOD_IN_SILENCES = 2.5
 # Completion records are listed at most so often that a replica reads this many names per second.
 RECORDS_PER_S = 250.0
-# Offered splits that a replica tries to get at a time.
+# Offered sub-shards that a replica tries to get at a time.
 MAX_TRIED = 3
 
 
 @dataclass(frozen=True)
 class LeasedShard:
-    """A shard of this replica, or the ``rows`` of a split of one, and the lease with which it is finished or
-    released."""
+    """A shard of this replica, or the ``rows`` of a sub-shard of one, and the lease with which it is finished
+    or released."""
 
     shard: int
     lease: Lease
-    split: int | None = None
+    sub_shard: int | None = None
     rows: tuple[int, ...] | None = None
 
 
@@ -69,7 +69,7 @@ class ShardQueue:
         self._manifest = manifest
         self._open = OpenShards(num_shards)
         self._mine: dict[int, Lease] = {}
-        self._my_splits: dict[str, LeasedShard] = {}
+        self._my_sub_shards: dict[str, LeasedShard] = {}
         self._next_listing_at = -math.inf
         # As last seen, and the leases watched since.
         self._view = View({}, num_replicas=1, num_waiting=0, num_files=0)
@@ -88,7 +88,7 @@ class ShardQueue:
         return len(self._mine) >= len(self._open)
 
     def take(self) -> LeasedShard | None:
-        """Lease a shard, or a split of one; None if all others are leased or complete.
+        """Lease a shard, or a sub-shard of one; None if all others are leased or complete.
 
         Raises :class:`UserError` if the folder now holds another run, or cannot be written.
         """
@@ -121,14 +121,14 @@ class ShardQueue:
             self._view = view
             leases = view.shards
             if view.num_replicas <= FEW_REPLICAS:
-                return self._take_first(leases) or self._take_split(self._splits())
+                return self._take_first(leases) or self._take_sub_shard(self._sub_shards())
             is_out_of_date, taken = self._take_unleased(leases)
             if taken is not None:
                 return taken
             if not is_out_of_date:
-                fresh = [lease for shard, lease in view.fresh_splits if shard in self._open]
+                fresh = [lease for shard, lease in view.fresh_sub_shards if shard in self._open]
                 tried = random.sample(fresh, min(len(fresh), MAX_TRIED))
-                return self._take_split(tried) or self._take_abandoned()
+                return self._take_sub_shard(tried) or self._take_abandoned()
         return None
 
     def _take_first(self, leases: Mapping[int, Lease]) -> LeasedShard | None:
@@ -158,8 +158,8 @@ class ShardQueue:
         return False, None
 
     def _take_abandoned(self) -> LeasedShard | None:
-        """A shard, or a split of one, whose holder released it or is gone."""
-        mine = {lease.name for lease in self._mine.values()} | self._my_splits.keys()
+        """A shard, or a sub-shard of one, whose holder released it or is gone."""
+        mine = {lease.name for lease in self._mine.values()} | self._my_sub_shards.keys()
         view = self._view
         replica, period_s = self._membership.replica, PERIOD_IN_SILENCES * self._membership.silent_after_s
         period = watch_period(self._membership.clock(), period_s, replica=replica)
@@ -173,8 +173,8 @@ class ShardQueue:
             latest, shard = view.latest[name], view.held[name]
             if shard not in self._open:
                 continue
-            is_split = latest is not view.shards.get(shard)
-            taken = self._take_split([latest]) if is_split else self._lease(shard, latest)
+            is_sub_shard = latest is not view.shards.get(shard)
+            taken = self._take_sub_shard([latest]) if is_sub_shard else self._lease(shard, latest)
             if taken is not None:
                 return taken
         return None
@@ -182,38 +182,38 @@ class ShardQueue:
     def _is_suspect(self, name: str) -> bool:
         return name in self._view.latest and self._leases.is_suspect(self._view.latest[name])
 
-    def _splits(self) -> list[Lease]:
-        """The leases of splits of open shards as last seen, without those of this replica: first those that
-        nobody has taken yet, else in random order, so that few replicas try the same one."""
-        found = [lease for shard, lease in self._view.splits
-                 if shard in self._open and lease.name not in self._my_splits]  # fmt: skip
+    def _sub_shards(self) -> list[Lease]:
+        """The leases of sub-shards of open shards as last seen, without those of this replica: first those
+        that nobody has taken yet, else in random order, so that few replicas try the same one."""
+        found = [lease for shard, lease in self._view.sub_shards
+                 if shard in self._open and lease.name not in self._my_sub_shards]  # fmt: skip
         random.shuffle(found)
         return sorted(found, key=lambda lease: lease.generation > 1)
 
-    def _take_split(self, splits: Sequence[Lease]) -> LeasedShard | None:
-        """The first of these splits that can be had."""
-        for latest in splits:
-            taken = self._leases.take_split(latest)
+    def _take_sub_shard(self, sub_shards: Sequence[Lease]) -> LeasedShard | None:
+        """The first of these sub-shards that can be had."""
+        for latest in sub_shards:
+            taken = self._leases.take_sub_shard(latest)
             if taken is None:
                 continue
             lease, rows = taken
-            place = shard_and_split(lease.name)
+            place = shard_and_sub_shard(lease.name)
             assert place is not None
-            shard, split = place
+            shard, sub_shard = place
             if self._see_complete(shard):
                 self._leases.forget(lease.name)
                 continue
             self._check_run()
-            leased = self._my_splits[lease.name] = LeasedShard(shard, lease, split, rows)
+            leased = self._my_sub_shards[lease.name] = LeasedShard(shard, lease, sub_shard, rows)
             return leased
         return None
 
     def offer(self, leased: LeasedShard, rows: Sequence[int], number: int) -> str | None:
-        """Offer rows of a shard to everybody as the split of this number: the name to look for in a
-        :class:`View`. None if there is such a split already, or the shard is another replica's by now."""
+        """Offer rows of a shard to everybody as the sub-shard of this number: the name to look for in a
+        :class:`View`. None if there is such a sub-shard already, or the shard is another replica's by now."""
         with writing(self._folder.path):
             level = self._folder.leases_level(leased.shard)
-            offered = self._leases.offer(split_name(leased.shard, number, level), rows)
+            offered = self._leases.offer(sub_shard_name(leased.shard, number, level), rows)
             if offered is None:
                 return None
             if not self._leases.is_held(leased.lease):
@@ -222,10 +222,10 @@ class ShardQueue:
             return offered.name
 
     def offered(self, shard: int) -> dict[str, tuple[int, ...]]:
-        """The rows of every split of a shard of this replica, by name, for which leases were last seen."""
+        """The rows of every sub-shard of a shard of this replica, by name, of which leases were last seen."""
         found = {}
         for name, lease in self._view.latest.items():
-            place = shard_and_split(name)
+            place = shard_and_sub_shard(name)
             if place is not None and place[0] == shard and place[1] is not None:
                 holding = self._leases.holding(lease)
                 if holding is not None and holding.rows is not None:
@@ -233,14 +233,14 @@ class ShardQueue:
         return found
 
     def is_gone(self, name: str) -> bool:
-        """Whether a split has no lease any more: it is finished, or was given up."""
+        """Whether a sub-shard has no lease any more: it is finished, or was given up."""
         return name not in self._view.latest and not self._leases.is_leased(name)
 
-    def next_split(self, shard: int) -> int:
-        """A number that no split of the shard has had."""
-        numbers = [log.split for log in self._folder.logs(shard) if log.split is not None]
-        places = filter(None, map(shard_and_split, self._view.latest))
-        numbers += [split for of_shard, split in places if of_shard == shard and split is not None]
+    def next_sub_shard(self, shard: int) -> int:
+        """A number that no sub-shard of the shard has had."""
+        numbers = [log.sub_shard for log in self._folder.logs(shard) if log.sub_shard is not None]
+        places = filter(None, map(shard_and_sub_shard, self._view.latest))
+        numbers += [number for of_shard, number in places if of_shard == shard and number is not None]
         return max(numbers, default=0) + 1
 
     def _lease(self, shard: int, latest: Lease | None) -> LeasedShard | None:
@@ -287,7 +287,7 @@ class ShardQueue:
 
     def log(self, leased: LeasedShard, rows: Collection[int] | None = None) -> PartLog:
         """The part log of this lease, with those of ``rows`` that other logs of the shard have."""
-        return self._folder.parts(leased.shard, leased.lease.generation, rows, leased.split)
+        return self._folder.parts(leased.shard, leased.lease.generation, rows, leased.sub_shard)
 
     def is_held(self, leased: LeasedShard) -> bool:
         """Whether the lease is still in force. Raises :class:`UserError` as :meth:`take` does."""
@@ -296,26 +296,26 @@ class ShardQueue:
             return self._leases.is_held(leased.lease)
 
     def finished(self, leased: LeasedShard) -> None:
-        """Remove the leases of a complete shard, or of a split whose rows are all in its log, durably."""
+        """Remove the leases of a complete shard, or of a sub-shard whose rows are all in its log, durably."""
         with writing(self._folder.path):
-            if leased.split is None:
+            if leased.sub_shard is None:
                 self._mine.pop(leased.shard, None)
                 self._open.discard(leased.shard)
                 self._forget_shard(leased.shard)
                 return
-            self._my_splits.pop(leased.lease.name, None)
+            self._my_sub_shards.pop(leased.lease.name, None)
             if self._leases.is_held(leased.lease):
                 self._leases.forget(leased.lease.name)
             self._sweep_late(leased.shard)
 
     def lost(self, leased: LeasedShard) -> None:
-        """Forget a shard, or a split, that another replica took over; it can be leased again if that replica
-        is lost too.
+        """Forget a shard, or a sub-shard, that another replica took over; it can be leased again if that
+        replica is lost too.
 
         If the other completed it, it may have died before it removed the leases.
         """
-        if leased.split is not None:
-            self._my_splits.pop(leased.lease.name, None)
+        if leased.sub_shard is not None:
+            self._my_sub_shards.pop(leased.lease.name, None)
             self._sweep_late(leased.shard)
             return
         self._mine.pop(leased.shard, None)
@@ -326,17 +326,17 @@ class ShardQueue:
         self._leases.forget_shard(shard, self._folder.leases_level(shard))
 
     def _sweep_late(self, shard: int) -> None:
-        """Remove the log of a split if its shard was completed without it: nobody else will."""
+        """Remove the log of a sub-shard if its shard was completed without it: nobody else will."""
         if self._folder.is_complete(shard):
             self._folder.sweep(shard)
 
     def give_back(self) -> None:
         """Release all leases of this replica."""
-        for leased in self._my_splits.values():
+        for leased in self._my_sub_shards.values():
             self._leases.release(leased.lease, leased.rows)
         for lease in self._mine.values():
             self._leases.release(lease)
-        self._my_splits.clear()
+        self._my_sub_shards.clear()
         self._mine.clear()
 
     def _see_complete(self, shard: int) -> bool:

@@ -18,8 +18,9 @@ from specdist.data.store.files import fsync_folder, names_in, sizes_in
 from specdist.data.store.storage import StorePath
 
 SHARD_FOLDERS = ("shards", "stats", "parts")
+# A sub-shard was called a split in earlier versions.
 SHARD_FILE = re.compile(
-    r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:(?:\.split-(\d{5,}))?\.(\d{5,}))?\.jsonl)"
+    r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:(?:\.(?:subshard|split)-(\d{5,}))?\.(\d{5,}))?\.jsonl)"
     r"(?:(?:\.[\w-]+)?\.tmp)?"
 )
 DATA_FILE = re.compile(r"shard-(\d{5,})\.arrow")
@@ -75,10 +76,10 @@ def trace_pattern(info: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class LogFile:
-    """A part log: of the lease of this generation of a shard, or of a split of it."""
+    """A part log: of the lease of this generation of a shard, or of a sub-shard of it."""
 
     path: Path
-    split: int | None
+    sub_shard: int | None
     generation: int
 
 
@@ -128,12 +129,12 @@ class RunLayout:
         """Exists in runs with ``--trace``."""
         return self._place("stats", shard) / f"shard-{shard:05d}.trace.arrow"
 
-    def parts_path(self, shard: int, generation: int = 0, split: int | None = None) -> Path:
-        """The log of the holder of this lease of the shard, or of a split of it; generation 0 is that of a
-        run without leases."""
+    def parts_path(self, shard: int, generation: int = 0, sub_shard: int | None = None) -> Path:
+        """The log of the holder of this lease of the shard, or of a sub-shard of it; generation 0 is that of
+        a run without leases."""
         middle = f".{generation:05d}" if generation else ""
-        if split is not None:
-            middle = f".split-{split:05d}{middle}"
+        if sub_shard is not None:
+            middle = f".subshard-{sub_shard:05d}{middle}"
         return self._place("parts", shard) / f"shard-{shard:05d}{middle}.jsonl"
 
     def paths(self, shard: int) -> ShardPaths:
@@ -239,14 +240,14 @@ class RunLayout:
         return [(folder / match[0], match) for match in found if match]
 
     def logs(self, shard: int) -> list[LogFile]:
-        """The part logs of a shard, by one listing: its own by ascending generation, then those of splits."""
+        """The part logs of a shard, by one listing: its own by ascending generation, then sub-shards'."""
         files = self.files("parts", self.group_of(shard), shard)
         found = [
             LogFile(path, None if match[2] is None else int(match[2]), int(match[3] or 0))
             for path, match in files
             if path.suffix == ".jsonl"
         ]
-        return sorted(found, key=lambda log: (-1 if log.split is None else log.split, log.generation))
+        return sorted(found, key=lambda log: (-1 if log.sub_shard is None else log.sub_shard, log.generation))
 
     def recorded_in(self, group: str) -> set[int]:
         """The shards of a group that have a completion record, by one listing."""

@@ -270,7 +270,7 @@ def forget_logs(log: Path) -> None:
 
 
 def _series(log: Path) -> str:
-    """The name of a log without its generation: what it is of, a shard or a split."""
+    """The name of a log without its generation: what it is of, a shard or a sub-shard."""
     return re.sub(r"(\.\d{5,})?\.jsonl$", "", log.name)
 
 

@@ -63,15 +63,19 @@ class RunFolder(RunLayout):
         return self.paths(shard).is_complete()
 
     def parts(
-        self, shard: int, generation: int = 0, rows: Collection[int] | None = None, split: int | None = None
+        self,
+        shard: int,
+        generation: int = 0,
+        rows: Collection[int] | None = None,
+        sub_shard: int | None = None,
     ) -> PartLog:
-        """The log of the finished rows of a shard, or of a split of it, open for appending, with the rows of
-        earlier generations and of the shard's other logs; close it before :meth:`finish_shard`."""
+        """The log of the finished rows of a shard, or of a sub-shard of it, open for appending, with the rows
+        of earlier generations and of the shard's other logs; close it before :meth:`finish_shard`."""
         self.make_folders(shard)
         logs = self.logs(shard)
-        earlier = [log.path for log in logs if log.split == split and log.generation < generation]
-        beside = [log.path for log in logs if log.split != split]
-        path = self.parts_path(shard, generation, split)
+        earlier = [log.path for log in logs if log.sub_shard == sub_shard and log.generation < generation]
+        beside = [log.path for log in logs if log.sub_shard != sub_shard]
+        path = self.parts_path(shard, generation, sub_shard)
         if isinstance(path, StorePath):
             record = self.record_path(shard)
             return StoredPartLog(
@@ -93,12 +97,12 @@ class RunFolder(RunLayout):
         """The finished rows in the shard's part logs, which replicas may be writing."""
         return read_rows(log.path for log in self.logs(shard))
 
-    def split_stats(self, shard: int) -> list[dict[str, Any]]:
-        """The latest statistics of every split of a shard that has any."""
+    def sub_shard_stats(self, shard: int) -> list[dict[str, Any]]:
+        """The latest statistics of every sub-shard of a shard that has any."""
         latest: dict[int, dict[str, Any]] = {}
         for log in self.logs(shard):
-            if log.split is not None and (stats := read_stats(log.path)) is not None:
-                latest[log.split] = stats
+            if log.sub_shard is not None and (stats := read_stats(log.path)) is not None:
+                latest[log.sub_shard] = stats
         return list(latest.values())
 
     def recorded_shards(self, among: Iterable[int] | None = None) -> set[int]:
@@ -127,7 +131,7 @@ class RunFolder(RunLayout):
 
     def log_generations(self, shard: int) -> list[int]:
         """The generations of the shard's own part logs, ascending."""
-        return [log.generation for log in self.logs(shard) if log.split is None]
+        return [log.generation for log in self.logs(shard) if log.sub_shard is None]
 
     def finish_shard(
         self,

@@ -68,7 +68,7 @@ class Recorder:
         self._writer.uploads.settle(max_running=None if is_stored else 0)
 
     def lease(self) -> bool:
-        """Lease the next shard or split, unless rows are left to begin; False if there is nothing now."""
+        """Lease the next shard or sub-shard, unless rows are left to begin; False if there is nothing now."""
         self._writer.uploads.settle()
         return self._work.lease()
 
@@ -132,7 +132,7 @@ class Recorder:
 
     def begun(self, work: Work) -> None:
         """Count what earlier holders of the shard have recorded."""
-        if work.leased.split is None:
+        if work.leased.sub_shard is None:
             self._progress.found(work.leased.shard, len(work.log.results))
         stats = self._stats_recorder.shard(work.key)
         if work.log.stats is not None:
@@ -163,12 +163,12 @@ class Recorder:
         self._plan.membership.heartbeat.count(result.num_completion_tokens)
 
     def finish_if_complete(self, work: Work) -> None:
-        """Publish a shard, or leave a split to its shard's holder, once it has all its rows."""
+        """Publish a shard, or leave a sub-shard to its shard's holder, once it has all its rows."""
         if len(work.log.results) < work.num_expected or not self._work.close(work):
             return
         counted = self._stats_recorder.close_shard(work.key)
         extend_to_now(counted)
-        if work.leased.split is None:
+        if work.leased.sub_shard is None:
             self._finish_shard(work, counted)
             return
         with work.log as log:

@@ -1,9 +1,9 @@
-"""The shards, and splits of them, whose rows a replica generates at the moment: leased, and shared out.
+"""The shards, and sub-shards of them, whose rows a replica generates at the moment: leased, and shared out.
 
 Shards are leased one after the other, each when all rows of the one before have begun, so rows of two shards
-may run at a time. When none is left, rows of a shard that have not begun are offered as *splits* to replicas
-that have nothing to do: see :mod:`specdist.data.leases.shard_queue`. A shard that another replica has taken
-over is dropped.
+may run at a time. When none is left, rows of a shard that have not begun are offered as *sub-shards* to
+replicas that have nothing to do: see :mod:`specdist.data.leases.shard_queue`. A shard that another replica
+has taken over is dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specdist.data.leases.leases import View
-from specdist.data.leases.shard_choice import split_off, splits_wanted
+from specdist.data.leases.shard_choice import split_off, sub_shards_wanted
 from specdist.data.leases.shard_queue import LeasedShard, ShardQueue
 from specdist.data.run.parts import PartLog
 from specdist.data.stats.rows import RowResult
@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Work:
-    """A shard of this replica, or a split of one, while its rows are generated.
+    """A shard of this replica, or a sub-shard of one, while its rows are generated.
 
-    ``key``: under which its statistics are counted: the shard's number, or for a split one above all of them.
+    ``key``: under which its statistics are counted: the shard's number, or for a sub-shard one above all.
     ``pending``: rows that have not begun, the next one first; ``begun``: those that have, here.
-    ``following``: requests that follow from completions. ``splits``: rows that were offered, by name.
+    ``following``: requests that follow from completions. ``sub_shards``: rows that were offered, by name.
     """
 
     key: int
@@ -50,8 +50,8 @@ class Work:
     rows: Sequence[int]
     num_expected: int
     pending: deque[int]
-    splits: dict[str, tuple[int, ...]]
-    next_split: int = 0
+    sub_shards: dict[str, tuple[int, ...]]
+    next_sub_shard: int = 0
     begun: set[int] = field(default_factory=set)
     following: deque[Request] = field(default_factory=deque)
     snapshot_at: float = 0.0
@@ -59,8 +59,8 @@ class Work:
     @property
     def name(self) -> str:
         """For people."""
-        shard, split = self.leased.shard, self.leased.split
-        return f"shard {shard}" if split is None else f"split {split} of shard {shard}"
+        shard, sub_shard = self.leased.shard, self.leased.sub_shard
+        return f"shard {shard}" if sub_shard is None else f"sub-shard {sub_shard} of shard {shard}"
 
 
 class WorkOwner(Protocol):
@@ -117,10 +117,10 @@ class WorkQueue:
             )
 
     def lease(self) -> bool:
-        """Lease the next shard or split, unless rows are left to begin; False if there is nothing now."""
+        """Lease the next shard or sub-shard, unless rows are left to begin; False if there is nothing now."""
         if not self._has_pending and self._next is None:
             self._next = self.shards.take()
-            self._settle_splits()
+            self._settle_sub_shards()
         return self._has_pending or self._next is not None
 
     def next(self, lease: Callable[[], bool]) -> Work | None:
@@ -130,7 +130,7 @@ class WorkQueue:
                 if work.pending:
                     return work
             if self._next is None:
-                is_alone = self.shards.is_all_mine and not any(work.splits for work in self.open.values())
+                is_alone = self.shards.is_all_mine and not any(work.sub_shards for work in self.open.values())
                 if self.shards.is_done or is_alone or self._clock() < self._poll_at:
                     return None
             if not lease():
@@ -179,22 +179,22 @@ class WorkQueue:
         shard = leased.shard
         rows = range(*self._plan.shards.bounds(shard)) if leased.rows is None else leased.rows
         log = self.shards.log(leased, rows)
-        splits = self.shards.offered(shard) if leased.split is None else {}
+        sub_shards = self.shards.offered(shard) if leased.sub_shard is None else {}
         key = shard
-        if leased.split is not None:
+        if leased.sub_shard is not None:
             key, self._next_key = self._next_key, self._next_key + 1
-        elsewhere = {row for offered in splits.values() for row in offered}
+        elsewhere = {row for offered in sub_shards.values() for row in offered}
         pending = [row for row in rows if row not in elsewhere and not self.is_finished(log, row)]
         if self._lengths is not None:
             self._lengths.begin(pending)
             pending = self._lengths.longest_first(pending)
         num_expected = self._rows.num_completions(rows)
-        work = self.open[key] = Work(key, leased, log, rows, num_expected, deque(pending), splits)
+        work = self.open[key] = Work(key, leased, log, rows, num_expected, deque(pending), sub_shards)
         if self._looked_at == -math.inf:
             # The leases were looked at to find this one.
             self._looked(self.shards.view)
         self._owner.begun(work)
-        self._offer_splits()
+        self._offer_sub_shards()
         # All rows may be finished already.
         self._owner.finish_if_complete(work)
 
@@ -205,51 +205,51 @@ class WorkQueue:
         for work in list(self.open.values()):
             if view.latest.get(work.leased.lease.name) != work.leased.lease:
                 self._drop(work)
-        self._settle_splits()
-        self._offer_splits()
+        self._settle_sub_shards()
+        self._offer_sub_shards()
 
     def _looked(self, view: View) -> None:
         self._looked_at = self._clock()
         listing_s = self._plan.membership.listing_s(view.num_files)
         self._look_at = self._looked_at + max(self._look_interval_s, listing_s)
 
-    def _offer_splits(self) -> None:
+    def _offer_sub_shards(self) -> None:
         """Offer rows to replicas that wait, or will soon."""
         view = self.shards.view
-        wanted = splits_wanted(view.num_waiting, len(view.shards))
+        wanted = sub_shards_wanted(view.num_waiting, len(view.shards))
         if not wanted and self.shards.is_last_leased and view.num_replicas > 1:
             wanted = 1
         for work in self.open.values() if wanted else ():
-            if work.pending and work.leased.split is None:
+            if work.pending and work.leased.sub_shard is None:
                 self._offer(work, wanted)
 
     def _offer(self, work: Work, wanted: int) -> None:
-        """Offer rows that have not begun as splits until so many are free."""
+        """Offer rows that have not begun as sub-shards until so many are free."""
         latest, shard = self.shards.view.latest, work.leased.shard
-        wanted -= sum(name in latest and latest[name].generation == 1 for name in work.splits)
+        wanted -= sum(name in latest and latest[name].generation == 1 for name in work.sub_shards)
         for _ in range(wanted):
             if not work.pending:
                 return
             rows = split_off(work.pending, wanted)
-            work.next_split = work.next_split or self.shards.next_split(shard)
-            name = self.shards.offer(work.leased, rows, work.next_split)
-            work.next_split += 1
+            work.next_sub_shard = work.next_sub_shard or self.shards.next_sub_shard(shard)
+            name = self.shards.offer(work.leased, rows, work.next_sub_shard)
+            work.next_sub_shard += 1
             if name is None:
                 return
-            work.splits[name] = rows
+            work.sub_shards[name] = rows
             offered = set(rows)
             work.pending = deque(row for row in work.pending if row not in offered)
 
-    def _settle_splits(self) -> None:
-        """Take the rows of splits that are finished; those of one that was given up begin here."""
+    def _settle_sub_shards(self) -> None:
+        """Take the rows of sub-shards that are finished; those of one that was given up begin here."""
         for work in list(self.open.values()):
-            gone = [name for name in work.splits if self.shards.is_gone(name)]
+            gone = [name for name in work.sub_shards if self.shards.is_gone(name)]
             if not gone:
                 continue
             for log in self._plan.folder.logs(work.leased.shard):
-                if log.split is not None:
+                if log.sub_shard is not None:
                     work.log.add_rows(log.path)
-            rows = [row for name in gone for row in work.splits.pop(name)]
+            rows = [row for name in gone for row in work.sub_shards.pop(name)]
             missing = [row for row in rows if not self.is_finished(work.log, row)]
             work.pending.extend(missing)
             self._owner.finish_if_complete(work)

@@ -2,53 +2,53 @@
 
 from tests.mutants.mutant import Mutant
 
-SPLITS = "tests/job/test_splits.py"
-NO_ROW_TWICE = f"{SPLITS}::test_replicas_without_a_shard_take_rows_of_others_and_no_row_twice"
-LOST_LEASES = f"{SPLITS}::test_rows_of_splits_whose_leases_are_gone_are_the_shards_again"
-SURVIVE = f"{SPLITS}::test_rows_survive_whatever_becomes_of_the_replicas"
+SUB_SHARDS = "tests/job/test_sub_shards.py"
+NO_ROW_TWICE = f"{SUB_SHARDS}::test_replicas_without_a_shard_take_rows_of_others_and_no_row_twice"
+LOST_LEASES = f"{SUB_SHARDS}::test_rows_of_sub_shards_whose_leases_are_gone_are_the_shards_again"
+SURVIVE = f"{SUB_SHARDS}::test_rows_survive_whatever_becomes_of_the_replicas"
 FOLDERS = "tests/data/test_lease_folders.py"
 OF_QUEUE = (
     "tests/data/test_shard_queue.py::"
-    "test_a_split_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_the_shard"
+    "test_a_sub_shard_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_the_shard"
 )
 
-SPLIT_FAULTS = (
-    Mutant("split-row-generated-twice", "WorkQueue._offer",
+SUB_SHARD_FAULTS = (
+    Mutant("sub-shard-row-generated-twice", "WorkQueue._offer",
         "work.pending = deque(row for row in work.pending if row not in offered)",
         "work.pending = deque(work.pending)",
         (NO_ROW_TWICE,)),
-    Mutant("split-row-lost-with-its-lease", "WorkQueue._settle_splits",
+    Mutant("sub-shard-row-lost-with-its-lease", "WorkQueue._settle_sub_shards",
         "work.pending.extend(missing)",
         "work.pending.extend(missing[1:])",
         (LOST_LEASES,)),
-    Mutant("split-taken-as-finished-before-it-is", "WorkQueue._settle_splits",
+    Mutant("sub-shard-taken-as-finished-before-it-is", "WorkQueue._settle_sub_shards",
         "missing = [row for row in rows if not self.is_finished(work.log, row)]",
         "missing: list[int] = []",
         (LOST_LEASES,)),
-    Mutant("work-of-splits-not-counted", "ShardWriter.write",
+    Mutant("work-of-sub-shards-not-counted", "ShardWriter.write",
         "            counted.add(Stats.from_json(found))\n",
         "            Stats.from_json(found)\n",
         (NO_ROW_TWICE,)),
-    Mutant("new-holder-of-a-shard-generates-rows-of-its-splits", "RunFolder.parts",
-        "beside = [log.path for log in logs if log.split != split]",
+    Mutant("new-holder-of-a-shard-generates-rows-of-its-sub-shards", "RunFolder.parts",
+        "beside = [log.path for log in logs if log.sub_shard != sub_shard]",
         "beside: list[Path] = []",
         (OF_QUEUE,)),
-    Mutant("leases-of-splits-outlive-their-shard", "Leases.forget_shard",
-        'files = self._names(level, f"shard-{shard:05d}.", f"split-{shard:05d}-")',
+    Mutant("leases-of-sub-shards-outlive-their-shard", "Leases.forget_shard",
+        'files = self._names(level, f"shard-{shard:05d}.", f"subshard-{shard:05d}-")',
         'files = self._names(level, f"shard-{shard:05d}.")',
         (OF_QUEUE,)),
-    Mutant("split-offered-of-a-lost-shard", "ShardQueue.offer",
+    Mutant("sub-shard-offered-of-a-lost-shard", "ShardQueue.offer",
         "            if not self._leases.is_held(leased.lease):\n                self._leases.forget(offered.name)",
         "            if False:\n                self._leases.forget(offered.name)",
-        ("tests/data/test_shard_queue.py::test_a_split_of_a_shard_that_was_lost_meanwhile_is_not_offered",)),
-    Mutant("released-split-without-its-rows", "ShardQueue.give_back",
+        ("tests/data/test_shard_queue.py::test_a_sub_shard_of_a_shard_that_was_lost_meanwhile_is_not_offered",)),
+    Mutant("released-sub-shard-without-its-rows", "ShardQueue.give_back",
         "self._leases.release(leased.lease, leased.rows)",
         "self._leases.release(leased.lease)",
         (OF_QUEUE,)),
     Mutant("shortest-rows-first", "ExpectedLengths.longest_first",
         "return sorted(rows, key=self._expected, reverse=True)",
         "return sorted(rows, key=self._expected)",
-        (f"{SPLITS}::test_finished_samples_tell_the_length_of_a_rows_others",)),
+        (f"{SUB_SHARDS}::test_finished_samples_tell_the_length_of_a_rows_others",)),
     Mutant("shard-is-taken-from-holder-that-began-meanwhile", "ShardQueue._lease",
         "        if above and self._leases.is_leased(name):\n",
         "        if False:\n",

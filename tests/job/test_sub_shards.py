@@ -48,12 +48,12 @@ def check(simulation: TailSimulation) -> RunFolder:
 
 def test_replicas_without_a_shard_take_rows_of_others_and_no_row_twice(tmp_path: Path) -> None:
     outcome, shared = run(tmp_path / "shared", SMALL)
-    assert sum(outcome.splits.values()) >= 3 and outcome.num_repeated == 0
-    # The work of a split counts for its shard.
+    assert sum(outcome.sub_shards.values()) >= 3 and outcome.num_repeated == 0
+    # The work of a sub-shard counts for its shard.
     drafted = [shared.read_stats(shard)["num_draft_tokens"] for shard in range(SMALL.num_shards)]
     assert drafted == [SMALL.rows_per_shard] * SMALL.num_shards
     alone, undivided = run(tmp_path / "alone", dataclasses.replace(SMALL, num_replicas=1))
-    assert sum(alone.splits.values()) == 0
+    assert sum(alone.sub_shards.values()) == 0
     for shard in range(SMALL.num_shards):
         assert shared.data_path(shard).read_bytes() == undivided.data_path(shard).read_bytes()
 
@@ -65,14 +65,14 @@ def test_rows_survive_whatever_becomes_of_the_replicas(tmp_path: Path, seed: int
     assert outcome.num_disturbed >= 2
 
 
-def test_rows_of_splits_whose_leases_are_gone_are_the_shards_again(tmp_path: Path) -> None:
+def test_rows_of_sub_shards_whose_leases_are_gone_are_the_shards_again(tmp_path: Path) -> None:
     """As after a crash of the machine, which may lose a file that was not synced."""
     simulation = TailSimulation(tmp_path / "run", SMALL)
     num_lost = 0
 
     def lose() -> None:
         nonlocal num_lost
-        for path in (simulation.output / "leases").glob("split-*"):
+        for path in (simulation.output / "leases").glob("subshard-*"):
             path.unlink()
             num_lost += 1
         simulation.after(5.0, lose)
