@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MixtralConfig, PretrainedConfig
 
 from specdist.engine.interfaces import VerifyInput
 from specdist.engine.target.local_target import FullDistributions
@@ -40,6 +40,10 @@ NARROW = LlamaConfig(intermediate_size=16, num_attention_heads=1, num_key_value_
 MANY_HEADS = LlamaConfig(
     intermediate_size=16, num_attention_heads=16, num_key_value_heads=8, head_dim=64, **SHAPE
 )
+EXPERTS = MixtralConfig(
+    intermediate_size=128, num_attention_heads=1, num_key_value_heads=1, head_dim=8, num_local_experts=8,
+    num_experts_per_tok=4, **SHAPE,
+)  # fmt: skip
 CAPPED = Gemma2Config(
     intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, **SHAPE
 )
@@ -52,9 +56,11 @@ def runner_of(config: PretrainedConfig, dtype: torch.dtype) -> ModelRunner:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("config", [WIDE, NARROW, MANY_HEADS], ids=["wide", "narrow", "many heads"])
+@pytest.mark.parametrize(
+    "config", [WIDE, NARROW, MANY_HEADS, EXPERTS], ids=["wide", "narrow", "many heads", "experts"]
+)
 def test_a_pass_holds_what_is_reserved_for_activations_and_not_much_less(
-    config: LlamaConfig, dtype: torch.dtype
+    config: PretrainedConfig, dtype: torch.dtype
 ) -> None:
     runner = runner_of(config, dtype)
     runner.torch_pass._linears = None  # a GPU has none of them

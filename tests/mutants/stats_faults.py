@@ -6,7 +6,7 @@ LEDGER = "tests/engine/test_stats_recorder.py"
 STATS = "tests/data/stats/test_shard.py"
 TRACING = "tests/engine/test_tracing.py::test_tracing_changes_nothing_and_agrees_with_the_statistics[none-greedy-fixed]"
 
-ROOFLINE = "tests/lab/plan/test_roofline.py"
+ROOFLINE, EXPERTS = "tests/lab/plan/test_roofline.py", "tests/lab/plan/test_experts.py"
 SAMPLING, CALIBRATION = "tests/lab/plan/test_sampling.py", "tests/lab/plan/test_calibration.py"
 COUNTS = "tests/gpu/test_counts.py::test_the_last_line_has_what_is_counted_and_it_is_no_worse"
 
@@ -17,9 +17,25 @@ STATS_FAULTS = (
         "return num_layers * self.kernels_per_layer",
         (ROOFLINE,)),
     Mutant("planner-pays-for-one-layers-tensors", "Placement.overhead_s",
-        "            num_layers\n            * self.counts.tensors_per_layer\n",
-        "            self.counts.tensors_per_layer\n",
+        "num_layers * self.counts.tensors_per_layer *",
+        "self.counts.tensors_per_layer *",
         (ROOFLINE,)),
+    Mutant("planner-reads-all-experts-for-one-token", "Experts.num_distinct",
+        "return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_tokens)",
+        "return self.num_experts",
+        (EXPERTS,)),
+    Mutant("planner-reads-an-expert-for-each-token-that-chooses-it", "Experts.num_distinct",
+        "return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_tokens)",
+        "return min(self.num_experts, num_tokens * self.num_chosen)",
+        (EXPERTS,)),
+    Mutant("planner-computes-with-all-experts", "ModelSize.expert_flops",
+        "each.num_layers * each.num_chosen * each.num_numbers",
+        "each.num_all_numbers",
+        (EXPERTS,)),
+    Mutant("experts-are-whole-on-every-rank", "ModelSize.weight_bytes",
+        "        cut = self.num_cut - self.num_quantized + self.num_expert_numbers\n        plain = cut // tp_size",
+        "        cut = self.num_cut - self.num_quantized\n        plain = cut // tp_size + self.num_expert_numbers",
+        (EXPERTS,)),
     Mutant("planner-samples-from-prompts", "roofline_costs",
         "target.pass_s(tokens, min(tokens, num_rows), 0)",
         "target.pass_s(tokens, min(tokens, num_rows))",

@@ -37,7 +37,7 @@ from specdist.lab.plan.report import (
     run_yaml,
     shapes_note,
 )
-from specdist.lab.synthetic.config import SHAPES
+from specdist.lab.plan.shapes import NAMED, named_config
 from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.files.checkpoint import Checkpoint, check_family
 from specdist.models.files.sizes import ModelSize, model_size
@@ -46,8 +46,6 @@ from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 from specdist.utils.host import available_memory_bytes
 
-# The context length of a shape, which is not limited.
-ANY_LENGTH = 2**20
 TRACE_FILES = "stats/*.trace.arrow"
 # Larger than any cache, so that every product reads its matrix from memory.
 MATRIX_BYTES = {"cpu": 2**27, "cuda": 2**31}
@@ -108,6 +106,10 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         "num_parameters": {
             "target": target.num_parameters,
             "draft": None if draft is None else draft.num_parameters,
+        },
+        "num_active": {
+            "target": target.num_active,
+            "draft": None if draft is None else draft.num_active,
         },
         "acceptance": acceptance,
         "memory": [
@@ -183,7 +185,10 @@ def _check_lengths(work: Work, target: ModelSize, draft: ModelSize | None) -> No
 
 def _describe(target: ModelSize, draft: ModelSize | None, dtype: str, gpu: Gpu, site: Site) -> str:
     models = " and ".join(
-        f"{model.name} ({model.num_parameters / 1e9:.2f}B)" for model in (target, draft) if model is not None
+        f"{model.name} ({model.num_parameters / 1e9:.2f}B"
+        + (f", {model.num_active / 1e9:.2f}B of them active)" if model.experts else ")")
+        for model in (target, draft)
+        if model is not None
     )
     rate = gpu.sustained_flops_per_s(target.bytes_per_number) / TERA
     return (
@@ -203,14 +208,12 @@ def open_model(
     quantization: str | None = None,
     is_self: bool = False,
 ) -> tuple[ModelSize, str]:
-    """The sizes of a model and the type of its numbers, from a shape or from its configuration alone.
+    """The sizes of a model and the type of its numbers, by its name or from its configuration alone.
 
     Raises :class:`UserError` if it cannot be read, or its family is not supported.
     """
-    if name in SHAPES:
-        shape = SHAPES[name]
-        config = shape.llama_config(num_layers=shape.num_layers, dtype=torch.bfloat16)
-        config.max_position_embeddings = ANY_LENGTH
+    if name in NAMED and not Path(name).exists():
+        config = named_config(name)
     else:
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -218,7 +221,7 @@ def open_model(
             reason = str(error).splitlines()[0]
             raise UserError(
                 f"{option} {name} has no readable configuration ({reason}): name a folder with a "
-                f"config.json, a hub model that you can access, or a shape ({', '.join(SHAPES)})"
+                f"config.json, a hub model that you can access, or one of ({', '.join(NAMED)})"
             ) from error
     model = Checkpoint(
         option=option,

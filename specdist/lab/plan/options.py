@@ -11,7 +11,7 @@ from specdist.config.groups import OWN_KIND, SELF, DrawingOptions, QuantizationO
 from specdist.config.removed import OF_PLAN, Removed
 from specdist.config.speculation import NEEDS_MODEL
 from specdist.lab.plan.hardware import GPUS, HERE
-from specdist.lab.synthetic.config import SHAPES
+from specdist.lab.plan.shapes import NAMED
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_options, within
 
@@ -26,10 +26,10 @@ class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
     _removed_options: ClassVar[Mapping[str, Removed]] = OF_PLAN
 
     # Models: configurations are enough
-    target: str = option(help=f"hub id or folder of the large model, or a shape: {', '.join(SHAPES)}")
+    target: str = option(help=f"hub id or folder of the large model, or one of {', '.join(NAMED)}")
     draft: str | None = option(
         None,
-        help=f"hub id, folder or shape of the small model, or {SELF}int4; none = target only",
+        help=f"the same of the small model, or {SELF}int4; none = target only",
         rule=OWN_KIND,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(

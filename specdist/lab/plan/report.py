@@ -91,8 +91,12 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
     """Why this plan, in sentences."""
     gpu, width = site.gpu, target.bytes_per_number
     free_tokens = gpu.sustained_flops_per_s(width) * width / (2 * gpu.sustained_bytes_per_s)
+    reads = [(target.streamed_bytes(1) + target.expert_bytes(1, count)) / GIB for count in (1, 8, 64)]
     limit = (
-        f"A target pass takes the time of reading the weights for up to about {free_tokens:.0f} tokens; "
+        "A target pass reads the experts that any of its tokens chooses: of the weights {:.1f} GiB for a "
+        "token, {:.1f} for 8 and up to {:.1f} for 64".format(*reads)
+        if target.experts
+        else f"A target pass takes the time of reading the weights for up to about {free_tokens:.0f} tokens; "
         "beyond that, its time grows with the number of tokens"
     )
     plain = next((plan for plan in plans if plan.settings.mode == "target only"), None)

@@ -1,7 +1,9 @@
 """Predicted pass times, from sizes and peaks: the roofline model (Williams, Waterman, Patterson 2009).
 
-Matrices and attention run one after the other, each for the longer of reading and arithmetic; then come the
-all-reduces, two per layer, and what the roofline does not know. The context length enters through reading the
+Matrices, experts and attention run one after the other, each for the longer of reading and arithmetic; then
+come the all-reduces, two per layer, and what the roofline does not know. Of experts a pass reads the distinct
+ones of all its tokens, as many as uniform routing is expected to choose, which is an upper bound: see
+:class:`specdist.models.files.sizes.Experts`. The context length enters through reading the
 cache. The small kernels between matrices, launches and synchronisations are as many as ``python -m
 tests.gpu.counts`` has counted in the engine (``counted.json``); what each of them costs is a figure of the
 GPU. Sampling is what the kernels of :mod:`specdist.kernels.sampling` read, and how often: every distribution
@@ -63,6 +65,10 @@ PROPOSAL_S = 0.2e-3
 # Plain operations of a layer's seven products: six that find scales and round inputs, and of integers one
 # more and three that scale the sums.
 ROUNDING_KERNELS: dict[str | None, int] = {"float8": 7 * 6, "int8": 7 * 10}
+# Of a layer with experts beside a dense one, by transformers' router and grouped products: operations, each
+# of at least a kernel, and what they read or write for every expert of a token, in rows of the hidden size
+# and of the inner width. Counted from the code.
+ROUTING_KERNELS, ROUTED_ROWS, ROUTED_PRODUCTS = 16, 8, 7
 # Ratio of neighbouring sizes of a curve, which is linear between them.
 STEP = 1.25
 
@@ -241,6 +247,10 @@ class Placement:
             num_rows * model.cache_read_bytes(tp_size, self.context_tokens) / gpu.sustained_bytes_per_s,
             num_tokens * model.attention_flops(tp_size, self.context_tokens) / flops_per_s,
         )
+        experts_s = max(
+            model.expert_bytes(tp_size, num_tokens) / gpu.sustained_bytes_per_s,
+            num_tokens * model.expert_flops(tp_size) / flops_per_s,
+        )
         message_bytes = num_tokens * model.hidden_size * model.bytes_per_number
         sums_s = ALL_REDUCES_PER_LAYER * len(model.layers) * gpu.all_reduce_s(message_bytes, tp_size)
         if model.product in ROUNDING_KERNELS:
@@ -248,7 +258,8 @@ class Placement:
             scales_s = gpu.all_reduce_s(num_tokens * SCALE_BYTES, tp_size)
             sums_s += ALL_REDUCES_PER_LAYER * len(model.layers) * scales_s
         sampling_s = self.sampling_s(num_tokens if num_logits is None else num_logits, num_rows)
-        return matrices_s + attention_s + sums_s + self.overhead_s(num_tokens) + sampling_s
+        products_s = matrices_s + experts_s + attention_s
+        return products_s + sums_s + self.overhead_s(num_tokens) + sampling_s
 
     def sampling_s(self, num_logits: float, num_rows: float) -> float:
         """Seconds from the logits of so many tokens to what is drawn from them."""
@@ -262,15 +273,16 @@ class Placement:
     def overhead_s(self, num_tokens: float) -> float:
         """Seconds of small kernels, launches and synchronisations."""
         model, gpu, num_layers = self.model, self.gpu, len(self.model.layers)
-        tensor_bytes = num_tokens * model.hidden_size * model.bytes_per_number
+        numbers = num_layers * self.counts.tensors_per_layer * model.hidden_size
+        num_kernels = num_layers * ROUNDING_KERNELS.get(model.product, 0)
+        for each in model.experts if self.counts is not NO_COUNTS else ():
+            rows = ROUTED_ROWS * model.hidden_size + ROUTED_PRODUCTS * each.width / self.tp_size
+            numbers += each.num_layers * each.num_chosen * rows
+            num_kernels += each.num_layers * ROUTING_KERNELS
         between_s = (
-            num_layers
-            * self.counts.tensors_per_layer
-            * tensor_bytes
-            / (CACHED_FACTOR * gpu.sustained_bytes_per_s)
+            num_tokens * numbers * model.bytes_per_number / (CACHED_FACTOR * gpu.sustained_bytes_per_s)
         )
-        rounding_s = num_layers * ROUNDING_KERNELS.get(model.product, 0) * gpu.kernel_s
-        return between_s + self.counts.seconds(num_layers, gpu) + rounding_s
+        return between_s + self.counts.seconds(num_layers, gpu) + num_kernels * gpu.kernel_s
 
 
 def roofline_costs(

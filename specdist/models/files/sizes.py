@@ -46,14 +46,48 @@ class LayerCache:
         return context_tokens if self.window is None else min(context_tokens, self.window)
 
 
+@dataclass(frozen=True)
+class Experts:
+    """Routed experts of ``num_layers`` equal layers, of which a token runs through ``num_chosen``; those that
+    all tokens run through are not among them.
+
+    Attributes:
+        num_experts: of each layer.
+        num_numbers: of one expert, plain ones whatever the checkpoint has.
+        width: of its inner products.
+    """
+
+    num_layers: int
+    num_experts: int
+    num_chosen: int
+    num_numbers: int
+    width: int
+
+    @property
+    def num_all_numbers(self) -> int:
+        """Of all experts of all these layers."""
+        return self.num_layers * self.num_experts * self.num_numbers
+
+    def num_distinct(self, num_tokens: float) -> float:
+        """Expected experts of a layer that a forward of so many tokens reads, E (1 - (1 - k / E)^n), if each
+        token chooses its k of E uniformly and by itself (Huang et al. 2025, "MoESD", arXiv 2505.19645).
+
+        An upper bound: where some experts are chosen more often than others, or tokens of a text choose
+        alike, fewer are read. Cohere ("Why MoE models get more from speculative decoding", 2026) reports 2.5
+        times the experts of one token for four that follow each other, 31% less than this.
+        """
+        return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_tokens)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
     """Counts of numbers, each ``bytes_per_number`` wide.
 
     Attributes:
         num_parameters: of the model; tied parameters count once.
-        num_cut: in matrices that tensor parallelism shards; ``num_whole``: in tensors that are whole on every
-            rank (norms, some biases); ``num_embedding``: in tables of which a pass reads single rows.
+        num_cut: in matrices that tensor parallelism shards, but for ``experts``, which it shards, too;
+            ``num_whole``: in tensors that are whole on every rank (norms, some biases, routers);
+            ``num_embedding``: in tables of which a pass reads single rows.
         num_head: in the output head, sharded along the vocabulary. A head that is tied to the embedding takes
             memory of its own on several ranks, and none on one.
         widest_product: largest output width of a sharded matrix other than the head.
@@ -87,16 +121,42 @@ class ModelSize:
     num_quantized: int = 0
     quantized_bytes: int = 0
     product: ProductKind | None = None
+    experts: tuple[Experts, ...] = ()
+
+    @property
+    def num_expert_numbers(self) -> int:
+        return sum(each.num_all_numbers for each in self.experts)
+
+    @property
+    def num_active(self) -> int:
+        """Parameters that a token's forward computes with: those of its own experts alone, and none of the
+        embedding's table unless it is the head."""
+        own = sum(each.num_layers * each.num_chosen * each.num_numbers for each in self.experts)
+        table = 0 if self.is_tied else self.num_embedding
+        return self.num_parameters - self.num_expert_numbers + own - table
 
     def weight_bytes(self, tp_size: int) -> int:
-        """Bytes of weights on one rank."""
+        """Bytes of weights on one rank: of all experts, whichever are chosen."""
         head = 0 if self.is_tied and tp_size == 1 else -(-self.num_head // tp_size)
-        plain = (self.num_cut - self.num_quantized) // tp_size + self.num_whole + self.num_embedding + head
+        cut = self.num_cut - self.num_quantized + self.num_expert_numbers
+        plain = cut // tp_size + self.num_whole + self.num_embedding + head
         return plain * self.bytes_per_number + self.quantized_bytes // tp_size
 
+    def expert_bytes(self, tp_size: int, num_tokens: float) -> float:
+        """Bytes of experts that a pass of so many tokens reads on one rank: each distinct one once."""
+        read = sum(
+            each.num_layers * each.num_distinct(num_tokens) * each.num_numbers for each in self.experts
+        )
+        return read * self.bytes_per_number / tp_size
+
+    def expert_flops(self, tp_size: int) -> float:
+        """Operations per token on one rank in its own experts."""
+        own = sum(each.num_layers * each.num_chosen * each.num_numbers for each in self.experts)
+        return 2 * own / tp_size
+
     def streamed_bytes(self, tp_size: int, *, has_product: bool = True) -> int:
-        """Bytes of weights that a pass of any size reads on one rank. Without a ``product`` on the device a
-        quantised layer is written in plain numbers, and read again."""
+        """Bytes of weights that a pass of any size reads on one rank, but for experts. Without a ``product``
+        on the device a quantised layer is written in plain numbers, and read again."""
         cut = (self.num_cut - self.num_quantized + self.num_head) // tp_size
         quantized = self.quantized_bytes // tp_size
         if not has_product:
@@ -104,7 +164,8 @@ class ModelSize:
         return (cut + self.num_whole) * self.bytes_per_number + quantized
 
     def flops_per_token(self, tp_size: int) -> float:
-        """Operations per token on one rank without attention: a multiplication and an addition per weight."""
+        """Operations per token on one rank without attention and experts: a multiplication and an addition
+        per weight."""
         return 2 * (self.num_cut + self.num_head) / tp_size
 
     def attention_flops(self, tp_size: int, context_tokens: float) -> float:
@@ -155,8 +216,9 @@ def model_size(
     num_head = sum(weight.numel() for weight in head.parameters()) if head is not None else 0
     parameters = {id(weight): weight.numel() for weight in model.parameters()}
     num_cut = num_embedding = 0
-    # From the configuration, since experts are not linear layers.
-    widest = getattr(text, "intermediate_size", None) or 0
+    experts = _experts(model, text.hidden_size)
+    num_expert_numbers = sum(each.num_all_numbers for each in experts)
+    widest = 0
     for module_name, module in model.named_modules():
         if module is head:
             continue
@@ -175,7 +237,7 @@ def model_size(
         bytes_per_number=bytes_per_number,
         num_parameters=num_parameters,
         num_cut=num_cut,
-        num_whole=num_parameters - num_cut - num_embedding - num_own_head,
+        num_whole=num_parameters - num_cut - num_embedding - num_own_head - num_expert_numbers,
         num_embedding=num_embedding,
         num_head=num_head,
         is_tied=is_tied,
@@ -193,6 +255,28 @@ def model_size(
         num_quantized=sum(numbers.values()),
         quantized_bytes=num_bytes,
         product=max(numbers, key=numbers.__getitem__, default=None),
+        experts=experts,
+    )
+
+
+def _experts(model: nn.Module, hidden_size: int) -> tuple[Experts, ...]:
+    """As transformers has them: a layer's are joined, in parameters of which the first dimension is theirs;
+    how many a token chooses is said by their router, beside them. Equal layers are counted together."""
+    found: Counter[tuple[int, int, int, int]] = Counter()
+    for name, module in model.named_modules():
+        num_experts = getattr(module, "num_experts", None)
+        own = [weight for weight in module.parameters(recurse=False) if weight.shape[:1] == (num_experts,)]
+        matrices = [weight.numel() for weight in own if weight.dim() == 3]
+        if not isinstance(num_experts, int) or not matrices:
+            continue
+        beside = model.get_submodule(name.rpartition(".")[0]).modules()
+        chosen = [top_k for each in beside if isinstance(top_k := getattr(each, "top_k", None), int)]
+        num_numbers = sum(weight.numel() for weight in own) // num_experts
+        width = min(matrices) // (num_experts * hidden_size)
+        found[num_experts, min([num_experts, *chosen]), num_numbers, width] += 1
+    return tuple(
+        Experts(count, num_experts, num_chosen, num_numbers, width)
+        for (num_experts, num_chosen, num_numbers, width), count in found.items()
     )
 
 

@@ -41,6 +41,9 @@ KERNELS_PER_LAYER, OTHER_KERNELS = 16, 25
 # Of a recorded draw: most of them are the noise of gumbel, and features.
 DRAW_KERNELS = 90
 STATE_COPIES = 3
+# Of a token's experts, each with its own rows: the gate of gpt-oss holds seven products of the inner width at
+# a time, others four; beside them are numbers of experts and places after sorting. Of the router, scores.
+GATE_PRODUCTS, ORDER_BYTES, SCORE_BYTES = 7, 64, 16
 # Of the whole GPU: memory that the allocator cannot use because of fragmentation.
 FRAGMENTED_FRACTION = 0.03
 
@@ -184,20 +187,27 @@ def reserve(
 def activation_bytes(model: ModelSize, num_tokens: int, tp_size: int) -> int:
     """The most that a layer holds at a time: the residual and its norm, and either the norm's float32 copies,
     or the widest products (gate, its activation, the other half and their product), or queries, keys and
-    values with their rotated copies."""
-    number = model.bytes_per_number
+    values with their rotated copies, or what every chosen expert takes in, computes and gives back."""
+    number, hidden = model.bytes_per_number, model.hidden_size
     widest_kv = max((layer.num_heads * layer.width for layer in model.layers), default=0)
     query = max((model.num_query_heads * layer.width for layer in model.layers), default=0)
     beside = max(
-        3 * FLOAT_BYTES * model.hidden_size,
+        3 * FLOAT_BYTES * hidden,
         4 * number * model.widest_product // tp_size,
         number * (6 * query + 6 * widest_kv) // tp_size,
+        *(
+            2 * number * hidden
+            + each.num_chosen
+            * (ORDER_BYTES + number * max(hidden + GATE_PRODUCTS * each.width // tp_size, 4 * hidden))
+            + each.num_experts * SCORE_BYTES
+            for each in model.experts
+        ),
     )
     if model.num_quantized:
         # An input of a product in float32, twice, and its rounded numbers; the sums of the product.
-        width = max(model.hidden_size, model.widest_product // tp_size)
+        width = max(hidden, model.widest_product // tp_size)
         beside += (3 * FLOAT_BYTES + 1) * width
-    return num_tokens * (2 * number * model.hidden_size + beside)
+    return num_tokens * (2 * number * hidden + beside)
 
 
 def logit_bytes(model: ModelSize, limits: PassLimits, sampling: Sampling, tp_size: int) -> int:

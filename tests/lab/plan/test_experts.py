@@ -1,0 +1,172 @@
+"""What the planner reckons for mixtures of experts: parameters, the experts that a pass reads, its time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from transformers import AutoConfig
+
+from specdist.lab.plan.hardware import GPUS
+from specdist.lab.plan.job import open_model
+from specdist.lab.plan.report import GIB
+from specdist.lab.plan.roofline import NO_COUNTS, TARGET_PASS, Placement
+from specdist.models.files.sizes import Experts, ModelSize, model_size
+from tests.lab.plan.test_job import planned
+
+QWEN, GPT_OSS = "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-120b"
+# By hand from config.json of Qwen/Qwen3-30B-A3B: 48 layers; queries and their output of 32 heads of 128, keys
+# and values of 4; norms; a router; 128 experts of three matrices; a head beside the embedding.
+ATTENTION = 2 * 2048 * 4096 + 2 * 2048 * 512 + 2 * 2048 + 2 * 128
+ROUTER, EXPERT = 128 * 2048, 3 * 2048 * 768
+TABLE = 151_936 * 2048
+DENSE = 48 * (ATTENTION + ROUTER) + 2048 + TABLE
+GPU = GPUS["h100-sxm"]
+
+
+def named(name: str) -> ModelSize:
+    return open_model("--target", name, "auto")[0]
+
+
+@pytest.fixture(scope="module")
+def qwen() -> ModelSize:
+    return named(QWEN)
+
+
+def chosen_by(rng: np.random.Generator, experts: Experts, num_tokens: int, spread: float) -> int:
+    """Distinct experts of tokens that draw theirs without replacement, by scores of which some are higher."""
+    favour = spread * rng.standard_normal(experts.num_experts)
+    scores = favour + rng.gumbel(size=(num_tokens, experts.num_experts))
+    return len(np.unique(np.argpartition(-scores, experts.num_chosen - 1)[:, : experts.num_chosen]))
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "num_chosen", "num_tokens"),
+    [*((128, 8, size) for size in (1, 2, 3, 9, 40)), (32, 4, 9), (8, 2, 3)],
+)
+def test_expected_experts_are_those_of_simulated_routing(
+    num_experts: int, num_chosen: int, num_tokens: int
+) -> None:
+    """Within five standard errors; where routing has favourites, there are fewer."""
+    experts, rng = Experts(1, num_experts, num_chosen, 1, 1), np.random.default_rng(0)
+    uniform, skewed = (
+        np.array([chosen_by(rng, experts, num_tokens, spread) for _ in range(400)]) for spread in (0.0, 1.0)
+    )
+    expected, error = experts.num_distinct(num_tokens), uniform.std() / len(uniform) ** 0.5
+    assert abs(uniform.mean() - expected) <= 5 * error + 1e-9
+    assert skewed.mean() <= expected + 1e-9
+    assert num_tokens == 1 or skewed.mean() < uniform.mean() - 5 * error
+
+
+def test_parameters_of_published_mixtures(qwen: ModelSize) -> None:
+    assert qwen.num_parameters == 30_532_122_624 == DENSE + TABLE + 48 * 128 * EXPERT
+    assert qwen.num_active == DENSE + 48 * 8 * EXPERT
+    # Published: 3.3B, with the table of the embedding.
+    assert 3.3e9 < qwen.num_active + TABLE < 3.4e9
+    # OpenAI's model card: 116.83B in all, 5.13B active.
+    other = named(GPT_OSS)
+    assert (round(other.num_parameters / 1e9, 2), round(other.num_active / 1e9, 2)) == (116.83, 5.13)
+    assert [layer.window for layer in other.layers[:2]] == [128, None]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 9, 64])
+def test_a_pass_reads_what_was_counted_by_hand(qwen: ModelSize, num_tokens: int) -> None:
+    distinct = {1: 8, 2: 8 + 8 * 120 / 128, 9: 128 - 128 * (120 / 128) ** 9, 64: 128 * (1 - 0.9375**64)}
+    read = 2 * (DENSE + 48 * distinct[num_tokens] * EXPERT)
+    assert qwen.streamed_bytes(1) + qwen.expert_bytes(1, num_tokens) == pytest.approx(read, rel=1e-12)
+    assert qwen.flops_per_token(1) + qwen.expert_flops(1) == pytest.approx(2 * qwen.num_active, rel=0.01)
+    found = Placement(model=qwen, gpu=GPU, context_tokens=0, counts=NO_COUNTS).pass_s(num_tokens, num_tokens)
+    assert found == pytest.approx(read / GPU.sustained_bytes_per_s, rel=1e-9)
+
+
+def test_ranks_share_experts_and_all_of_them_take_memory(qwen: ModelSize) -> None:
+    assert qwen.weight_bytes(1) == 2 * qwen.num_parameters
+    whole = 2 * (48 * (2 * 2048 + 2 * 128 + ROUTER) + 2048 + TABLE)
+    assert qwen.weight_bytes(4) == whole + (qwen.weight_bytes(1) - whole) // 4
+    assert qwen.expert_bytes(4, 9) == qwen.expert_bytes(1, 9) / 4
+    assert qwen.expert_flops(4) == qwen.expert_flops(1) / 4
+
+
+def test_more_tokens_take_longer_until_all_experts_are_read(qwen: ModelSize) -> None:
+    """Steep where a dense model's pass is flat, and flat where all experts are read anyway."""
+    placement = Placement(model=qwen, gpu=GPU, context_tokens=0, counts=TARGET_PASS)
+    pass_s = {size: placement.pass_s(size, size) for size in (1, 2, 3, 5, 64, 65, 80)}
+    steps = [
+        pass_s[2] - pass_s[1],
+        pass_s[3] - pass_s[2],
+        (pass_s[5] - pass_s[3]) / 2,
+        pass_s[65] - pass_s[64],
+    ]
+    assert steps == sorted(steps, reverse=True) and steps[0] > 0.2 * pass_s[1]
+    assert pass_s[80] < 1.02 * pass_s[64]
+    dense = Placement(model=named("8b"), gpu=GPU, context_tokens=0, counts=TARGET_PASS)
+    assert dense.pass_s(9, 9) < 1.02 * dense.pass_s(1, 1)
+
+
+def test_layers_with_experts_have_the_router_to_pay_for(qwen: ModelSize) -> None:
+    placement = Placement(model=qwen, gpu=GPU, context_tokens=0, counts=TARGET_PASS)
+    without = dataclasses.replace(placement, model=dataclasses.replace(qwen, experts=()))
+    kernels_s = 48 * 16 * GPU.kernel_s
+    assert placement.overhead_s(0) - without.overhead_s(0) == pytest.approx(kernels_s)
+    # Every token's rows of eight experts, read and written 8 times, and of their inner width 7 times.
+    rows_s = 48 * 8 * (8 * 2048 + 7 * 768) * 2 / (2 * GPU.sustained_bytes_per_s)
+    many = placement.overhead_s(100) - without.overhead_s(100)
+    assert many == pytest.approx(kernels_s + 100 * rows_s)
+
+
+SIZES = {
+    "hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+# Layers with experts, experts, those of a token, numbers of one, and its inner width.
+MIXED = {
+    "mixtral": ({"num_local_experts": 6, "intermediate_size": 32}, (4, 6, 2, 3 * 64 * 32, 32)),
+    "qwen3_moe": (
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "mlp_only_layers": [0, 2]},
+        (2, 8, 3, 3 * 64 * 16, 16),
+    ),
+    # A shared expert in every layer.
+    "qwen2_moe": (
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+         "shared_expert_intermediate_size": 32, "intermediate_size": 32},
+        (4, 8, 2, 3 * 64 * 16, 16),
+    ),
+    # The first layer is dense, and there is a shared expert.
+    "deepseek_v3": (
+        {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2,
+         "first_k_dense_replace": 1, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
+         "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16},
+        (3, 8, 2, 3 * 64 * 16, 16),
+    ),
+    # With biases, and matrices the other way round.
+    "gpt_oss": (
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 16},
+        (4, 8, 2, 3 * 64 * 32 + 2 * 32 + 64, 32),
+    ),
+    "ernie4_5_moe": (
+        {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 16, "moe_layer_start_index": 1,
+         "moe_layer_end_index": 3, "intermediate_size": 32},
+        (3, 8, 3, 3 * 64 * 16, 16),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", MIXED)
+def test_experts_of_every_kind_of_layer_are_found(family: str) -> None:
+    sizes, expected = MIXED[family]
+    size = model_size(family, AutoConfig.for_model(family, **{**SIZES, **sizes}), 4)
+    assert size.experts == (Experts(*expected),)
+    assert size.weight_bytes(1) == 4 * size.num_parameters
+    layers, num_experts, num_chosen, numbers, _ = expected
+    idle = layers * (num_experts - num_chosen) * numbers
+    assert size.num_active == size.num_parameters - idle - (0 if size.is_tied else size.num_embedding)
+
+
+def test_a_mixture_is_planned_by_its_name() -> None:
+    text, document = planned("--target", QWEN, "--gpu", "h100-sxm")
+    assert f"{QWEN} (30.53B, 3.04B of them active)" in text
+    assert document["num_parameters"]["target"] > 10 * document["num_active"]["target"]
+    one, all_experts = (2 * (DENSE + 48 * count * EXPERT) / GIB for count in (8, 128))
+    assert f"{one:.1f} GiB for a token" in text and all_experts > 56
+    assert document["memory"][0]["target"]["weight_bytes"] == 2 * 30_532_122_624
