@@ -214,7 +214,7 @@ class StorageOptions:
         help="folder on a file system that all replicas share, in which they meet if --output is a URL of a "
         "store without conditional writes (default: in --output itself)",
     )
-    spool: str | None = option(
+    cache_dir: str | None = option(
         None,
         help="folder on a disk of this machine for what a URL in --prompts or --output needs locally: "
         "fetched prompts, rows of unfinished shards, logs (default: specdist-UID in the folder of "

@@ -43,6 +43,7 @@ NAMES_IN_MANIFESTS = {
 OF_GENERATE = {
     "claims": Removed("it is called --leases now"),
     "claim_timeout": Removed("it is called --lease_timeout now", unused=60.0),
+    "spool": Removed("it is called --cache_dir now"),
     "draft_memory": Removed("it is called --ngram_texts now"),
     "memory_column": Removed("it is called --ngram_column now"),
     "memory_rows": Removed("it is called --ngram_rows now"),

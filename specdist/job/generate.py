@@ -101,7 +101,10 @@ def _generate_planned(
 ) -> int:
     """``run`` is None on all ranks except rank 0."""
     log_to_file(
-        local_folder(config.output, config.spool), topology, None if run is None else run.membership, activity
+        local_folder(config.output, config.cache_dir),
+        topology,
+        None if run is None else run.membership,
+        activity,
     )
     if run is not None:
         used = {name: getattr(config, name) for name in OPTIONS}
@@ -197,7 +200,7 @@ def generate_rows(
     )
     progress = Progress(run.shards.num_completions, 0)
     scalars = (
-        Scalars(local_folder(config.output, config.spool), run.membership.replica)
+        Scalars(local_folder(config.output, config.cache_dir), run.membership.replica)
         if config.tensorboard
         else None
     )

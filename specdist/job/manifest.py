@@ -210,6 +210,6 @@ def _store_info(config: GenerateConfig) -> dict[str, Any]:
     """Of a run in a bucket, for the manifest's ``info``."""
     if not is_url(config.output):
         return {}
-    output = storage_path(config.output, option="--output ", spool=config.spool)
+    output = storage_path(config.output, option="--output ", cache_dir=config.cache_dir)
     leases = leases_folder(output, config.leases)
     return {RUN_TAG: unique_tag()} | ({} if leases is None else {LEASES: str(leases)})

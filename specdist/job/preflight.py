@@ -58,7 +58,7 @@ class RunPlan:
 
 def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
-    output = storage_path(config.output, option="--output ", spool=config.spool)
+    output = storage_path(config.output, option="--output ", cache_dir=config.cache_dir)
     leases = leases_folder(output, config.leases)
     check_output(output, has_leases=leases is not None, lease_timeout_s=config.lease_timeout)
     if config.push_to_hub is not None:
@@ -133,8 +133,8 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
         messages_column=config.messages_column,
         has_turns=config.turns_column is not None,
         limit=config.limit,
-        known=_known_files(storage_path(config.output, option="--output ", spool=config.spool)),
-        spool=config.spool,
+        known=_known_files(storage_path(config.output, option="--output ", cache_dir=config.cache_dir)),
+        cache_dir=config.cache_dir,
     )
     if config.chat_fingerprint and not prompts.is_chat:
         raise UserError(

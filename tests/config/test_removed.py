@@ -26,6 +26,7 @@ NEEDED = ["--target=large", "--draft=small", "--prompts=p", "--output=o"]
 REMOVED = {
     "claims": ("folder", ("null",), "called --leases now"),
     "claim_timeout": ("30", ("60.0", "60"), "called --lease_timeout now"),
+    "spool": ("folder", ("null",), "called --cache_dir now"),
     "draft_memory": ("runs/old", ("null",), "called --ngram_texts now"),
     "memory_column": ("text", ("null",), "called --ngram_column now"),
     "memory_rows": ("true", ("false",), "called --ngram_rows now"),

@@ -123,6 +123,6 @@ def folder_of(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     server.fault, server.ignores_conditions = lambda method, path: None, False
-    path = storage_path(f"s3://bucket/{tmp_path.name}", spool=str(tmp_path / "spool"))
+    path = storage_path(f"s3://bucket/{tmp_path.name}", cache_dir=str(tmp_path / "cache"))
     assert isinstance(path, StorePath)
     return path

@@ -23,8 +23,10 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def opened(path: Path, spool: Path) -> Prompts:
-    return open_prompts(str(path), prompt_column="prompt", messages_column=None, limit=None, spool=str(spool))
+def opened(path: Path, cache_dir: Path) -> Prompts:
+    return open_prompts(
+        str(path), prompt_column="prompt", messages_column=None, limit=None, cache_dir=str(cache_dir)
+    )
 
 
 def written(path: Path, lines: list[bytes]) -> Path:
@@ -116,7 +118,7 @@ def test_large_csv_files_and_batches_are_mapped_with_the_rows_of_small_ones(
 
     def seen() -> tuple[Any, ...]:
         prompts = open_prompts(
-            str(path), prompt_column=column, messages_column=None, limit=None, spool=str(tmp_path)
+            str(path), prompt_column=column, messages_column=None, limit=None, cache_dir=str(tmp_path)
         )
         table = prompts.table(0, prompts.num_rows)
         told = [_prompt(prompts, row) for row in range(prompts.num_rows)]

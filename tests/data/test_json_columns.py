@@ -56,7 +56,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def opened(path: Path, column: str = "messages") -> Prompts:
     return open_prompts(
-        str(path), prompt_column=None, messages_column=column, limit=None, spool=str(path.parent)
+        str(path), prompt_column=None, messages_column=column, limit=None, cache_dir=str(path.parent)
     )
 
 

@@ -198,8 +198,8 @@ def _check_large_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that are converted: into a folder that is none, and while someone writes to them."""
     monkeypatch.setattr(converted, "LARGE_BYTES", 1)
     path = written(folder / "large.jsonl", ROWS)
-    with pytest.raises(UserError, match=r"large.jsonl cannot be converted in .*--spool"):
-        opened(path, **PROMPT, spool=str(path))
+    with pytest.raises(UserError, match=r"large.jsonl cannot be converted in .*--cache_dir"):
+        opened(path, **PROMPT, cache_dir=str(path))
     tables = converted._batches
 
     def growing(pieces: Sequence[Path]) -> Any:
@@ -208,4 +208,4 @@ def _check_large_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(converted, "_batches", growing)
     with pytest.raises(UserError, match=r"files changed while they were read.*again"):
-        opened(path, **PROMPT, spool=str(folder / "spool"))
+        opened(path, **PROMPT, cache_dir=str(folder / "cache"))

@@ -18,7 +18,7 @@ from specdist.data.run.publishing import Attempt, ShardRecord
 from specdist.data.store.access import SHORT_TIMEOUT_S, check_output
 from specdist.data.store.files import publish, write_json
 from specdist.data.store.object_store import ObjectStore, StoreError
-from specdist.data.store.storage import StorePath, local_copy, local_folder, spooled, storage_path
+from specdist.data.store.storage import StorePath, cached, local_copy, local_folder, storage_path
 from specdist.utils.errors import UserError
 from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.replicas import Member, watch_for
@@ -59,7 +59,7 @@ def test_a_timeout_that_is_short_for_a_store_is_warned_of(store, caplog):
     """Not of one in a folder, where a request is not repeated."""
     check_output(store, lease_timeout_s=SHORT_TIMEOUT_S)
     check_output(store, has_leases=True, lease_timeout_s=4)
-    check_output(store.spool, lease_timeout_s=4)
+    check_output(store.cache_dir, lease_timeout_s=4)
     assert not caplog.messages
     check_output(store, lease_timeout_s=4)
     (told,) = caplog.messages
@@ -124,7 +124,7 @@ def test_a_run_on_a_store_has_the_files_of_one_in_a_folder(store, tmp_path):
     finish(open_(tmp_path / "local"))
     finish(open_(store))
     assert stored(store) == contents(tmp_path / "local")
-    files = [path for path in store.spool.rglob("*") if path.is_file()]
+    files = [path for path in store.cache_dir.rglob("*") if path.is_file()]
     assert files == [], "nothing is left on this machine"
 
 
@@ -170,8 +170,8 @@ def test_without_conditional_writes_a_shard_has_the_data_of_one_attempt(store, s
     assert open_(store, manifest=replace(MANIFEST, info=info)).is_complete(1)
     data = folder.data_path(0).read_bytes()
     assert pa.ipc.open_file(pa.BufferReader(data)).read_all().equals(TABLE)
-    # What it had written was removed, but for its data, in its spool.
-    (spooled(store / "shards") / "any").parent.mkdir(parents=True, exist_ok=True)
+    # What it had written was removed, but for its data, in its cache directory.
+    (cached(store / "shards") / "any").parent.mkdir(parents=True, exist_ok=True)
     late._write_table(folder.data_path(0), OTHER_TABLE)
     assert not late.publish_data()
     assert folder.data_path(0).read_bytes() == data and folder.is_complete(0)
@@ -220,7 +220,7 @@ def test_rows_of_an_unfinished_shard_are_kept_here_and_on_the_store(store, tmp_p
         assert set(here.results) == {(0, 0), (1, 0)}
         here.append(row_result(2))
         assert set(folder.parts(0, 3).results) == {(0, 0), (1, 0), (2, 0)}
-    elsewhere = open_(storage_path(str(store), spool=str(tmp_path / "other machine")))
+    elsewhere = open_(storage_path(str(store), cache_dir=str(tmp_path / "other machine")))
     with elsewhere.parts(0, 4) as there:
         assert set(there.results) == {(0, 0)}
         assert len(elsewhere.part_rows(0)) == 1
@@ -240,8 +240,8 @@ def test_replicas_that_try_out_a_new_folder_are_not_in_each_other_s_way(store, m
 
 
 def test_a_complete_run_leaves_nothing_of_replicas_that_were_killed(store, tmp_path):
-    """Part logs, here and on the store, data in the spool, and parts of an upload; what is another run's
-    stays."""
+    """Part logs, here and on the store, data in the cache directory, and parts of an upload; what is another
+    run's stays."""
     folder, other = open_(store / "run"), store / "other"
     folder.parts(0, 1).close()
     late = folder.parts_path(0, 2, sub_shard=1)
@@ -250,9 +250,9 @@ def test_a_complete_run_leaves_nothing_of_replicas_that_were_killed(store, tmp_p
     files = store.store._filesystem
     for path in (folder.data_path(0), other):
         files.call_s3("create_multipart_upload", Bucket="bucket", Key=path.key.partition("/")[2])
-    assert [path for path in store.spool.rglob("*") if path.is_file()] != []
+    assert [path for path in store.cache_dir.rglob("*") if path.is_file()] != []
     remove_leftovers(folder)
-    assert [path for path in store.spool.rglob("*") if path.is_file()] == []
+    assert [path for path in store.cache_dir.rglob("*") if path.is_file()] == []
     left = [upload["Key"] for upload in files.list_multipart_uploads("bucket")]
     assert left == [other.key.partition("/")[2]]
     assert not late.exists()
@@ -281,7 +281,7 @@ def test_a_log_is_copied_while_rows_finish(store):
 def test_a_copy_of_a_log_that_comes_too_late_is_removed(store, tmp_path):
     """That of a replica on another machine, which was paused while the shard was completed."""
     folder = open_(store)
-    paused = open_(storage_path(str(store), spool=str(tmp_path / "other machine"))).parts(0, 1)
+    paused = open_(storage_path(str(store), cache_dir=str(tmp_path / "other machine"))).parts(0, 1)
     paused.append(row_result(0))
     folder.finish_shard(0, TABLE, STATS)
     paused.keep()
@@ -293,7 +293,8 @@ def test_prompts_are_fetched_once(store, server, tmp_path):
         (store / "prompts" / name).write_bytes(rows.encode())
     (store / "prompts" / "README.md").write_bytes(b"#")
     options = {
-        "prompt_column": "prompt", "messages_column": None, "limit": None, "spool": str(tmp_path / "spool"),
+        "prompt_column": "prompt", "messages_column": None, "limit": None,
+        "cache_dir": str(tmp_path / "cache"),
     }  # fmt: skip
     found = open_prompts(f"{store}/prompts", **options)
     assert [found.prompt(row) for row in range(found.num_rows)] == ["one", "two"]

@@ -47,7 +47,7 @@ def main() -> None:
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        root = storage_path(f"{options.url}/{uuid.uuid4().hex[:8]}", spool=f"{folder}/spool")
+        root = storage_path(f"{options.url}/{uuid.uuid4().hex[:8]}", cache_dir=f"{folder}/cache")
         assert isinstance(root, StorePath)
         check_objects(root, Path(folder))
         check_run(root / "run", Path(folder))
@@ -90,7 +90,7 @@ def check_run(output: StorePath, folder: Path) -> None:
     pair = build_pair(folder / "pair")
     options = pair.job(**SHARED | {"lease_timeout": TIMEOUT_S})
     assert run_here(**options, output=folder / "undisturbed").code == 0
-    options |= {"output": output, "spool": folder / "spool"}
+    options |= {"output": output, "cache_dir": folder / "cache"}
     processes = [start_replica(**options) for _ in range(3)]
     for _ in range(NUM_KILLS):
         num_done = len((output / "shards").names())

@@ -96,15 +96,15 @@ class Machines:
         """A replica, and its machine: empty for this one."""
         machine = uuid.uuid4().hex[:8] if self.rng.random() < self.share else ""
         chosen = dict(options)
-        if "spool" in options:
-            chosen["spool"] = options["spool"] / (machine or "this")
+        if "cache_dir" in options:
+            chosen["cache_dir"] = options["cache_dir"] / (machine or "this")
         return start_replica(machine=machine, **chosen), machine
 
     @staticmethod
     def vanish(options: dict[str, Any], machine: str) -> bool:
         """Remove the files of a machine; False for this one."""
-        if machine and "spool" in options:
-            shutil.rmtree(options["spool"] / machine, ignore_errors=True)
+        if machine and "cache_dir" in options:
+            shutil.rmtree(options["cache_dir"] / machine, ignore_errors=True)
         return bool(machine)
 
 
@@ -117,7 +117,7 @@ def start_replica(*, machine: str = "", **options: Any) -> BaseProcess:
 
 def words_folder(output: Path) -> Path:
     if isinstance(output, StorePath):
-        return output.spool / "words"
+        return output.cache_dir / "words"
     return output.with_name(f"{output.name}-words")
 
 
@@ -311,8 +311,8 @@ def main() -> None:
                 Failure(faults.choice([500, 503]), after_work=faults.random() < 0.5)
                 if faults.random() < FAULT_SHARE else delay
             )  # fmt: skip
-            outputs = storage_path(f"s3://{BUCKET}/storm", spool=str(folder / "spool"))
-            options |= {"spool": folder / "machines", "lease_timeout": STORE_TIMEOUT_S}
+            outputs = storage_path(f"s3://{BUCKET}/storm", cache_dir=str(folder / "cache"))
+            options |= {"cache_dir": folder / "machines", "lease_timeout": STORE_TIMEOUT_S}
             if chosen.leases:
                 options |= {"leases": str(folder / "leases")}
         if chosen.lease_timeout is not None:

@@ -81,7 +81,7 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_in_a_folder(
         )
 
     server.fault = fault
-    chosen = options | {"prompts": prompts, "output": bucket / "run", "spool": tmp_path / "spool"}
+    chosen = options | {"prompts": prompts, "output": bucket / "run", "cache_dir": tmp_path / "cache"}
     ended = run_here(**chosen)
     server.fault = lambda method, path: None
     assert ended.totals["complete"] and ended.totals["output"] == str(bucket / "run")
@@ -137,7 +137,7 @@ def test_a_replica_that_is_killed_in_an_upload_is_replaced(
         return None
 
     server.fault = fault
-    run = {**options, "output": bucket / "run", "spool": tmp_path / "spool"}
+    run = {**options, "output": bucket / "run", "cache_dir": tmp_path / "cache"}
     server.ignores_conditions = has_leases
     if has_leases:
         run["leases"] = tmp_path / "leases"

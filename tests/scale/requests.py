@@ -52,6 +52,6 @@ class CountingStore(ObjectStore):
             raise
 
 
-def counting_folder(spool: Path) -> tuple[CountingStore, StorePath]:
+def counting_folder(cache_dir: Path) -> tuple[CountingStore, StorePath]:
     store = CountingStore()
-    return store, StorePath(store, f"bucket/{spool.name}", spool)
+    return store, StorePath(store, f"bucket/{cache_dir.name}", cache_dir)

@@ -118,7 +118,7 @@ def measure(path: Path, kind: str, pipe: Any) -> None:
         prompt_column="body" if kind == "requests" else "prompt",
         messages_column=None,
         limit=None,
-        spool=str(path.parent),
+        cache_dir=str(path.parent),
         known=stamps,
     )
     assert prompts.fingerprint

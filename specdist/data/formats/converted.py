@@ -22,7 +22,7 @@ import pyarrow.ipc
 
 from specdist.data.formats.json_columns import as_schema, empty_table
 from specdist.data.store.files import FileStamp, stamp_of, unique_tag, write_json
-from specdist.data.store.storage import spool_folder
+from specdist.data.store.storage import cache_folder
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields, parse_object
 
@@ -53,12 +53,12 @@ class Source(Protocol):
 
 
 def text_rows(
-    files: Sequence[Path], source: Source, spool: str | None
+    files: Sequence[Path], source: Source, cache_dir: str | None
 ) -> tuple[pa.Table, Sequence[FileStamp]]:
     """All rows; and the files with their digests, if these were computed meanwhile. Raises
     :class:`UserError` with the file and the line."""
     if sum(file.stat().st_size / _limit(file) for file in files) >= 1:
-        return _converted(files, source, spool)
+        return _converted(files, source, cache_dir)
     tables = list(source.tables())
     if not tables:
         return pa.table({}), ()
@@ -67,12 +67,12 @@ def text_rows(
 
 
 def _converted(
-    files: Sequence[Path], source: Source, spool: str | None
+    files: Sequence[Path], source: Source, cache_dir: str | None
 ) -> tuple[pa.Table, Sequence[FileStamp]]:
     """In an Arrow file, memory-mapped."""
     stamps = [stamp_of(file) for file in files]
     what = json.dumps([*source.options, [asdict(stamp) for stamp in stamps]])
-    folder = spool_folder(spool) / "inputs"
+    folder = cache_folder(cache_dir) / "inputs"
     path = folder / f"rows-{hashlib.sha256(what.encode()).hexdigest()[:16]}.arrow"
     about = path.with_suffix(".json")
     try:
@@ -95,7 +95,7 @@ def _converted(
     except (OSError, pa.ArrowException) as error:
         raise UserError(
             f"--prompts {files[0]} cannot be converted in {folder} ({error}): name a folder on a disk that "
-            "has room for its rows with --spool"
+            "has room for its rows with --cache_dir"
         ) from error
     return table, [from_fields(FileStamp, stamp) for stamp in found["stamps"]]
 

@@ -64,22 +64,22 @@ class Inputs:
 
 
 def read_inputs(
-    files: list[Path], prompts: PromptColumn, *, is_known: bool = False, spool: str | None = None
+    files: list[Path], prompts: PromptColumn, *, is_known: bool = False, cache_dir: str | None = None
 ) -> Inputs:
     """All rows of files of one type: Arrow files are memory-mapped, and so are large text files, converted in
-    the ``spool``; of Parquet files a few row groups are in memory at a time. Raises :class:`UserError` with
-    the file.
+    the ``cache_dir``; of Parquet files a few row groups are in memory at a time. Raises :class:`UserError`
+    with the file.
 
     Args:
         is_known: these files have been checked before, and have not changed since.
     """
     kind = _kind(files[0])
     if kind == "JSONL" and prompts.name == BODY and is_batch(files):
-        batch, rows, stamps = read_batch(files, spool)
+        batch, rows, stamps = read_batch(files, cache_dir)
         return Inputs(rows, unusable=batch.reasons, is_chat_batch=batch.is_chat, stamps=stamps)
     if kind in ("JSONL", "CSV"):
         source: Source = JsonRows(files, prompts) if kind == "JSONL" else CsvRows(files, prompts.name)
-        table, stamps = text_rows(files, source, spool)
+        table, stamps = text_rows(files, source, cache_dir)
         return Inputs(TableRows(table), unusable=prompts.reasons, stamps=stamps)
     if kind == "Parquet":
         return Inputs(_parquet_rows(files, is_known=is_known))
@@ -88,11 +88,11 @@ def read_inputs(
     return Inputs(TableRows(pa.concat_tables(tables), tuple(accumulate(table.num_rows for table in tables))))
 
 
-def read_batch(files: Sequence[Path], spool: str | None) -> tuple[Batch, InputRows, Sequence[FileStamp]]:
+def read_batch(files: Sequence[Path], cache_dir: str | None) -> tuple[Batch, InputRows, Sequence[FileStamp]]:
     """Requests, which are rows; and the files, if they were digested while they were read. Raises
     :class:`UserError` with the file and the line."""
     source = BatchRows(files)
-    table, stamps = text_rows(files, source, spool)
+    table, stamps = text_rows(files, source, cache_dir)
     return source.batch, TableRows(table), stamps
 
 

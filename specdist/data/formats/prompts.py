@@ -266,10 +266,10 @@ def open_prompts(
     has_turns: bool = False,
     limit: int | None,
     known: Sequence[FileStamp] = (),
-    spool: str | None = None,
+    cache_dir: str | None = None,
 ) -> Prompts:
     """Open and check the first ``limit`` rows (None = all) of a file or folder of prompts, or of a URL, which
-    is fetched into the ``spool``.
+    is fetched into the ``cache_dir``.
 
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet, JSONL or CSV, and exactly one of the
     two columns; with ``has_turns`` the messages are texts of the user's turns.
@@ -277,7 +277,7 @@ def open_prompts(
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
     try:
-        files = find_files(fetched(path, spool))
+        files = find_files(fetched(path, cache_dir))
     except OSError as error:
         raise UserError(f"--prompts {path} cannot be read: {error}") from error
     watched = WatchedFiles(files, known)
@@ -285,7 +285,7 @@ def open_prompts(
     column = PromptColumn(
         messages_column or prompt_column or "", is_chat=messages_column is not None, is_turns=has_turns
     )
-    found = read_inputs(files, column, is_known=watched.are_known, spool=spool)
+    found = read_inputs(files, column, is_known=watched.are_known, cache_dir=cache_dir)
     watched.know([*found.stamps] or known)
     rows = found.rows
     if rows.num_rows == 0:

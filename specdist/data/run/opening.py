@@ -224,8 +224,8 @@ def remove_leftovers(folder: RunFolder) -> None:
     path = folder.path
     if not isinstance(path, StorePath):
         return
-    shutil.rmtree(path.spool / f"run-{folder.run_tag}", ignore_errors=True)
-    for file in (path.spool / "files").glob(f"*/*{TEMPORARY_SUFFIX}"):
+    shutil.rmtree(path.cache_dir / f"run-{folder.run_tag}", ignore_errors=True)
+    for file in (path.cache_dir / "files").glob(f"*/*{TEMPORARY_SUFFIX}"):
         file.unlink(missing_ok=True)
     retry_s, path.store.retry_s = path.store.retry_s, 0.0
     try:

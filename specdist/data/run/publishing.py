@@ -33,7 +33,7 @@ from specdist.data.store.files import (
     write_durably,
 )
 from specdist.data.store.object_store import StoreError
-from specdist.data.store.storage import StorePath, spooled
+from specdist.data.store.storage import StorePath, cached
 from specdist.utils.json_values import parse_fields
 
 ROWS_PER_BATCH = 1024
@@ -188,7 +188,7 @@ class Attempt:
     def _own(self, path: Path) -> Path:
         own = temporary_path(path, self._tag)
         # Data travels to a store once, when it gets its name there.
-        return spooled(own) if path == self._paths.data else own
+        return cached(own) if path == self._paths.data else own
 
     def _rename(self, path: Path) -> None:
         # Not found: another replica went on with this attempt.

@@ -80,7 +80,7 @@ class RunFolder(RunLayout):
             record = self.record_path(shard)
             return StoredPartLog(
                 path,
-                self.spooled_log(path),
+                self.cached_log(path),
                 earlier=earlier,
                 beside=beside,
                 rows=rows,
@@ -88,10 +88,10 @@ class RunFolder(RunLayout):
             )
         return PartLog(path, earlier=earlier, beside=beside, rows=rows)
 
-    def spooled_log(self, path: Path) -> Path:
+    def cached_log(self, path: Path) -> Path:
         """Where a part log of a run on a store is appended to."""
         assert isinstance(path, StorePath)
-        return path.spool / f"run-{self.run_tag}" / path.name
+        return path.cache_dir / f"run-{self.run_tag}" / path.name
 
     def part_rows(self, shard: int) -> list[RowResult]:
         """The finished rows in the shard's part logs, which replicas may be writing."""
@@ -228,5 +228,5 @@ class RunFolder(RunLayout):
                 if path.suffix == TEMPORARY_SUFFIX or kind == "parts":
                     path.unlink(missing_ok=True)
         if isinstance(self.path, StorePath):
-            forget_logs(self.spooled_log(self.parts_path(shard)))
+            forget_logs(self.cached_log(self.parts_path(shard)))
         fsync_folder(self.parts_path(shard).parent)

@@ -38,7 +38,7 @@ def leases_folder(path: Path, leases: str | None) -> Path | None:
             f"--leases {leases} has no effect on --output {path}: shards are leased in that folder itself: "
             "leave it out; it is for an --output in a bucket"
         )
-    return Path(leases).absolute() / path.spool.name
+    return Path(leases).absolute() / path.cache_dir.name
 
 
 def check_output(path: Path, *, has_leases: bool = False, lease_timeout_s: float = math.inf) -> None:

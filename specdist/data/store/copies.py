@@ -1,5 +1,6 @@
-"""Copies on this machine of what lies on an object store: inputs, fetched once into the spool; and a run, for
-those who read it, of which only what is new or has changed is fetched again. Rows are then memory-mapped.
+"""Copies on this machine of what lies on an object store: inputs, fetched once into the cache directory; and
+a run, for those who read it, of which only what is new or has changed is fetched again. Rows are then
+memory-mapped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from specdist.data.run.layout import EARLIER_LEASES_FOLDER, LEASES_FOLDER, RECOR
 from specdist.data.store.access import explain
 from specdist.data.store.files import write_json
 from specdist.data.store.object_store import ObjectInfo
-from specdist.data.store.storage import StorePath, in_parallel, local_folder, spool_folder, storage_path
+from specdist.data.store.storage import StorePath, cache_folder, in_parallel, local_folder, storage_path
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
@@ -28,18 +29,18 @@ LEFT_OUT = (f"{LEASES_FOLDER}/", f"{EARLIER_LEASES_FOLDER}/", "logs/", "tensorbo
 logger = logging.getLogger(__name__)
 
 
-def fetched(text: str, spool: str | None = None) -> Path:
+def fetched(text: str, cache_dir: str | None = None) -> Path:
     """The local file or folder with the content of ``--prompts``; a path is its own.
 
     The copy's folder is named after the URL and all sizes and versions (ETags), so a change on the store is
     another copy. Raises :class:`UserError` if the URL cannot be read.
     """
-    path = storage_path(text, option="--prompts ", spool=spool)
+    path = storage_path(text, option="--prompts ", cache_dir=cache_dir)
     if not isinstance(path, StorePath):
         return path
     with explain(f"--prompts {text}", path):
         files, is_folder = _found(path)
-        folder = spool_folder(spool) / "inputs" / f"{local_folder(text).name}-{_digest(files)}"
+        folder = cache_folder(cache_dir) / "inputs" / f"{local_folder(text).name}-{_digest(files)}"
         folder.mkdir(parents=True, exist_ok=True)
         with (folder.parent / f"{folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -79,17 +80,17 @@ def _digest(files: dict[StorePath, ObjectInfo]) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
 
 
-def mirrored(run: str | Path, *, spool: str | None = None) -> Path:
+def mirrored(run: str | Path, *, cache_dir: str | None = None) -> Path:
     """The folder to read a run from: a path is its own. Raises :class:`UserError` if the store cannot be
     read, or has no run there."""
-    path = storage_path(run, spool=spool) if isinstance(run, str) else run
+    path = storage_path(run, cache_dir=cache_dir) if isinstance(run, str) else run
     if not isinstance(path, StorePath):
         return path
     with explain(str(path), path):
         found = _consistent(path.store.below(path.key))
         if "manifest.json" not in found:
             raise UserError(f"{path} is not a run: there is no manifest.json. Give what --output was")
-        folder = path.spool / "mirror" / path.name
+        folder = path.cache_dir / "mirror" / path.name
         folder.mkdir(parents=True, exist_ok=True)
         known = _known(folder / INDEX)
         versions = {name: info.version or f"{info.st_size} {info.st_mtime}" for name, info in found.items()}

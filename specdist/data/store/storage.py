@@ -8,11 +8,11 @@ leases, publishes and reads them. What differs is here and in :mod:`specdist.dat
   Cloud Storage and Azure promise this, for listings too).
 - A lease, and the data of a finished shard, are created by a conditional write, where a file would be linked.
   Small files of an attempt lie on the store under names with its tag, as in a folder; its data waits in the
-  spool, so that it travels once.
+  cache directory, so that it travels once.
 - Leases need no clock of the store: a heartbeat is an object that changes, or has not changed for long by the
   watcher's own clock.
-- What grows or is mapped into memory lies in the *spool*, a local folder: the part logs of this machine's
-  replicas, copied to the store from time to time; logs; copies of inputs; shards on their way.
+- What grows or is mapped into memory lies in the *cache directory*, a local folder: the part logs of this
+  machine's replicas, copied to the store from time to time; logs; copies of inputs; shards on their way.
 
 A local folder keeps ``pathlib.Path``, and so its speed and guarantees.
 """
@@ -50,14 +50,14 @@ else:
 
 class StorePath(_Path):
     """An object or a folder of a store. To the type checker it is a ``Path``: functions of this package take
-    either. ``spool``: the local folder of this URL."""
+    either. ``cache_dir``: the local folder of this URL."""
 
-    def __init__(self, store: ObjectStore, key: str, spool: Path) -> None:
-        self.store, self.key, self.spool = store, key, spool
+    def __init__(self, store: ObjectStore, key: str, cache_dir: Path) -> None:
+        self.store, self.key, self.cache_dir = store, key, cache_dir
 
     def __truediv__(self, name: Any) -> StorePath:
         # "a" / "" is "a", as it is for paths.
-        return StorePath(self.store, str(PurePosixPath(self.key) / str(name)), self.spool)
+        return StorePath(self.store, str(PurePosixPath(self.key) / str(name)), self.cache_dir)
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ class StorePath(_Path):
 
     @property
     def parent(self) -> StorePath:
-        return StorePath(self.store, str(PurePosixPath(self.key).parent), self.spool)
+        return StorePath(self.store, str(PurePosixPath(self.key).parent), self.cache_dir)
 
     def with_name(self, name: str) -> StorePath:
         return self.parent / name
@@ -167,7 +167,7 @@ class StorePath(_Path):
         """In two steps: another may see both names. Raises FileNotFoundError."""
         self.store.copy(self.key, target.key)
         self.store.remove(self.key)
-        return StorePath(self.store, target.key, self.spool)
+        return StorePath(self.store, target.key, self.cache_dir)
 
     def upload(self, file: Path, *, exclusively: bool = False) -> bool:
         """See :meth:`specdist.data.store.object_store.ObjectStore.upload`."""
@@ -178,13 +178,13 @@ def is_url(text: str) -> bool:
     return URL.match(text) is not None
 
 
-def spool_folder(spool: str | None = None) -> Path:
-    """``--spool``, or a folder of this user where the machine keeps temporary files."""
-    return Path(spool) if spool else Path(tempfile.gettempdir()) / f"specdist-{os.getuid()}"
+def cache_folder(cache_dir: str | None = None) -> Path:
+    """``--cache_dir``, or a folder of this user where the machine keeps temporary files."""
+    return Path(cache_dir) if cache_dir else Path(tempfile.gettempdir()) / f"specdist-{os.getuid()}"
 
 
-def local_folder(text: str, spool: str | None = None) -> Path:
-    """Where the local files of an output lie: its folder, or that of a URL in the spool. Asks no store."""
+def local_folder(text: str, cache_dir: str | None = None) -> Path:
+    """Where an output's local files lie: its folder, or a URL's in the cache directory. Asks no store."""
     if not is_url(text):
         return Path(text)
     protocol, _, rest = text.partition("://")
@@ -192,16 +192,16 @@ def local_folder(text: str, spool: str | None = None) -> Path:
         return Path(f"/{rest.lstrip('/')}")
     name = re.sub(r"[^\w.-]+", "-", rest.strip("/"))[-60:]
     digest = hashlib.sha256(text.rstrip("/").encode()).hexdigest()[:12]
-    return spool_folder(spool) / f"{name}-{digest}"
+    return cache_folder(cache_dir) / f"{name}-{digest}"
 
 
-def storage_path(text: str, *, option: str = "", spool: str | None = None, **settings: Any) -> Path:
+def storage_path(text: str, *, option: str = "", cache_dir: str | None = None, **settings: Any) -> Path:
     """A path as given: local, or a URL of which fsspec knows the protocol; ``file://`` is local.
 
     Raises :class:`UserError` for an unknown protocol or a missing package. ``settings``: of fsspec's file
     system.
     """
-    local = local_folder(text, spool)
+    local = local_folder(text, cache_dir)
     if not is_url(text) or text.partition("://")[0].lower() in LOCAL:
         return local
     store, key = connect(option, text, **settings)
@@ -210,12 +210,12 @@ def storage_path(text: str, *, option: str = "", spool: str | None = None, **set
     return StorePath(store, key, local)
 
 
-def spooled(path: Path) -> Path:
+def cached(path: Path) -> Path:
     """Where a file of a store is kept on this machine; its folder is made. A local path is its own."""
     if not isinstance(path, StorePath):
         return path
     digest = hashlib.sha256(path.parent.key.encode()).hexdigest()[:12]
-    folder = path.spool / "files" / digest
+    folder = path.cache_dir / "files" / digest
     folder.mkdir(parents=True, exist_ok=True)
     return folder / path.name
 
@@ -227,8 +227,8 @@ def local_copy(path: Path) -> Iterator[Path]:
     if not isinstance(path, StorePath):
         yield path
         return
-    path.spool.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="copy-", dir=path.spool) as folder:
+    path.cache_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="copy-", dir=path.cache_dir) as folder:
         file = Path(folder) / path.name
         path.store.download(path.key, file)
         yield file
@@ -261,8 +261,8 @@ def read_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
 
 def write_through(path: StorePath, write: Any) -> None:
     """Upload what ``write`` writes into a file."""
-    path.spool.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.spool) as file:
+    path.cache_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.cache_dir) as file:
         opened: BinaryIO = file  # type: ignore[assignment]
         write(opened)
         file.flush()

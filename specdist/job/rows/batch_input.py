@@ -20,13 +20,13 @@ def batch_options(config: GenerateConfig) -> dict[str, Any]:
     if config.messages_column is not None or config.prompt_column not in ("prompt", BODY):
         return {}
     try:
-        files = find_files(fetched(config.prompts, config.spool))
+        files = find_files(fetched(config.prompts, config.cache_dir))
         if not is_batch(files):
             return {}
     except (OSError, UserError):
         # Told where the prompts are opened.
         return {}
-    batch, _, _ = read_batch(files, config.spool)
+    batch, _, _ = read_batch(files, config.cache_dir)
     found: dict[str, Any] = {"prompt_column": BODY}
     if batch.options:
         found["row_options"] = [*(config.row_options or []), STRUCT]

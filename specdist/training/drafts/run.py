@@ -233,7 +233,7 @@ def _read(config: DistillConfig, run_config: GenerateConfig, models: ModelPlan) 
 
 def _run_folder(config: GenerateConfig) -> RunFolder:
     """Of the run whose completions are learned from."""
-    return RunFolder(storage_path(config.output, option="--output ", spool=config.spool))
+    return RunFolder(storage_path(config.output, option="--output ", cache_dir=config.cache_dir))
 
 
 def _check_run(folder: RunFolder, models: ModelPlan) -> None:
