@@ -115,6 +115,38 @@ def test_a_draft_learns_while_its_device_has_something_to_do(monkeypatch: pytest
     assert orders.count([GIVE, LEARN, RECEIVE, DRAFT]) > 0.6 * len(orders) > 5
 
 
+class HoldingBack(Noting):
+    """Has one token verified at a time, and keeps the others: so a_1 need not be drafted."""
+
+    def num_to_verify(
+        self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
+    ) -> np.ndarray:
+        return np.minimum(lengths_R, 1)
+
+
+def test_a_draft_learns_of_every_round_before_the_policy_is_asked_also_without_a_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy, learned = HoldingBack(max_draft_tokens=6), []
+    draft, wants_more = DraftWorker.prefill_and_draft_ahead, policy.wants_more
+    workers: list[DraftWorker] = []
+
+    def noted(self: DraftWorker, request: ProposalRequest) -> None:
+        workers.append(self)
+        draft(self, request)
+
+    def asked(rows: DraftSequences) -> np.ndarray:
+        learned.extend(worker._feedback._verified is None for worker in workers[-1:])
+        return wants_more(rows)
+
+    monkeypatch.setattr(DraftWorker, "prefill_and_draft_ahead", noted)
+    monkeypatch.setattr(policy, "wants_more", asked)
+    settings = SamplingSettings(temperature=1.0)
+    replica = Harness(*markov_pair(), policy=policy, num_ahead_tokens=6, max_new_tokens=60, settings=settings)
+    replica.generate(requests_for([[1, 2, 3]]))
+    assert len(learned) > 20 and all(learned)
+
+
 def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 

@@ -14,12 +14,14 @@ import torch.distributed as dist
 from specdist.job.ranks.watchdog import Watchdog
 from specdist.models.passes.runner import ModelRunner
 from specdist.utils.errors import UserError
+from tests.gpu import process_groups
 from tests.gpu.generating import main
 from tests.gpu.process_groups import recordings_with_collectives
 from tests.gpu.recording import Recording
 from tests.lab.draft_rank import _run_rank
 
 REPLAYS = "a graph with collectives is replayed"
+DESTROYS = "a communicator is destroyed"
 REPLAYED, LEFT = "graphs with collectives, replayed and left at the end: ", " and "
 FAULT, KIND = "a fault of this test", "ENDING_KIND"
 # By then the passes of every rank are recorded.
@@ -27,9 +29,10 @@ FAILING_PASS = 12
 
 
 def reporting(given: Sequence[str]) -> int:
-    """The job. Each rank says when it first replays a graph with collectives, and when it leaves, how many it
-    replayed and still has."""
+    """The job. Each rank says when it first replays a graph with collectives; when it leaves, how many it
+    replayed and still has; and when it destroys a communicator."""
     replay, leave, replayed = Recording.replay, Watchdog.leave, set()
+    destroy = process_groups.destroy_process_group
 
     def noted(recording: Recording) -> None:
         if recording in recordings_with_collectives():
@@ -44,6 +47,11 @@ def reporting(given: Sequence[str]) -> int:
         sys.stderr.write(f"{REPLAYED}{len(replayed)}{LEFT}{left}\n")
         leave(watchdog)
 
+    def destroys(group: Any = None) -> None:
+        sys.stderr.write(f"{DESTROYS}\n")
+        destroy(group)
+
+    process_groups.destroy_process_group = destroys
     Recording.replay = noted  # type: ignore[method-assign]
     Watchdog.leave = reports  # type: ignore[method-assign]
     return main(given)

@@ -45,6 +45,8 @@ def test_a_complete_run_keeps_no_graph_that_holds_a_collective(options: dict[str
     assert sum(int(replayed) > 0 for replayed, _ in found) == DRAFT_RANK, (
         "of the target's ranks, not the draft's"
     )
+    # It would wait for a graph that is still referred to, for ever.
+    assert ending.DESTROYS not in ended.stderr
 
 
 @pytest.mark.parametrize(("kind", "code"), [("fault", 1), ("usage", 2)])

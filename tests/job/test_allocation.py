@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 import yaml
 from transformers import LlamaConfig
 
@@ -13,12 +14,14 @@ from specdist.job.costs.allocation import (
     BatchLimits,
     CacheRoom,
     HeldModel,
+    _num_communicators,
     draft_limits,
     refusal,
     room_on_gpu,
     sampling_of,
     target_limits,
 )
+from specdist.job.ranks.topology import Topology
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit
 from specdist.models.cache.draft_window import DraftWindow
@@ -66,6 +69,29 @@ def check_sum(room: CacheRoom) -> None:
     taken = room.memory.total_bytes - room.memory.free_bytes
     assert taken + room.needs.total + room.budget_bytes == room.memory.total_bytes
     assert room.cache_bytes <= room.budget_bytes
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "world_size", "uses_draft", "numbers"),
+    [
+        (1, 1, True, [0]),
+        (1, 2, True, [1, 1]),
+        (2, 2, False, [1, 1]),
+        (2, 2, True, [1, 1]),
+        (2, 3, True, [2, 1, 1]),
+    ],
+)
+def test_a_rank_plans_memory_for_the_communicators_that_it_has(
+    tp_size: int, world_size: int, uses_draft: bool, numbers: list[int]
+) -> None:
+    ranks = [
+        Topology(
+            rank=rank, world_size=world_size, tp_size=tp_size, uses_draft=uses_draft,
+            device=torch.device("cpu"),
+        )
+        for rank in range(world_size)
+    ]  # fmt: skip
+    assert [_num_communicators(rank) for rank in ranks] == numbers
 
 
 def test_a_70b_on_four_gpus_of_80_gb_has_room_for_all_its_rows(large: ModelSize) -> None:
