@@ -1,8 +1,8 @@
 """Cuts a model over a group of ranks with DeepSpeed, and refuses by name one that its cut does not fit.
 
-DeepSpeed cuts every linear layer of the blocks along its outputs or its inputs. Not every family can be cut
-so: some norm all heads together, have projections joined in an order of their own, or fewer heads than
-DeepSpeed keeps together. So before any weight is read, a token without numbers runs through what was cut.
+transformers' plan of a family says what is cut how; in a family without one, DeepSpeed cuts every linear
+layer of the blocks along its outputs or its inputs. Not every family can be cut so. So before any weight is
+read, a token without numbers runs through what was cut.
 
 The output head of a sharded target is cut here: every rank computes the logits of its part of the vocabulary.
 DeepSpeed's own head splits the sum over the hidden units, and all-reduces logits of the whole vocabulary. Its
@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.loading.dry_run import dry_run
+from specdist.models.loading.tp_plan import planned_cuts
 from specdist.sampling.vocab_parallel import vocab_ranges
 from specdist.utils.errors import UserError, short_text
 
@@ -78,6 +79,12 @@ def _cut_blocks(model: PreTrainedModel, dtype: torch.dtype, group: dist.ProcessG
     import deepspeed  # takes seconds, and a replica of one process does not need it
     from deepspeed.accelerator import get_accelerator
 
+    if cuts := planned_cuts(model):
+        from specdist.models.loading.tp_layers import place_cut_layers
+
+        place_cut_layers(model, cuts, group)
+        join_sharding()
+        return model
     with _without_memory(model):
         engine = deepspeed.init_inference(
             model,

@@ -17,6 +17,14 @@ from transformers.distributed.parallel_utils import replace_layer_number_by_wild
 COLWISE, ROWWISE, PACKED = "colwise", "rowwise", "packed_colwise"
 # In no plan of transformers: a norm over the outputs of all ranks.
 NORM = "norm_over_ranks"
+EXPERTS = "moe_tp_experts"
+# Whole on every rank, but for what experts have within.
+WHOLE = {
+    EXPERTS, "moe_identity_expert", "replicated_with_grad_allreduce", "replicate", "embedding_rowwise",
+    "embedding_colwise", "mla_kv_a_proj", "local_params",
+}  # fmt: skip
+# DeepSpeed cuts the widths of a feed-forward part between such numbers.
+GRAIN = 64
 # By the last part of the name: what transformers gathers (``colwise_gather_output``), and its counterpart
 # (``rowwise_split_input``). Others are not worth a sum over the ranks.
 GATHERED = {
