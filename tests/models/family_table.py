@@ -20,7 +20,7 @@ REASONS = {
     r"not a stack of layers": "not a stack of layers",
     r"not a causal language model": "not a causal language model",
     r"split or joined": "a mixture stored by expert",
-    r"DeepSpeed cannot (cut|shard)": "DeepSpeed's cut does not fit",
+    r"cannot be cut over": "no cut fits",
     r"key/value heads": "too few key/value heads",
 }
 

@@ -31,6 +31,16 @@ def test_only_norms_over_all_heads_are_cut() -> None:
     assert [found[name].style for name in norms] == ["replicated_with_grad_allreduce"] * 2
 
 
+def test_what_a_plan_leaves_out_is_cut_before_the_output_projection() -> None:
+    found = styles("glm4_moe_lite", "model.layers.1.")
+    assert found["mlp.shared_experts.down_proj"].style == "rowwise"
+    assert found["mlp.shared_experts.gate_proj"].style == "colwise"
+    assert not {"mlp.gate", "mlp.experts.0.down_proj", "self_attn.q_a_proj"} & {*found}
+    assert styles("gpt_oss", "model.layers.1.")["self_attn.sinks"].style == "colwise"
+    # Attention over images keeps out of it.
+    assert not styles("mistral3", "model.vision_tower.")
+
+
 @pytest.mark.parametrize("family", ["fuyu", "hunyuan_v1_dense"])
 def test_families_without_a_plan_of_transformers_have_one_here(family: str) -> None:
     layer = "model.language_model.layers.0." if family == "fuyu" else "model.layers.0."

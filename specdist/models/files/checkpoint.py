@@ -38,10 +38,9 @@ ADAPTER_CONFIG_NAME = "adapter_config.json"
 SMALL_FILE_SUFFIXES = (".json", ".model", ".txt", ".jinja")
 HUB_PATTERNS = ["*.safetensors", *(f"*{suffix}" for suffix in SMALL_FILE_SUFFIXES)]
 FINGERPRINT_BYTES = 2**20
-# What DeepSpeed's cut does not fit is found when it is tried (specdist.models.loading.cutting). Not so for
-# these: it fails with an assertion for the first two, cuts Persimmon's joined projections in another order,
-# and X-MOD looks at values.
-UNSHARDABLE_FAMILIES = ("gpt2", "gpt_neo", "persimmon", "xmod")
+# What does not fit a family is found when it is cut (specdist.models.loading.cutting). Not so for these: with
+# the first two DeepSpeed fails with an assertion, and X-MOD looks at values.
+UNSHARDABLE_FAMILIES = ("gpt2", "gpt_neo", "xmod")
 # Other kinds (chunked, linear, ...) would be run as full attention without an error.
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -227,7 +226,7 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
     if tp_size == 1:
         return
     if family in UNSHARDABLE_FAMILIES:
-        raise UserError(f"{what} is of the family {family}, which DeepSpeed cannot shard: use --tp_size 1")
+        raise UserError(f"{what} is of the family {family}, which cannot be cut over ranks: use --tp_size 1")
     num_heads = config.num_attention_heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     if getattr(config, "multi_query", False):

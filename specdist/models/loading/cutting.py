@@ -54,7 +54,7 @@ def cut(
     except dist.DistError:
         raise
     except Exception as error:  # assertions and errors of many kinds, before its broadcast
-        logger.debug("DeepSpeed cannot cut %s", checkpoint.name, exc_info=True)
+        logger.debug("%s cannot be cut", checkpoint.name, exc_info=True)
         join_sharding()
         reason = short_text(error)
     else:
@@ -70,7 +70,7 @@ def cut(
     if found is not None:
         raise UserError(
             f"{checkpoint.option} {checkpoint.name} is of the family {model.config.model_type}, which "
-            f"DeepSpeed cannot cut over {dist.get_world_size(group)} ranks ({found}): use --tp_size 1"
+            f"cannot be cut over {dist.get_world_size(group)} ranks ({found}): use --tp_size 1"
         )
     return shard
 
@@ -117,8 +117,19 @@ def _why_it_does_not_run(model: PreTrainedModel) -> str | None:
         dry_run(model)
     except Exception as error:  # of a whole model: code that looks at values, which are not there
         logger.debug("%s does not run without weights", type(model).__name__, exc_info=True)
-        return short_text(error)
+        return f"{_innermost(model, error)}{short_text(error)}"
     return None
+
+
+def _innermost(model: nn.Module, error: Exception) -> str:
+    """The name of the model's innermost module in which an error was raised, for a message."""
+    found = ""
+    names = {id(module): f"{name}: " for name, module in model.named_modules() if name}
+    traceback = error.__traceback__
+    while traceback is not None:
+        found = names.get(id(traceback.tb_frame.f_locals.get("self")), found)
+        traceback = traceback.tb_next
+    return found
 
 
 def _why_it_takes_no_weights(

@@ -7,12 +7,12 @@ package cuts each part by itself instead, so that a rank holds the keys and valu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 
 COLWISE, ROWWISE, PACKED = "colwise", "rowwise", "packed_colwise"
 # In no plan of transformers: a norm over the outputs of all ranks.
@@ -34,25 +34,26 @@ SPLIT = {"o_proj": ROWWISE, "down_proj": ROWWISE}
 REPLACED = {"colwise_gather_output": GATHERED, "colwise_rep": GATHERED, "rowwise_split_input": SPLIT}
 NORMED = {"q_norm": "q_proj", "k_norm": "k_proj"}
 
-_LLAMA = {
-    **{f"layers.*.self_attn.{name}_proj": COLWISE for name in "qkv"},
-    "layers.*.self_attn.o_proj": ROWWISE,
-    "layers.*.mlp.gate_proj": COLWISE,
-    "layers.*.mlp.up_proj": COLWISE,
-    "layers.*.mlp.down_proj": ROWWISE,
+# Output projections of attention and feed-forward parts, and what is cut before them: plans leave some out.
+BEFORE = {
+    "o_proj": {
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj"), COLWISE),
+        "sinks": COLWISE,
+    },
+    "down_proj": {"gate_proj": COLWISE, "up_proj": COLWISE, "gate_up_proj": PACKED},
 }
-# Of families for which transformers has none, and DeepSpeed's rules by name do not fit.
+# Of families for which transformers has no plan, or not all of it, and DeepSpeed's rules by name do not fit.
 PLANS: dict[str, dict[str, str]] = {
-    "hunyuan_v1_dense": _LLAMA,
-    "bitnet": {
-        **_LLAMA, "layers.*.self_attn.attn_sub_norm": NORM, "layers.*.mlp.ffn_sub_norm": NORM,
-    },
+    "hunyuan_v1_dense": {"layers.*.self_attn.o_proj": ROWWISE},
+    "bitnet": {"layers.*.self_attn.attn_sub_norm": NORM, "layers.*.mlp.ffn_sub_norm": NORM},
     "persimmon": {
-        "layers.*.self_attn.query_key_value": COLWISE,
-        "layers.*.self_attn.dense": ROWWISE,
-        "layers.*.mlp.dense_h_to_4h": COLWISE,
-        "layers.*.mlp.dense_4h_to_h": ROWWISE,
+        "layers.*.self_attn.query_key_value": COLWISE, "layers.*.self_attn.dense": ROWWISE,
+        "layers.*.mlp.dense_h_to_4h": COLWISE, "layers.*.mlp.dense_4h_to_h": ROWWISE,
     },
+    "granitemoeshared": {
+        "layers.*.shared_mlp.input_linear": PACKED, "layers.*.shared_mlp.output_linear": ROWWISE,
+    },
+    "gpt_oss": {"layers.*.mlp.experts": EXPERTS},
 }  # fmt: skip
 
 
@@ -80,11 +81,13 @@ def planned_cuts(model: PreTrainedModel) -> dict[str, PlannedCut]:
     modules = {name: module for name, module in model.named_modules() if module is not head}
     styles: dict[str, str] = {}
     for name in (*modules, *(name for name, _ in model.named_parameters())):
-        style = plan.get(replace_layer_number_by_wildcard(name))
+        style = plan.get(re.sub(r"\.\d+(\.|$)", r".*\1", name))
         if style in REPLACED:
             style = REPLACED[style].get(_last(name))
         if style is not None and (name in modules or name.rpartition(".")[0] in modules):
             styles[name] = style
+    if styles:
+        styles |= _unnamed(modules, styles)
     for name, module in modules.items():
         projection = f"{name.rpartition('.')[0]}.{NORMED.get(_last(name))}"
         # One that norms each head by itself is narrower, and whole on every rank.
@@ -99,6 +102,26 @@ def planned_cuts(model: PreTrainedModel) -> dict[str, PlannedCut]:
         )
         for name, style in styles.items()
     }
+
+
+def _unnamed(modules: Mapping[str, nn.Module], styles: Mapping[str, str]) -> dict[str, str]:
+    """Of attention and feed-forward parts, shared experts among them, what a plan leaves out."""
+    # Those of towers for images have no index.
+    layers = tuple(
+        f"{name.rpartition('.')[0]}."
+        for name, module in modules.items()
+        if getattr(module, "layer_idx", None) is not None
+    )
+    experts = tuple(f"{name}." for name, style in styles.items() if style == EXPERTS)
+    found: dict[str, str] = {}
+    for name, module in modules.items():
+        owner, _, last = name.rpartition(".")
+        if last not in BEFORE or not isinstance(module, nn.Linear):
+            continue
+        if name.startswith(layers) and not name.startswith(experts):
+            parts = {*modules[owner]._modules, *modules[owner]._parameters} & {*BEFORE[last]}
+            found |= {name: ROWWISE} | {f"{owner}.{part}": BEFORE[last][part] for part in parts}
+    return {name: style for name, style in found.items() if name not in styles}
 
 
 def _own_plans(model: PreTrainedModel) -> dict[str, str]:
