@@ -45,6 +45,13 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
 NO_PATH = "(none)"
 # Tokens before a measured pass, since the prompts are not known yet.
 TYPICAL_CONTEXT_TOKENS = 256
+# The text of measured passes, where they depend on it, for the same reason.
+TYPICAL_TEXT = (
+    "A ferry leaves the harbour at 7:40 every morning, except on Sundays. It carries 120 people and 30 cars, "
+    "and a ticket costs $6.50; children under five travel free. How much does a family pay? Let us think "
+    "step by step.\n\n```python\ndef total(adults, ages):\n    return 6.5 * (adults + len(ages))"
+    "\n```\n\nBecause nobody knew the captain's name, they called him Herr Kapitän, and he smiled."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +143,10 @@ class SpeculativeLLM:
             uses_draft=config.uses_draft_model,
             device=local_device(config.device),
         )
-        work = Workload(num_context_tokens=min(TYPICAL_CONTEXT_TOKENS, models.max_seq_len // 2))
+        work = Workload(
+            num_context_tokens=min(TYPICAL_CONTEXT_TOKENS, models.max_seq_len // 2),
+            text_ids=tuple(self._tokenizer(TYPICAL_TEXT)["input_ids"]) if models.has_experts else (),
+        )
         self._replica = build_replica(
             ReplicaPlan(config=config, models=models, topology=topology, workload=work)
         )

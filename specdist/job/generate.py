@@ -147,16 +147,17 @@ def _generate_planned(
 
 
 def promised_work(config: GenerateConfig, models: ModelPlan, run: RunPlan, *, has_costs: bool) -> Workload:
-    """What the prompts promise: the lengths of some stand for all. Without costs to measure, the number of
+    """What the prompts promise: some stand for all. Without costs to measure, the number of
     sequences alone."""
     num_completions = run.shards.num_completions
     if has_costs or not config.needs_costs:
         return Workload(num_rows=num_completions)
-    lengths = prompt_encoder(config, models, run.folder).sampled_lengths(run.prompts)
+    sampled = list(prompt_encoder(config, models, run.folder).sampled_prompts(run.prompts))
     return Workload.of(
-        ((length, config.max_new_tokens) for length in lengths),
+        ((len(prompt_ids), config.max_new_tokens) for prompt_ids in sampled),
         num_prompts=run.prompts.num_rows,
         num_completions=num_completions,
+        prompts=sampled if models.has_experts else (),
     )
 
 

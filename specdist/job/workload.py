@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specdist.policies.costs import Curve
+
+# Of every prompt that is kept: its last tokens.
+NUM_TEXT_TOKENS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,21 +20,29 @@ class Workload:
         num_rows: sequences of the run, of which so many may run at a time at most; None where unknown.
         num_context_tokens: typical number of tokens before a pass.
         num_prompt_tokens, num_new_tokens: of all prompts, and of all completions at most.
+        text_ids: tokens of some prompts, one after the other, for models whose passes depend on them: those
+            with experts, which other tokens choose otherwise.
     """
 
     num_rows: int | None = None
     num_context_tokens: int = 0
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
+    text_ids: tuple[int, ...] = ()
 
     @staticmethod
     def of(
-        lengths: Iterable[tuple[int, int]], *, num_prompts: int, num_completions: int | None = None
+        lengths: Iterable[tuple[int, int]],
+        *,
+        num_prompts: int,
+        num_completions: int | None = None,
+        prompts: Iterable[Sequence[int]] = (),
     ) -> Workload:
         """
         Args:
             lengths: of some of the prompts, its tokens and the most tokens of a completion.
             num_completions: by default one for each prompt.
+            prompts: some of them, if their tokens are to be kept.
         """
         known = list(lengths) or [(0, 0)]
         num_completions = num_prompts if num_completions is None else num_completions
@@ -41,6 +52,7 @@ class Workload:
             num_context_tokens=typical_context(known),
             num_prompt_tokens=round(num_prompts * prompt_tokens),
             num_new_tokens=round(num_completions * new_tokens),
+            text_ids=tuple(token_id for ids in prompts for token_id in ids[-NUM_TEXT_TOKENS:]),
         )
 
     def rows_at_a_time(self, num_slots: int) -> int:

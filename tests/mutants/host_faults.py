@@ -9,7 +9,21 @@ SIMULATED, ADVICE = "tests/lab/plan/test_simulate.py", "tests/lab/plan/test_advi
 
 NEXT_ROUND = "tests/engine/test_next_round.py"
 
+TEXT_COSTS = "tests/job/test_text_costs.py"
+
 HOST_FAULTS = (
+    Mutant("experts-are-timed-with-one-token-again-and-again", "measure_target",
+        "PassTimer(target, work, group, workload.text_ids)",
+        "PassTimer(target, work, group)",
+        (TEXT_COSTS,)),
+    Mutant("costs-of-experts-are-kept-for-any-prompts", "costs_key",
+        "if workload.text_ids else",
+        "if False else",
+        (TEXT_COSTS,)),
+    Mutant("all-rows-begin-at-the-same-place-of-the-text", "tokens_of_text",
+        "np.arange(len(lengths)) * len(text_ids) // len(lengths)",
+        "np.zeros(len(lengths), np.int64)",
+        (TEXT_COSTS,)),
     Mutant("device-looks-for-branches-only-when-the-host-has-waited-for-it", "AheadDrafter.draft",
         "            if not looked:\n                num_ahead_S",
         "            if False:\n                num_ahead_S",

@@ -89,7 +89,8 @@ class KeptCosts:
 def costs_key(
     config: GenerateConfig, models: ModelPlan, topology: Topology, workload: Workload, *, num_slots: int
 ) -> dict[str, Any]:
-    """What decides times: the machine, versions, models, placement, options, and how full batches are."""
+    """What decides times: the machine, versions, models, placement, options, how full batches are, and of
+    models with experts the text that they were measured with."""
     device = topology.device
     options = {name: value for name, value in vars(config).items() if name not in UNRELATED_OPTIONS}
     package = Path(__file__).parents[2]
@@ -109,6 +110,7 @@ def costs_key(
         "num_rows": workload.rows_at_a_time(num_slots),
         # Contexts of about the same length: the difference between them is known.
         "context_bits": workload.num_context_tokens.bit_length(),
+        **({"text": hashlib.sha256(json_bytes(workload.text_ids)).hexdigest()} if workload.text_ids else {}),
     }
 
 

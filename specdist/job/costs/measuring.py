@@ -130,7 +130,8 @@ def measure_costs(
     if has_host and not isinstance(draft, EagleRunner):
         assert target is not None and draft is not None
         begin("measuring rounds of the engine")
-        costs = host_times(assembly, target, draft, costs, num_rows, budget.until(1.0)).added_to(costs)
+        times = host_times(assembly, target, draft, costs, num_rows, budget.until(1.0), workload.text_ids)
+        costs = times.added_to(costs)
     if topology.is_rank0:
         logger.info("%s", _summary(costs, budget.spent_ns))
     return costs
@@ -169,7 +170,8 @@ def measure_target(
     budget: Budget,
 ) -> ModelTimes | None:
     """On all ranks of the target at the same time; None on all but rank 0, which decides what is timed."""
-    timer = PassTimer(target, target_work(assembly.settings, assembly.vocab_size), group)
+    work = target_work(assembly.settings, assembly.vocab_size)
+    timer = PassTimer(target, work, group, workload.text_ids)
     if group is not None and dist.get_rank(group):
         timer.follow()
         return None
@@ -249,7 +251,8 @@ def measure_draft(
     num_slots = assembly.scheduling.num_slots
     num_rows = workload.rows_at_a_time(num_slots)
     contexts = context_of(assembly, workload)
-    timer = PassTimer(draft, draft_work(assembly.settings, assembly.vocab_size, uses_features=uses_features))
+    work = draft_work(assembly.settings, assembly.vocab_size, uses_features=uses_features)
+    timer = PassTimer(draft, work, text_ids=workload.text_ids)
     # Branches are rows, too.
     widest = num_rows + num_rows * num_branch_slots // num_slots
     found = timed_model(

@@ -22,6 +22,7 @@ from specdist.policies.costs import Curve
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import SamplingSettings
+from specdist.utils.ranges import arange_segments
 
 # Passes of a size, of which the fastest counts; fewer where the budget ends.
 NUM_PASSES = 7
@@ -79,14 +80,17 @@ class PassTimer:
         runner: ModelRunner,
         finish: Callable[[Tensor], object],
         group: dist.ProcessGroup | None = None,
+        text_ids: Sequence[int] = (),
     ) -> None:
         """
         Args:
             finish: the work on a pass's logits, such as :func:`verify_logits`; its time counts.
             group: the ranks that share the model; None for a whole model.
+            text_ids: see :func:`tokens_of_text`; the same on all ranks.
         """
         self._runner = runner
         self._finish = finish
+        self._text_ids = text_ids
         self._collectives = None if group is None else Collectives(group)
         # Work is queued: the first pass of a size may compile it, or record it as a graph.
         self.is_asynchronous = runner.is_asynchronous
@@ -117,11 +121,21 @@ class PassTimer:
     def _run(self, num_rows: int, num_tokens: int, num_context_tokens: int) -> None:
         lengths = [len(part) for part in np.array_split(np.arange(num_tokens), num_rows)]
         batch = FlatBatch(
-            np.zeros(num_tokens, np.int64),
+            tokens_of_text(self._text_ids, lengths),
             np.repeat(np.arange(num_rows), lengths),
             num_context_tokens + np.concatenate([np.arange(length) for length in lengths]),
         )
         self._finish(self._runner.forward(batch, np.arange(len(batch))))
+
+
+def tokens_of_text(text_ids: Sequence[int], lengths: Sequence[int]) -> np.ndarray:
+    """int64 [T]: so many tokens for every row, as they follow each other in the text, from another place for
+    each row; a short text is repeated. Zeros without one, for models in which all tokens cost the same."""
+    if not text_ids:
+        return np.zeros(sum(lengths), np.int64)
+    starts = np.arange(len(lengths)) * len(text_ids) // len(lengths)
+    places = starts.repeat(lengths) + arange_segments(np.asarray(lengths, np.int64))
+    return np.asarray(text_ids, np.int64)[places % len(text_ids)]
 
 
 class PassTimes:

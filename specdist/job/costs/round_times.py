@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline, synchronized_ns
-from specdist.job.costs.pass_times import Fits, always
+from specdist.job.costs.pass_times import Fits, always, tokens_of_text
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import FixedLength, Goodput, LengthPolicy
@@ -39,8 +39,8 @@ from specdist.policies.payoff import ALONE, RoundShape
 NUM_REQUESTS = 7
 # Of rounds, after so many others; fewer where the budget ends.
 NUM_WARMUPS, NUM_ROUNDS = 2, 5
-# Of every sequence; and most draft steps in a round: ahead as many as fit beside a large model's pass, since
-# a policy that is asked after each has work between any two.
+# Of every sequence without a text; and most draft steps in a round: ahead as many as fit beside a large
+# model's pass, since a policy that is asked after each has work between any two.
 PROMPT_IDS = [0, 0]
 FIRST_TOKENS = len(PROMPT_IDS)
 MOST_STEPS, MOST_STEPS_AHEAD = 4, 12
@@ -134,9 +134,9 @@ def _run(
     return timed.asked
 
 
-def _requests(max_new_tokens: int) -> Iterable[Request]:
-    for row in itertools.count():
-        yield Request(row_id=row, sample_index=0, prompt_ids=PROMPT_IDS, max_new_tokens=max_new_tokens)
+def _requests(max_new_tokens: int, prompts: Sequence[list[int]] = (PROMPT_IDS,)) -> Iterable[Request]:
+    for row, prompt_ids in enumerate(itertools.cycle(prompts)):
+        yield Request(row_id=row, sample_index=0, prompt_ids=prompt_ids, max_new_tokens=max_new_tokens)
 
 
 def _asked(
@@ -298,6 +298,7 @@ def host_times(
     costs: CostModel,
     num_rows: int,
     fits: Fits = always,
+    text_ids: Sequence[int] = (),
 ) -> HostTimes:
     """Of rounds whose two models are both in this process; the contents of their caches are lost. Zeros where
     passes take so long that rounds do not fit: beside them the host hardly matters.
@@ -305,6 +306,7 @@ def host_times(
     Args:
         costs: of passes alone.
         num_rows: most sequences at a time.
+        text_ids: see :func:`tokens_of_text`.
     """
     # For sequences without options.
     settings = dataclasses.replace(assembly.settings, processing=None)
@@ -315,7 +317,7 @@ def host_times(
     found: dict[int, list[float]] = {}
     for size in dict.fromkeys((num_rows, 1)):
         beyond = {
-            steps: _beyond_passes_ns(assembly, target, draft, costs, size, steps, fits)
+            steps: _beyond_passes_ns(assembly, target, draft, costs, size, steps, fits, text_ids)
             for steps in dict.fromkeys((0, most, 1))
         }
         none, one, several = (beyond[steps] for steps in (0, 1, most))
@@ -337,6 +339,7 @@ def _beyond_passes_ns(
     num_rows: int,
     num_steps: int,
     fits: Fits,
+    text_ids: Sequence[int],
 ) -> float | None:
     """Nanoseconds of a round of so many sequences and draft steps, without its passes; None where no round
     could be measured."""
@@ -358,9 +361,10 @@ def _beyond_passes_ns(
         return num_timed >= num_rounds or (num_timed > NUM_WARMUPS and not fits(passes_ns))
 
     limit = min(assembly.scheduling.max_seq_len - len(PROMPT_IDS), (num_rounds + 2) * (num_steps + 1))
+    prompts = tokens_of_text(text_ids, [len(PROMPT_IDS)] * num_rows).reshape(num_rows, -1).tolist()
     asked = _run(
         assembly,
-        itertools.islice(_requests(limit), num_rows),
+        itertools.islice(_requests(limit, prompts), num_rows),
         assembly.local_draft(draft, policy),
         target.device,
         is_enough,

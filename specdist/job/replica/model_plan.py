@@ -46,6 +46,11 @@ class ModelPlan:
     head: DraftHead | None = None
     ngram_texts: NgramTexts | None = None
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether what a pass takes depends on its tokens."""
+        return any(model is not None and model.has_experts for model in (self.target, self.draft))
+
 
 def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> ModelPlan:
     """Open and check both checkpoints. ``may_read_states``: the draft may be an EAGLE-3 draft. Raises

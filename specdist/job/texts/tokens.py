@@ -30,7 +30,7 @@ TRIAL_TEXT = "A text."
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 # What a text may stand after, for its tokens there.
 TEXTS_BEFORE = ("\n", "a", ".")
-# Number of prompts whose lengths stand for those of all.
+# Number of prompts that stand for all.
 NUM_SAMPLED = 32
 # Prompts that are looked at for tokens twice, since the input may be larger than what a start has time for.
 MOST_PROMPTS = 2**16
@@ -180,12 +180,12 @@ class PromptEncoder:
         """Tokens of text after a prompt, without those that a tokenizer adds."""
         return ids_within(self._tokenizer, text, split_special_tokens=self._splitter is not None)
 
-    def sampled_lengths(self, prompts: Prompts) -> Iterator[int]:
-        """Numbers of tokens of a few prompts spread over all, without those that cannot be used."""
+    def sampled_prompts(self, prompts: Prompts) -> Iterator[list[int]]:
+        """Tokens of a few prompts spread over all, without those that cannot be used."""
         step = max(1, prompts.num_rows // NUM_SAMPLED)
         for row in range(0, prompts.num_rows, step):
             with contextlib.suppress(RowError):
-                yield len(self.prompt_ids(prompts.prompt(row)))
+                yield self.prompt_ids(prompts.prompt(row))
 
     def usable_prompts(
         self, prompts: Prompts, rows: Sequence[int], num_wanted: int

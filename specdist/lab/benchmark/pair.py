@@ -140,10 +140,14 @@ class PagedPair:
         settings: SamplingSettings,
         seed: int,
         num_context_tokens: int = 0,
+        text_ids: tuple[int, ...] = (),
     ) -> None:
-        """``num_context_tokens``: context length at which passes are timed."""
+        """``num_context_tokens``: context length at which passes are timed; ``text_ids``: of the rows, with
+        which they are timed where that matters."""
         self.pair = pair
         self.num_context_tokens = num_context_tokens
+        has_experts = pair.target_checkpoint.has_experts or pair.draft_checkpoint.has_experts
+        self._text_ids = text_ids if has_experts else ()
         # Room for the longest text of every row, a block and the tokens ahead of it: no row is ever
         # preempted or kept waiting.
         pages_per_row = -(-max_seq_len // PAGE_SIZE) + -(-2 * (max_draft_tokens + 1) // PAGE_SIZE) + 1
@@ -200,7 +204,11 @@ class PagedPair:
         return measure_costs(
             order.assembly(self.assembly),
             Topology(rank=0, world_size=1, tp_size=1, uses_draft=True, device=self.pair.device),
-            Workload(num_rows=order.num_slots, num_context_tokens=self.num_context_tokens),
+            Workload(
+                num_rows=order.num_slots,
+                num_context_tokens=self.num_context_tokens,
+                text_ids=self._text_ids,
+            ),
             target=self.target,
             draft=self.draft,
             group=None,

@@ -16,7 +16,7 @@ from specdist.data.formats.prompts import Prompts, RowError, open_prompts
 from specdist.data.leases.heartbeat import now_utc
 from specdist.job.ranks.topology import local_device
 from specdist.job.texts.tokens import PromptEncoder, check_chat_variables, check_split_special_tokens
-from specdist.job.workload import typical_context
+from specdist.job.workload import NUM_TEXT_TOKENS, typical_context
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.benchmark.methods import Row
 from specdist.lab.benchmark.pair import PagedPair, Pair
@@ -87,6 +87,7 @@ def cache_sizes(config: BenchmarkConfig, rows: Sequence[Row]) -> dict[str, Any]:
         ),
         "seed": config.seed,
         "num_context_tokens": typical_context(lengths),
+        "text_ids": tuple(token_id for row in rows for token_id in row.prompt_ids[-NUM_TEXT_TOKENS:]),
     }
 
 

@@ -178,7 +178,9 @@ def collect_trace(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[Exha
     longest = max(len(request.prompt_ids) for request in requests) + config.max_new_tokens
     models = dataclasses.replace(models, max_seq_len=min(models.max_seq_len, longest))
     workload = Workload.of(
-        ((len(request.prompt_ids), config.max_new_tokens) for request in requests), num_prompts=len(requests)
+        ((len(request.prompt_ids), config.max_new_tokens) for request in requests),
+        num_prompts=len(requests),
+        prompts=[request.prompt_ids for request in requests] if models.has_experts else (),
     )
     replica = build_replica(
         ReplicaPlan(

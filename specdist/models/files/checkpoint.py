@@ -41,6 +41,8 @@ FINGERPRINT_BYTES = 2**20
 # What does not fit a family is found when it is cut (specdist.models.loading.cutting). Not so for these: with
 # the first two DeepSpeed fails with an assertion, and X-MOD looks at values.
 UNSHARDABLE_FAMILIES = ("gpt2", "gpt_neo", "xmod")
+# What configurations call the number of experts.
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Other kinds (chunked, linear, ...) would be run as full attention without an error.
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -66,6 +68,12 @@ class Checkpoint:
     def is_eagle(self) -> bool:
         """Whether it is an EAGLE-3 draft, which no other part of transformers knows."""
         return is_eagle(self.config)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether tokens choose experts, so that what a pass reads depends on them."""
+        text = self.config.get_text_config()
+        return any(getattr(text, name, None) for name in EXPERT_COUNTS)
 
     @property
     def is_pickled(self) -> bool:
