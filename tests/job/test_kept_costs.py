@@ -46,6 +46,7 @@ def test_what_decides_times_decides_which_file_it_is(
         key(options, num_slots=4),
         key(options, dataclasses.replace(WORK, num_rows=5)),
         key(options, dataclasses.replace(WORK, num_context_tokens=700)),
+        key(options, dataclasses.replace(WORK, text_ids=(1, 2))),
         key(options, temperature=1.0),
         key(options, model_impl="transformers"),
         key(options, policy="goodput"),
@@ -61,6 +62,7 @@ def test_what_decides_times_decides_which_file_it_is(
     monkeypatch.undo()
     for other in others:
         assert other != same
+    assert key(options, dataclasses.replace(WORK, text_ids=(2, 1))) not in others
     assert key(options) == same
     assert key(options, dataclasses.replace(WORK, num_rows=101, num_context_tokens=75)) == same
     assert key(options, seed=7, output="elsewhere", prompts="others", stop=["x"]) == same

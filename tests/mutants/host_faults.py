@@ -19,7 +19,7 @@ HOST_FAULTS = (
     Mutant("costs-of-experts-are-kept-for-any-prompts", "costs_key",
         "if workload.text_ids else",
         "if False else",
-        (TEXT_COSTS,)),
+        ("tests/job/test_kept_costs.py",)),
     Mutant("all-rows-begin-at-the-same-place-of-the-text", "tokens_of_text",
         "np.arange(len(lengths)) * len(text_ids) // len(lengths)",
         "np.zeros(len(lengths), np.int64)",
