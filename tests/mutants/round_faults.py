@@ -132,7 +132,7 @@ ROUND_FAULTS = (
     Mutant("acceptance-of-long-ago-is-not-forgotten", "RoundChooser.observe",
         "kept = 0.5 ** (num_verified / MEMORY)",
         "kept = 1.0",
-        ("tests/lab/plan/test_sweep.py",)),
+        ("tests/policies/test_payoff.py", "tests/lab/plan/test_sweep.py")),
     Mutant("draft-learns-before-its-reply", "DraftWorker._respond",
         "        if wanted_now:\n            self._feedback",
         "        if True:\n            self._feedback",
