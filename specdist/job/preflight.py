@@ -220,6 +220,6 @@ def _check_leases(folder: RunFolder, leases: Path | None) -> None:
     mine = "in --output itself" if leases is None else f"in --leases {leases.parent}"
     others = "in --output itself" if theirs is None else f"in --leases {Path(theirs).parent}"
     raise UserError(
-        f"--output {folder.path}: its replicas lease shards {others}, and this one would {mine}, so that two "
-        f"of them could do the same: {remedy}"
+        f"--output {folder.path}: its replicas lease shards {others}, but this one would lease them {mine}, "
+        f"and two replicas could generate the same shard: {remedy}"
     )
