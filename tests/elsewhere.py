@@ -93,8 +93,8 @@ ROWS = (
         "temperature, top-k, top-p",
         (
             *PROCESSED,
-            "tests/engine/test_distribution.py::test_drafting_in_turns_follows_the_target_s_distribution",
-            "tests/engine/test_distribution.py::test_drafting_ahead_follows_the_target_s_distribution",
+            "tests/engine/test_distribution.py::test_synchronous_drafting_follows_the_target_s_distribution",
+            "tests/engine/test_distribution.py::test_asynchronous_drafting_follows_the_target_s_distribution",
         ),
         (
             cell("yes", "speculation in vLLM"),

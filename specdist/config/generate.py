@@ -184,7 +184,7 @@ class GenerateConfig(
         return self.uses_draft and self.trace
 
     @property
-    def drafts_ahead(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether a draft on a rank of its own works while the target does, in every round."""
         return self.uses_draft_model and self.overlap == ASYNCHRONOUS
 
@@ -197,7 +197,7 @@ class GenerateConfig(
     @property
     def needs_costs(self) -> bool:
         """Whether decisions of the run depend on times of passes, which are measured before it."""
-        return self.drafts_ahead or self.chooses_rounds or needs_costs(self.policy)
+        return self.is_asynchronous or self.chooses_rounds or needs_costs(self.policy)
 
     @property
     def policy_options(self) -> dict[str, float]:
@@ -258,7 +258,7 @@ class GenerateConfig(
                 for name, value in given.items()
                 if value is not None
             ]
-        if self.num_branches is not None and not (self.drafts_ahead or self.chooses_rounds):
+        if self.num_branches is not None and not (self.is_asynchronous or self.chooses_rounds):
             found.append(f"--num_branches {self.num_branches} has no effect without a draft that works ahead")
         if self.is_greedy and (self.top_k or self.top_p < 1 or self.min_p):
             found.append(
@@ -289,7 +289,7 @@ class GenerateConfig(
                 f"{self.num_world_ranks}: {self.tp_size} for the target and {draft_ranks}. "
                 f"Launch with --num_processes {self.num_world_ranks}{others}"
             )
-        if self.drafts_ahead and world_size == self.tp_size:
+        if self.is_asynchronous and world_size == self.tp_size:
             raise UserError(
                 f"--overlap asynchronous needs a rank for the draft, but {launched} launched: launch with "
                 f"--num_processes {self.tp_size + 1}, or use --overlap synchronous"

@@ -90,7 +90,7 @@ def run_fingerprint(
         **({} if config.draft_window is None else {"draft_window": config.draft_window}),
         "acceptance": config.acceptance,
         "overlap": config.overlap,
-        "num_branches": config.num_branches if config.drafts_ahead or config.chooses_rounds else None,
+        "num_branches": config.num_branches if config.is_asynchronous or config.chooses_rounds else None,
         "temperature": config.temperature,
         "top_k": config.top_k,
         "top_p": config.top_p,
@@ -182,7 +182,7 @@ def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     decides whether a token is the bonus or a verified draft; a draft that works ahead always has a token to
     be verified, unless every round chooses anew whether it does.
     """
-    depends_on_batch = config.policy == "goodput" and not config.drafts_ahead
+    depends_on_batch = config.policy == "goodput" and not config.is_asynchronous
     # Which rows have finished depends on who ran beside them.
     depends_on_batch |= config.ngram_rows and config.uses_draft
     depends_on_batch |= config.chooses_rounds and topology.has_draft_rank

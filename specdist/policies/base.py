@@ -75,16 +75,16 @@ class RoundContext:
 
     Attributes:
         num_rows: sequences that decode.
-        num_pass_tokens: tokens of the target's pass: all of them when the draft works ahead; in turns, those
-            besides the candidates, which are still to be drafted.
+        num_pass_tokens: tokens of the target's pass: all of them of an asynchronous round; of a synchronous
+            one, those besides the candidates, which are still to be drafted.
         num_context_tokens: mean length of the sequences.
-        is_ahead: the draft works while the target runs its pass.
+        is_asynchronous: the draft works while the target runs its pass.
         most_tokens: of a block, where the round has no room for as many as the policy may draft.
     """
 
     num_rows: int
     num_pass_tokens: int
-    is_ahead: bool
+    is_asynchronous: bool
     most_tokens: int | None = None
     num_context_tokens: float = 0.0
 

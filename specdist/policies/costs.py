@@ -19,6 +19,8 @@ from specdist.utils.json_values import from_fields
 
 # Numbers of branches per sequence among which the costs decide.
 BRANCH_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12)
+# Of fields of costs that earlier versions have kept.
+EARLIER_NAMES = {"turns": "synchronous", "ahead": "asynchronous"}
 Sizes = np.ndarray | int
 
 
@@ -98,7 +100,7 @@ class CostModel:
         context: how both change with the length of the context.
         message: over the number of sequences that decode: what any round takes beyond its passes. Of a draft
             on a rank of its own, a request to it and its reply; within one process, the host's work.
-        turns, ahead: over the same number: what drafting in turns, and drafting ahead with branches, takes
+        synchronous, asynchronous: over the same number: what such drafting takes, the latter with branches,
             beyond its steps and the message: time of the host in which the draft's device stands still.
     """
 
@@ -106,8 +108,8 @@ class CostModel:
     draft: Curve
     context: ContextCosts = field(default_factory=ContextCosts)
     message: Curve = field(default_factory=lambda: Curve([1], [0]))
-    turns: Curve = field(default_factory=lambda: Curve([1], [0]))
-    ahead: Curve = field(default_factory=lambda: Curve([1], [0]))
+    synchronous: Curve = field(default_factory=lambda: Curve([1], [0]))
+    asynchronous: Curve = field(default_factory=lambda: Curve([1], [0]))
 
     def target_ns(self, num_tokens: Sizes, num_rows: int, num_context_tokens: float) -> Any:
         """A pass of so many tokens, those of ``num_rows`` sequences after a context of so many tokens; a
@@ -136,9 +138,11 @@ class CostModel:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> CostModel:
         """Raises ValueError for anything but the output of :meth:`to_json`. Manifests of older runs have two
-        curves alone."""
-        costs = from_fields(CostModel, values)
-        for curve in (costs.target, costs.draft, costs.message, costs.turns, costs.ahead):
+        curves alone, or :data:`EARLIER_NAMES`."""
+        present = {EARLIER_NAMES.get(name, name): value for name, value in values.items()}
+        costs = from_fields(CostModel, present)
+        curves = (costs.target, costs.draft, costs.message, costs.synchronous, costs.asynchronous)
+        for curve in curves:
             ascends = list(curve.sizes) == sorted(curve.sizes)
             if not curve.sizes or len(curve.sizes) != len(curve.ns) or not ascends:
                 raise ValueError("a curve needs a time for each of its sizes, in ascending order")

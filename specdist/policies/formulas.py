@@ -24,13 +24,13 @@ def wall_time_factor(acceptance: float, num_draft_tokens: int, cost_ratio: float
     return round_factor(tokens_per_call(acceptance, num_draft_tokens), num_draft_tokens * cost_ratio)
 
 
-def round_factor(tokens_per_pass: float, drafting: float, *, works_ahead: bool = False) -> float:
+def round_factor(tokens_per_pass: float, drafting: float, *, is_asynchronous: bool = False) -> float:
     """Expected speed-up over plain decoding of rounds that yield ``tokens_per_pass`` per target pass.
 
-    ``drafting`` is the time of a round's draft steps over that of its target pass. In turns a round takes
-    both; a draft that works ahead makes it as long as the slower of the two.
+    ``drafting`` is the time of a round's draft steps over that of its target pass. A synchronous round
+    takes both, an asynchronous one as long as the slower of the two.
     """
-    return tokens_per_pass / (max(1.0, drafting) if works_ahead else 1.0 + drafting)
+    return tokens_per_pass / (max(1.0, drafting) if is_asynchronous else 1.0 + drafting)
 
 
 def best_length(acceptance: float, cost_ratio: float, max_draft_tokens: int) -> int:
@@ -54,9 +54,9 @@ def ready_share(acceptance: float, num_candidates: Any, caught: Any, *, later: f
     return comes / (1 - stays + comes)
 
 
-def tokens_per_pass_ahead(acceptance: float, num_candidates: int, caught: float) -> float:
+def tokens_per_asynchronous_pass(acceptance: float, num_candidates: int, caught: float) -> float:
     """Expected tokens of a sequence per target pass when the draft works ahead, by :func:`ready_share`."""
-    return float(round_ahead(acceptance, num_candidates, caught, 0).num_tokens)
+    return float(asynchronous_round(acceptance, num_candidates, caught, 0).num_tokens)
 
 
 class RoundWork(NamedTuple):
@@ -76,7 +76,7 @@ class RoundWork(NamedTuple):
     num_steps: Any
 
 
-def round_in_turns(acceptance: float, num_candidates: Any, *, later: float | None = None) -> RoundWork:
+def synchronous_round(acceptance: float, num_candidates: Any, *, later: float | None = None) -> RoundWork:
     """With so many candidates, drafted before the pass. After a block that was accepted whole the draft runs
     its last token too."""
     is_whole = acceptance * (acceptance if later is None else later) ** (num_candidates - 1)
@@ -84,7 +84,7 @@ def round_in_turns(acceptance: float, num_candidates: Any, *, later: float | Non
     return RoundWork(num_tokens, 1 + num_candidates, 1 + is_whole, 1, num_candidates - 1)
 
 
-def round_ahead(
+def asynchronous_round(
     acceptance: float, num_candidates: Any, caught: Any, num_branches: Any, *, later: float | None = None
 ) -> RoundWork:
     """With so many candidates where a sequence is ready, drafted during the pass before: the first step

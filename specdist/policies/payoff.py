@@ -1,15 +1,15 @@
 """What drafting brings now: rates of the kinds of rounds by load and acceptance, and what follows from them.
 
-A round's kind is its :class:`RoundShape`: the target alone, a draft in turns with it, a draft that works
-ahead. Three rates are compared for the sequences that run now, in tokens per nanosecond, each with its best
-number of draft tokens; a is the probability that the first token of a block is accepted, b that of a token
-after an accepted one, which is higher where texts have easy and hard stretches; T and D are the times of a
-target pass and of a draft step, M that of asking the draft, H that of the draft's host beside its steps, all
-of them measured before the run:
+A round's kind is its :class:`RoundShape`: the target alone, or with synchronous or asynchronous drafting.
+Three rates are compared for the sequences that run now, in tokens per nanosecond, each with its best number
+of draft tokens; a is the probability that the first token of a block is accepted, b that of a token after an
+accepted one, which is higher where texts have easy and hard stretches; T and D are the times of a target pass
+and of a draft step, M that of asking the draft, H that of the draft's host beside its steps, all of them
+measured before the run:
 
-    alone    R / T(R)
-    in turns R (1 + a + a b + ... + a b^(K - 1)) / (K D(R) + H + T(R (K + 1)) + M)
-    ahead    R (tokens of a pass with K candidates ready) / (max(T, D(R) + K D(R (1 + branches)) + H) + M)
+    alone         R / T(R)
+    synchronous   R (1 + a + a b + ... + a b^(K - 1)) / (K D(R) + H + T(R (K + 1)) + M)
+    asynchronous  R (tokens of a pass with K ready) / (max(T, D(R) + K D(R (1 + branches)) + H) + M)
 
 The times are those of this many sequences after contexts of this length, so the choice follows the batch as
 it grows and drains. The acceptance, and what branches catch, are learned from what the target verifies. Which
@@ -19,7 +19,7 @@ tokens of a block are worth their time is for the length policy to say, by :func
   alone, the draft is not asked at all for a number of rounds. Then it *listens*: it draws one token for every
   sequence while the target runs its pass, and the next round verifies it. That costs two messages and no
   target time, so the pauses are as long as keeps these messages below :data:`LISTENING_SHARE` of the time.
-- ``--overlap asynchronous``: :func:`plan_ahead`, one shape for all rounds.
+- ``--overlap asynchronous``: :func:`plan_asynchronous`, one shape for all rounds.
 - A draft in the target's process, which can only take turns: its policy decides, and :class:`Pauses` says for
   how long such a decision holds.
 
@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
-from specdist.policies.formulas import RoundWork, caught_share, round_ahead, round_in_turns
+from specdist.policies.formulas import RoundWork, asynchronous_round, caught_share, synchronous_round
 
 # Of a chooser: acceptance assumed before any token was verified, and its weight in tokens; half-life of what
 # is learned.
@@ -75,7 +75,7 @@ class RoundShape:
 
 ALONE = RoundShape()
 LISTEN = RoundShape(num_ahead=1)
-IN_TURNS = RoundShape(drafts_now=True)
+SYNCHRONOUS = RoundShape(drafts_now=True)
 
 
 class _Learned(NamedTuple):
@@ -99,14 +99,14 @@ class RoundChooser:
         fixed_length: int | None = None,
         branch_counts: Sequence[int] = BRANCH_COUNTS,
     ) -> None:
-        """``fixed_length``: of every block that is drafted in turns, where the length policy does not decide.
-        Ahead a block may be shorter all the same, as in :func:`plan_ahead`."""
+        """``fixed_length``: of every synchronous block, where the length policy does not decide. An
+        asynchronous block may be shorter all the same, as in :func:`plan_asynchronous`."""
         self._costs = costs
         self._lengths_K = np.arange(1, max_draft_tokens + 1)
-        self._is_in_turns_K = (self._lengths_K == fixed_length) | (fixed_length is None)
+        self._is_synchronous_K = (self._lengths_K == fixed_length) | (fixed_length is None)
         self._counts_B = np.array(branch_counts)
         self._caught_B = np.array([caught_share(count) for count in branch_counts])
-        self.shapes = (ALONE, IN_TURNS, *(
+        self.shapes = (ALONE, SYNCHRONOUS, *(
             RoundShape(num_ahead=length + 1, num_branches=count)
             for length in range(1, max_draft_tokens + 1) for count in branch_counts
         ))  # fmt: skip
@@ -231,15 +231,17 @@ class RoundChooser:
             return np.asarray(share * round_ns(longer_ns) + (1 - share) * round_ns(pass_ns))
 
         alone_ns = float(mean_ns(np.array(num_rows), np.array(1.0), lambda pass_ns: pass_ns))
-        turns = round_in_turns(first, lengths_K, later=later)
-        turns_ns_K = self._drafting_ns(turns, num_rows, context) + costs.turns.look_up(num_rows)
-        in_turns_ns_K = mean_ns(
-            num_rows * turns.num_verified, turns.num_tokens, lambda pass_ns_K: turns_ns_K + pass_ns_K
+        blocks = synchronous_round(first, lengths_K, later=later)
+        blocks_ns_K = self._drafting_ns(blocks, num_rows, context) + costs.synchronous.look_up(num_rows)
+        synchronous_ns_K = mean_ns(
+            num_rows * blocks.num_verified, blocks.num_tokens, lambda pass_ns_K: blocks_ns_K + pass_ns_K
         )
-        in_turns_K = num_rows * turns.num_tokens / (in_turns_ns_K + message_ns)
+        synchronous_K = num_rows * blocks.num_tokens / (synchronous_ns_K + message_ns)
 
-        ahead = round_ahead(first, lengths_K[:, None], catching * self._caught_B, self._counts_B, later=later)
-        drafting_ns_KB = self._drafting_ns(ahead, num_rows, context) + costs.ahead.look_up(num_rows)
+        ahead = asynchronous_round(
+            first, lengths_K[:, None], catching * self._caught_B, self._counts_B, later=later
+        )
+        drafting_ns_KB = self._drafting_ns(ahead, num_rows, context) + costs.asynchronous.look_up(num_rows)
         # Only a pass with a prompt beside the sequences leaves the draft more time.
         ahead_ns_KB = mean_ns(
             np.rint(num_rows * ahead.num_verified).astype(int),
@@ -247,8 +249,8 @@ class RoundChooser:
             lambda pass_ns_KB: np.maximum(pass_ns_KB, drafting_ns_KB),
         )
         ahead_KB = num_rows * ahead.num_tokens / np.maximum(1.0, ahead_ns_KB + message_ns)
-        in_turns = in_turns_K[self._is_in_turns_K].max()
-        return np.concatenate([[num_rows / max(1.0, alone_ns), in_turns], ahead_KB.ravel()])
+        synchronous = synchronous_K[self._is_synchronous_K].max()
+        return np.concatenate([[num_rows / max(1.0, alone_ns), synchronous], ahead_KB.ravel()])
 
     def _drafting_ns(self, work: RoundWork, num_rows: int, num_context_tokens: float) -> Any:
         """The draft's steps of a round."""
@@ -259,7 +261,7 @@ class RoundChooser:
         return first_ns + work.num_steps * later_ns
 
 
-def plan_ahead(
+def plan_asynchronous(
     costs: CostModel,
     *,
     num_rows: int,

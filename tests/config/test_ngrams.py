@@ -24,7 +24,7 @@ def test_n_grams_draft_without_a_model() -> None:
     assert config(draft="ngram", max_num_seqs=1000).block_tokens == 9
     assert config(draft="ngram", policy="fixed").policy_options == {"num_draft_tokens": 5}
     assert ngrams.uses_draft and not ngrams.uses_draft_model
-    assert not (ngrams.needs_costs or ngrams.chooses_rounds or ngrams.drafts_ahead or ngrams.warnings())
+    assert not (ngrams.needs_costs or ngrams.chooses_rounds or ngrams.is_asynchronous or ngrams.warnings())
     config(draft="ngram", tp_size=2).check_world(2)
     with pytest.raises(UserError, match="3 ranks were launched, but --tp_size 2 needs 2"):
         config(draft="ngram", tp_size=2).check_world(3)

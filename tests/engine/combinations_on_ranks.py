@@ -1,7 +1,7 @@
 """A rank of the test of twenty combinations of options: ranks 0 and 1 share the target, the draft is rank 2.
 
-What a rank sends is real; the models are tables. In turns, ahead and with branches, one after the other.
-"""
+What a rank sends is real; the models are tables. Synchronous, asynchronous, with branches, one after the
+other."""
 
 import numpy as np
 import torch

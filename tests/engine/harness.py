@@ -201,7 +201,7 @@ class Harness:
 
 
 def check_lemma(shards: Sequence[Stats], completions: Sequence[Completion]) -> None:
-    """SpecDec++'s Lemma 3.1, N_draft + N_target = N + N_discarded, of a run in turns that repeats nothing."""
+    """SpecDec++'s Lemma 3.1, N_draft + N_target = N + N_discarded, of a synchronous run without repeats."""
     total = Stats()
     for stats in shards:
         total.add(stats)

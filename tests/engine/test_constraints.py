@@ -17,7 +17,7 @@ import torch
 
 from specdist.engine.request import Completion, Request
 from specdist.policies import FixedLength, VerifiedBlocks
-from specdist.policies.payoff import ALONE, IN_TURNS, LISTEN, RoundShape
+from specdist.policies.payoff import ALONE, LISTEN, SYNCHRONOUS, RoundShape
 from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.constraints.masker import RowRule
 from specdist.sampling.constraints.thinking import ThinkingMarkers
@@ -43,7 +43,7 @@ GREEDY = SamplingSettings(temperature=0.0)
 AHEAD, BRANCHES = {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}
 RUNS = {"forced_room": 12, "num_draft_tokens": 2}
 SHAPES = [
-    IN_TURNS,
+    SYNCHRONOUS,
     RoundShape(num_ahead=3, num_branches=1),
     LISTEN,
     ALONE,
@@ -53,10 +53,10 @@ SHAPES = [
 SHARED = letters_masker()
 OF_NGRAMS: dict[str, Any] = {"ngrams": 0.1, "pair": (TARGET, None)}
 MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
-    "in turns": (PLAIN, {}),
-    "in turns, filtered": (FILTERED, {"forced_room": 8, "is_traced": True}),
-    "in turns, runs": (PLAIN, {"forced_room": 8, "num_draft_tokens": 2, "masker": lambda: SHARED}),
-    "ahead": (PLAIN, AHEAD),
+    "synchronous": (PLAIN, {}),
+    "synchronous, filtered": (FILTERED, {"forced_room": 8, "is_traced": True}),
+    "synchronous, runs": (PLAIN, {"forced_room": 8, "num_draft_tokens": 2, "masker": lambda: SHARED}),
+    "asynchronous": (PLAIN, AHEAD),
     "branches": (PLAIN, BRANCHES),
     "branches, runs": (PLAIN, BRANCHES | RUNS),
     "any shape, runs": (PLAIN, BRANCHES | RUNS | {"shapes": SHAPES}),
@@ -133,7 +133,7 @@ def test_completions_follow_the_masked_target_s_distribution(mode: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [{}, BRANCHES, BRANCHES | RUNS, BRANCHES | RUNS | {"shapes": SHAPES, "settings": COUPLED}],
-    ids=["in turns", "branches", "branches, runs", "any shape, runs"],
+    ids=["synchronous", "branches", "branches, runs", "any shape, runs"],
 )
 def test_a_preempted_completion_goes_on_under_its_constraint(options: dict[str, Any]) -> None:
     """Token by token as if there had been room, though in another slot and after a replay."""
@@ -147,7 +147,7 @@ def test_a_preempted_completion_goes_on_under_its_constraint(options: dict[str, 
     assert [each.token_ids for each in crowded] == [each.token_ids for each in roomy]
 
 
-@pytest.mark.parametrize("options", [{}, AHEAD, BRANCHES], ids=["in turns", "ahead", "branches"])
+@pytest.mark.parametrize("options", [{}, AHEAD, BRANCHES], ids=["synchronous", "asynchronous", "branches"])
 def test_greedy_completions_are_those_of_the_constrained_target_alone(options: dict[str, Any]) -> None:
     """Whatever is forced is verified as well, as long as a run of it is."""
     options = {"forced_room": 8} | options
@@ -156,7 +156,7 @@ def test_greedy_completions_are_those_of_the_constrained_target_alone(options: d
     assert tuple(completion.token_ids) == expected
 
 
-@pytest.mark.parametrize("options", [{}, BRANCHES], ids=["in turns", "branches"])
+@pytest.mark.parametrize("options", [{}, BRANCHES], ids=["synchronous", "branches"])
 @pytest.mark.parametrize("settings", [PLAIN, GREEDY], ids=["sampled", "greedy"])
 def test_a_draft_that_equals_its_target_is_always_accepted(
     settings: SamplingSettings, options: dict[str, Any]
@@ -198,18 +198,25 @@ def test_forced_tokens_cost_no_draft_pass() -> None:
         ({}, (3, 4, 4)),
         ({"num_ahead_tokens": 3}, (3, 4, 4)),
         ({"num_ahead_tokens": 3, "num_branches": 2}, (3, 4, 4)),
-        ({"num_ahead_tokens": 3, "shapes": [IN_TURNS]}, (3, 4, 4)),
+        ({"num_ahead_tokens": 3, "shapes": [SYNCHRONOUS]}, (3, 4, 4)),
         ({"num_ahead_tokens": 3, "shapes": [RoundShape(num_ahead=3)]}, (3, 4, 4)),
         # Of the model nothing: the target samples what is free.
         ({"num_ahead_tokens": 3, "shapes": [RoundShape(num_rounds_alone=50)]}, (3, 12, 8)),
     ],
-    ids=["in turns", "ahead", "branches", "in turns, chosen", "ahead, chosen", "alone, chosen"],
+    ids=[
+        "synchronous",
+        "asynchronous",
+        "branches",
+        "synchronous, chosen",
+        "asynchronous, chosen",
+        "alone, chosen",
+    ],
 )
 def test_forced_tokens_come_on_top_of_drawn_ones(
     options: dict[str, Any], num_passes: tuple[int, int]
 ) -> None:
-    """Whatever the draft does in a round: one that equals its target has as many passes as in turns. Blocks
-    have 14 forced tokens and the next one; or 11 candidates, with two drawn, and the next one."""
+    """Whatever the draft does in a round: one that equals its target has as many passes as a synchronous one.
+    Blocks have 14 forced tokens and the next one; or 11 candidates, with two drawn, and the next one."""
     for pattern, num_expected in zip(("d{40}", "([ab]ddd){12}", "[ac]{6}d{34}"), num_passes, strict=True):
         harness = constrained(
             PLAIN,
@@ -254,7 +261,7 @@ def test_n_grams_propose_what_is_forced_and_nothing_that_is_not_allowed() -> Non
     assert stats.num_draft_tokens > 100 and stats.num_accepted_tokens > 0.8 * stats.num_draft_tokens
 
 
-@pytest.mark.parametrize("options", [{}, BRANCHES], ids=["in turns", "branches"])
+@pytest.mark.parametrize("options", [{}, BRANCHES], ids=["synchronous", "branches"])
 def test_the_draft_s_cache_takes_in_what_was_forced(options: dict[str, Any]) -> None:
     """Also in a branch that becomes the row's candidates; else the draft would go on from stale tokens."""
     rule = RowRule(Constraint("regex", "(abd(ab|d)c?ddd[abc]){3}").grammar)
@@ -265,7 +272,7 @@ def test_the_draft_s_cache_takes_in_what_was_forced(options: dict[str, Any]) -> 
     assert sum(stats.num_branch_hits_per_rank) > 10 or not options
 
 
-@pytest.mark.parametrize("options", [{}, BRANCHES], ids=["in turns", "branches"])
+@pytest.mark.parametrize("options", [{}, BRANCHES], ids=["synchronous", "branches"])
 def test_a_budget_of_thinking_is_kept_as_by_the_target_alone(options: dict[str, Any]) -> None:
     """Of coupled draws the tokens are the target's own; an answer follows, within its grammar."""
     markers = ThinkingMarkers(begin_ids=(), end_ids=(6, 4))

@@ -4,17 +4,17 @@ Per run 48,000 tokens: 2,400 completions of 20 tokens, in half a second or a sec
 is tested of them; the first p-value, of transitions, is the one that sees most. Seen with the seeds of these
 tests, sound code: 0.067 to 0.65 (of all four views: 0.063 to 0.89). With faults of ``tests/mutants`` planted:
 
-    recovered token drawn with the number that rejected its candidate, in turns         0 (below 1e-300)
-    candidate verified with the number that drew it, in turns                             0
-    candidate verified with the number of the recovered token, in turns                   0
-    token drafted ahead verified with the number that drew it, ahead                      1e-257
-    all rows verified with one stream's numbers, in turns                                 1e-41
+    recovered token drawn with the number that rejected its candidate, synchronous      0 (below 1e-300)
+    candidate verified with the number that drew it, synchronous                        0
+    candidate verified with the number of the recovered token, synchronous              0
+    token drafted ahead verified with the number that drew it, asynchronous             1e-257
+    all rows verified with one stream's numbers, synchronous                            1e-41
     recovered token from the target's whole distribution, or another row's residual     0
-    residual filtered again (the three largest stay), in turns                          0
+    residual filtered again (the three largest stay), synchronous                       0
     draft's probability from before temperature and filters, filtered                   2e-58
     draft's scores from before temperature and filters, filtered                        9e-62
     adopted branch with the probabilities of the lost chain, or with its scores         3e-19, 5e-18
-    bonus token drawn one position early, in turns                                      0
+    bonus token drawn one position early, synchronous                                   0
     one noise for all positions under coupling                                          0 (buckets too: 2e-45)
     vocabulary shards that forget the temperature, 1.2                                  4e-9
 
@@ -64,7 +64,7 @@ every_mode = pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 
 @every_setting
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])
-def test_drafting_in_turns_follows_the_target_s_distribution(
+def test_synchronous_drafting_follows_the_target_s_distribution(
     num_draft_tokens: int, settings: SamplingSettings
 ) -> None:
     replica = markov_replica(settings, num_draft_tokens=num_draft_tokens)
@@ -77,7 +77,7 @@ def test_drafting_in_turns_follows_the_target_s_distribution(
 
 @every_setting
 @pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(1, 0), (4, 0), (2, 1), (4, 3)])
-def test_drafting_ahead_follows_the_target_s_distribution(
+def test_asynchronous_drafting_follows_the_target_s_distribution(
     num_ahead_tokens: int, num_branches: int, settings: SamplingSettings
 ) -> None:
     replica = markov_replica(settings, num_ahead_tokens=num_ahead_tokens, num_branches=num_branches)

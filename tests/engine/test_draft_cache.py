@@ -16,7 +16,7 @@ import torch
 from specdist.engine.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies import DraftSequences, FixedLength, WithoutHistory
-from specdist.policies.payoff import IN_TURNS, RoundShape
+from specdist.policies.payoff import SYNCHRONOUS, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica
 from tests.engine.harness import requests_for
@@ -114,7 +114,7 @@ def test_what_is_drafted_after_an_adopted_branch_sees_its_tokens() -> None:
         policy=FixedLength(6),
         num_ahead_tokens=4,
         num_branches=3,
-        shapes=[RoundShape(num_ahead=3, num_branches=3), IN_TURNS],
+        shapes=[RoundShape(num_ahead=3, num_branches=3), SYNCHRONOUS],
         max_num_seqs=20,
         max_new_tokens=50,
         max_seq_len=64,

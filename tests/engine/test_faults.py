@@ -72,7 +72,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, error: Excepti
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 2)], ids=["none", "ahead"])
+@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 2)], ids=["none", "asynchronous"])
 @pytest.mark.parametrize("model", [TARGET, DRAFT], ids=["target", "draft"])
 def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
     models: tuple[PreTrainedModel, PreTrainedModel],
@@ -147,7 +147,7 @@ class OverAWire(Harness):
         return Draft(ToRank(1))
 
 
-@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 2)], ids=["none", "ahead"])
+@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 2)], ids=["none", "asynchronous"])
 def test_a_draft_rank_out_of_memory_reports_it_and_goes_on(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
@@ -256,7 +256,7 @@ def check_bad_rows(
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED, GUMBEL, SamplingSettings(top_k=9)],
                          ids=["greedy", "top-p", "gumbel", "top-k"])  # fmt: skip
 @pytest.mark.parametrize(("has_draft", "num_ahead_tokens"), [(False, 0), (True, 0), (True, 4)],
-                         ids=["alone", "none", "ahead"])  # fmt: skip
+                         ids=["alone", "none", "asynchronous"])  # fmt: skip
 def test_rows_without_finite_logits_end_as_errors_and_the_others_are_unchanged(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
@@ -285,7 +285,7 @@ def test_rows_without_finite_logits_end_as_errors_and_the_others_are_unchanged(
     assert 2 <= check_bad_rows(completions, expected, is_bad) < len(requests)
 
 
-@pytest.mark.parametrize("num_ahead_tokens", [0, 4], ids=["none", "ahead"])
+@pytest.mark.parametrize("num_ahead_tokens", [0, 4], ids=["none", "asynchronous"])
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED, GUMBEL], ids=["greedy", "sampled", "gumbel"])
 def test_a_draft_with_some_nans_only_drafts_less(
     models: tuple[PreTrainedModel, PreTrainedModel],

@@ -46,7 +46,7 @@ SHAPES = [
 ]
 BRANCHED: dict[str, Any] = {"num_ahead_tokens": 5, "num_branches": 2}
 AHEAD: list[dict[str, Any]] = [{}, {**BRANCHED, "shapes": SHAPES}, BRANCHED]
-MODES = ["in turns", "chosen", "branches"]
+MODES = ["synchronous", "chosen", "branches"]
 GREEDY = SamplingSettings(temperature=0.0)
 UNLIKELY = 0.35
 

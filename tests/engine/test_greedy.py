@@ -12,7 +12,7 @@ from tests.models.tape import TapeCapturer
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox", "gpt2", "gpt_neo", "mistral")
 MAX_NEW_TOKENS = 24
-MODES = ["none", "ahead", "branches"]
+MODES = ["none", "asynchronous", "branches"]
 
 
 def prompts_of_lengths(*lengths: int) -> list[list[int]]:

@@ -115,9 +115,11 @@ def test_ahead_no_block_length_branch_or_batch_changes_a_token(settings: Samplin
     assert all(token_ids == found[0] for token_ids in found)
 
 
-@pytest.mark.parametrize("is_ahead", [False, True], ids=["none", "ahead"])
+@pytest.mark.parametrize("is_asynchronous", [False, True], ids=["none", "asynchronous"])
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_draft_that_is_the_target_is_accepted_always(settings: SamplingSettings, is_ahead: bool) -> None:
+def test_a_draft_that_is_the_target_is_accepted_always(
+    settings: SamplingSettings, is_asynchronous: bool
+) -> None:
     target = tiny_model("llama", seed=3)
     for num_draft_tokens in (1, 4, 8):
         replica = Harness(
@@ -125,8 +127,8 @@ def test_a_draft_that_is_the_target_is_accepted_always(settings: SamplingSetting
             target,
             settings=settings,
             num_draft_tokens=num_draft_tokens,
-            num_ahead_tokens=num_draft_tokens + 1 if is_ahead else 0,
-            num_branches=2 * is_ahead,
+            num_ahead_tokens=num_draft_tokens + 1 if is_asynchronous else 0,
+            num_branches=2 * is_asynchronous,
             eos=[7],
             max_new_tokens=40,
             max_num_batched_tokens=128,
@@ -136,7 +138,7 @@ def test_a_draft_that_is_the_target_is_accepted_always(settings: SamplingSetting
         assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
         # Everything drafted ahead is used: only at its beginning and end is a row without candidates.
         assert stats.num_ahead_hits == stats.num_ahead_verified == stats.num_ahead_chains
-        assert (stats.num_ahead_chains > 0) == is_ahead
+        assert (stats.num_ahead_chains > 0) == is_asynchronous
         assert stats.num_misses == 0
         assert stats.num_completion_tokens == sum(len(c.token_ids) for c in completions)
 

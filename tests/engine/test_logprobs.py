@@ -65,7 +65,7 @@ def check(completion: Completion, settings: SamplingSettings) -> None:
 @pytest.mark.parametrize("kind", [Harness, SlicedMarkovReplica], ids=["whole", "sliced"])
 @pytest.mark.parametrize("case", CASES)
 def test_log_probabilities_are_those_of_a_plain_pass(case: str, kind: type[Harness]) -> None:
-    """In turns and with branches; so few pages that sequences are preempted and repeat tokens."""
+    """Synchronous and with branches; so few pages that sequences are preempted and repeat tokens."""
     settings = dataclasses.replace(CASES[case], num_logprobs=NUM_TOP)
     requests = requests_for(PROMPTS, 2) if case != "mixed" else mixed_requests()[:7]
     num_preemptions = 0

@@ -22,7 +22,7 @@ from specdist.engine.request import Request
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.verify import Verifier
 from specdist.models.passes.flat import FlatBatch
-from specdist.policies.payoff import ALONE, IN_TURNS, LISTEN, RoundShape
+from specdist.policies.payoff import ALONE, LISTEN, SYNCHRONOUS, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, ScriptedChooser, requests_for
 from tests.engine.markov import markov_pair
@@ -187,7 +187,7 @@ def test_a_round_that_works_ahead_is_chosen_while_its_first_token_ahead_is_draft
 ) -> None:
     """Whatever the choice is, that token is verified like any other: all are the target's own."""
     ahead, wide = RoundShape(num_ahead=4, num_branches=2), RoundShape(num_ahead=3, num_branches=1)
-    chosen = itertools.cycle([ahead, ahead, IN_TURNS, ahead, ALONE, wide, ahead, LISTEN, wide])
+    chosen = itertools.cycle([ahead, ahead, SYNCHRONOUS, ahead, ALONE, wide, ahead, LISTEN, wide])
     events: list[str] = []
     monkeypatch.setattr(DraftLoop, "_give", noting(DraftLoop._give, events))
     monkeypatch.setattr(DraftLoop, "_receive", noting(DraftLoop._receive, events))

@@ -44,7 +44,7 @@ def counted(replica: Harness, requests: list[Request]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "options",
     [{}, {"stop": STRINGS, "eos": []}, {"num_ahead_tokens": 3, "num_branches": 2}, None],
-    ids=["turns", "strings", "ahead", "alone"],
+    ids=["turns", "strings", "asynchronous", "alone"],
 )
 def test_most_rounds_are_known_early_and_nothing_changes(
     monkeypatch: pytest.MonkeyPatch, settings: SamplingSettings, options: dict[str, Any] | None

@@ -12,7 +12,7 @@ from tests.engine.harness import Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
 
-IN_TURNS, PLAIN = RoundShape(drafts_now=True), RoundShape()
+SYNCHRONOUS, PLAIN = RoundShape(drafts_now=True), RoundShape()
 
 
 def test_the_target_alone_draws_what_the_draft_would_have_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_the_target_alone_draws_what_the_draft_would_have_drawn(monkeypatch: pyt
     monkeypatch.setattr(InProcess, "ask", counted_ask)
     monkeypatch.setattr(InProcess, "tell", counted_tell)
     found, num_asked = [], []
-    for shapes in ([IN_TURNS, PLAIN, PLAIN, PLAIN], [IN_TURNS, RoundShape(num_rounds_alone=2)]):
+    for shapes in ([SYNCHRONOUS, PLAIN, PLAIN, PLAIN], [SYNCHRONOUS, RoundShape(num_rounds_alone=2)]):
         asked.clear()
         replica = Harness(
             target,

@@ -79,9 +79,9 @@ def expected(family: str) -> list[list[int]]:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "alone": {"draft": False},
-    "in turns": {"num_draft_tokens": 4},
+    "synchronous": {"num_draft_tokens": 4},
     "all accepted": {"num_draft_tokens": 5, "noise": 0.0},
-    "ahead": {"num_draft_tokens": 3, "num_ahead_tokens": 4, "num_branches": 2},
+    "asynchronous": {"num_draft_tokens": 3, "num_ahead_tokens": 4, "num_branches": 2},
     "small chunks": {"num_draft_tokens": 3, "max_num_batched_tokens": 16, "max_num_seqs": 4},
     "few pages": {"num_draft_tokens": 3, "num_pages": 34, "max_num_seqs": 4},
     "static": {"num_draft_tokens": 4, "acceleration": Acceleration(is_static=True)},

@@ -23,5 +23,5 @@ def test_two_ranks_generate_the_tokens_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_twenty_combinations_of_options_follow_the_target_on_three_ranks() -> None:
-    """A target on two of them, a draft on the third: in turns, ahead and with branches."""
+    """A target on two of them, a draft on the third: synchronous, asynchronous and with branches."""
     run_ranks("tests.engine.combinations_on_ranks", 3)

@@ -41,8 +41,8 @@ RULES = {
 }
 MAX_DRAFT_TOKENS = 4
 MODES: dict[str, dict[str, int]] = {
-    "in turns": {},
-    "ahead": {"num_ahead_tokens": MAX_DRAFT_TOKENS + 1},
+    "synchronous": {},
+    "asynchronous": {"num_ahead_tokens": MAX_DRAFT_TOKENS + 1},
     "branches": {"num_ahead_tokens": MAX_DRAFT_TOKENS + 1, "num_branches": 2},
 }
 # Prompts that share a pass, one that is cut into chunks, and a row that waits until another has finished.

@@ -216,10 +216,10 @@ def failing_steps(jobs: Jobs) -> list[Step]:
              title="a device of the main job has no memory in the middle of a pass; all ranks start over",
              tells="whether memory comes back when a rank replaces its program, and NCCL meets again",
              command=jobs.equal("memory", *short)),
-        Step(name="ahead", needs=("pair", "cpu"), num_gpus=jobs.num_gpus(3),
+        Step(name="asynchronous", needs=("pair", "cpu"), num_gpus=jobs.num_gpus(3),
              title="the draft drafts ahead, with two branches per row",
              tells="the draft's work beside the target's: streams that race would change a token",
-             command=jobs.equal("ahead", *jobs.job("ahead", *ahead, ranks=3))),
+             command=jobs.equal("asynchronous", *jobs.job("asynchronous", *ahead, ranks=3))),
     ]  # fmt: skip
 
 

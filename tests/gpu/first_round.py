@@ -104,7 +104,7 @@ def runner_of(bench: Bench, shape: Shape) -> ModelRunner:
 
 
 class Replica:
-    """Target and draft in this process, in turns."""
+    """Target and draft in this process, synchronous."""
 
     def __init__(self, bench: Bench, target: ModelRunner, draft: ModelRunner) -> None:
         self.target, self.draft = target, draft

@@ -33,6 +33,6 @@ def test_running_out_of_memory_changes_no_row_on_a_gpu() -> None:
     on_device(check_engine.check_out_of_memory)
 
 
-@pytest.mark.parametrize("mode", ["in turns", "branches"])
+@pytest.mark.parametrize("mode", ["synchronous", "branches"])
 def test_policies_that_read_a_head_give_the_rows_of_a_cpu(mode: str) -> None:
     on_device(check_engine.check_heads, mode)

@@ -184,7 +184,16 @@ def test_every_job_is_one_that_the_options_permit(tmp_path: Path) -> None:
         name: parse_arguments(GenerateConfig, words[words.index("--prompts") :])
         for name, words in jobs.items()
     }
-    assert {"cpu", "sampled", "sharded-nccl", "main", "kill", "memory", "ahead", "large"} < configs.keys()
+    assert {
+        "cpu",
+        "sampled",
+        "sharded-nccl",
+        "main",
+        "kill",
+        "memory",
+        "asynchronous",
+        "large",
+    } < configs.keys()
     for name, config in configs.items():
         assert config.output == str(tmp_path / name)
         # What a CPU has done is compared with the same on the device.

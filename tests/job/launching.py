@@ -54,8 +54,8 @@ def arguments(**options: Any) -> list[str]:
 
 
 def job_arguments(main: Main, options: dict[str, Any]) -> list[str]:
-    """Runs of the main job draft a fixed number of tokens in turns unless they say otherwise: their tokens
-    and counts are then known. What the defaults do has tests of its own."""
+    """Runs of the main job draft a fixed number of tokens synchronously unless they say otherwise: their
+    tokens and counts are then known. What the defaults do has tests of its own."""
     is_generate = main is generate or not isinstance(main, Command)
     if is_generate and options.get("draft") is not None and "config" not in options:
         options = {"policy": "fixed", "overlap": "synchronous"} | options  # None is the job's default

@@ -62,7 +62,7 @@ def start(topology: Topology, target: str, draft: str, options: dict[str, Any]) 
     models = plan_models(config)
     asked.clear()
     replica = build_replica(ReplicaPlan(config=config, models=models, topology=topology))
-    # Rounds in turns and ahead on the draft's rank, and messages to it on the target's.
+    # Synchronous and asynchronous rounds on the draft's rank, and messages to it on the target's.
     assert config.overlap == "synchronous" or len(asked) >= (1 if topology.is_rank0 else 4), options
     assert all(asked), options
     if not topology.is_rank0:

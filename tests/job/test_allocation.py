@@ -195,7 +195,7 @@ def test_a_window_takes_the_same_from_memory_however_long_rows_are(
 
 
 def test_branches_take_scores_and_pages_of_the_drafts_gpu(small: ModelSize) -> None:
-    plain, forked = rows(), rows(num_branch_slots=32 * 12, max_branch_tokens=6, works_ahead=True)
+    plain, forked = rows(), rows(num_branch_slots=32 * 12, max_branch_tokens=6, is_asynchronous=True)
     found = []
     for limits in (plain, forked):
         held = HeldModel(size=small, tp_size=1, limits=draft_limits(limits, TOP_P))
@@ -213,7 +213,9 @@ def test_the_planner_predicts_the_memory_plan_of_the_job(large: ModelSize, small
     """The most rows that the planner finds have all their pages in the job; one more has not."""
     plain = Sampling()
     for target, tp_size, num_communicators in ((large, 4, 2), (large, 2, 2), (small, 1, 1)):
-        planned = fit(target, small, H100, "in turns", tp_size=tp_size, row_tokens=4096, num_draft_tokens=5)
+        planned = fit(
+            target, small, H100, "synchronous", tp_size=tp_size, row_tokens=4096, num_draft_tokens=5
+        )
         memory = DeviceMemory(
             total_bytes=H100.memory_bytes,
             free_bytes=H100.memory_bytes - H100.reserved_bytes - target.weight_bytes(tp_size),

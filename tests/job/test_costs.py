@@ -15,7 +15,7 @@ from specdist.job.replica.model_plan import plan_models
 from specdist.models.passes.flat import FlatBatch
 from specdist.policies.costs import BRANCH_COUNTS, CostModel, Curve
 from specdist.policies.formulas import caught_share
-from specdist.policies.payoff import plan_ahead
+from specdist.policies.payoff import plan_asynchronous
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.job.launching import parse
 from tests.lab.curves import measure_curve
@@ -28,7 +28,7 @@ def plan(target_pass: int, draft_steps: list[int], num_branches: int | None = No
     """For one row: a pass takes the same time whatever its size, a draft step what 0, 1, 2, 4 or 8 branches
     make it."""
     costs = CostModel(Curve([1], [target_pass]), Curve([1, 2, 3, 5, 9], draft_steps))
-    found = plan_ahead(
+    found = plan_asynchronous(
         costs, num_rows=1, max_draft_tokens=MAX_DRAFT_TOKENS, num_branches=num_branches, acceptance=0.8
     )
     return found.num_ahead, found.num_branches
@@ -57,8 +57,8 @@ def test_the_pass_is_that_of_the_candidates_that_are_ready_and_the_host_takes_it
     """A pass of 21 tokens leaves time for as many steps; those with the few that are ready do not."""
     costs = CostModel(Curve([1, 21], [100, 500]), Curve([1], [20]))
     sizes: dict[str, Any] = {"num_rows": 1, "max_draft_tokens": 20, "num_branches": 0, "acceptance": 0.8}
-    found = plan_ahead(costs, **sizes)
-    busy = plan_ahead(dataclasses.replace(costs, ahead=Curve([1], [60])), **sizes)
+    found = plan_asynchronous(costs, **sizes)
+    busy = plan_asynchronous(dataclasses.replace(costs, asynchronous=Curve([1], [60])), **sizes)
     assert 2 < busy.num_ahead < found.num_ahead < 10
 
 

@@ -10,7 +10,7 @@ import pytest
 from specdist.config.arguments import parse_arguments
 from specdist.job.costs import measuring
 from specdist.job.costs.pass_times import Budget, always
-from specdist.job.costs.round_times import MOST_STEPS, MOST_STEPS_AHEAD, drafting_curves
+from specdist.job.costs.round_times import MOST_ASYNCHRONOUS_STEPS, MOST_STEPS, drafting_curves
 from specdist.job.workload import Workload
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import Curve
@@ -43,7 +43,7 @@ def test_what_every_step_takes_is_found_apart_from_the_rest_of_a_round(
     server, order = served
     # Options of rows need not be known for it.
     settings = dataclasses.replace(order.assembly.settings, processing=Processing(min_new_tokens=1))
-    turns, ahead, steps = drafting_curves(
+    synchronous, asynchronous, steps = drafting_curves(
         dataclasses.replace(order.assembly, settings=settings),
         cast(ModelRunner, server._runner),
         lambda size: -SECOND,
@@ -52,10 +52,10 @@ def test_what_every_step_takes_is_found_apart_from_the_rest_of_a_round(
         uses_features=uses_features,
         fits=always,
     )
-    assert turns.sizes == ahead.sizes == [1, NUM_ROWS]
-    assert steps.sizes == [size * (1 + num_branches) for size in turns.sizes]
+    assert synchronous.sizes == asynchronous.sizes == [1, NUM_ROWS]
+    assert steps.sizes == [size * (1 + num_branches) for size in synchronous.sizes]
     assert [round(ns / SECOND) for ns in steps.ns] == [1, 1]
-    assert max(*turns.ns, *ahead.ns) < SECOND / 2
+    assert max(*synchronous.ns, *asynchronous.ns) < SECOND / 2
 
 
 @pytest.mark.parametrize("num_branches", [0, 2])
@@ -82,12 +82,12 @@ def test_a_draft_measures_its_host_beside_its_passes(served: tuple[DraftServer, 
     pace = server._runner.pace
     known_ns = pace._known_ns
     pace._known_ns = lambda *sizes: 20 * known_ns(*sizes)  # type: ignore[assignment, misc]
-    turns, ahead, steps = server.measure(order)
+    synchronous, asynchronous, steps = server.measure(order)
     pace._known_ns = known_ns
     pass_ns = 20 * known_ns(1, 1, 0, None)
     assert steps.ns[0] < pass_ns
-    assert 0 < ahead.ns[0] + MOST_STEPS_AHEAD * steps.ns[0] < MOST_STEPS_AHEAD * pass_ns
-    assert 0 < turns.ns[0] + MOST_STEPS * steps.ns[0] < MOST_STEPS_AHEAD * pass_ns
+    assert 0 < asynchronous.ns[0] + MOST_ASYNCHRONOUS_STEPS * steps.ns[0] < MOST_ASYNCHRONOUS_STEPS * pass_ns
+    assert 0 < synchronous.ns[0] + MOST_STEPS * steps.ns[0] < MOST_ASYNCHRONOUS_STEPS * pass_ns
 
 
 def test_a_step_costs_its_pass_and_what_the_host_adds_to_it(

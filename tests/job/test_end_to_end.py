@@ -189,7 +189,7 @@ def test_drafting_ahead_writes_the_completions_of_the_target_alone(
     options: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """On ranks of their own, with the draft drafting on while the target verifies."""
-    alone, ahead = tmp_path / "alone", tmp_path / "ahead"
+    alone, ahead = tmp_path / "alone", tmp_path / "asynchronous"
     assert run_here(**(options | settings | {"draft": None}), output=alone).code == 0
     options = options | settings | {"tp_size": 2, "overlap": "asynchronous", "num_branches": 2}
     ended = fork_ranks(3, generate_with_long_passes, **options, output=ahead)

@@ -181,7 +181,7 @@ def test_a_draft_that_is_the_target_is_accepted_always(gpt_pair: GptPair, tmp_pa
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    "settings", [{}, {"overlap": "asynchronous", "num_branches": 2}], ids=["in turns", "ahead"]
+    "settings", [{}, {"overlap": "asynchronous", "num_branches": 2}], ids=["synchronous", "asynchronous"]
 )
 def test_a_draft_on_a_rank_of_its_own(
     gpt_pair: GptPair, greedy_run: tuple[Path, Ended], settings: dict[str, Any], tmp_path: Path

@@ -62,5 +62,5 @@ def test_the_host_is_told_from_passes_and_rounds_from_drafting_and_steps(
     found = host_times(harness.assembly, target, draft, COSTS, NUM_ROWS)
     assert found == HostTimes(*(Curve(sizes, 2 * [ns]) for ns in (ROUND, DRAFTING, BEYOND_STEP)))
     costs = found.added_to(COSTS)
-    assert (costs.draft.ns, costs.message.ns, costs.turns.ns) == ([30, 30], [7, 7], [11, 11])
+    assert (costs.draft.ns, costs.message.ns, costs.synchronous.ns) == ([30, 30], [7, 7], [11, 11])
     assert costs.target is COSTS.target

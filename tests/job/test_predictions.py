@@ -12,7 +12,7 @@ from specdist.policies.costs import CostModel, Curve
 NUM_ROUNDS = 40_000
 
 
-def stats_in_turns() -> Stats:
+def synchronous_stats() -> Stats:
     """Blocks of 3, 3, 2 and 0 candidates, of which 3, 1 and 0 were kept: four of six verified ones."""
     stats = Stats(num_completion_tokens=8, num_misses=2, wall_ns=200)
     for drafted, accepted in ((3, 3), (3, 1), (2, 0), (0, 0)):
@@ -27,7 +27,7 @@ def stats_in_turns() -> Stats:
 
 
 def test_the_formulas_by_hand() -> None:
-    found = predictions_of(stats_in_turns(), None)
+    found = predictions_of(synchronous_stats(), None)
     assert found.acceptance == pytest.approx(2 / 3)
     assert found.cost_ratio == pytest.approx((60 / 4) / (100 / 3))
     # 1.67 / 1.45 for one token, 2.11 / 1.9 for two.
@@ -51,7 +51,7 @@ def test_the_formulas_by_hand() -> None:
 
 
 def test_a_draft_of_its_own_runs_prompts_beside_the_target() -> None:
-    stats = stats_in_turns()
+    stats = synchronous_stats()
     stats.num_messages = 1
     assert predictions_of(stats, None).theory["wall_time_factor"].measured == pytest.approx(2 * 100 / 190)
 
@@ -59,7 +59,7 @@ def test_a_draft_of_its_own_runs_prompts_beside_the_target() -> None:
 def test_drift_by_hand() -> None:
     # 10 ns a token, measured for up to 10 tokens, and 2 ns a row.
     costs = CostModel(target=Curve([1, 10], [10, 100]), draft=Curve([1, 4], [2, 8]))
-    stats = stats_in_turns()
+    stats = synchronous_stats()
     found = predictions_of(stats, costs)
     drift = {
         name: (figure.predicted, figure.measured)
@@ -78,7 +78,7 @@ def test_drift_by_hand() -> None:
     assert (rounds.predicted, rounds.measured) == pytest.approx((300e-9, 370e-9))
 
 
-def test_work_ahead_by_hand() -> None:
+def test_asynchronous_work_by_hand() -> None:
     """Three chains of four after blocks of 3, 1 and 0; the last one hits."""
     stats = Stats(num_completion_tokens=6)
     for drafted, accepted in ((3, 3), (1, 0), (0, 0)):
@@ -108,8 +108,8 @@ def flip(generator: random.Random, acceptance: float, most: int) -> int:
     return count
 
 
-@pytest.mark.parametrize("works_ahead", [False, True])
-def test_independent_coins_do_what_theory_says(works_ahead: bool) -> None:
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_independent_coins_do_what_theory_says(is_asynchronous: bool) -> None:
     """Figures of so many rounds have a spread of under 1%."""
     generator, stats = random.Random(5), Stats()
     num_drafted = 4
@@ -118,15 +118,15 @@ def test_independent_coins_do_what_theory_says(works_ahead: bool) -> None:
         stats.observe_block(num_drafted=num_drafted, num_accepted=num_accepted)
         stats.num_completion_tokens += num_accepted + 1
         was_full = num_accepted == num_drafted
-        is_hit = works_ahead and was_full and generator.random() < 0.7
-        missed = not is_hit and (works_ahead or not was_full)
-        branch = int(works_ahead and missed and generator.random() < 0.4)
-        outcome = AheadOutcome(5 * works_ahead, is_hit, 1, num_lost_branch_tokens=3, branch_rank=branch)
+        is_hit = is_asynchronous and was_full and generator.random() < 0.7
+        missed = not is_hit and (is_asynchronous or not was_full)
+        branch = int(is_asynchronous and missed and generator.random() < 0.4)
+        outcome = AheadOutcome(5 * is_asynchronous, is_hit, 1, num_lost_branch_tokens=3, branch_rank=branch)
         stats.observe_ahead(outcome, is_reached=was_full, is_miss=missed)
-        num_drafted = 4 if not works_ahead or is_hit or branch else 0
+        num_drafted = 4 if not is_asynchronous or is_hit or branch else 0
     found = predictions_of(stats, None)
     assert found.acceptance == pytest.approx(0.7, rel=0.01)
-    assert ("ready_rate" in found.theory) == works_ahead
+    assert ("ready_rate" in found.theory) == is_asynchronous
     for name, figure in found.theory.items():
         if name != "wall_time_factor":
             assert figure.ratio == pytest.approx(1, rel=0.02), name

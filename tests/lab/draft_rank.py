@@ -61,7 +61,9 @@ class RankOrder(DraftOrder):
     @property
     def name(self) -> str:
         """How the draft works in a process of its own."""
-        return ("ahead" if self.ahead.num_ahead else "separate") + branches_text(self.ahead.num_branches)
+        return ("asynchronous" if self.ahead.num_ahead else "separate") + branches_text(
+            self.ahead.num_branches
+        )
 
     def assembly(self, largest: Assembly) -> Assembly:
         assembly = super().assembly(largest)

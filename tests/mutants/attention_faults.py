@@ -31,7 +31,7 @@ ATTENTION_FAULTS = (
     Mutant("round-foreseen-across-a-rope-s-border", "NextRound.foresee",
         "            or any(map(scheduler.must_recompute, running))\n",
         "",
-        (f"{BORDERS}[in turns-phi3]",)),
+        (f"{BORDERS}[synchronous-phi3]",)),
     Mutant("window-from-the-arguments-alone", "LayerShapes.record",
         "        return found[1]\n",
         "        return window\n",

@@ -3,7 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 ENGINE = "tests/engine/test_constraints.py"
-IN_TURNS = f"{ENGINE}::test_completions_follow_the_masked_target_s_distribution[in turns]"
+SYNCHRONOUS = f"{ENGINE}::test_completions_follow_the_masked_target_s_distribution[synchronous]"
 ALWAYS = f"{ENGINE}::test_a_draft_that_equals_its_target_is_always_accepted"
 NO_PASS = f"{ENGINE}::test_forced_tokens_cost_no_draft_pass"
 CACHE = f"{ENGINE}::test_the_draft_s_cache_takes_in_what_was_forced"
@@ -21,7 +21,7 @@ CONSTRAINT_FAULTS = (
     Mutant("target-without-the-constraints-masks", "LocalTarget.forward",
         "processed = self._pipeline.process(logits_NV, asked, self._pipeline.masks(asked))",
         "processed = self._pipeline.process(logits_NV, asked, None)",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("forced-tokens-kept-without-verification", "_verify_blocks",
         "accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C",
         "accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C | (draft_C == 1)",
@@ -37,7 +37,7 @@ CONSTRAINT_FAULTS = (
     Mutant("matcher-keeps-the-mask-of-other-tokens", "Matcher._go_back",
         "for before, mask in self._known.items() if before <= num_tokens}",
         "for before, mask in self._known.items()}",
-        (ANYWHERE, IN_TURNS)),
+        (ANYWHERE, SYNCHRONOUS)),
     Mutant("constraint-of-the-slots-last-row", "RowMasker._matcher",
         "if known is None or known[0].grammar != rule.grammar:",
         "if known is None:",
@@ -45,11 +45,11 @@ CONSTRAINT_FAULTS = (
     Mutant("block-masked-as-if-nothing-was-drafted", "Grammars.fill",
         "asked.append((matcher, row + num_known, token_ids[num_before + num_known :]))",
         "asked.append((matcher, row + num_known, []))",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("mask-of-the-position-before", "Matcher.keep_next",
         "self._keep({len(self._followed): mask_W.copy()})",
         "self._keep({len(self._followed) + 1: mask_W.copy()})",
-        (ANYWHERE, IN_TURNS)),
+        (ANYWHERE, SYNCHRONOUS)),
     Mutant("masks-of-several-threads-in-other-rows", "Grammars._fill_in_parallel",
         "single = [(each.library_matcher, row) for each",
         "single = [(each.library_matcher, row + 1) for each",
@@ -57,7 +57,7 @@ CONSTRAINT_FAULTS = (
     Mutant("forced-tokens-of-a-grammar-that-is-left", "Matcher.forced_after",
         "forced: list[int] = self.library_matcher.compute_ff_tokens()",
         "forced: list[int] = self.library_matcher.compute_ff_tokens() or [1]",
-        (ANYWHERE, IN_TURNS)),
+        (ANYWHERE, SYNCHRONOUS)),
     Mutant("policies-count-forced-tokens", "Feedback.keep",
         ("num_free_R = state.num_free(slots_R, state.num_candidates[slots_R])\n"
          "        num_free_accepted_R = state.num_free(slots_R, num_accepted_R)\n"),
@@ -95,7 +95,7 @@ CONSTRAINT_FAULTS = (
     Mutant("drawn-tokens-judged-as-forced-ones", "DraftWorker._respond",
         "draft_probabilities_C=state.probabilities[places_C],",
         "draft_probabilities_C=np.ones(len(places_C[0])),",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("drawn-tokens-are-certain", "StepScores.at",
         "certain = np.flatnonzero(steps_W == CERTAIN)",
         "certain = np.flatnonzero(steps_W != NO_STEP)",

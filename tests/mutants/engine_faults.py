@@ -1,7 +1,7 @@
 """Faults in the round: engine, draft, work ahead, branches, pages and stopping."""
 
 from tests.mutants.mutant import Mutant
-from tests.mutants.sampling_faults import AHEAD, BRANCHES, DISTRIBUTION, IN_TURNS
+from tests.mutants.sampling_faults import ASYNCHRONOUS, BRANCHES, DISTRIBUTION, SYNCHRONOUS
 
 LONE_DRAFT = "tests/engine/test_branches.py::test_candidates_always_continue_the_committed_tokens[llama]"
 BRANCH_CHOICE = "tests/engine/test_branches.py"
@@ -23,15 +23,15 @@ ENGINE_FAULTS = (
     Mutant("bonus-token-drawn-one-position-early", "Verifier.verify",
         "index_W = starts_R + num_accepted_R - num_skipped_R\n",
         "index_W = starts_R + np.maximum(num_accepted_R - num_skipped_R - 1, 0)\n",
-        (IN_TURNS,), is_dangerous=True),
+        (SYNCHRONOUS,), is_dangerous=True),
     Mutant("decision-always-drawn-after-whole-block", "Verifier.verify",
         "index_W = starts_R + num_accepted_R - num_skipped_R\n",
         "index_W = starts_R + num_logits_R - 1\n",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("blocks-stand-one-position-too-late", "Tails.of",
         "(each.slot, each.stream_key, len(each.token_ids))",
         "(each.slot, each.stream_key, len(each.token_ids) + 1)",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("rejected-candidates-stay-in-drafts-cache", "DraftWorker._resolve",
         "        state.num_computed[slots_R] = np.minimum(state.num_computed[slots_R], kept_R)\n",
         "",
@@ -47,15 +47,15 @@ ENGINE_FAULTS = (
     Mutant("token-drafted-ahead-judged-by-neighbours-probability", "verify_first",
         "torch.from_numpy(state.probabilities[slots_W, positions_W])",
         "torch.from_numpy(state.probabilities[slots_W, positions_W + 1])",
-        (AHEAD,)),
+        (ASYNCHRONOUS,)),
     Mutant("rejected-token-ahead-leaves-no-residual", "DraftWorker._resolve",
         "np.where(is_rejected_R[drawn], positions_W, NOWHERE)",
         "np.where((num_accepted_R < num_candidates_R)[drawn], positions_W, NOWHERE)",
-        (AHEAD,)),
+        (ASYNCHRONOUS,)),
     Mutant("residual-of-the-draft-one-token-before", "DraftWorker._resolve",
         "np.where(is_rejected_R[drawn], positions_W, NOWHERE)",
         "np.where(is_rejected_R[drawn], positions_W - 1, NOWHERE)",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("draft-does-not-count-rows-misses", "DraftWorker._resolve",
         "        state.num_misses[slots_R] += is_rejected_R\n",
         "",

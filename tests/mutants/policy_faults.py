@@ -1,7 +1,7 @@
 """Faults in policies, heads and lossy runs."""
 
 from tests.mutants.mutant import Mutant
-from tests.mutants.sampling_faults import IN_TURNS
+from tests.mutants.sampling_faults import SYNCHRONOUS
 
 POLICIES = "tests/engine/test_policies.py::test_output_follows_the_target_s_distribution"
 SPRINTER = "tests/engine/test_sprinter.py::test_lossy_output_follows_the_distribution_of_the_mechanism"
@@ -24,11 +24,11 @@ POLICY_FAULTS = (
     Mutant("every-run-trusts-draft", "NewBlocks.of",
         "np.maximum(num_R - 1, 0) if trusts_draft else np.zeros(len(num_R), np.int64)",
         "np.maximum(num_R - 1, 0)",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("one-token-more-trusted-than-said", "_verify_blocks",
         "arange_segments(num_verified_R) < trusted_R.repeat(num_verified_R)",
         "arange_segments(num_verified_R) <= trusted_R.repeat(num_verified_R)",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("heads-estimate-kept-with-next-token", "HeadReader.keep",
         "self._features.keep_estimates(earlier, estimates_A)",
         "self._features.keep_estimates(places, estimates_A)",
@@ -115,7 +115,7 @@ POLICY_FAULTS = (
     Mutant("drafted-tokens-counted-once-a-run", "PassCounts.take",
         "self._sizes, self._num_row_steps, self._num_drafted, self._num_forced = [], 0, 0, 0",
         "self._sizes, self._num_row_steps, self._num_forced = [], 0, 0",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("specdecpp-carries-blocks-estimates-into-next", "SpecDecPlusPlus._begin",
         "        self._survival[draft_slots_R] = 1.0\n",
         "",

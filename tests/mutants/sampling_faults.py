@@ -3,13 +3,13 @@
 from tests.mutants.mutant import Mutant
 
 DISTRIBUTION = "tests/engine/test_distribution.py::"
-IN_TURNS = DISTRIBUTION + "test_drafting_in_turns_follows_the_target_s_distribution[3-plain]"
-FILTERED = DISTRIBUTION + "test_drafting_in_turns_follows_the_target_s_distribution[3-filtered]"
-COUPLED = DISTRIBUTION + "test_drafting_in_turns_follows_the_target_s_distribution[3-coupled]"
-AHEAD = DISTRIBUTION + "test_drafting_ahead_follows_the_target_s_distribution[4-0-plain]"
+SYNCHRONOUS = DISTRIBUTION + "test_synchronous_drafting_follows_the_target_s_distribution[3-plain]"
+FILTERED = DISTRIBUTION + "test_synchronous_drafting_follows_the_target_s_distribution[3-filtered]"
+COUPLED = DISTRIBUTION + "test_synchronous_drafting_follows_the_target_s_distribution[3-coupled]"
+ASYNCHRONOUS = DISTRIBUTION + "test_asynchronous_drafting_follows_the_target_s_distribution[4-0-plain]"
 # Every token is one drafted ahead.
-ONE_AHEAD = DISTRIBUTION + "test_drafting_ahead_follows_the_target_s_distribution[1-0-plain]"
-BRANCHES = DISTRIBUTION + "test_drafting_ahead_follows_the_target_s_distribution[4-3-plain]"
+ONE_AHEAD = DISTRIBUTION + "test_asynchronous_drafting_follows_the_target_s_distribution[1-0-plain]"
+BRANCHES = DISTRIBUTION + "test_asynchronous_drafting_follows_the_target_s_distribution[4-3-plain]"
 ENUMERATION = "tests/sampling/test_enumeration.py"
 SLICES = "tests/sampling/test_vocab_parallel.py"
 RANDOM = "tests/sampling/test_random.py"
@@ -20,31 +20,31 @@ SAMPLING_FAULTS = (
     Mutant("recovered-token-drawn-with-number-rejected-candidate", "sample_next_tokens",
         "keys_W.uniforms(Purpose.NEXT_TOKEN)",
         "keys_W.uniforms(Purpose.ACCEPT)",
-        (IN_TURNS,), is_dangerous=True),
+        (SYNCHRONOUS,), is_dangerous=True),
     Mutant("recovered-token-drawn-with-number-drew-candidate", "sample_next_tokens",
         "keys_W.uniforms(Purpose.NEXT_TOKEN)",
         "keys_W.uniforms(Purpose.DRAFT)",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("candidate-judged-with-number-drew-it", "_verify_blocks",
         "keys_C.uniforms(Purpose.ACCEPT)",
         "keys_C.uniforms(Purpose.DRAFT)",
-        (IN_TURNS,), is_dangerous=True),
+        (SYNCHRONOUS,), is_dangerous=True),
     Mutant("token-drafted-ahead-judged-with-number-drew-it", "verify_candidates",
         "keys_C.uniforms(Purpose.ACCEPT)",
         "keys_C.uniforms(Purpose.DRAFT)",
-        (AHEAD,)),
+        (ASYNCHRONOUS,)),
     Mutant("candidate-judged-with-number-of-recovered-token", "_verify_blocks",
         "keys_C.uniforms(Purpose.ACCEPT)",
         "keys_C.uniforms(Purpose.NEXT_TOKEN)",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("candidate-drawn-with-number-judges-it", "DraftRuns.uniforms_of_all",
         "keys.uniforms(Purpose.DRAFT)",
         "keys.uniforms(Purpose.ACCEPT)",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("token-drafted-ahead-verified-without-drafts-probability", "verify_first",
         "verify_candidates(target_probabilities_W, draft_probabilities_W, keys_W)",
         "verify_candidates(target_probabilities_W, draft_probabilities_W * 0 + 1, keys_W)",
-        (AHEAD,)),
+        (ASYNCHRONOUS,)),
     Mutant("tokens-drafted-ahead-all-verified-with-one-number", "verify_first",
         "keys_W = state.random_keys(slots_W, positions_W)",
         "keys_W = state.random_keys(slots_W, positions_W * 0)",
@@ -52,11 +52,11 @@ SAMPLING_FAULTS = (
     Mutant("all-purposes-share-one-number", "hash_words",
         "(num_misses_N << PURPOSE_BITS) | int(purpose)",
         "(num_misses_N << PURPOSE_BITS)",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("number-does-not-depend-on-position", "hash_words",
         "(positions_N << (MISS_BITS + PURPOSE_BITS)) | ",
         "(positions_N * 0) | ",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("number-does-not-depend-on-attempt", "hash_words",
         "| (num_misses_N << PURPOSE_BITS) |",
         "| (num_misses_N * 0) |",
@@ -64,11 +64,11 @@ SAMPLING_FAULTS = (
     Mutant("all-candidates-of-block-judged-with-one-number", "_verify_blocks",
         "positions_N=verify_input.positions_N[index_C],",
         "positions_N=verify_input.positions_N[index_C] * 0,",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("all-rows-judge-with-numbers-of-one-stream", "Tails.of",
         "(each.slot, each.stream_key, len(each.token_ids))",
         "(each.slot, 0, len(each.token_ids))",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("streams-of-two-slots-mixed-up", "Verifier.verify",
         "stream_keys_N=stream_keys.repeat(",
         "stream_keys_N=stream_keys[np.arange(len(sequences)) // 2].repeat(",
@@ -76,7 +76,7 @@ SAMPLING_FAULTS = (
     Mutant("all-samples-of-prompt-one-stream", "stream_key",
         "for part in (row_id, sample_index):",
         "for part in (row_id,):",
-        (RANDOM, IN_TURNS)),
+        (RANDOM, SYNCHRONOUS)),
     Mutant("seed-left-out-of-stream", "stream_key",
         "_mix(seed + GOLDEN_GAMMA)",
         "_mix(GOLDEN_GAMMA)",
@@ -101,24 +101,24 @@ SAMPLING_FAULTS = (
     Mutant("acceptance-leaves-out-drafts-probability", "accepted",
         "return uniforms_C * draft_C < target_C",
         "return uniforms_C < target_C",
-        (ENUMERATION, IN_TURNS)),
+        (ENUMERATION, SYNCHRONOUS)),
     Mutant("candidate-after-rejected-one-kept", "count_accepted",
         "first_R = rejections[rejections.searchsorted(starts_R)]",
         "first_R = starts_R + np.add.reduceat(np.append(accepted_C, False), starts_R)",
-        (ENUMERATION, IN_TURNS)),
+        (ENUMERATION, SYNCHRONOUS)),
     Mutant("candidate-judged-by-probability-of-another-token", "VerifyInput.candidate_ids_C",
         "index_C = self.logits_indices_N[self.target_logits_indices_C] + 1",
         "index_C = self.logits_indices_N[self.target_logits_indices_C]",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("candidate-judged-by-what-follows-it", "FullDistributions.candidate_probabilities",
         "asked.target_logits_indices_C, asked.candidate_ids_C",
         "asked.target_logits_indices_C + 1, asked.candidate_ids_C",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     # The residual.
     Mutant("recovered-token-drawn-from-targets-whole-distribution", "recovered_distributions",
         "mass_WV = (target_W.probabilities_NV - draft_W.probabilities_NV).clamp_(min=0)",
         "mass_WV = target_W.probabilities_NV.clone()",
-        (IN_TURNS,), is_dangerous=True),
+        (SYNCHRONOUS,), is_dangerous=True),
     Mutant("residual-not-normalised", "recovered_distributions",
         "torch.where(total_W1 > 0, mass_WV / total_W1, target_W.probabilities_NV)",
         "torch.where(total_W1 > 0, mass_WV, target_W.probabilities_NV)",
@@ -127,15 +127,15 @@ SAMPLING_FAULTS = (
         "    total_W1 = mass_WV.sum(dim=1, keepdim=True)\n",
         ("    mass_WV = mass_WV.where(mass_WV >= mass_WV.topk(3).values[:, -1:], 0)\n"
          "    total_W1 = mass_WV.sum(dim=1, keepdim=True)\n"),
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("residual-of-another-rows-draft", "DraftWorker._resolve",
         "np.where(is_rejected_R[drawn], positions_W, NOWHERE)))",
         "np.where(is_rejected_R[drawn], positions_W, NOWHERE)).roll(1, 0))",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     Mutant("residual-of-draft-one-position-later", "DraftWorker._resolve",
         "np.where(is_rejected_R[drawn], positions_W, NOWHERE)",
         "np.where(is_rejected_R[drawn], positions_W + 1, NOWHERE)",
-        (IN_TURNS,)),
+        (SYNCHRONOUS,)),
     # Which distribution.
     Mutant("draft-reports-probabilities-before-temperature-and-filters", "DraftDraws.draw",
         "distributions_N.probabilities_of(drawn_N), features_3N",

@@ -24,7 +24,7 @@ def question(
     num_drafted: int,
     features: DraftFeatures | None = None,
     *,
-    is_ahead: bool = False,
+    is_asynchronous: bool = False,
     num_prompt_tokens: int = 0,
     histories_RH: np.ndarray | None = None,
     earlier: list[float] | None = None,
@@ -42,14 +42,14 @@ def question(
         round=RoundContext(
             num_rows=num_rows,
             num_pass_tokens=num_rows + num_prompt_tokens,
-            is_ahead=is_ahead,
+            is_asynchronous=is_asynchronous,
             most_tokens=most_tokens,
         ),
     )
 
 
 def a_pass(num_tokens: int) -> RoundContext:
-    return RoundContext(num_rows=num_tokens, num_pass_tokens=num_tokens, is_ahead=False)
+    return RoundContext(num_rows=num_tokens, num_pass_tokens=num_tokens, is_asynchronous=False)
 
 
 def new_goodput(costs: CostModel, *, reads_head: bool = False) -> Goodput:
@@ -63,11 +63,16 @@ def goodput(costs: CostModel, *, acceptance: float = 0.7, reads_head: bool = Fal
     return policy
 
 
-def drafted_length(policy: Goodput, top: float, *, num_rows: int = 1, is_ahead: bool = False) -> int:
+def drafted_length(policy: Goodput, top: float, *, num_rows: int = 1, is_asynchronous: bool = False) -> int:
     """How long a block of every row gets whose tokens all look alike."""
     length = 0
     while policy.wants_more(
-        question(num_rows, length, features_of([top] * num_rows) if length else None, is_ahead=is_ahead)
+        question(
+            num_rows,
+            length,
+            features_of([top] * num_rows) if length else None,
+            is_asynchronous=is_asynchronous,
+        )
     ).all():
         length += 1
     return length

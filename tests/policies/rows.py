@@ -56,7 +56,7 @@ def asked(
         features=features if num_drafted and (policy.uses_features or estimates is not None) else None,
         earlier_estimates_R=None if earlier is None else np.array(earlier),
         reach_R=np.ones(num_rows),
-        round=RoundContext(num_rows=num_rows, num_pass_tokens=num_rows, is_ahead=False),
+        round=RoundContext(num_rows=num_rows, num_pass_tokens=num_rows, is_asynchronous=False),
     )
     return policy.wants_more(rows).tolist()
 

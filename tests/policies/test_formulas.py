@@ -9,8 +9,8 @@ from specdist.policies.formulas import (
     flops_verifying_all,
     flops_verifying_one,
     ready_share,
+    tokens_per_asynchronous_pass,
     tokens_per_call,
-    tokens_per_pass_ahead,
     wall_time_factor,
 )
 from tests.job.sprinter_formulas import sprinter_run_length, sprinter_stopping_time
@@ -31,7 +31,7 @@ def test_rounds_with_a_draft_ahead(num_candidates: int, caught: float) -> None:
         num_tokens += num_accepted + 1
         is_hit = num_accepted == count and generator.random() < acceptance
         is_ready = is_hit or generator.random() < caught
-    found = tokens_per_pass_ahead(acceptance, num_candidates, caught)
+    found = tokens_per_asynchronous_pass(acceptance, num_candidates, caught)
     assert found == pytest.approx(num_tokens / num_rounds, rel=0.02)
     assert ready_share(acceptance, num_candidates, caught) == pytest.approx(num_ready / num_rounds, abs=0.02)
 
@@ -71,7 +71,7 @@ def simulated_runs(num_acceptable: int, rates: tuple[float, float], num_runs: in
             num_drafted=depth,
             features=features,
             reach_R=np.ones(len(active)),
-            round=RoundContext(num_rows=len(active), num_pass_tokens=0, is_ahead=False),
+            round=RoundContext(num_rows=len(active), num_pass_tokens=0, is_asynchronous=False),
         )
         active = active[policy.wants_more(rows)]
         if not len(active):

@@ -71,7 +71,8 @@ def test_a_batch_of_equal_rows_speculates_if_some_length_is_better_than_none() -
 def test_a_sequence_alone_is_drafted_for_wherever_its_own_rate_grows(turns: int) -> None:
     """Its tokens are to come from it, whatever others have reached: one of which less is accepted than of the
     others would wait for them in vain. Against brute force over all lengths, with its own forecast."""
-    costs = dataclasses.replace(flat_costs(target=100, draft=20, per_token=2), turns=Curve([1], [turns]))
+    free = flat_costs(target=100, draft=20, per_token=2)
+    costs = dataclasses.replace(free, synchronous=Curve([1], [turns]))
     answers = set()
     for accepted in range(0, 65, 4):
         policy = goodput(costs, acceptance=0.85)
@@ -92,7 +93,7 @@ def test_what_the_targets_pass_leaves_free_is_used_and_no_more() -> None:
     policy = goodput(flat_costs(target=100, draft=30))
     policy.num_to_verify(features_of([0.5]), np.array([1]), a_pass(1))
     # The next tokens' own step has taken 30 of the 100; two more fit, and a third is worth less than waiting.
-    assert drafted_length(policy, 0.3, is_ahead=True) == 2
+    assert drafted_length(policy, 0.3, is_asynchronous=True) == 2
 
 
 def test_time_to_spare_is_not_kept_for_steps_that_the_round_has_no_room_for() -> None:
@@ -102,10 +103,13 @@ def test_time_to_spare_is_not_kept_for_steps_that_the_round_has_no_room_for() ->
     policy.num_to_verify(features_of([0.5]), np.array([1]), a_pass(1))
     for most_tokens, expected in ((None, 1), (2, 4)):
         asked = dataclasses.replace(
-            question(4, 0, is_ahead=True, most_tokens=most_tokens), reach_R=np.array([1.0, 0.02, 0.02, 0.02])
+            question(4, 0, is_asynchronous=True, most_tokens=most_tokens),
+            reach_R=np.array([1.0, 0.02, 0.02, 0.02]),
         )
         assert policy.wants_more(asked).sum() == expected
-    assert not policy.wants_more(question(4, 2, features_of([0.9] * 4), is_ahead=True, most_tokens=2)).any()
+    assert not policy.wants_more(
+        question(4, 2, features_of([0.9] * 4), is_asynchronous=True, most_tokens=2)
+    ).any()
 
 
 def test_what_is_ready_is_verified_while_it_is_worth_the_time() -> None:
@@ -123,9 +127,9 @@ def test_what_any_drafting_takes_is_weighed_once() -> None:
     costs = CostModel(Curve([1, 101], [100, 2100]), Curve([1], [40]))
     alone = drafted_length(goodput(costs), 0.8)
     assert 0 < alone < CAP
-    costly = dataclasses.replace(costs, turns=Curve([1], [400]))
+    costly = dataclasses.replace(costs, synchronous=Curve([1], [400]))
     assert goodput(costly).wants_more(question(1, 0)).tolist() == [False]
-    some = dataclasses.replace(costs, turns=Curve([1], [4]))
+    some = dataclasses.replace(costs, synchronous=Curve([1], [4]))
     assert drafted_length(goodput(some), 0.8) >= alone
     assert drafted_length(goodput(dataclasses.replace(costs, message=Curve([1], [500]))), 0.8) > alone
 
@@ -135,7 +139,7 @@ def test_time_that_was_to_spare_for_drafting_makes_no_token_free_to_verify() -> 
     policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [40])))
     for depth in range(CAP):
         known = features_of([0.98]) if depth else None
-        assert policy.wants_more(question(1, depth, known, is_ahead=True, num_prompt_tokens=100)).all()
+        assert policy.wants_more(question(1, depth, known, is_asynchronous=True, num_prompt_tokens=100)).all()
     ready = features_of([0.95, 0.9, 0.001, 0.001])
     assert policy.num_to_verify(ready, np.array([4]), a_pass(1)).tolist() == [2]
 

@@ -15,9 +15,9 @@ from tests.policies.goodput import CAP, a_pass, features_of, goodput, question
 
 NUM_ROWS = 3
 ROUNDS: dict[str, dict[str, Any]] = {
-    "in turns": {},
-    "ahead": {"is_ahead": True},
-    "ahead, a prompt": {"is_ahead": True, "num_prompt_tokens": 3},
+    "synchronous": {},
+    "asynchronous": {"is_asynchronous": True},
+    "asynchronous, a prompt": {"is_asynchronous": True, "num_prompt_tokens": 3},
     "little room": {"most_tokens": 4},
 }
 
@@ -25,9 +25,9 @@ ROUNDS: dict[str, dict[str, Any]] = {
 def costs(step: int) -> CostModel:
     """``step``: nanoseconds of a draft step for one sequence."""
     context = ContextCosts(num_rows=4, target_row_ns=3.0, target_token_ns=1.0, draft_row_ns=2.0)
-    turns = ahead = Curve([1], [5])
+    synchronous = asynchronous = Curve([1], [5])
     target, draft = Curve([1, 101], [100, 1100]), Curve([1, 4], [step, 2 * step])
-    return CostModel(target, draft, context=context, turns=turns, ahead=ahead)
+    return CostModel(target, draft, context=context, synchronous=synchronous, asynchronous=asynchronous)
 
 
 def asked_of(round_name: str, num_drafted: int, features: DraftFeatures | None) -> DraftSequences:
@@ -77,5 +77,5 @@ def test_asked_at_once_it_remembers_and_answers_what_it_would_have_step_by_step(
 def test_with_a_head_every_step_is_asked_about() -> None:
     """The estimate of a token comes with the step after it."""
     policy = goodput(costs(9), reads_head=True)
-    policy.wants_more(asked_of("in turns", 0, None))
-    assert policy.num_unanimous(asked_of("in turns", 1, None), features_of([0.99] * 2 * NUM_ROWS)) == 0
+    policy.wants_more(asked_of("synchronous", 0, None))
+    assert policy.num_unanimous(asked_of("synchronous", 1, None), features_of([0.99] * 2 * NUM_ROWS)) == 0

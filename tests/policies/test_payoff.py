@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from specdist.policies.costs import ContextCosts, CostModel, Curve
-from specdist.policies.formulas import caught_share, ready_share, tokens_per_call, tokens_per_pass_ahead
-from specdist.policies.payoff import ALONE, FEWEST_ROUNDS_ALONE, IN_TURNS, LISTEN, RoundChooser, RoundShape
+from specdist.policies.formulas import (
+    caught_share,
+    ready_share,
+    tokens_per_asynchronous_pass,
+    tokens_per_call,
+)
+from specdist.policies.payoff import ALONE, FEWEST_ROUNDS_ALONE, LISTEN, SYNCHRONOUS, RoundChooser, RoundShape
 
 MS = 1_000_000
 # A pass takes 20 ms up to 64 tokens and in proportion beyond.
@@ -66,15 +71,15 @@ def test_the_rates_are_those_of_the_formulas() -> None:
     found = taught(chooser(wide_ms=1), 0.8)
     lengths = range(1, 9)
     acceptance = round(found.acceptance, 2)
-    in_turns = max(
+    synchronous = max(
         4 * tokens_per_call(acceptance, length)
         / (length * found._costs.draft_ns(4, 0) + found._costs.target_ns(4 * (length + 1), 4, 0) + 0.2 * MS)
         for length in lengths
     )  # fmt: skip
     assert rate(found, 4, ALONE) == pytest.approx(4 / (20 * MS))
-    assert rate(found, 4, IN_TURNS) == pytest.approx(in_turns, rel=0.002)
+    assert rate(found, 4, SYNCHRONOUS) == pytest.approx(synchronous, rel=0.002)
     # Eight branches: five candidates in six steps, five of them of 36 rows, within the time of the pass.
-    tokens = tokens_per_pass_ahead(acceptance, 5, caught_share(8))
+    tokens = tokens_per_asynchronous_pass(acceptance, 5, caught_share(8))
     ahead = RoundShape(num_ahead=6, num_branches=8)
     assert rate(found, 4, ahead) == pytest.approx(4 * tokens / (20.2 * MS))
 
@@ -87,24 +92,24 @@ def test_tokens_after_accepted_ones_have_a_rate_of_their_own() -> None:
         stretches.observe(np.array([2, 2, 2, 1] + [0] * 6), np.array([False] * 3 + [True] * 7))
     assert stretches.acceptance == pytest.approx(alike.acceptance, abs=0.01)
     first, later = 0.41, 0.69  # nearer to each other, as long as little is known of each
-    in_turns = max(
+    synchronous = max(
         4 * (1 + sum(first * later**depth for depth in range(length)))
         / (length * 2 * MS + stretches._costs.target_ns(4 * (length + 1), 4, 0) + 0.2 * MS)
         for length in range(1, 9)
     )  # fmt: skip
-    assert rate(stretches, 4, IN_TURNS) == pytest.approx(in_turns, rel=0.02)
+    assert rate(stretches, 4, SYNCHRONOUS) == pytest.approx(synchronous, rel=0.02)
     assert choose(stretches, 32).num_ahead > choose(alike, 32).num_ahead > 1
 
 
 @pytest.mark.parametrize(
     ("options", "acceptance", "num_rows", "expected"),
     [
-        ({}, 0.8, 2, "ahead"),  # the pass leaves the time for it
-        ({"wide_ms": 500}, 0.8, 2, "ahead, no branches"),
+        ({}, 0.8, 2, "asynchronous"),  # the pass leaves the time for it
+        ({"wide_ms": 500}, 0.8, 2, "asynchronous, no branches"),
         ({}, 0.2, 64, "alone"),  # all is bound by arithmetic
         ({"step_ms": 30}, 0.8, 2, "alone"),  # a draft slower than the target
         ({"message_ms": 60}, 0.8, 2, "alone"),
-        ({"step_ms": 1, "branch_counts": (0,)}, 0.5, 1, "in turns"),  # half of the rounds ahead are empty
+        ({"step_ms": 1, "branch_counts": (0,)}, 0.5, 1, "synchronous"),  # half of the rounds ahead are empty
     ],
 )
 def test_the_fastest_kind_of_round_is_chosen(
@@ -114,22 +119,22 @@ def test_the_fastest_kind_of_round_is_chosen(
     shape = choose(found, num_rows)
     kinds = {
         "alone": not shape.drafts_now and not shape.num_ahead and shape.num_rounds_alone > 0,
-        "in turns": shape == IN_TURNS,
-        "ahead": shape.num_ahead > 1 and shape.num_branches > 0,
-        "ahead, no branches": shape.num_ahead > 1 and shape.num_branches == 0,
+        "synchronous": shape == SYNCHRONOUS,
+        "asynchronous": shape.num_ahead > 1 and shape.num_branches > 0,
+        "asynchronous, no branches": shape.num_ahead > 1 and shape.num_branches == 0,
     }
     assert kinds[expected], shape
 
 
-def test_a_fixed_length_is_that_of_blocks_in_turns_and_the_most_of_those_ahead() -> None:
+def test_a_fixed_length_is_that_of_synchronous_blocks_and_the_most_of_asynchronous_ones() -> None:
     """Sixteen sequences with three candidates each fill a pass of 64 tokens; more are bound by arithmetic."""
     free, fixed = taught(chooser(step_ms=2), 0.8), taught(chooser(step_ms=2, fixed_length=8), 0.8)
     assert 1 < choose(fixed, 16).num_ahead == choose(free, 16).num_ahead < 9
     acceptance = round(fixed.acceptance, 2)
-    in_turns_ns = 8 * fixed._costs.draft_ns(16, 0) + fixed._costs.target_ns(16 * 9, 16, 0) + 0.2 * MS
-    expected = 16 * tokens_per_call(acceptance, 8) / in_turns_ns
-    assert rate(fixed, 16, IN_TURNS) == pytest.approx(expected, rel=0.002)
-    assert rate(fixed, 16, IN_TURNS) < rate(free, 16, IN_TURNS)
+    synchronous_ns = 8 * fixed._costs.draft_ns(16, 0) + fixed._costs.target_ns(16 * 9, 16, 0) + 0.2 * MS
+    expected = 16 * tokens_per_call(acceptance, 8) / synchronous_ns
+    assert rate(fixed, 16, SYNCHRONOUS) == pytest.approx(expected, rel=0.002)
+    assert rate(fixed, 16, SYNCHRONOUS) < rate(free, 16, SYNCHRONOUS)
 
 
 def test_a_draining_batch_gets_longer_blocks_and_more_branches() -> None:
@@ -146,7 +151,7 @@ def test_a_long_context_makes_candidates_cheap() -> None:
     )
     found = taught(RoundChooser(costs, max_draft_tokens=8), 0.8)
     assert chosen_at(found, 128, 100.0).num_rounds_alone > 0
-    assert chosen_at(found, 128, 30_000.0) == IN_TURNS
+    assert chosen_at(found, 128, 30_000.0) == SYNCHRONOUS
     assert costs.target_ns(256, 128, 30_100.0) == TARGET(256) + 30 * 128 * 0.05 * MS
 
 
@@ -222,13 +227,13 @@ def test_prompts_take_what_they_take_beside_the_candidates() -> None:
     """48 tokens of a prompt beside 16 sequences still fit into the time of a pass; beside 16 with three
     candidates each they are bound by arithmetic."""
     found = taught(chooser(step_ms=0), 0.9)
-    before = [rate(found, 16, shape) for shape in (ALONE, IN_TURNS)]
+    before = [rate(found, 16, shape) for shape in (ALONE, SYNCHRONOUS)]
     for _ in range(200):
         found.observe_pass(48, 48)
-    after = [rate(found, 16, shape) for shape in (ALONE, IN_TURNS)]
+    after = [rate(found, 16, shape) for shape in (ALONE, SYNCHRONOUS)]
     assert after[0] == before[0] and after[1] < before[1]
     # Eight branches; all rounds have a prompt token per new token.
-    new, ready = (of(0.9, 3, caught_share(8)) for of in (tokens_per_pass_ahead, ready_share))
+    new, ready = (of(0.9, 3, caught_share(8)) for of in (tokens_per_asynchronous_pass, ready_share))
     size = 16 * (1 + 3 * ready)
     beside_ns = TARGET(size + max(48, 16 * new)) - TARGET(size)
     share = min(1, 16 * new / 48)
@@ -261,9 +266,9 @@ def test_the_hosts_time_beside_the_steps_leaves_less_of_it() -> None:
     costs = CostModel(TARGET, draft, message=Curve([1], [MS // 5]))
     options: dict[str, Any] = {"max_draft_tokens": 16, "branch_counts": (0,)}
     free = taught(RoundChooser(costs, **options), 0.9)
-    busy = taught(RoundChooser(dataclasses.replace(costs, ahead=host), **options), 0.9)
-    slow = taught(RoundChooser(dataclasses.replace(costs, turns=host), **options), 0.9)
+    busy = taught(RoundChooser(dataclasses.replace(costs, asynchronous=host), **options), 0.9)
+    slow = taught(RoundChooser(dataclasses.replace(costs, synchronous=host), **options), 0.9)
     assert best_ahead(free, 1)[0] == 9 and best_ahead(busy, 1)[0] == 5
-    assert rate(slow, 1, IN_TURNS) < rate(free, 1, IN_TURNS)
-    others = [shape for shape in free.shapes if shape != IN_TURNS]
+    assert rate(slow, 1, SYNCHRONOUS) < rate(free, 1, SYNCHRONOUS)
+    others = [shape for shape in free.shapes if shape != SYNCHRONOUS]
     assert all(rate(slow, 1, shape) == rate(free, 1, shape) for shape in others)

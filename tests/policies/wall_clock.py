@@ -30,9 +30,9 @@ from tests.lab.emulation.policies import GOODPUT, OTHERS
 from tests.ranks import REPOSITORY
 
 TARGET_ONLY = "target only"
-ALONE, COLOCATED, IN_TURNS, AHEAD = TARGET_ONLY, "colocated", "in turns", "ahead"
+ALONE, COLOCATED, SYNCHRONOUS, ASYNCHRONOUS = TARGET_ONLY, "colocated", "synchronous", "asynchronous"
 BRANCHES = "branches"
-MODES = (COLOCATED, IN_TURNS, AHEAD, BRANCHES)
+MODES = (COLOCATED, SYNCHRONOUS, ASYNCHRONOUS, BRANCHES)
 TEMPERATURES = (0.0, 1.0)
 # Options by the name of a pair.
 PAIRS: dict[str, tuple[str, ...]] = {
@@ -47,8 +47,8 @@ PAIRS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # A run has blocks ahead with branches or without.
 PLACEMENTS: dict[tuple[str, ...], tuple[str, ...]] = {
-    (COLOCATED, IN_TURNS, BRANCHES): ("--placements", "colocated", "separate", "--num_branches", "3"),
-    (AHEAD,): ("--placements", "separate", "--overlaps", "ahead", "--num_branches", "0"),
+    (COLOCATED, SYNCHRONOUS, BRANCHES): ("--placements", "colocated", "separate", "--num_branches", "3"),
+    (ASYNCHRONOUS,): ("--placements", "separate", "--overlaps", "asynchronous", "--num_branches", "0"),
 }
 WORK = (
     "--dtype", "bfloat16", "--batch_sizes", "8", "--num_prompts", "16", "--max_new_tokens", "48",
@@ -132,7 +132,7 @@ def _mode(method: ComparedMethod) -> str:
         return ALONE
     if method.policy.num_branches:
         return BRANCHES
-    return {"separate": IN_TURNS}.get(method.policy.placement, method.policy.placement)
+    return {"separate": SYNCHRONOUS}.get(method.policy.placement, method.policy.placement)
 
 
 def _label(method: ComparedMethod) -> str:

@@ -90,4 +90,4 @@ def overlap_of(case: Case) -> str:
         return "ngram" if case.draft == "ngram" else "alone"
     if case.shapes or case.has_chooser:
         return "auto"
-    return "ahead" if case.num_ahead_tokens else "in turns"
+    return "asynchronous" if case.num_ahead_tokens else "synchronous"

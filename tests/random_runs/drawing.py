@@ -84,14 +84,14 @@ def _acceptance(rng: random.Random, is_family: bool) -> dict[str, Any]:
 
 
 def _overlap(rng: random.Random, values: dict[str, Any]) -> dict[str, Any]:
-    """``none``, ``ahead``, or ``auto`` by a script or by costs."""
+    """``synchronous``, ``asynchronous``, or ``auto`` by a script or by costs."""
     if values["draft"] not in ("noisy", "same"):
         return {}
     has_window = not values["trusts_draft"] and rng.random() < 0.2
     window = {"draft_window": rng.randint(4, 14)} if has_window else {}
     most = values["cap"] + 1
-    kind = rng.choice(["none", "ahead", "ahead", "auto", "auto"])
-    if kind == "none":
+    kind = rng.choice(["synchronous", "asynchronous", "asynchronous", "auto", "auto"])
+    if kind == "synchronous":
         return window
     found: dict[str, Any] = {
         **window,
@@ -109,10 +109,10 @@ def _overlap(rng: random.Random, values: dict[str, Any]) -> dict[str, Any]:
 
 def _shape(rng: random.Random, most_ahead: int, most_branches: int) -> tuple[int, int, int, int]:
     alone = rng.choice([0, 0, 1, 2, 4, 60])
-    kind = rng.choice(["turns", "ahead", "listen", "alone"])
-    if kind == "turns":
+    kind = rng.choice(["synchronous", "asynchronous", "listen", "alone"])
+    if kind == "synchronous":
         return (1, 0, 0, alone)
-    if kind == "ahead":
+    if kind == "asynchronous":
         return (0, rng.randint(1, most_ahead), rng.randint(0, most_branches), alone)
     return (0, 1, 0, 0) if kind == "listen" else (0, 0, 0, alone)
 

@@ -44,7 +44,7 @@ def test_random_runs_in_this_process(worlds: Worlds) -> None:
     # What is not drawn is not tried.
     assert counts["preempted"] > NUM_CASES // 5
     assert min(counts[kind] for kind in ("greedy", "gumbel", "rejection")) > NUM_CASES // 6
-    assert min(counts[way] for way in ("in turns", "ahead", "auto", "ngram")) > NUM_CASES // 12
+    assert min(counts[way] for way in ("synchronous", "asynchronous", "auto", "ngram")) > NUM_CASES // 12
     assert counts["threads"] > 10
 
 

@@ -18,8 +18,8 @@ DRAFTS = "--target {models}/target --draft {models}/draft"
 EAGLE = "--target {models}/eagle_target --draft {models}/eagle"
 COPIES = "--target {models}/copying/target --draft ngram --prompts {models}/copying/prompts.arrow --limit 4"
 FIXED = "--policy fixed --num_draft_tokens 4"
-TURNS = f"{FIXED} --overlap synchronous"
-AHEAD = f"{FIXED} --overlap asynchronous"
+SYNCHRONOUS = f"{FIXED} --overlap synchronous"
+ASYNCHRONOUS = f"{FIXED} --overlap asynchronous"
 DRAWN = "--temperature 1 --top_p 0.95 --seed 3"
 GUMBEL = f"{DRAWN} --acceptance gumbel"
 PENALTIES = (
@@ -65,36 +65,36 @@ class Case:
 
 CASES = (
     Case("greedy", f"{DRAFTS} --temperature 0", is_timed=True),
-    Case("greedy-half", f"{DRAFTS} {TURNS} {HALF} --temperature 0"),
+    Case("greedy-half", f"{DRAFTS} {SYNCHRONOUS} {HALF} --temperature 0"),
     Case("alone", f"--target {{models}}/target --draft none {DRAWN}"),
     Case("gumbel", f"{DRAFTS} {GUMBEL}", is_timed=True),
-    Case("gumbel-half", f"{DRAFTS} {TURNS} {HALF} {GUMBEL}"),
-    Case("rejection", f"{DRAFTS} {TURNS} {DRAWN} --logprobs 2 --prompt_logprobs 1"),
-    Case("rejection-half", f"{DRAFTS} {TURNS} {HALF} {DRAWN}"),
+    Case("gumbel-half", f"{DRAFTS} {SYNCHRONOUS} {HALF} {GUMBEL}"),
+    Case("rejection", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} --logprobs 2 --prompt_logprobs 1"),
+    Case("rejection-half", f"{DRAFTS} {SYNCHRONOUS} {HALF} {DRAWN}"),
     Case("svip", f"{DRAFTS} {DRAWN} --policy svip"),
     Case("gammatune", f"{DRAFTS} {DRAWN} --policy gammatune_plus"),
     Case("specdecpp", f"{DRAFTS} {DRAWN} --policy specdecpp --head {{models}}/heads/acceptance"),
-    Case("preempted", f"{DRAFTS} {TURNS} {DRAWN} --max_new_tokens 90 --cache_memory 256KiB"),
-    Case("penalties", f"{DRAFTS} {TURNS} {DRAWN} {PENALTIES}"),
-    Case("samples", f"{DRAFTS} {TURNS} {DRAWN} --num_samples 3 --max_num_seqs 5"),
-    Case("constraint", f"{DRAFTS} {TURNS} {DRAWN} {REGEX}"),
-    Case("quantised", f"{DRAFTS} {TURNS} {DRAWN} --draft_quantization int4 --draft_window 32"),
+    Case("preempted", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} --max_new_tokens 90 --cache_memory 256KiB"),
+    Case("penalties", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} {PENALTIES}"),
+    Case("samples", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} --num_samples 3 --max_num_seqs 5"),
+    Case("constraint", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} {REGEX}"),
+    Case("quantised", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} --draft_quantization int4 --draft_window 32"),
     Case("ngram", f"{COPIES} {DRAWN}"),
     Case("ngram-gumbel", f"--target {{models}}/target --draft ngram {GUMBEL}", is_timed=True),
-    Case("eagle", f"{EAGLE} {TURNS} {DRAWN}"),
-    Case("own", f"{DRAFTS} {TURNS} {DRAWN}", 2),
+    Case("eagle", f"{EAGLE} {SYNCHRONOUS} {DRAWN}"),
+    Case("own", f"{DRAFTS} {SYNCHRONOUS} {DRAWN}", 2),
     Case("own-gumbel", f"{DRAFTS} {GUMBEL} {PENALTIES}", 2, is_timed=True),
-    Case("own-ahead", f"{DRAFTS} {AHEAD} {DRAWN} --num_branches 0", 2),
-    Case("own-branches", f"{DRAFTS} {AHEAD} {DRAWN} --num_branches 3 --num_samples 2", 2),
-    Case("own-branches-half", f"{DRAFTS} {AHEAD} {HALF} {DRAWN} --num_branches 3", 2),
-    Case("own-eagle", f"{EAGLE} {TURNS} {GUMBEL}", 2),
-    Case("own-constraint", f"{DRAFTS} {AHEAD} {DRAWN} {REGEX}", 2),
-    Case("shared-tp2", f"{DRAFTS} {TURNS} {DRAWN} --tp_size 2 --draft_placement shared", 2),
+    Case("own-asynchronous", f"{DRAFTS} {ASYNCHRONOUS} {DRAWN} --num_branches 0", 2),
+    Case("own-branches", f"{DRAFTS} {ASYNCHRONOUS} {DRAWN} --num_branches 3 --num_samples 2", 2),
+    Case("own-branches-half", f"{DRAFTS} {ASYNCHRONOUS} {HALF} {DRAWN} --num_branches 3", 2),
+    Case("own-eagle", f"{EAGLE} {SYNCHRONOUS} {GUMBEL}", 2),
+    Case("own-constraint", f"{DRAFTS} {ASYNCHRONOUS} {DRAWN} {REGEX}", 2),
+    Case("shared-tp2", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} --tp_size 2 --draft_placement shared", 2),
     Case("ngram-tp2", f"{COPIES} {DRAWN} --tp_size 2", 2),
-    Case("own-tp2", f"{DRAFTS} {TURNS} {DRAWN} {PENALTIES} --tp_size 2", 3),
-    Case("own-tp2-half", f"{DRAFTS} {TURNS} {HALF} {DRAWN} --tp_size 2", 3),
+    Case("own-tp2", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} {PENALTIES} --tp_size 2", 3),
+    Case("own-tp2-half", f"{DRAFTS} {SYNCHRONOUS} {HALF} {DRAWN} --tp_size 2", 3),
     Case("own-tp2-greedy", f"{DRAFTS} --temperature 0 --tp_size 2", 3, is_timed=True),
-    Case("own-tp2-eagle", f"{EAGLE} {TURNS} {DRAWN} --tp_size 2", 3),
+    Case("own-tp2-eagle", f"{EAGLE} {SYNCHRONOUS} {DRAWN} --tp_size 2", 3),
 )
 # One of several shards, which a kill leaves unfinished.
 RESUMED = next(case for case in CASES if case.name == "own")

@@ -168,7 +168,7 @@ class Stats:
     def num_discarded(self) -> int:
         """Discarded draft tokens, candidates or not, and draft passes of a sequence without a token.
 
-        Of a run in turns, without preemption and repeated rounds, N_draft + N_target = N + N_discarded
+        Of a synchronous run, without preemption and repeated rounds, N_draft + N_target = N + N_discarded
         (SpecDec++, Lemma 3.1). N_draft is ``num_draft_row_steps`` and the forced tokens. N_target is
         ``num_row_steps``, and one for each completion: the pass over its prompt gives its first token. N is
         ``num_completion_tokens``, and one for each completion that ends with a draft token: its last pass
@@ -199,7 +199,7 @@ class Stats:
         return sum(length * count for length, count in enumerate(self.draft_length_histogram))
 
     @property
-    def works_ahead(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """The draft worked while the target did."""
         return self.num_ahead_chains > 0
 

@@ -42,14 +42,14 @@ class BatchLimits:
 
     Attributes:
         num_branch_slots, max_branch_tokens: of the draft, on the rank that holds it.
-        works_ahead: the draft works while the target does.
+        is_asynchronous: the draft works while the target does.
         num_state_numbers: of every token, that an EAGLE-3 draft reads.
     """
 
     scheduling: SchedulerSettings
     num_branch_slots: int = 0
     max_branch_tokens: int = 0
-    works_ahead: bool = False
+    is_asynchronous: bool = False
     num_state_numbers: int = 0
 
     @property
@@ -162,7 +162,7 @@ def draft_limits(limits: BatchLimits, sampling: Sampling, *, has_kernel: bool = 
     batch = limits.scheduling
     num_seqs = batch.num_slots + limits.num_branch_slots
     is_random = sampling.next_distributions == "rejection"
-    steps = (1 + limits.works_ahead) * (batch.max_draft_tokens + 1)
+    steps = (1 + limits.is_asynchronous) * (batch.max_draft_tokens + 1)
     num_kept = batch.num_slots * steps + limits.num_branch_slots * limits.max_branch_tokens
     return PassLimits(
         # The first step of a round runs two tokens of a sequence whose last block was accepted whole.

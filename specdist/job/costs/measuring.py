@@ -54,12 +54,12 @@ MEASURED_BLOCK, MEASURED_TOKENS = 8, 256
 
 class ModelTimes(NamedTuple):
     """Passes over their size; what context adds for every sequence, and for every token. Of the draft also
-    what rounds in turns and ahead take beyond their steps, over the number of sequences."""
+    what synchronous and asynchronous rounds take beyond their steps, over the number of sequences."""
 
     passes: Curve
     slopes: tuple[float, float]
-    turns: Curve = NOTHING
-    ahead: Curve = NOTHING
+    synchronous: Curve = NOTHING
+    asynchronous: Curve = NOTHING
 
 
 NO_DRAFT = ModelTimes(NOTHING, (0.0, 0.0))
@@ -269,7 +269,7 @@ def measure_draft(
     if not chooses_rounds:
         return found
     costs = combined_costs(found, found, NOTHING, contexts[0], num_rows)
-    turns, ahead, step = drafting_curves(
+    synchronous, asynchronous, step = drafting_curves(
         assembly,
         draft,
         lambda size: float(costs.draft_ns(size, FIRST_TOKENS)),
@@ -278,7 +278,7 @@ def measure_draft(
         uses_features=uses_features,
         fits=budget.until(1.0),
     )
-    return found._replace(passes=found.passes.plus(step), turns=turns, ahead=ahead)
+    return found._replace(passes=found.passes.plus(step), synchronous=synchronous, asynchronous=asynchronous)
 
 
 def combined_costs(
@@ -291,6 +291,6 @@ def combined_costs(
         of_draft.passes,
         ContextCosts(num_context_tokens, num_rows, row_ns, token_ns, of_draft.slopes[0]),
         message,
-        of_draft.turns,
-        of_draft.ahead,
+        of_draft.synchronous,
+        of_draft.asynchronous,
     )

@@ -43,7 +43,7 @@ NUM_WARMUPS, NUM_ROUNDS = 2, 5
 # model's pass, since a policy that is asked after each has work between any two.
 PROMPT_IDS = [0, 0]
 FIRST_TOKENS = len(PROMPT_IDS)
-MOST_STEPS, MOST_STEPS_AHEAD = 4, 12
+MOST_STEPS, MOST_ASYNCHRONOUS_STEPS = 4, 12
 # Rows end, and others begin: rounds with all of them are so many of all at least, or there are too few.
 LEAST_SHARE = 0.2
 # A pass beside which any other costs nothing.
@@ -61,7 +61,7 @@ class HostTimes(NamedTuple):
     def added_to(self, costs: CostModel) -> CostModel:
         """The costs of passes with those of the host."""
         return dataclasses.replace(
-            costs, draft=costs.draft.plus(self.step), message=self.round, turns=self.drafting
+            costs, draft=costs.draft.plus(self.step), message=self.round, synchronous=self.drafting
         )
 
 
@@ -193,9 +193,9 @@ def drafting_curves(
     uses_features: bool,
     fits: Fits,
 ) -> tuple[Curve, Curve, Curve]:
-    """What rounds in turns and ahead take on the draft's rank beyond their steps, and beyond a round without
-    any, over the number of sequences; and what each step takes beyond its pass, over that of sequences and
-    branches. Mostly it is the host's work: between two runs of steps, and for every token.
+    """What synchronous and asynchronous rounds take on the draft's rank beyond their steps, and beyond a
+    round without any, over the number of sequences; and what each step takes beyond its pass, over that of
+    sequences and branches. Mostly it is the host's work: between two runs of steps, and for every token.
 
     Args:
         step_ns: nanoseconds of a step of so many sequences, of :data:`FIRST_TOKENS` tokens each.
@@ -204,7 +204,7 @@ def drafting_curves(
     assembly = _measured(assembly)
     most = assembly.scheduling.max_draft_tokens
     num_steps = min(MOST_STEPS, most)
-    num_ahead = min(MOST_STEPS_AHEAD, most)
+    num_ahead = min(MOST_ASYNCHRONOUS_STEPS, most)
     one, several = (RoundShape(num_ahead=1 + num, num_branches=num_branches) for num in (1, num_ahead))
     found: dict[int, list[int]] = {}
     for size in dict.fromkeys((num_rows, 1)):
@@ -219,16 +219,16 @@ def drafting_curves(
                 _beyond_steps_ns(assembly, runner, step_ns, size, each, num_now, uses_features, fits)
             )
         else:
-            nothing, in_turns, short, long = rounds_ns
+            nothing, synchronous, short, long = rounds_ns
             each_ns = max(0.0, long - short) / max(1, num_ahead - 1)
-            # Ahead a step draws what stands for a next token, before the others.
-            beyond = [in_turns - nothing - num_steps * each_ns, short - nothing - 2 * each_ns, each_ns]
+            # In an asynchronous round a step draws what stands for a next token, before the others.
+            beyond = [synchronous - nothing - num_steps * each_ns, short - nothing - 2 * each_ns, each_ns]
             found[size] = [max(0, round(ns)) for ns in beyond]
     sizes = sorted(found) or [1]
     beyond_SK = np.maximum.accumulate([found.get(size, [0, 0, 0]) for size in sizes])
-    turns, with_ahead, steps = beyond_SK.T.tolist()
+    synchronous, asynchronous, steps = beyond_SK.T.tolist()
     widths = [size * (1 + num_branches) for size in sizes]
-    return Curve(sizes, turns), Curve(sizes, with_ahead), Curve(widths, steps)
+    return Curve(sizes, synchronous), Curve(sizes, asynchronous), Curve(widths, steps)
 
 
 def _beyond_steps_ns(

@@ -167,7 +167,7 @@ def check_eagle_run(
             f"{what} is an EAGLE-3 draft, which jobs/generate.py alone can use: name a draft that runs "
             "without the target's states"
         )
-    why = f"{what} is an EAGLE-3 draft, which reads the states of its one target in turns with it"
+    why = f"{what} is an EAGLE-3 draft, which reads the states of its one target, and takes turns with it"
     given = {
         "overlap asynchronous": config.overlap == "asynchronous",
         "draft_window": config.draft_window is not None,

@@ -21,7 +21,7 @@ from specdist.job.workload import UNKNOWN_WORK, Workload
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
-from specdist.policies.payoff import ALONE, ASSUMED_ACCEPTANCE, RoundChooser, RoundShape, plan_ahead
+from specdist.policies.payoff import ALONE, ASSUMED_ACCEPTANCE, RoundChooser, RoundShape, plan_asynchronous
 from specdist.policies.registry import needs_costs
 from specdist.sampling.distributions import SamplingSettings
 
@@ -66,14 +66,14 @@ class ReplicaPlan:
         return batch_limits(self.config, self.models, self.num_halvings)
 
     @property
-    def works_ahead(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether rounds in which the draft works ahead are possible."""
-        may = self.config.drafts_ahead or self.config.chooses_rounds
+        may = self.config.is_asynchronous or self.config.chooses_rounds
         return may and self.topology.has_draft_rank
 
     @property
     def needs_costs(self) -> bool:
-        return self.works_ahead or needs_costs(self.config.policy)
+        return self.is_asynchronous or needs_costs(self.config.policy)
 
     @property
     def branch_counts(self) -> tuple[int, ...]:
@@ -88,28 +88,28 @@ class ReplicaPlan:
         num_branches, max_tokens = 0, 0
         if self.topology.holds_draft and self.models.draft is not None:
             num_branches, max_tokens = self.num_spare_branches, 1
-            if self.works_ahead:
+            if self.is_asynchronous:
                 num_branches = self.scheduling.num_slots * max(self.branch_counts)
                 max_tokens = self.scheduling.max_draft_tokens + 1
         return BatchLimits(
             scheduling=self.scheduling,
             num_branch_slots=num_branches,
             max_branch_tokens=max_tokens,
-            works_ahead=self.works_ahead,
+            is_asynchronous=self.is_asynchronous,
         )
 
     def rounds(self, costs: CostModel | None) -> Rounds:
         """``costs``: measured, if they are needed."""
         config, choice = self.config, self.config.policy_choice
         policy = build_policy(choice, costs, is_coupled=config.is_coupled)
-        if not self.works_ahead:
+        if not self.is_asynchronous:
             return Rounds(policy=policy, scheduling=self.scheduling)
         assert costs is not None
         most, chooser = policy.max_draft_tokens, None
-        if config.drafts_ahead:
+        if config.is_asynchronous:
             # With --overlap asynchronous the same in all rounds, so that a restart repeats every block. Not
             # of the halved batch: block lengths depend on it, and must not depend on the memory.
-            ahead = plan_ahead(
+            ahead = plan_asynchronous(
                 costs,
                 num_rows=self.workload.rows_at_a_time(batch_limits(config, self.models).num_slots),
                 max_draft_tokens=most,

@@ -144,7 +144,7 @@ def _agree_on_costs(
             group=loaded.group,
             num_branch_slots=plan.limits.num_branch_slots,
             uses_features=plan.config.is_traced or uses_features(plan.config.policy),
-            asks_draft=plan.works_ahead,
+            asks_draft=plan.is_asynchronous,
             begin=activity.begin,
         )
         if kept is not None:

@@ -52,7 +52,7 @@ class Predictions:
     Attributes:
         acceptance: probability that a verified token is accepted; None where none was verified.
         cost_ratio: measured time of a draft step over that of a target pass.
-        best_num_draft_tokens: the best fixed length for these two, drafting in turns.
+        best_num_draft_tokens: the best fixed length for these two, drafting synchronously.
         theory: figures of the formulas by name; empty where nothing was drafted.
         drift: times of the frozen costs by name; empty without costs.
         target_share_in_curve: share of the target's time in passes of measured sizes. The others, mostly of
@@ -108,7 +108,7 @@ def _theory(stats: Stats, acceptance: float) -> dict[str, Comparison]:
         "discard_rate": Comparison(_discard_rate(stats, acceptance, tokens), stats.discard_rate),
         "wall_time_factor": _wall_time_factor(stats, tokens),
     }
-    if stats.works_ahead:
+    if stats.is_asynchronous:
         mean_length = _ratio(stats.num_block_candidates, stats.num_drafts)
         caught = _ratio(sum(stats.num_branch_hits_per_rank), stats.num_misses) or 0.0
         figures["ready_rate"] = Comparison(
@@ -170,7 +170,8 @@ def _wall_time_factor(stats: Stats, tokens: float) -> Comparison:
     if drafting is None or predicted is None or measured is None or wall_ns <= 0:
         return Comparison(None, None)
     return Comparison(
-        round_factor(predicted, drafting, works_ahead=stats.works_ahead), measured * verify_ns / wall_ns
+        round_factor(predicted, drafting, is_asynchronous=stats.is_asynchronous),
+        measured * verify_ns / wall_ns,
     )
 
 
@@ -181,7 +182,7 @@ def _drift(stats: Stats, costs: CostModel) -> dict[str, Comparison]:
     within_ns = sum(stats.target_pass_ns_per_size[size] for size in within)
     target_s, target_ns = _time_s(costs.target, counts), sum(stats.target_pass_ns_per_size.values())
     draft_s = _time_s(costs.draft, stats.num_draft_passes_per_size)
-    if stats.works_ahead:
+    if stats.is_asynchronous:
         rounds = Comparison(max(target_s, draft_s), (target_ns + stats.target_ns.idle) / NS_PER_S)
     else:
         rounds = Comparison(target_s + draft_s, (target_ns + stats.draft_ns.draft) / NS_PER_S)

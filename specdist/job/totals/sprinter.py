@@ -76,7 +76,7 @@ def verifier_rates(
 def verifier_figures(
     rates: VerifierRates, stats: Stats, *, max_draft_tokens: int, is_exact: bool
 ) -> Mapping[str, Comparison]:
-    """Predictions of the rates for a run in turns, beside the run.
+    """Predictions of the rates for a synchronous run, beside the run.
 
     A block continues after every token that passes, so the i-th token is drafted with probability s^(i-1). If
     all tokens are verified, it is kept if it and all before it are accepted; otherwise all are kept except

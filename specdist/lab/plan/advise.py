@@ -186,14 +186,14 @@ class Planner:
         return [
             (mode, shape.tp_size, self._fit(mode, shape, 1))
             for mode in MODES
-            if mode not in ("in turns" if not self._reads_states else "ahead", "branches")
+            if mode not in ("synchronous" if not self._reads_states else "asynchronous", "branches")
             for shape in self._shapes(mode)
         ]
 
     def _shapes(self, mode: Mode) -> list[Shape]:
         if mode != "target only" and self._draft is None:
             return []
-        if self._reads_states and mode in ("ahead", "branches"):
+        if self._reads_states and mode in ("asynchronous", "branches"):
             return []
         most = self._site.gpus_per_node - (mode in OWN_GPU)
         return [shape_of(self._site, mode, tp_size) for tp_size in self._target.tp_sizes(most)]

@@ -67,7 +67,7 @@ class _Work:
     row_tokens: int
     num_draft_tokens: int
     num_branches: int = 0
-    works_ahead: bool = False
+    is_asynchronous: bool = False
     draft_window: DraftWindow | None = None
     num_state_numbers: int = 0
 
@@ -86,7 +86,7 @@ class _Work:
             ),
             num_branch_slots=num_rows * self.num_branches,
             max_branch_tokens=block_tokens if self.num_branches else 0,
-            works_ahead=self.works_ahead,
+            is_asynchronous=self.is_asynchronous,
             num_state_numbers=self.num_state_numbers,
         )
 
@@ -127,7 +127,7 @@ def fit(
         row_tokens=row_tokens,
         num_draft_tokens=num_draft_tokens,
         num_branches=num_branches,
-        works_ahead=mode in ("ahead", "branches"),
+        is_asynchronous=mode in ("asynchronous", "branches"),
         draft_window=window,
         num_state_numbers=draft.num_read_numbers,
     )

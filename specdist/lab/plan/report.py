@@ -23,8 +23,8 @@ from specdist.utils.table import Table
 NAMES: dict[Mode, str] = {
     "target only": "target only",
     "colocated": "draft on rank 0",
-    "in turns": "draft GPU, in turns",
-    "ahead": "draft GPU, ahead",
+    "synchronous": "draft GPU, synchronous",
+    "asynchronous": "draft GPU, asynchronous",
     "branches": "draft GPU, branches",
 }
 ROWS_PER_SHARD = 512
@@ -43,7 +43,7 @@ def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
             first = role == "target"
             rows.append(
                 {
-                    "mode": NAMES[mode].removesuffix(", ahead") if first else "",
+                    "mode": NAMES[mode].removesuffix(", asynchronous") if first else "",
                     "tp": tp_size if first else "",
                     "GPU of": "both" if mode == "colocated" else role,
                     "weights": _gib(share.weight_bytes),

@@ -10,15 +10,15 @@ from typing import Literal
 
 from specdist.data.stats.regression import NS_PER_S
 from specdist.policies.costs import CostModel, Curve
-from specdist.policies.formulas import branches_for, round_ahead, round_in_turns
+from specdist.policies.formulas import asynchronous_round, branches_for, synchronous_round
 
 # Prompts are cut into chunks of a pass's token budget.
 PREFILL_CHUNK_TOKENS = 2048
 
-Mode = Literal["target only", "colocated", "in turns", "ahead", "branches", "auto"]
+Mode = Literal["target only", "colocated", "synchronous", "asynchronous", "branches", "auto"]
 # Those that are the same in every round.
-MODES: tuple[Mode, ...] = ("target only", "colocated", "in turns", "ahead", "branches")
-OWN_GPU: tuple[Mode, ...] = ("in turns", "ahead", "branches")
+MODES: tuple[Mode, ...] = ("target only", "colocated", "synchronous", "asynchronous", "branches")
+OWN_GPU: tuple[Mode, ...] = ("synchronous", "asynchronous", "branches")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Settings:
     caught: float = 0.0
 
     @property
-    def is_ahead(self) -> bool:
-        return self.mode in ("ahead", "branches")
+    def is_asynchronous(self) -> bool:
+        return self.mode in ("asynchronous", "branches")
 
     @property
     def num_branches(self) -> int:
@@ -120,7 +120,7 @@ def predict(
     if settings.mode in OWN_GPU:
         round_s += num_states * costs.state_s
     # Ahead the draft works while the target does, but not while the messages are on their way.
-    round_s = max(round_s, draft_s + (round_s - target_s)) if settings.is_ahead else round_s + draft_s
+    round_s = max(round_s, draft_s + (round_s - target_s)) if settings.is_asynchronous else round_s + draft_s
     return Prediction(
         tokens_per_s=num_rows * plan.tokens_per_row / round_s,
         tokens_per_round=plan.tokens_per_row,
@@ -138,10 +138,10 @@ def _round(costs: ReplicaCosts, settings: Settings) -> _Round:
     num_rows, length, acceptance = settings.num_rows, settings.num_draft_tokens, settings.acceptance
     if settings.mode == "target only" or not length:
         return _Round(num_rows, 1.0, 0.0)
-    if settings.is_ahead:
-        work = round_ahead(acceptance, length, settings.caught_share, settings.num_branches)
+    if settings.is_asynchronous:
+        work = asynchronous_round(acceptance, length, settings.caught_share, settings.num_branches)
     else:
-        work = round_in_turns(acceptance, length)
+        work = synchronous_round(acceptance, length)
         if costs.state_bytes:
             # All that was accepted is run again, with the target's states.
             work = work._replace(num_first=work.num_tokens)

@@ -1,4 +1,4 @@
-"""A run of the engine without models: rounds in turns, whose outcomes are read from a trace.
+"""A run of the engine without models: synchronous rounds, whose outcomes are read from a trace.
 
 The scheduler, the histories and the policy are the engine's own, and are called in its order: resolve the
 last round, draft after every sequence's next token, commit, admit. The models' outputs come from the trace.
@@ -259,7 +259,7 @@ class _Run:
         slots_R = np.array([sequence.slot for sequence in plan.decoding], np.int64)
         num_context = sum(chunk.end - chunk.begin for chunk in plan.chunks)
         round = RoundContext(
-            num_rows=len(slots_R), num_pass_tokens=len(slots_R) + num_context, is_ahead=False
+            num_rows=len(slots_R), num_pass_tokens=len(slots_R) + num_context, is_asynchronous=False
         )
         num_drafted_R = np.zeros(len(slots_R), np.int64)
         active_A = np.arange(len(slots_R))

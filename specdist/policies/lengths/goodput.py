@@ -6,10 +6,10 @@ second of the batch, g: further steps for some sequences pay if the tokens that 
 time that they add (Dinkelbach's criterion for a ratio). All numbers of further steps are compared, since time
 is not linear in tokens: the first token of a block may cost as much as five.
 
-- In turns, a round takes the time of its draft steps and of the target's pass; g is that of a round of equal
-  blocks without prompts, since prompts cost the same in any case, with the acceptance of the sequences that
-  are asked about: their tokens must come from them, at whatever rate others go. Whether to stop is decided
-  before a token is drawn, by the tokens before it; no drawn token is ever left out.
+- A synchronous round takes the time of its draft steps and of the target's pass; g is that of a round of
+  equal blocks without prompts, since prompts cost the same in any case, with the acceptance of the sequences
+  that are asked about: their tokens must come from them, at whatever rate others go. Whether to stop is
+  decided before a token is drawn, by the tokens before it; no drawn token is ever left out.
 - A draft that works ahead has the time of the target's pass for free; only time beyond it counts. Tokens that
   are ready need not be verified at once: one that is held back stays in the chain as a token drafted ahead,
   and is verified by the same rule a round later, so holding it back may depend on its value without any bias.
@@ -204,8 +204,8 @@ class Goodput(RegisteredPolicy):
         self._forecast.pause(num_rounds)
 
     def _begin(self, rows: DraftSequences) -> None:
-        """Drafting begins; in turns, g is the best that a round of equal blocks of these sequences could
-        reach."""
+        """Drafting begins; if synchronous, g is the best that a round of equal blocks of these sequences
+        could reach."""
         size = int(rows.draft_slots_R.max(initial=-1)) + 1
         if size > len(self._survival):
             self._survival, self._resolved = np.zeros(size), np.zeros(size)
@@ -218,17 +218,17 @@ class Goodput(RegisteredPolicy):
             self.note_pause(1)
         self._num_tokens = self._num_steps = 0
         self._drafting_ns = self._first_ns = 0.0
-        if rows.round.is_ahead:
+        if rows.round.is_asynchronous:
             # The step that drafts in place of the next tokens is done; the host takes time, too.
             self._drafting_ns = self._costs.draft_ns(rows.round.num_rows, rows.round.num_context_tokens)
-            self._drafting_ns += self._costs.ahead.look_up(rows.round.num_rows)
+            self._drafting_ns += self._costs.asynchronous.look_up(rows.round.num_rows)
             self._first_ns = self._drafting_ns
             return
         num_rows, round = len(rows.draft_slots_R), rows.round
         num_tokens_D = round.num_rows + self._worth[rows.draft_slots_R].sum(axis=0)
         message_ns = self._costs.message.look_up(num_rows)
         ns_D = self._steps_D * self._costs.draft_ns(num_rows, round.num_context_tokens)
-        ns_D = ns_D + self._costs.turns.look_up(num_rows)
+        ns_D = ns_D + self._costs.synchronous.look_up(num_rows)
         ns_D = ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round) + message_ns
         undrafted_ns = self._target_ns(round.num_rows, round) + message_ns
         undrafted = round.num_rows / max(1.0, undrafted_ns)
@@ -291,14 +291,14 @@ class Goodput(RegisteredPolicy):
             self._drafting_RD = draft_ns_R[:, None] * self._steps_D
             self._drafting_context = context
         drafting_RS = self._drafting_RD[:num_rows, :num_steps]
-        if round.is_ahead:
+        if round.is_asynchronous:
             over_ns = spent_ns - self._target_ns(round.num_pass_tokens, round)
             return np.asarray(np.maximum(0.0, drafting_RS + over_ns) - np.maximum(0.0, over_ns))
         num_tokens = round.num_pass_tokens + num_tokens
         verifying_RS = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
         added_RS = drafting_RS + verifying_RS - self._target_ns(num_tokens, round)
         if not rows.num_drafted:
-            added_RS = added_RS + self._costs.turns.look_up(np.arange(1, num_rows + 1))[:, None]
+            added_RS = added_RS + self._costs.synchronous.look_up(np.arange(1, num_rows + 1))[:, None]
         return added_RS
 
     def _target_ns(self, num_tokens: Sizes, round: RoundContext) -> Any:

@@ -9,7 +9,7 @@ What is asked of whom in a pass:
 - The target asks for all positions of a block, once per pass, with its candidates; every rank of a
   vocabulary-parallel target processes its own slice, without gathering. Masks come from rank 0, which alone
   has a masker, and are made while the pass runs.
-- The draft asks for one position per line and step: in turns, ahead (after the candidates), and in branches,
+- The draft asks for one position per line and step: candidates, tokens ahead after them, and branches,
   each on a line of its own. It has a masker of its own where it is a process of its own. With masks, the host
   knows every drawn token before the next one is asked for.
 - Colocated, both sides ask in one process, each with its own table and masker.

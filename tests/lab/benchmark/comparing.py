@@ -34,7 +34,7 @@ def compare_groups(groups: Groups, settings: SamplingSettings) -> list[ComparedM
     wholes = [joined(parts) for parts in zip(*groups.values(), strict=True)]
     by_group = {name: compare(items, settings) for name, items in groups.items()}
     alone = {item.method.batch_size: item for item in wholes if item.is_target_only}
-    in_turns = {_policy_key(item): item for item in wholes if _placement(item) == SEPARATE}
+    synchronous = {_policy_key(item): item for item in wholes if _placement(item) == SEPARATE}
     results = []
     for index, (item, plain) in enumerate(zip(wholes, compare(wholes, settings), strict=True)):
         base = alone.get(item.method.batch_size)
@@ -44,7 +44,7 @@ def compare_groups(groups: Groups, settings: SamplingSettings) -> list[ComparedM
             ComparedMethod(
                 **vars(plain),
                 decoding_ratio_to_target_only=rate and base_rate and rate / base_rate,
-                overlap=_overlap(item, in_turns.get(_policy_key(item))),
+                overlap=_overlap(item, synchronous.get(_policy_key(item))),
                 policy=_policy(item),
                 groups=[
                     GroupResult(
@@ -155,12 +155,12 @@ def _policy_key(item: Timed) -> tuple[int, str]:
     return item.method.batch_size, "" if order is None else order.choice.label
 
 
-def _overlap(item: Timed, in_turns: Timed | None) -> OverlapResult | None:
+def _overlap(item: Timed, synchronous: Timed | None) -> OverlapResult | None:
     """For specdist with a draft, where the draft was run on a rank of its own too."""
     stats = item.generated[-1].stats
-    if in_turns is None or stats is None or not isinstance(item.method, PlacedSpecdist):
+    if synchronous is None or stats is None or not isinstance(item.method, PlacedSpecdist):
         return None
-    return overlap_of(stats, item.method.order, item.over(in_turns))
+    return overlap_of(stats, item.method.order, item.over(synchronous))
 
 
 def _policy(item: Timed) -> PolicyResult | None:

@@ -20,8 +20,8 @@ from tests.lab.benchmark.choices import READERS, PolicyOptions, policy_choices
 
 COLOCATED, SEPARATE = "colocated", "separate"
 # What a draft on a rank of its own does while the target verifies.
-IN_TURNS, AHEAD = "none", "ahead"
-OVERLAPS = (IN_TURNS, AHEAD)
+SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
+OVERLAPS = (SYNCHRONOUS, ASYNCHRONOUS)
 
 
 @dataclass(kw_only=True)
@@ -48,15 +48,15 @@ class ComparisonConfig(PolicyOptions, BenchmarkConfig):
     )
     overlaps: list[str] | None = option(
         None,
-        help="with a separate draft: none = draft and target take turns; ahead = the draft keeps drafting "
-        "while the target verifies (default: both)",
+        help="with a separate draft: synchronous = draft and target take turns; asynchronous = the draft "
+        "keeps drafting while the target verifies (default: both)",
         action="extend",
         choices=OVERLAPS,
     )
     num_branches: int | None = option(
         None,
-        help="branches that a draft ahead prepares per sequence for likely misses; 0 = none (default: from "
-        "measured times)",
+        help="branches that an asynchronous draft prepares per sequence for likely misses; 0 = none "
+        "(default: from measured times)",
         at_least=0,
         at_most=BRANCH_COUNTS[-1],
     )
@@ -70,8 +70,8 @@ class ComparisonConfig(PolicyOptions, BenchmarkConfig):
     _refusals: ClassVar[Refusals] = (
         ("overlaps num_branches", lambda o: not o.is_separate,
          "has no effect without --placements separate: add it, or leave it out"),
-        ("num_branches", lambda o: AHEAD not in (o.overlaps or OVERLAPS),
-         "has no effect without --overlaps ahead: add it, or leave it out"),
+        ("num_branches", lambda o: ASYNCHRONOUS not in (o.overlaps or OVERLAPS),
+         "has no effect without --overlaps asynchronous: add it, or leave it out"),
         ("initial_lengths max_draft_tokens head", lambda o: o.policies is None,
          "has no effect without --policies: add them, or leave it out"),
         ("head", lambda o: o.is_separate,

@@ -22,9 +22,16 @@ from specdist.lab.benchmark.peers import VllmEngine
 from specdist.lab.benchmark.run import Lineup
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel
-from specdist.policies.payoff import ASSUMED_ACCEPTANCE, plan_ahead
+from specdist.policies.payoff import ASSUMED_ACCEPTANCE, plan_asynchronous
 from specdist.policies.registry import uses_features
-from tests.lab.benchmark.config import AHEAD, COLOCATED, IN_TURNS, OVERLAPS, SEPARATE, ComparisonConfig
+from tests.lab.benchmark.config import (
+    ASYNCHRONOUS,
+    COLOCATED,
+    OVERLAPS,
+    SEPARATE,
+    SYNCHRONOUS,
+    ComparisonConfig,
+)
 from tests.lab.benchmark.setting import ComparedSetting
 from tests.lab.draft_rank import DraftRank, RankOrder, torch_threads
 
@@ -41,7 +48,7 @@ class PlacedSpecdist(Specdist):
 
     @property
     def placement(self) -> str:
-        return COLOCATED if self._rank is None else AHEAD if self.order.ahead.num_ahead else SEPARATE
+        return COLOCATED if self._rank is None else ASYNCHRONOUS if self.order.ahead.num_ahead else SEPARATE
 
     def following(self, order: RankOrder) -> PlacedSpecdist:
         """The same method with another draft."""
@@ -128,7 +135,7 @@ def separate_orders(
     overlaps: Sequence[str] = OVERLAPS,
     compares_branches: bool = True,
 ) -> list[RankOrder]:
-    """The order in turns, and ahead as the main job would plan it from its costs.
+    """The synchronous order, and the asynchronous one as the main job would plan it from its costs.
 
     Args:
         order: of a draft that does nothing ahead.
@@ -138,7 +145,7 @@ def separate_orders(
     assert order.costs is not None
     orders = [order]
     for count in [0, num_branches] if compares_branches and num_branches != 0 else [num_branches]:
-        ahead = plan_ahead(
+        ahead = plan_asynchronous(
             order.costs,
             num_rows=order.num_slots,
             max_draft_tokens=order.choice.max_draft_tokens,
@@ -147,4 +154,4 @@ def separate_orders(
         )
         if orders[-1].ahead != ahead:
             orders.append(dataclasses.replace(order, ahead=ahead))
-    return [item for item in orders if (AHEAD if item.ahead.num_ahead else IN_TURNS) in overlaps]
+    return [item for item in orders if (ASYNCHRONOUS if item.ahead.num_ahead else SYNCHRONOUS) in overlaps]

@@ -51,7 +51,7 @@ class PolicyResult:
     Attributes:
         family: the policy and its options without the lengths.
         first_length: tokens of a row's first block if an option says it; of ``fixed``, of every block.
-        placement: ``colocated``, ``separate`` (in turns with the target) or ``ahead``.
+        placement: ``colocated``, ``separate`` (synchronous) or ``asynchronous``.
         num_branches: prepared per row while the target verifies.
     """
 

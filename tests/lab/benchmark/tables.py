@@ -10,7 +10,7 @@ from specdist.lab.benchmark.report import conditions, methods_table, remarks, ti
 from specdist.lab.benchmark.results import MethodResult
 from specdist.utils.table import NOTHING, Table, decimals
 from tests.lab.benchmark.choices import nearest_first_lengths
-from tests.lab.benchmark.config import AHEAD, COLOCATED, SEPARATE
+from tests.lab.benchmark.config import ASYNCHRONOUS, COLOCATED, SEPARATE
 from tests.lab.benchmark.results import ComparedMethod, ComparisonResult, GroupResult
 from tests.lab.draft_rank import branches_text
 
@@ -95,7 +95,7 @@ def num_devices(result: ComparisonResult, placement: str | None) -> int:
     """GPUs of a method, or on a CPU its cores in units of those of the target alone. A draft on a rank of its
     own has one more; but where there are threads enough, it has half of them."""
     has_more = result.hardware.gpu is not None or result.hardware.num_threads == 1
-    return 2 if has_more and placement in (SEPARATE, AHEAD) else 1
+    return 2 if has_more and placement in (SEPARATE, ASYNCHRONOUS) else 1
 
 
 def _per_device(result: ComparisonResult, method: ComparedMethod, ratio: float | None) -> str | None:
@@ -243,7 +243,7 @@ def _shown_methods(result: ComparisonResult) -> Iterator[ComparedMethod]:
 
 def _in_order(result: ComparisonResult) -> list[ComparedMethod]:
     """By batch size, then by placement, those without a draft first."""
-    places: Mapping[str | None, int] = {None: 0, COLOCATED: 1, SEPARATE: 2, AHEAD: 3}
+    places: Mapping[str | None, int] = {None: 0, COLOCATED: 1, SEPARATE: 2, ASYNCHRONOUS: 3}
     return sorted(
         result.methods,
         key=lambda method: (method.batch_size, places[_placement(method)]),

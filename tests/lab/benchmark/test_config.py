@@ -69,14 +69,17 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ),
         ([*SYNTHETIC, "--policies", "faster"], "'faster' is not a length policy"),
         ([*SYNTHETIC, "--group_column", "task"], "--group_column task has no effect without --prompts"),
-        ([*SYNTHETIC, "--overlaps", "ahead"], "--overlaps ahead has no effect without --placements separate"),
+        (
+            [*SYNTHETIC, "--overlaps", "asynchronous"],
+            "--overlaps asynchronous has no effect without --placements separate",
+        ),
         (
             [*SYNTHETIC, "--placements", "separate", "--overlaps", "both"],
             "--overlaps: invalid choice: 'both'",
         ),
         (
-            [*SYNTHETIC, "--placements", "separate", "--overlaps", "none", "--num_branches", "2"],
-            "--num_branches 2 has no effect without --overlaps ahead",
+            [*SYNTHETIC, "--placements", "separate", "--overlaps", "synchronous", "--num_branches", "2"],
+            "--num_branches 2 has no effect without --overlaps asynchronous",
         ),
     ],
 )

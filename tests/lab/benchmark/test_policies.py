@@ -73,7 +73,7 @@ def method(result: ComparisonResult, name: str) -> ComparedMethod:
 @pytest.mark.ranks
 def test_every_policy_runs_in_every_placement_with_every_first_length(result: ComparisonResult) -> None:
     labels = ["K = 1", "K = 3", "gammatune from 1", "gammatune from 3", SVIP, "goodput"]
-    ways = ["", ", separate", ", ahead, 2 branches"]
+    ways = ["", ", separate", ", asynchronous, 2 branches"]
     assert {item.name for item in result.methods} == {
         "specdist, target only",
         *(f"specdist, {label}{way}" for label in labels for way in ways),
@@ -129,7 +129,7 @@ def test_the_spread_is_that_of_the_measured_ratios(result: ComparisonResult) -> 
     assert {(spread.family, spread.placement) for spread in result.spreads} == {
         (family, placement)
         for family in ("fixed", "gammatune")
-        for placement in ("colocated", "separate", "ahead")
+        for placement in ("colocated", "separate", "asynchronous")
     }
     for spread in result.spreads:
         ratios = [
@@ -174,23 +174,26 @@ def test_the_console_and_the_markdown_show_the_same_tables(result: ComparisonRes
         assert heading in text
     assert "assisted" not in text
     lines = markdown_report(result).splitlines()
-    spread = next(item for item in result.spreads if item.family == "gammatune" and item.placement == "ahead")
-    num = num_devices(result, "ahead")
+    spread = next(
+        item for item in result.spreads if item.family == "gammatune" and item.placement == "asynchronous"
+    )
+    num = num_devices(result, "asynchronous")
     assert num == 2 or result.hardware.num_threads > 1
     first, second, mean, deviation, width = (
         value / num for value in (*spread.ratios, spread.mean, spread.deviation, spread.range)
     )
     assert lines.count(
-        f"| gammatune | 2 | ahead | {first:.2f} | {second:.2f} | {mean:.2f} | {deviation:.3f} | {width:.2f} "
-        f"| {spread.mean_to_fixed:.2f} ± {spread.deviation_to_fixed:.2f} |"
+        f"| gammatune | 2 | asynchronous | {first:.2f} | {second:.2f} | {mean:.2f} | {deviation:.3f} "
+        f"| {width:.2f} | {spread.mean_to_fixed:.2f} ± {spread.deviation_to_fixed:.2f} |"
     ) == 1  # fmt: skip
-    goodput = method(result, "goodput, ahead, 2 branches")
+    goodput = method(result, "goodput, asynchronous, 2 branches")
     assert goodput.statistics is not None and goodput.ratio_to_target_only is not None
-    [line] = [line for line in lines if line.startswith("| goodput | 2 | ahead, 2 branches |")]
+    [line] = [line for line in lines if line.startswith("| goodput | 2 | asynchronous, 2 branches |")]
     assert f"| {goodput.tokens_per_s:.1f} | {goodput.ratio_to_target_only / num:.2f} |" in line
     assert f"| {goodput.statistics['verification_rate']:.3f} |" in line
     ratios = [group.ratio_to_target_only for group in goodput.groups]
-    assert f"| goodput | 2 | ahead | {ratios[0] / num:.2f} | {ratios[1] / num:.2f} |" in "\n".join(lines)
+    shares = f"{ratios[0] / num:.2f} | {ratios[1] / num:.2f}"
+    assert f"| goodput | 2 | asynchronous | {shares} |" in "\n".join(lines)
     # Those that begin with 1 are in the means alone.
     assert not any(line.startswith(("| K = 1 ", "| gammatune from 1 ")) for line in lines)
     assert summary(result)["num_rows_differing"] == 0

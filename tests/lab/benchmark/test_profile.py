@@ -75,7 +75,7 @@ def test_the_command_writes_traces_shares_and_floors(
     assert code == 0
     stdout = capsys.readouterr().out
     document = json.loads((tmp_path / "out" / "profile.json").read_text())
-    ways = ("", ", separate", ", ahead", ", ahead, 2 branches")
+    ways = ("", ", separate", ", asynchronous", ", asynchronous, 2 branches")
     assert [run["name"] for run in document["runs"]] == [f"specdist, K = 3{way}" for way in ways]
     for run in document["runs"]:
         assert sum(run["target_shares"].values()) == pytest.approx(1)

@@ -127,7 +127,7 @@ def test_a_comparison_also_runs_the_draft_in_a_process_of_its_own(
         repeats=1, overhead_repeats=2, placements=["colocated", "separate"], num_branches=2, device="cpu",
     )  # fmt: skip
     found = run_comparison(config, "python -m tests.lab.benchmark")
-    ways = ("separate", "ahead", "ahead, 2 branches")
+    ways = ("separate", "asynchronous", "asynchronous, 2 branches")
     assert {(method.name, method.batch_size) for method in found.methods} == NAMES | {
         (f"specdist, K = 3, {way}", size) for way in ways for size in (1, 3)
     }
@@ -136,9 +136,9 @@ def test_a_comparison_also_runs_the_draft_in_a_process_of_its_own(
     assert all(method.overlap and (method.overlap.ratio_to_separate or 0) > 0 for method in apart)
     assert all(method.overlap is None for method in found.methods if method not in apart)
     # How far a draft works ahead follows from measured times, here of models too small to have any to spare.
-    in_turns = [method for method in apart if method.name == "specdist, K = 3, separate"]
-    assert [method.overlap and method.overlap.ratio_to_separate for method in in_turns] == [1, 1]
-    assert all((method.statistic("draft_acceptance_rate") or 0) > 0 for method in in_turns)
+    synchronous = [method for method in apart if method.name == "specdist, K = 3, separate"]
+    assert [method.overlap and method.overlap.ratio_to_separate for method in synchronous] == [1, 1]
+    assert all((method.statistic("draft_acceptance_rate") or 0) > 0 for method in synchronous)
     assert found.costs.keys() == {"separate, batch 1", "separate, batch 3"}
     cases = {(item.batch_size, item.num_new_tokens) for item in found.overhead}
     assert cases == {(1, 1), (1, 4), (8, 1), (8, 4)}

@@ -21,8 +21,8 @@ from tests.lab.benchmark.setting import ComparedSetting
 from tests.lab.draft_rank import DraftRank, RankOrder
 from tests.lab.profile import merge_traces
 
-IN_TURNS = RankOrder(num_slots=2, choice=fixed_length(K))
-AHEAD = RankOrder(num_slots=2, choice=fixed_length(K), ahead=RoundShape(num_ahead=3))
+SYNCHRONOUS = RankOrder(num_slots=2, choice=fixed_length(K))
+ASYNCHRONOUS = RankOrder(num_slots=2, choice=fixed_length(K), ahead=RoundShape(num_ahead=3))
 BRANCHED = RankOrder(num_slots=3, choice=fixed_length(K), ahead=RoundShape(num_ahead=K + 1, num_branches=2))
 
 
@@ -42,9 +42,9 @@ def test_every_placement_of_the_draft_gives_the_same_greedy_tokens(
     setting: ComparedSetting, rank: DraftRank
 ) -> None:
     threads = torch.get_num_threads()
-    wanted = run(PlacedSpecdist(setting.paged, IN_TURNS), setting)
+    wanted = run(PlacedSpecdist(setting.paged, SYNCHRONOUS), setting)
     names = []
-    for order in (BRANCHED, IN_TURNS, AHEAD, IN_TURNS):
+    for order in (BRANCHED, SYNCHRONOUS, ASYNCHRONOUS, SYNCHRONOUS):
         method = PlacedSpecdist(setting.paged, order, rank)
         names.append(method.name)
         found = run(method, setting)
@@ -55,7 +55,7 @@ def test_every_placement_of_the_draft_gives_the_same_greedy_tokens(
         assert found.stats.num_misses > 0
         assert overlap.target_idle_share is not None and 0 < overlap.target_idle_share < 1
         assert overlap.draft_idle_share is not None and 0 < overlap.draft_idle_share < 1
-        if order is IN_TURNS:
+        if order is SYNCHRONOUS:
             # Nothing but the placement has changed.
             assert found.stats.num_accepted_tokens == wanted.stats.num_accepted_tokens
             assert found.stats.num_row_steps == wanted.stats.num_row_steps
@@ -65,9 +65,9 @@ def test_every_placement_of_the_draft_gives_the_same_greedy_tokens(
             assert overlap.predicted_ready_share == pytest.approx(overlap.ready_share, abs=0.25)
         assert bool(overlap.num_hits_per_rank) == (order is BRANCHED)
     assert names[:3] == [
-        f"specdist, K = {K}, ahead, 2 branches",
+        f"specdist, K = {K}, asynchronous, 2 branches",
         f"specdist, K = {K}, separate",
-        f"specdist, K = {K}, ahead",
+        f"specdist, K = {K}, asynchronous",
     ]
     assert torch.get_num_threads() == threads
 
@@ -105,9 +105,9 @@ def test_the_trace_shows_the_draft_working_while_the_target_verifies(
 def test_the_plan_for_drafting_ahead_follows_from_the_costs_of_both_models(
     setting: ComparedSetting, rank: DraftRank
 ) -> None:
-    costs = separate_costs(setting.paged, rank, IN_TURNS)
-    orders = separate_orders(dataclasses.replace(IN_TURNS, costs=costs), num_branches=2)
+    costs = separate_costs(setting.paged, rank, SYNCHRONOUS)
+    orders = separate_orders(dataclasses.replace(SYNCHRONOUS, costs=costs), num_branches=2)
     assert [order.ahead.num_branches for order in orders] == [0, 0, 2]
     assert [order.ahead.num_ahead > 0 for order in orders] == [False, True, True]
-    assert costs.target.sizes[-1] == IN_TURNS.num_slots * (K + 1)
+    assert costs.target.sizes[-1] == SYNCHRONOUS.num_slots * (K + 1)
     assert min(*costs.target.ns, *costs.draft.ns) > 0

@@ -54,7 +54,7 @@ def result(*, synthetic: bool = True, name: str = "transformers generate") -> Co
                 statistics=None,
             ),
             ComparedMethod(
-                name="specdist, K = 5, ahead, 2 branches",
+                name="specdist, K = 5, asynchronous, 2 branches",
                 batch_size=1,
                 seconds=[0.5],
                 num_tokens=[10],
@@ -108,8 +108,8 @@ def test_a_section_says_what_was_measured_where_and_how() -> None:
 
 
 def test_the_placements_of_the_draft_have_a_table_of_their_own() -> None:
-    line = "| K = 5, ahead, 2 branches | 1 | 20.0 | 1.25 | 3.50 | 0.61 | 0.62 | 0.45 | 7 2 | 0.10 | 0.20 |"
-    assert line in markdown_report(result())
+    name, numbers = "K = 5, asynchronous, 2 branches", "1.25 | 3.50 | 0.61 | 0.62 | 0.45 | 7 2 | 0.10 | 0.20"
+    assert f"| {name} | 1 | 20.0 | {numbers} |" in markdown_report(result())
 
 
 def test_a_brief_section_has_only_the_first_table() -> None:
@@ -158,13 +158,15 @@ def test_a_draft_with_a_device_of_its_own_is_compared_per_device(
 ) -> None:
     """Where target and draft share the threads, it has none more."""
     plain = result()
-    policy = PolicyResult(family="fixed", first_length=5, placement="ahead", num_branches=2)
+    policy = PolicyResult(family="fixed", first_length=5, placement="asynchronous", num_branches=2)
     found = dataclasses.replace(
         plain,
         hardware=Hardware(cpu="A CPU", num_cores=2, num_threads=num_threads, gpu=gpu),
         methods=[plain.methods[0], dataclasses.replace(plain.methods[1], policy=policy)],
     )
     text = markdown_report(found)
-    assert f"| specdist, K = 5, ahead, 2 branches | 1 | 20.0 | {float(shown) / 2:.2f} | {shown} |" in text
+    assert (
+        f"| specdist, K = 5, asynchronous, 2 branches | 1 | 20.0 | {float(shown) / 2:.2f} | {shown} |" in text
+    )
     assert "| transformers generate | 1 | 5.0 | 0.50 | 1.00 |" in text
     assert ("are per GPU or core" in text) == (shown == "2.00")

@@ -1,10 +1,10 @@
 """Where the time of emulated rounds went: what the devices needed, and what the host added.
 
 A *round* lasts from the beginning of one target pass to that of the next. Without any host it would last as
-long as its passes: in turns, as long as any of the two devices works; with a draft that may work ahead, as
-long as what the draft does before its reply, and then the busier of the two. The rest is *exposed* host time:
-Python, messages and files for which a device that the round needs stood still. Host time in which such a
-device worked is *hidden*.
+long as its passes: if it is synchronous, as long as any of the two devices works; with a draft that may
+work ahead, as long as what the draft does before its reply, and then the busier of the two. The rest is
+*exposed* host time: Python, messages and files for which a device that the round needs stood still. Host time
+in which such a device worked is *hidden*.
 
 R rounds.
 """
@@ -48,7 +48,7 @@ class RoundTimes:
 
 
 def round_times(
-    edges_R1: np.ndarray, target: SideLog, draft: SideLog | None, *, works_ahead: bool
+    edges_R1: np.ndarray, target: SideLog, draft: SideLog | None, *, is_asynchronous: bool
 ) -> RoundTimes:
     """The times of the rounds between these moments, which are the beginnings of target passes.
 
@@ -70,7 +70,7 @@ def round_times(
         passes_P2 = np.concatenate([passes_P2, own_P2])
     none_busy_R = lengths_R - np.diff(busy_until(passes_P2, edges_R1))
     exposed_R = none_busy_R
-    if works_ahead:
+    if is_asynchronous:
         exposed_R = lengths_R - now_R - np.maximum(busy_R, ahead_R)
     waits_for_draft_R = ahead_R > busy_R
     others_R = exposed_R - none_busy_R

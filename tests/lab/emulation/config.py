@@ -103,7 +103,7 @@ class EmulationConfig(PolicyOptions):
     )
     repeats: int = option(
         1,
-        help="measurements of every case, all in turns; the one with the median share of exposed host time "
+        help="measurements of every case, taking turns; the one with the median share of exposed host time "
         "counts",
         at_least=1,
     )
@@ -121,8 +121,8 @@ class EmulationConfig(PolicyOptions):
     modes: list[str] | None = option(
         None,
         help="target_only, colocated = both models on the target's GPUs; and with a GPU for the draft: "
-        "in_turns, ahead, branches, or auto = every round is chosen (default: all but auto; the target alone "
-        "is always measured)",
+        "synchronous, asynchronous, branches, or auto = every round is chosen (default: all but auto; the "
+        "target alone is always measured)",
         action="extend",
         choices=tuple(MODE_OPTIONS),
     )

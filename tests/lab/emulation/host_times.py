@@ -23,7 +23,7 @@ from specdist.utils.table import Table, decimals
 from tests.lab.emulation.results import EmulationResult, Outcome
 
 PAIR = ("--emulate", "h100-sxm", "--target", "70b", "--draft", "1b", "--tp_size", "4")
-MODES = ("target_only", "in_turns", "ahead", "branches")
+MODES = ("target_only", "synchronous", "asynchronous", "branches")
 BATCH_SIZES = (1, 8, 32, 64, 128)
 NUM_ROUNDS = 30
 BEFORE, AFTER = "before", "after"

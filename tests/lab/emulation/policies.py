@@ -28,7 +28,7 @@ from tests.lab.emulation.virtual import tokens_per_s
 PAIR: dict[str, Any] = {"emulate": "h100-sxm", "target": "70b", "draft": "1b", "tp_size": 4}
 BATCH_SIZE, VARIATION = 32, 0.5
 CHOSEN = "auto"
-MODES = ("colocated", "in_turns", "ahead", "branches", CHOSEN)
+MODES = ("colocated", "synchronous", "asynchronous", "branches", CHOSEN)
 TEMPERATURES, ACCEPTANCES = (0.0, 1.0), (0.5, 0.7, 0.85)
 GOODPUT, TARGET_ONLY = "goodput", "target only"
 # Fixed lengths and the policies of papers, those with a threshold with two.

@@ -182,10 +182,10 @@ class EmulationResult:
     def _rows(self) -> Iterator[dict[str, str | int | None]]:
         for one in self.outcomes:
             draft = one.draft_host
-            ahead = f", {one.num_branches} branches" * (one.num_branches > 0)
+            branches = f", {one.num_branches} branches" * (one.num_branches > 0)
             yield {
                 "batch": one.batch_size,
-                "mode": f"{one.mode.removesuffix('branches') or 'ahead'}{ahead}".strip(),
+                "mode": f"{one.mode.removesuffix('branches') or 'asynchronous'}{branches}".strip(),
                 "policy": one.policy,
                 "tokens/s": f"{one.tokens_per_s:,.0f}",
                 "ideal": f"{one.ideal_tokens_per_s:,.0f}",
@@ -217,7 +217,7 @@ class EmulationResult:
         repeats = self.settings.get("repeats", 1)
         if repeats > 1:
             remarks.append(
-                f"Of {repeats} measurements of every case, all in turns, the one with the median share of "
+                f"Of {repeats} measurements of every case, taking turns, the one with the median share of "
                 "exposed host time; their range in parentheses."
             )
         slow = [one for one in self.outcomes if one.slow_share > FEW_SLOW]

@@ -33,7 +33,7 @@ from specdist.lab.plan.simulate import (
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
 from specdist.policies.formulas import caught_share
-from specdist.policies.payoff import ALONE, RoundChooser, RoundShape, plan_ahead
+from specdist.policies.payoff import ALONE, RoundChooser, RoundShape, plan_asynchronous
 from specdist.policies.registry import needs_costs
 from specdist.sampling.distributions import SamplingSettings
 from tests.lab.draft_rank import DraftRank, torch_threads
@@ -134,16 +134,16 @@ class Emulation:
         config, choice, num_slots = self._config, case.choice, case.batch_size
         costs = costs or self.costs(case).passes
         ahead = ALONE
-        if case.mode in ("ahead", "branches"):
+        if case.mode in ("asynchronous", "branches"):
             sizes: dict[str, Any] = {
                 "num_rows": num_slots,
                 "max_draft_tokens": choice.max_draft_tokens,
                 "acceptance": config.acceptance,
             }
             count = config.num_branches if case.mode == "branches" else 0
-            ahead = plan_ahead(costs, **sizes, num_branches=count)
+            ahead = plan_asynchronous(costs, **sizes, num_branches=count)
             if case.mode == "branches" and not ahead.num_branches:
-                ahead = plan_ahead(costs, **sizes, num_branches=1)
+                ahead = plan_asynchronous(costs, **sizes, num_branches=1)
         block, chooser = choice.max_draft_tokens + 1, None
         if case.mode == AUTO:
             fixed_length = choice.first_length if choice.policy == "fixed" else None

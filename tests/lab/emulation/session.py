@@ -174,7 +174,7 @@ class Replica:
         return Run(
             num_tokens=window.num_tokens,
             edges_R1=edges_R1,
-            times=round_times(edges_R1, target_log, draft_log, works_ahead=assembly.ahead.num_ahead > 0),
+            times=round_times(edges_R1, target_log, draft_log, is_asynchronous=assembly.ahead.num_ahead > 0),
             target=target_log,
             draft=draft_log,
         )
@@ -183,7 +183,7 @@ class Replica:
         """The costs with what the draft's host and messages to it take, as the main job measures them. Like
         the passes' times they are those at full pace."""
         assert self._rank is not None
-        turns, ahead, step = self._rank.call("measure", order)
+        synchronous, asynchronous, step = self._rank.call("measure", order)
         # Neither drafts nor branches: no pass is run.
         silent = dataclasses.replace(order.assembly, ahead=ALONE, chooser=None)
         self._rank.build(dataclasses.replace(order, assembly=silent, choice=PolicyChoice()))
@@ -191,12 +191,16 @@ class Replica:
         with half_of_the_cores(0), self._rank.serving(recording.busy_wait) as channel:
             num_rows = silent.scheduling.num_slots
             message = message_curve(silent, silent.draft(channel), self._target.device, num_rows)
-        message, turns, ahead, step = (
+        message, synchronous, asynchronous, step = (
             Curve(curve.sizes, [each // self._slowdown for each in curve.ns])
-            for curve in (message, turns, ahead, step)
+            for curve in (message, synchronous, asynchronous, step)
         )
         return dataclasses.replace(
-            costs, draft=costs.draft.plus(step), message=message, turns=turns, ahead=ahead
+            costs,
+            draft=costs.draft.plus(step),
+            message=message,
+            synchronous=synchronous,
+            asynchronous=asynchronous,
         )
 
     @contextlib.contextmanager

@@ -140,7 +140,7 @@ class DraftSide:
     slowdown: int = 1
     device: torch.device = CPU
     num_threads: int = 1
-    remedy: str = "leave out --modes in_turns ahead branches"
+    remedy: str = "leave out --modes synchronous asynchronous branches"
 
     def open(self) -> DraftServer:
         return DraftServer(self)
@@ -163,8 +163,8 @@ class DraftServer:
         self._draft = new_draft(order, self._runner, self._clock)
 
     def measure(self, order: EmulatedOrder) -> tuple[Curve, Curve, Curve]:
-        """What rounds in turns and ahead, and each step, take beyond their passes, as the main job measures
-        it."""
+        """What synchronous and asynchronous rounds, and each step, take beyond their passes, as the main job
+        measures it."""
         self.build(order)
         # All passes take their time.
         self._runner.fill(0, order.prompt_tokens)

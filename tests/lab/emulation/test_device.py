@@ -76,28 +76,28 @@ def test_busy_time_counts_overlaps_once() -> None:
     assert busy_until(intervals, moments).tolist() == [0, 0, 2, 15, 20, 23, 30]
 
 
-def test_what_is_exposed_in_turns_and_ahead() -> None:
-    """Rounds of 100: in turns whatever no device covers, by who had the round in hand; ahead the rest of the
-    busier device, which in the second round is the draft."""
+def test_what_synchronous_and_asynchronous_drafting_expose() -> None:
+    """Rounds of 100: if synchronous whatever no device covers, by who had the round in hand; if
+    asynchronous the rest of the busier device, which in the second round is the draft."""
     edges = np.array([100, 200, 300])
     target = side([(100, 160), (200, 250), (300, 350)])
-    in_turns = round_times(
+    synchronous = round_times(
         edges,
         target,
         side([(170, 190), (260, 280)], [(165, 195), (255, 285)]),
-        works_ahead=False,
+        is_asynchronous=False,
     )
-    assert in_turns.exposed_R.tolist() == [20, 30]
-    assert in_turns.exposed_share == 0.25
-    assert in_turns.draft is not None
+    assert synchronous.exposed_R.tolist() == [20, 30]
+    assert synchronous.exposed_share == 0.25
+    assert synchronous.draft is not None
     per_round = 1e-6 / 2
-    assert in_turns.draft.exposed_ms == pytest.approx(20 * per_round)
-    assert in_turns.target.exposed_ms == pytest.approx(30 * per_round)
+    assert synchronous.draft.exposed_ms == pytest.approx(20 * per_round)
+    assert synchronous.target.exposed_ms == pytest.approx(30 * per_round)
     ahead = round_times(
         edges,
         target,
         side([(100, 140), (200, 270)], [(180, 190), (275, 285)]),
-        works_ahead=True,
+        is_asynchronous=True,
     )
     assert ahead.exposed_R.tolist() == [40, 30]
     assert ahead.draft is not None
@@ -106,9 +106,9 @@ def test_what_is_exposed_in_turns_and_ahead() -> None:
     assert ahead.draft.hidden_ms == pytest.approx((100 - 20) * per_round)
 
 
-def test_a_round_in_turns_of_a_draft_that_may_work_ahead_needs_both_devices() -> None:
+def test_a_synchronous_round_of_a_draft_that_may_work_ahead_needs_both_devices() -> None:
     """Where every round is chosen, a draft may work before its reply, too: nobody's host is to blame."""
     edges, spans = np.array([100, 200]), [(170, 190)]
     draft = side([(100, 160), (172, 187)], spans)
-    times = round_times(edges, side([(100, 165), (200, 250)]), draft, works_ahead=True)
+    times = round_times(edges, side([(100, 165), (200, 250)]), draft, is_asynchronous=True)
     assert times.exposed_R.tolist() == [100 - 65 - 15]

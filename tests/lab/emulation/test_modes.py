@@ -25,7 +25,7 @@ from tests.statistics import chi_square_p_value
 # Passes of one or two milliseconds, and draft steps of a third of that: work ahead pays.
 SMALL = ["--emulate", "b200", "--target", "350m", "--draft", "5m", "--prompt_tokens", "20", "--output_tokens",
          "24", "--batch_sizes", "6", "--rounds", "60", "--acceptance", "0.7"]  # fmt: skip
-MODES = ("target only", "colocated", "in turns", "ahead", "branches")
+MODES = ("target only", "colocated", "synchronous", "asynchronous", "branches")
 # Of a chi-square that is right; all numbers are seeded, so that it does not fail by chance.
 LEAST_P = 1e-4
 
@@ -92,7 +92,7 @@ def test_the_last_line_is_json_with_every_case(capsys: pytest.CaptureFixture[str
 
 
 def test_of_several_measurements_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All cases are measured in turns."""
+    """All cases take turns."""
     order: list[tuple[int, str]] = []
     measure = Emulation.measure
 
@@ -126,7 +126,7 @@ def test_of_several_measurements_the_median_counts(monkeypatch: pytest.MonkeyPat
         (["--repeats", "0"], "--repeats 0 must be at least 1"),
         (["--acceptance", "1.5"], r"--acceptance 1.5 must be in \[0, 1\]"),
         (["--policies", "specdecpp"], "--policies specdecpp needs a trained head"),
-        (["--modes", "ahead", "--num_branches", "2"], "--num_branches 2 has no effect"),
+        (["--modes", "asynchronous", "--num_branches", "2"], "--num_branches 2 has no effect"),
     ],
 )
 def test_a_mistake_is_told(given: list[str], said: str) -> None:

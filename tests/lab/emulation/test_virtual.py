@@ -7,12 +7,19 @@ import pytest
 from specdist.policies.choice import PolicyChoice
 from tests.lab.emulation.config import EmulationConfig
 from tests.lab.emulation.run import Emulation
-from tests.lab.emulation.virtual import AHEAD_NS, MESSAGE_NS, ROUND_NS, TURNS_NS, draining, tokens_per_s
+from tests.lab.emulation.virtual import (
+    ASYNCHRONOUS_NS,
+    MESSAGE_NS,
+    ROUND_NS,
+    SYNCHRONOUS_NS,
+    draining,
+    tokens_per_s,
+)
 
 LENGTH, OUTPUT = 2, 120
 
 
-@pytest.mark.parametrize("mode", ["colocated", "in_turns", "ahead"])
+@pytest.mark.parametrize("mode", ["colocated", "synchronous", "asynchronous"])
 def test_a_round_takes_what_its_parts_take(mode: str) -> None:
     """Every token is accepted, so that every round is like every other."""
     config = EmulationConfig(
@@ -28,13 +35,13 @@ def test_a_round_takes_what_its_parts_take(mode: str) -> None:
     )
     # After a block that was accepted whole the draft runs its last token, too.
     drafting_s = first_s + (LENGTH - 1) * step_s
-    if mode == "ahead":
+    if mode == "asynchronous":
         # One more stands for the next token; the draft is done before the target.
-        drafting_s = LENGTH * step_s + AHEAD_NS / 1e9
+        drafting_s = LENGTH * step_s + ASYNCHRONOUS_NS / 1e9
         assert drafting_s < target_s
         expected_s = target_s + (MESSAGE_NS + ROUND_NS) / 1e9
     else:
-        hosts_ns = ROUND_NS + (MESSAGE_NS + TURNS_NS if mode == "in_turns" else 0)
+        hosts_ns = ROUND_NS + (MESSAGE_NS + SYNCHRONOUS_NS if mode == "synchronous" else 0)
         expected_s = target_s + drafting_s + hosts_ns / 1e9
     assert found == pytest.approx((LENGTH + 1) / expected_s, rel=0.01)
 

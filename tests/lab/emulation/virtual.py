@@ -38,9 +38,9 @@ from tests.lab.emulation.runner import EmulatedRunner, Pace
 from tests.lab.emulation.session import Window
 from tests.lab.emulation.sides import EmulatedOrder, ObservedTarget, Recording, new_draft, timeline
 
-# A request and its reply; the target's host between two passes; the draft's beside its steps, in turns and
-# ahead: as on two cores of a server, jobs/benchmarks/tables/host-times.md.
-MESSAGE_NS, ROUND_NS, TURNS_NS, AHEAD_NS = 300_000, 500_000, 600_000, 2_000_000
+# A request and its reply; the target's host between two passes; the draft's beside its steps, synchronous
+# and asynchronous: as on two cores of a server, jobs/benchmarks/tables/host-times.md.
+MESSAGE_NS, ROUND_NS, SYNCHRONOUS_NS, ASYNCHRONOUS_NS = 300_000, 500_000, 600_000, 2_000_000
 
 
 @dataclass
@@ -97,12 +97,12 @@ class VirtualRank:
         num_passes = len(self._own.passes)
         reply = self._worker.respond(request)
         if len(self._own.passes) > num_passes:
-            self._own.now_ns += TURNS_NS
+            self._own.now_ns += SYNCHRONOUS_NS
         self._target.wait_until(self._own.now_ns + MESSAGE_NS // 2)
         num_passes = len(self._own.passes) + (len(request.context) > 0)
         self._worker.prefill_and_draft_ahead(request)
         if len(self._own.passes) > num_passes:
-            self._own.now_ns += AHEAD_NS
+            self._own.now_ns += ASYNCHRONOUS_NS
         return reply
 
     def tell(self, request: ProposalRequest | None) -> None:
@@ -147,7 +147,8 @@ class VirtualRun:
         )
         costs = dataclasses.replace(
             emulation.costs(case).passes,
-            message=Curve([1], [MESSAGE_NS]), turns=Curve([1], [TURNS_NS]), ahead=Curve([1], [AHEAD_NS]),
+            message=Curve([1], [MESSAGE_NS]), synchronous=Curve([1], [SYNCHRONOUS_NS]),
+            asynchronous=Curve([1], [ASYNCHRONOUS_NS]),
         )  # fmt: skip
         self.config, self.order = config, emulation.order(case, costs)
         self.device = VirtualDevice()

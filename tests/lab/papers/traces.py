@@ -1,7 +1,7 @@
 """The exhaustive traces of a pair that the tables are counted on, collected where they are missing.
 
 One trace for each set of prompts and temperature gives the passes of every policy and setting, as a live run
-in turns would count them. T tokens, V vocabulary.
+synchronously would count them. T tokens, V vocabulary.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def run_job(
 
 def _num_candidates(settings: Settings, row: _Row) -> int:
     """At most one less than the tokens left: a pass yields one token after the candidates."""
-    if settings.mode == "target only" or (settings.is_ahead and not row.is_ready):
+    if settings.mode == "target only" or (settings.is_asynchronous and not row.is_ready):
         return 0
     return max(0, min(settings.num_draft_tokens, row.num_left - 1))
 
@@ -118,7 +118,7 @@ def _acceptance(settings: Settings, row: _Row) -> float:
 
 
 def _is_prepared(settings: Settings, coins: np.random.Generator, *, is_hit: bool) -> bool:
-    return settings.is_ahead and bool(is_hit or coins.random() < settings.caught_share)
+    return settings.is_asynchronous and bool(is_hit or coins.random() < settings.caught_share)
 
 
 def _round_s(
@@ -133,7 +133,7 @@ def _round_s(
     if settings.mode == "target only":
         return costs.round_s + target_ns / NS_PER_S
     draft_ns = float(costs.draft_prefill(num_chunk_tokens))
-    if settings.is_ahead:
+    if settings.is_asynchronous:
         draft_rows = len(decoding) * (1 + settings.num_branches)
         draft_ns += float(passes.draft(len(decoding)) + settings.num_draft_tokens * passes.draft(draft_rows))
         return costs.round_s + costs.proposal_s + max(target_ns, draft_ns) / NS_PER_S

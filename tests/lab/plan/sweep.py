@@ -55,12 +55,13 @@ def fixed_choices(machine: Machine, setting: Setting) -> Iterator[tuple[str, Sim
     yield "target only", Simulation(machine, setting)
     for length in FIXED_LENGTHS:
         yield (
-            f"turns K={length}",
+            f"synchronous K={length}",
             Simulation(machine, setting, shape=RoundShape(drafts_now=True), length=length),
         )
         for count in FIXED_BRANCHES:
             shape = RoundShape(num_ahead=length + 1, num_branches=count)
-            yield f"ahead K={length} B={count}", Simulation(machine, setting, shape=shape, length=length)
+            name = f"asynchronous K={length} B={count}"
+            yield name, Simulation(machine, setting, shape=shape, length=length)
 
 
 @dataclass(frozen=True, kw_only=True)

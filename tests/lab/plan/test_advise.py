@@ -44,7 +44,7 @@ def best_plans(task: Work, *, gpus: int, target: ModelSize = LARGE, nodes: int =
 
 
 def test_rows_that_fit_are_those_that_the_memory_divides_into() -> None:
-    found = fit(LARGE, SMALL, GPU, "ahead", tp_size=4, row_tokens=1000)
+    found = fit(LARGE, SMALL, GPU, "asynchronous", tp_size=4, row_tokens=1000)
     share = found.target
     row = 63 * PAGE_SIZE * LARGE.cache_bytes_per_token(4)
     assert share.cache_bytes_per_row == row
@@ -65,7 +65,7 @@ def test_on_a_host_a_fraction_of_the_memory_is_left_as_the_job_leaves_it() -> No
     assert found.most_rows == (usable - SMALL.weight_bytes(1)) // row
 
 
-@pytest.mark.parametrize("mode", ["target only", "colocated", "ahead"])
+@pytest.mark.parametrize("mode", ["target only", "colocated", "asynchronous"])
 def test_a_model_that_is_too_large_does_not_fit(mode: Mode) -> None:
     assert fit(LARGE, SMALL, GPU, mode, tp_size=1, row_tokens=100).most_rows == 0
 
@@ -73,7 +73,7 @@ def test_a_model_that_is_too_large_does_not_fit(mode: Mode) -> None:
 def test_the_draft_takes_room_from_the_target_beside_it_and_branches_from_the_draft() -> None:
     alone, both, apart, forked = (
         fit(SMALL, SMALL, GPU, mode, tp_size=1, row_tokens=100, num_draft_tokens=4, num_branches=branches)
-        for mode, branches in (("target only", 0), ("colocated", 0), ("ahead", 0), ("branches", 8))
+        for mode, branches in (("target only", 0), ("colocated", 0), ("asynchronous", 0), ("branches", 8))
     )
     assert alone.most_rows > 1.9 * both.most_rows
     # Verification blocks need more for logits than single tokens do, and branches more for scores and pages.
@@ -110,7 +110,7 @@ def test_the_draft_shares_rank_0_where_a_gpu_of_its_own_would_leave_others_idle(
 def test_a_draft_on_rank_0_takes_its_memory_there() -> None:
     alone, both, own = (
         fit(LARGE, SMALL, GPU, mode, tp_size=4, row_tokens=1000, num_draft_tokens=4)
-        for mode in ("target only", "colocated", "ahead")
+        for mode in ("target only", "colocated", "asynchronous")
     )
     assert both.draft is None and alone.draft is None and own.draft is not None
     assert both.target.weight_bytes == alone.target.weight_bytes + SMALL.weight_bytes(1)
@@ -126,7 +126,7 @@ def test_small_models_are_replicated_over_gpus_and_nodes() -> None:
     assert plain.tokens_per_s == pytest.approx(16 * plain.prediction.tokens_per_s)
     assert plain.hours == pytest.approx(10_000 * 256 / plain.tokens_per_s / 3600)
     assert plain.settings.num_rows <= 625
-    ahead = next(plan for plan in plans if plan.settings.mode == "ahead")
+    ahead = next(plan for plan in plans if plan.settings.mode == "asynchronous")
     assert ahead.num_replicas * ahead.num_gpus <= 16
 
 

@@ -139,7 +139,9 @@ def test_a_window_lets_more_rows_in_beside_a_draft(tmp_path: Path) -> None:
     for chosen in ([], window):
         _, document = planned(*PAIR, *site, *chosen, "--memory")
         memory = {(each["mode"], each["tp_size"]): each for each in document["memory"]}
-        most.append([memory["colocated", 4]["target"]["most_rows"], memory["ahead", 2]["draft"]["most_rows"]])
+        most.append(
+            [memory["colocated", 4]["target"]["most_rows"], memory["asynchronous", 2]["draft"]["most_rows"]]
+        )
     assert most[1][0] > 1.2 * most[0][0] and most[1][1] > 10 * most[0][1]
     planned(*PAIR, *site, *window, "--acceptance", "0.8", "--output_config", str(path))
     config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
@@ -181,9 +183,9 @@ def test_a_draft_that_reads_states_takes_turns_and_its_bytes_are_counted(tmp_pat
     sizes = ["--prompt_tokens", "512", "--output_tokens", "256", "--num_prompts", "4096"]
     text, document = planned(*options, *sizes, "--gpus_per_node", "2")
     plans = {plan["mode"]: plan for plan in document["plans"]}
-    assert set(plans) == {"target only", "colocated", "in turns"}
+    assert set(plans) == {"target only", "colocated", "synchronous"}
     assert plans["target only"]["state_bytes_per_round"] == 0
-    for mode in ("colocated", "in turns"):
+    for mode in ("colocated", "synchronous"):
         plan = plans[mode]
         num_tokens = plan["num_rows"] * plan["tokens_per_round"] * (1 + 512 / 256)
         assert plan["state_bytes_per_round"] == pytest.approx(num_tokens * 3 * 4096 * 2)

@@ -170,7 +170,7 @@ def gain(
 
 
 @pytest.mark.parametrize("gpu", ["a100-80", "h100-sxm", "h200"])
-@pytest.mark.parametrize(("mode", "expected"), [("colocated", 2.5), ("ahead", 2.1), ("branches", 2.4)])
+@pytest.mark.parametrize(("mode", "expected"), [("colocated", 2.5), ("asynchronous", 2.1), ("branches", 2.4)])
 def test_the_designs_figures_at_batch_8(
     target: ModelSize, draft: ModelSize, mode: Mode, expected: float, gpu: str
 ) -> None:
@@ -185,14 +185,14 @@ def test_nothing_beats_plain_decoding_where_it_is_bound_by_arithmetic(
 ) -> None:
     """The design says batch 128. That holds where 115 tokens are computed while the weights are read (A100);
     an H100 computes 221, an H200 155, and a batch of 128 leaves room for a draft token there."""
-    modes: tuple[Mode, ...] = ("colocated", "ahead", "branches")
+    modes: tuple[Mode, ...] = ("colocated", "asynchronous", "branches")
     gains = [gain(target, draft, mode, num_rows=num_rows, context_tokens=SHORT, gpu=gpu) for mode in modes]
     assert max(gains) < 1
 
 
 @pytest.mark.parametrize("gpu", ["a100-80", "h100-sxm", "h200"])
 def test_long_contexts_pay_at_batch_64(target: ModelSize, draft: ModelSize, gpu: str) -> None:
-    for mode in ("colocated", "ahead"):
+    for mode in ("colocated", "asynchronous"):
         assert gain(target, draft, mode, num_rows=64, context_tokens=LONG, gpu=gpu) > 1.2
 
 

@@ -54,19 +54,19 @@ def test_each_mode_costs_what_it_does() -> None:
     assert decoding("target only").round_s == pytest.approx(20.5e-3)
     in_turn = 20.5 + catch_up + 4 * step
     assert decoding("colocated").round_s == pytest.approx((in_turn + 0.2) / 1e3)
-    assert decoding("in turns").round_s == pytest.approx((in_turn + 0.2) / 1e3)
+    assert decoding("synchronous").round_s == pytest.approx((in_turn + 0.2) / 1e3)
     # Six steps, and with branches for half of the misses (three per row) five of them four times as wide.
-    assert decoding("ahead").round_s == pytest.approx(20.7e-3)
-    assert decoding("ahead").draft_share == pytest.approx(6 * step / 20.7)
+    assert decoding("asynchronous").round_s == pytest.approx(20.7e-3)
+    assert decoding("asynchronous").draft_share == pytest.approx(6 * step / 20.7)
     assert decoding("branches").draft_share == pytest.approx((step + 5 * wide_step) / 20.7)
     # With 8 rows of 31 tokens the target is the slower one only as often as they are ready.
-    alone = decoding("ahead", num_rows=1, length=30)
+    alone = decoding("asynchronous", num_rows=1, length=30)
     assert alone.round_s == pytest.approx(31.7e-3)
     assert alone.target_share == pytest.approx(20 / 31.7)
 
 
 def test_branches_that_catch_nothing_are_drafting_ahead() -> None:
-    assert decoding("branches", caught=0.0) == decoding("ahead")
+    assert decoding("branches", caught=0.0) == decoding("asynchronous")
 
 
 def test_prompts_take_their_time_where_passes_are_bound_by_arithmetic() -> None:

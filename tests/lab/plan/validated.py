@@ -26,7 +26,7 @@ from specdist.policies.formulas import caught_share
 from specdist.utils.table import Table
 from tests.lab.emulation.config import MODE_OPTIONS, EmulationConfig
 from tests.lab.emulation.run import Case, Emulation
-from tests.lab.emulation.virtual import MESSAGE_NS, ROUND_NS, TURNS_NS, tokens_per_s
+from tests.lab.emulation.virtual import MESSAGE_NS, ROUND_NS, SYNCHRONOUS_NS, tokens_per_s
 from tests.lab.plan.validate import ValidationConfig, validate
 from tests.ranks import REPOSITORY
 
@@ -34,7 +34,7 @@ RESULTS = REPOSITORY / "jobs/benchmarks/plan-validated.json"
 PARTS = EMULATED, WALL_CLOCK, CPU_TIME = "emulated", "wall_clock", "cpu_time"
 NEAR = 0.15
 BATCH_SIZES, LENGTHS = (1, 8, 32), (3, 5)
-MODES = ("target_only", "colocated", "in_turns", "ahead", "branches")
+MODES = ("target_only", "colocated", "synchronous", "asynchronous", "branches")
 # Rounds of a run: at batch 1 one more prompt is a larger part of the time.
 ROUNDS = {1: 300, 8: 160, 32: 100}
 EMULATED_PAIR: dict[str, Any] = {
@@ -55,7 +55,7 @@ def emulated(batch_size: int, mode: str, length: int) -> dict[str, Any]:
     emulation = Emulation(config)
     case = Case(batch_size=batch_size, mode=MODE_OPTIONS[mode], choice=choice)
     ahead = emulation.order(case).assembly.ahead
-    proposal_ns = (case.mode in OWN_GPU) * MESSAGE_NS + (mode == "in_turns") * TURNS_NS
+    proposal_ns = (case.mode in OWN_GPU) * MESSAGE_NS + (mode == "synchronous") * SYNCHRONOUS_NS
     costs = dataclasses.replace(emulation.costs(case), round_s=ROUND_NS / 1e9, proposal_s=proposal_ns / 1e9)
     settings = Settings(
         mode=case.mode,

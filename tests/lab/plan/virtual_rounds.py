@@ -37,8 +37,8 @@ from specdist.utils.ranges import arange_segments
 
 MAX_DRAFT_TOKENS = 20
 CONTEXT_STEP = 8
-# Of a request and its reply; and of the draft's host beside its steps, in turns and ahead.
-MESSAGE_NS, TURNS_NS, AHEAD_NS = 300_000, 600_000, 2_000_000
+# Of a request and its reply; and of the draft's host beside the steps of synchronous and asynchronous rounds.
+MESSAGE_NS, SYNCHRONOUS_NS, ASYNCHRONOUS_NS = 300_000, 600_000, 2_000_000
 # Of a sequence that begins; the rest of its context is shared with others.
 PROMPT_TOKENS = 500
 ROWS_PER_SLOT, FEWEST_ROWS = 1.5, 12
@@ -110,7 +110,7 @@ class Machine:
                 per_token,
                 per_draft_row,
             ),
-            *(Curve([1], [ns]) for ns in (MESSAGE_NS, TURNS_NS, AHEAD_NS)),
+            *(Curve([1], [ns]) for ns in (MESSAGE_NS, SYNCHRONOUS_NS, ASYNCHRONOUS_NS)),
         )
 
 
@@ -197,15 +197,16 @@ class Simulation:
             self._shape = self._chooser.shape(len(rows), context, is_pending=bool(self._ready[rows].any()))
             self._num_alone = self._shape.num_rounds_alone
         shape = self._shape
-        self._note("turns" if shape.drafts_now else f"ahead{shape.num_ahead - 1}/{shape.num_branches}")
+        ahead = f"asynchronous{shape.num_ahead - 1}/{shape.num_branches}"
+        self._note("synchronous" if shape.drafts_now else ahead)
         is_asked = self._chooser is not None or shape != ALONE
         round_of = RoundContext(
             num_rows=len(rows),
             num_pass_tokens=len(rows) + self._num_prompt_tokens,
             num_context_tokens=context,
-            is_ahead=False,
+            is_asynchronous=False,
         )
-        now_ns = TURNS_NS * shape.drafts_now
+        now_ns = SYNCHRONOUS_NS * shape.drafts_now
         if shape.drafts_now:
             learn()
             room = np.minimum(MAX_DRAFT_TOKENS, self._left[rows] - 1) - self._ready[rows]
@@ -323,7 +324,7 @@ class Simulation:
             active = active[wants]
             if not len(active):
                 break
-            lagging = 0 if depth or round_of.is_ahead else int(self._lags[slots[active]].sum())
+            lagging = 0 if depth or round_of.is_asynchronous else int(self._lags[slots[active]].sum())
             spent_ns += self._machine.draft_ns(len(active) + lagging, context)
             drafted[active] += 1
         return drafted, spent_ns
@@ -331,7 +332,7 @@ class Simulation:
     def _draft_ahead(self, rows: np.ndarray, context: float) -> float:
         shape = self._shape
         has_left = self._ahead[rows] > 0
-        spent_ns = self._machine.draft_ns(len(rows), context) + AHEAD_NS * (shape.num_ahead > 1)
+        spent_ns = self._machine.draft_ns(len(rows), context) + ASYNCHRONOUS_NS * (shape.num_ahead > 1)
         self._ahead[rows] += ~has_left
         more = np.maximum(shape.num_ahead - self._ahead[rows], 0)
         num_branches = shape.num_branches if shape.num_ahead > 1 else 0
@@ -339,7 +340,7 @@ class Simulation:
             num_rows=len(rows),
             num_pass_tokens=len(rows) + int(self._candidates[rows].sum()) + self._num_prompt_tokens,
             num_context_tokens=context,
-            is_ahead=True,
+            is_asynchronous=True,
             most_tokens=shape.num_ahead - 1,
         )
         branches = np.repeat(rows, num_branches)

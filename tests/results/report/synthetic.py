@@ -35,7 +35,7 @@ class SyntheticRun:
     is_exact: bool = True
     is_traced: bool = True
     has_draft: bool = True
-    works_ahead: bool = False
+    is_asynchronous: bool = False
     num_error_rows: int = 0
     num_replicas: int = 1
     is_timed: bool = True
@@ -56,7 +56,7 @@ def _config(run: SyntheticRun) -> dict[str, Any]:
         "prompts": "data/prompts.parquet", "output": "runs/synthetic", "target": "models/target",
         "draft": "models/draft" if run.has_draft else None, "policy": policy if run.has_draft else "none",
         "num_draft_tokens": run.num_draft_tokens,
-        "overlap": "asynchronous" if run.works_ahead else "synchronous",
+        "overlap": "asynchronous" if run.is_asynchronous else "synchronous",
         "acceptance": "rejection", "temperature": 0.7, "max_new_tokens": NUM_TOKENS, "stop": [],
         "rows_per_shard": run.rows_per_shard, "trace": run.is_traced,
     }  # fmt: skip
@@ -122,7 +122,7 @@ def coin_row(row_id: int, generator: random.Random, stats: Stats, run: Synthetic
         trusted = num_accepted if not run.is_exact else 0
         stats.observe_block(num_drafted=num_drafted, num_accepted=num_accepted, num_trusted=trusted)
         is_miss = num_accepted < num_drafted
-        outcome = AheadOutcome(3 * run.works_ahead, False, 0, 0, 0)
+        outcome = AheadOutcome(3 * run.is_asynchronous, False, 0, 0, 0)
         stats.observe_ahead(outcome, is_reached=not is_miss, is_miss=is_miss)
         trace += [
             TracedToken(

@@ -119,7 +119,9 @@ def test_shorter_blocks_give_what_a_run_with_them_gives(many_coins: Path) -> Non
     assert middle[1] < fixed["K = 3"].discard_rate
 
 
-def test_only_blocks_of_a_fixed_length_in_turns_are_replayed(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_only_synchronous_blocks_of_a_fixed_length_are_replayed(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     for kind in ("longer", "lossy", "unfinished", "alone"):
         assert replay_blocks(read_run(runs[kind], kind)) is None
     config = yaml.safe_load((runs["plain"] / "config.yaml").read_text())

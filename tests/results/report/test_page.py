@@ -100,7 +100,7 @@ def test_what_a_run_does_not_have_is_left_out_with_a_reason(pages: dict[str, Pat
     several = sections(read(pages["several"]))
     assert "longer, old: no trace" in several["acceptance-by-entropy"]
     assert "Left out: old." in several["speed-over-time"]
-    # Blocks of a draft that works ahead are not rounds in turns; nor does a comparison estimate policies.
+    # Blocks of a draft that works ahead are not synchronous rounds; nor does a comparison estimate policies.
     assert "--tune" in sections(read(pages["unfinished"]))["rates"]
 
 

@@ -96,18 +96,18 @@ class AheadDrafter:
 
     def round_now(self, request: ProposalRequest) -> RoundContext:
         """For what is drafted before the reply."""
-        return self._round(request, request.slots_R, len(request.slots_R), is_ahead=False)
+        return self._round(request, request.slots_R, len(request.slots_R), is_asynchronous=False)
 
     def _round(
-        self, request: ProposalRequest, slots_S: np.ndarray, num_tokens: int, *, is_ahead: bool
+        self, request: ProposalRequest, slots_S: np.ndarray, num_tokens: int, *, is_asynchronous: bool
     ) -> RoundContext:
         """``num_tokens``: of the target's pass, without prompts."""
         return RoundContext(
             num_rows=len(slots_S),
             num_pass_tokens=num_tokens + request.num_prefill_tokens,
             num_context_tokens=self._load(slots_S)[1],
-            is_ahead=is_ahead,
-            most_tokens=self.shape.num_ahead - 1 if is_ahead else None,
+            is_asynchronous=is_asynchronous,
+            most_tokens=self.shape.num_ahead - 1 if is_asynchronous else None,
         )
 
     def wanted_now(self, request: ProposalRequest) -> list[tuple[np.ndarray, bool]]:
@@ -229,7 +229,7 @@ class AheadDrafter:
                 looked.append(self.branches.look(slots_S, num_ahead_S, self.shape))
             learn()
 
-        round_ahead = partial(self._round, request, slots_S, num_block_tokens, is_ahead=True)
+        round_ahead = partial(self._round, request, slots_S, num_block_tokens, is_asynchronous=True)
         first = DraftBatch(
             draft_slots_R=slots_S,
             slots_R=slots_S,

@@ -123,8 +123,8 @@ def formula_settings(stats: Stats) -> list[Setting]:
 
 
 def replay_blocks(run: ReportedRun) -> Settings | None:
-    """Estimates for policies with shorter blocks, from a run that drafted a fixed length in turns; None for
-    other runs.
+    """Estimates for policies with shorter blocks, from a run of a fixed length, drafted synchronously; None
+    for other runs.
 
     A policy that stops within the run's blocks sees what was drafted there. Its next block would begin
     elsewhere, which the trace does not have: blocks are assumed to be alike wherever they begin. An
@@ -180,7 +180,7 @@ def _cut_lengths(policy: LengthPolicy, blocks: Blocks) -> np.ndarray:
                 num_drafted=depth,
                 features=features if policy.uses_features else None,
                 reach_R=np.ones(len(active_B)),
-                round=RoundContext(num_rows=1, num_pass_tokens=1, is_ahead=False),
+                round=RoundContext(num_rows=1, num_pass_tokens=1, is_asynchronous=False),
             )
         )
         active_B = active_B[wants_B]
@@ -224,7 +224,7 @@ def rates(runs: Sequence[ReportedRun], tuned: Tuned | None) -> Panel:
     return Panel(
         name="rates",
         title="Verification rate against discard rate",
-        help=HELP + (AHEAD if any(run.total.works_ahead for run in runs) else ""),
+        help=HELP + (AHEAD if any(run.total.is_asynchronous for run in runs) else ""),
         figure=figure,
         alt="Verification rate against discard rate",
         content=content,
@@ -260,7 +260,7 @@ def _replayed(runs: Sequence[ReportedRun], tuned: Tuned | None) -> tuple[Setting
             return estimated, paragraph(told)
     told = (
         "Other policies are left out. Give the folder of jobs/tune.py with --tune; or generate with "
-        "--trace and --policy fixed, in turns, for an estimate from the run's own blocks."
+        "--trace and --policy fixed, synchronously, for an estimate from the run's own blocks."
     )
     return {}, left_out(told)
 

@@ -251,7 +251,7 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
             told = (
                 f"With α = {number(run.predictions.acceptance, 3)} and a draft step that takes "
                 f"{percent(run.predictions.cost_ratio)} of a target pass, the formula's best fixed length, "
-                f"drafting in turns, is {run.predictions.best_num_draft_tokens}."
+                f"drafting synchronously, is {run.predictions.best_num_draft_tokens}."
             )
             content.append(paragraph(f"{run.label}: {told}" if len(runs) > 1 else told))
     if any(run.operations for run in runs):
