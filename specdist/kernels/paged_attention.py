@@ -39,7 +39,7 @@ FLOAT32_BLOCK = 16
 # Without contraction into fused multiply-adds both ways to join splits round alike.
 OPTIONS: dict[str, int | bool] = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-LOG2_E = math.log2(math.e)
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
@@ -59,6 +59,19 @@ def _join(maxima, sums, outputs, split_maxima, split_sums, split_outputs):
     finite = tl.where(joined == float("-inf"), 0.0, joined)
     old, new = tl.exp2(maxima - finite), tl.exp2(split_maxima - finite)
     return joined, sums * old + split_sums * new, outputs * old[:, None] + split_outputs * new[:, None]
+
+
+@triton.jit
+def _without_keys(sinks, head_M, is_query, block_rows: tl.constexpr):
+    """Largest exponents [M] and sums [M] of a softmax before its first key. A sink is a weight without a
+    value, which is there once, however many splits follow."""
+    if sinks is None:
+        maxima = tl.full([block_rows], float("-inf"), tl.float32)
+        sums = tl.zeros([block_rows], tl.float32)
+    else:
+        maxima = tl.load(sinks + head_M, mask=is_query, other=0.0).to(tl.float32) * LOG2_E
+        sums = tl.full([block_rows], 1.0, tl.float32)
+    return maxima, sums
 
 
 @triton.jit
@@ -147,7 +160,7 @@ def _tile(
 # Numbers that change from pass to pass compile nothing anew.
 @triton.jit(do_not_specialize=["num_segments", "num_splits", "stride_table"])
 def attend_kernel(
-    queries, key_pages, value_pages, block_table, used_keys, query_starts, output, split_outputs,
+    queries, key_pages, value_pages, block_table, sinks, used_keys, query_starts, output, split_outputs,
     split_maxima, split_sums, num_segments, scale, softcap, stride_token_heads, stride_query_head,
     stride_page, stride_token, stride_head, stride_table, num_splits, num_heads: tl.constexpr,
     num_repeats: tl.constexpr, width: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
@@ -188,8 +201,7 @@ def attend_kernel(
             places_MD = places_M[:, None] * width + columns_D[None, :]
             tl.store(split_outputs + places_MD, outputs, mask=is_used)
     else:
-        maxima = tl.full([block_rows], float("-inf"), tl.float32)
-        sums = tl.zeros([block_rows], tl.float32)
+        maxima, sums = _without_keys(sinks, head_M, is_query, block_rows)
         outputs = tl.zeros([block_rows, block_width], tl.float32)
         for split in range(first_key // split_keys, tl.cdiv(last_key, split_keys)):
             begin_key = tl.maximum(split * split_keys, first_key)
@@ -207,7 +219,7 @@ def attend_kernel(
 
 @triton.jit(do_not_specialize=["num_segments", "num_splits"])
 def join_kernel(
-    used_keys, query_starts, output, split_outputs, split_maxima, split_sums, num_segments, num_splits,
+    sinks, used_keys, query_starts, output, split_outputs, split_maxima, split_sums, num_segments, num_splits,
     num_heads: tl.constexpr, num_repeats: tl.constexpr, width: tl.constexpr, window: tl.constexpr,
     block_rows: tl.constexpr, block_keys: tl.constexpr, block_width: tl.constexpr,
     split_keys: tl.constexpr,
@@ -225,8 +237,7 @@ def join_kernel(
     columns_D = tl.arange(0, block_width)
     is_used = is_query[:, None] & (columns_D < width)[None, :]
     places_M = (begin + query_M).to(tl.int64) * num_heads + head_M
-    maxima = tl.full([block_rows], float("-inf"), tl.float32)
-    sums = tl.zeros([block_rows], tl.float32)
+    maxima, sums = _without_keys(sinks, head_M, is_query, block_rows)
     outputs = tl.zeros([block_rows, block_width], tl.float32)
     for split in range(first_key // split_keys, tl.cdiv(last_key, split_keys)):
         split_M = places_M * num_splits + split
@@ -281,6 +292,7 @@ def paged_attention(
     block_table_SP: Tensor,
     used_S: Tensor,
     query_starts_S1: Tensor,
+    sinks_H: Tensor | None = None,
     *,
     max_queries: int,
     max_keys: int,
@@ -297,6 +309,7 @@ def paged_attention(
             read.
         used_S: int32 keys of each segment, its queries' own among them: the queries are its last tokens.
         query_starts_S1: int32 first query of each segment, and the number of queries.
+        sinks_H: a logit of each head that joins its softmax and has no value.
         max_queries, max_keys: no segment has more.
         max_split_bytes: no more memory is taken for splits that are programs of their own.
         scale: of the scores; None is D ** -0.5.
@@ -333,11 +346,11 @@ def paged_attention(
     }
     # Exponents are of base 2. tanh(x) = (1 - exp(-2x)) / (1 + exp(-2x)): with a soft cap the scale is that of
     # 2x.
-    exponent_scale = LOG2_E * (width**-0.5 if scale is None else scale)
+    exponent_scale = LOG2_E.value * (width**-0.5 if scale is None else scale)
     if softcap is not None:
         exponent_scale *= 2 / softcap
     of_segments = (
-        used_S, query_starts_S1, output, split_outputs, split_maxima, split_sums, len(used_S),
+        sinks_H, used_S, query_starts_S1, output, split_outputs, split_maxima, split_sums, len(used_S),
     )  # fmt: skip
     attend_kernel[(num_tiles, num_kv_heads, num_splits if in_splits else 1)](
         queries_THD,
@@ -346,7 +359,7 @@ def paged_attention(
         block_table_SP,
         *of_segments,
         exponent_scale,
-        LOG2_E * (softcap or 0.0),
+        LOG2_E.value * (softcap or 0.0),
         *queries_THD.stride()[:2],
         *key_pages.stride()[:3],
         block_table_SP.stride(0),

@@ -26,6 +26,7 @@ def paged_attention(
     block_table_SP: Tensor,
     used_S: Tensor,
     query_starts_S1: Tensor,
+    sinks_H: Tensor | None = None,
     *,
     max_queries: int,
     max_keys: int,
@@ -40,7 +41,8 @@ def paged_attention(
     )
     assert int(used_S.max()) <= max_keys, "a segment has more keys than max_keys says"
     segments = PagedSegments(block_table_SP, used_S, query_starts_S1, len(queries_THD), max_keys)
-    call = AttentionCall(queries_THD, key_pages, value_pages, AttentionRules(scale, window, softcap))
+    rules = AttentionRules(scale, window, softcap, sinks_H is not None)
+    call = AttentionCall(queries_THD, key_pages, value_pages, rules, sinks_H)
     return plain_attention(call, segments).to(queries_THD.dtype)
 
 

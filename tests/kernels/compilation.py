@@ -65,21 +65,24 @@ class Resources:
 
 
 def attention_variants(dtype: str) -> Iterator[Variant]:
-    """Head widths 64 to 256; a local layer with a soft cap; groups of 8 heads, and single ones; tiles for
-    decoding, verification and prompts."""
-    pointers = dict.fromkeys(("queries", "key_pages", "value_pages", "output"), DTYPE_POINTERS[dtype])
+    """Head widths 64 to 256; local layers with a soft cap, and with sinks; groups of 8 heads, and single
+    ones; tiles for decoding, verification and prompts."""
+    of_numbers = ("queries", "key_pages", "value_pages", "sinks", "output")
+    pointers = dict.fromkeys(of_numbers, DTYPE_POINTERS[dtype])
     pointers |= dict.fromkeys(("block_table", "used_keys", "query_starts"), "*i32")
     pointers |= dict.fromkeys(("split_outputs", "split_maxima", "split_sums"), "*fp32")
-    for width, num_repeats, num_queries, window, has_softcap in (
-        (64, 4, 1, 0, False),
-        (64, 4, 512, 0, False),
-        (96, 1, 512, 0, False),
-        (128, 8, 1, 0, False),
-        (128, 8, 4, 0, False),
-        (128, 8, 512, 0, False),
-        (128, 2, 1, 4096, True),
-        (128, 2, 512, 4096, True),
-        (256, 2, 512, 4096, True),
+    for width, num_repeats, num_queries, window, more in (
+        (64, 4, 1, 0, ""),
+        (64, 4, 512, 0, ""),
+        (64, 8, 1, 128, "sinks"),
+        (64, 8, 512, 128, "sinks"),
+        (96, 1, 512, 0, ""),
+        (128, 8, 1, 0, ""),
+        (128, 8, 4, 0, ""),
+        (128, 8, 512, 0, ""),
+        (128, 2, 1, 4096, "soft cap"),
+        (128, 2, 512, 4096, "soft cap"),
+        (256, 2, 512, 4096, "soft cap"),
     ):
         tile = paged_attention.Tile.of(width, num_repeats, getattr(torch, dtype), num_queries)
         constants = {
@@ -88,21 +91,23 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
             "width": width,
             "page_size": 16,
             "window": window,
-            "has_softcap": has_softcap,
+            "has_softcap": more == "soft cap",
             "block_rows": tile.num_rows,
             "block_keys": tile.num_keys,
             "block_width": triton.next_power_of_2(width),
             "split_keys": paged_attention.SPLIT_KEYS,
         }
         about = f"{dtype}, width {width}, {num_repeats} heads per group, {tile.num_rows} rows"
-        about += ", window, soft cap" * has_softcap
+        about += f", window, {more}" if more else ""
+        if more != "sinks":
+            constants["sinks"] = None
         kernels = [
             (f"attend, splits as programs ({about})", paged_attention.attend_kernel, {"in_splits": True}),
             (f"attend, one program ({about})", paged_attention.attend_kernel, {"in_splits": False}),
             (f"join ({about})", paged_attention.join_kernel, {}),
         ]
-        for name, kernel, more in kernels:
-            wanted = {key: value for key, value in (constants | more).items() if key in kernel.arg_names}
+        for name, kernel, own in kernels:
+            wanted = {key: value for key, value in (constants | own).items() if key in kernel.arg_names}
             yield Variant(name, kernel, wanted, pointers, ("scale", "softcap"), tile.options)
 
 

@@ -27,10 +27,11 @@ SPLIT_KEYS = 64
 # (queries, keys) of every segment: single steps, verification blocks, prompt chunks, all in one launch; one
 # key, just a split, and keys on both sides of several splits.
 MIXED = ((1, 1), (6, 101), (1, SPLIT_KEYS), (37, 140), (5, 2 * SPLIT_KEYS + 3), (33, 33))
-GLOBAL, LOCAL, CAPPED = (
+GLOBAL, LOCAL, CAPPED, SINKS = (
     AttentionRules(None, None, None),
     AttentionRules(0.3, 40, None),
     AttentionRules(None, 90, 3.0),
+    AttentionRules(None, 90, None, has_sinks=True),
 )
 
 
@@ -41,6 +42,7 @@ class Case(NamedTuple):
     key_pages: Tensor
     value_pages: Tensor
     segments: PagedSegments
+    sinks_H: Tensor | None
 
     def only(self, index: int) -> Case:
         """The same segment alone."""
@@ -89,7 +91,9 @@ def make_case(
         num_queries,
         max(used),
     )
-    return Case(queries, key_pages, value_pages, segments)
+    # Of the weight of some keys to that of all.
+    sinks_H = torch.linspace(5.0, 0.0, kind.num_heads).to(device, dtype) if kind.rules.has_sinks else None
+    return Case(queries, key_pages, value_pages, segments, sinks_H)
 
 
 def expected_output(case: Case, rules: AttentionRules) -> Tensor:
@@ -114,14 +118,18 @@ def expected_output(case: Case, rules: AttentionRules) -> Tensor:
         positions_Q = num_keys - queries_HQD.shape[1] + torch.arange(queries_HQD.shape[1])
         ages_QL = (positions_Q[:, None] - torch.arange(num_keys)).to(scores_HQL.device)
         is_hidden = (ages_QL < 0) | (ages_QL >= (rules.window or num_keys + 1))
-        weights = F.softmax(scores_HQL.masked_fill(is_hidden, -torch.inf), dim=-1).nan_to_num(0.0)
+        scores_HQL = scores_HQL.masked_fill(is_hidden, -torch.inf)
+        if case.sinks_H is not None:
+            sinks_HQ1 = case.sinks_H.double()[:, None, None].expand(-1, scores_HQL.shape[1], 1)
+            scores_HQL = torch.cat([scores_HQL, sinks_HQ1], dim=-1)
+        weights = F.softmax(scores_HQL, dim=-1).nan_to_num(0.0)[..., :num_keys]
         outputs.append((weights @ values_HLD).transpose(0, 1))
     return torch.cat(outputs)
 
 
 def attended(case: Case, rules: AttentionRules) -> Tensor:
-    *tensors, segments = case
-    return TritonKernel().attend(AttentionCall(*tensors, rules), segments)
+    *tensors, segments, sinks_H = case
+    return TritonKernel().attend(AttentionCall(*tensors, rules, sinks_H), segments)
 
 
 def check(case: Case, rules: AttentionRules) -> None:
@@ -142,7 +150,9 @@ def in_splits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return bool(request.param)
 
 
-@pytest.mark.parametrize("rules", [GLOBAL, LOCAL, CAPPED], ids=["global", "window", "soft-cap-and-window"])
+@pytest.mark.parametrize(
+    "rules", [GLOBAL, LOCAL, CAPPED, SINKS], ids=["global", "window", "soft-cap-and-window", "sinks"]
+)
 @pytest.mark.parametrize("heads", [(4, 4), (8, 1), (6, 2)], ids=str)
 @pytest.mark.usefixtures("in_splits")
 def test_it_equals_float64(rules: AttentionRules, heads: tuple[int, int], device: torch.device) -> None:
@@ -171,15 +181,16 @@ def test_a_query_of_a_strided_projection(device: torch.device) -> None:
     check(case._replace(queries_THD=strided), GLOBAL)
 
 
+@pytest.mark.parametrize("rules", [GLOBAL, SINKS], ids=["global", "sinks"])
 @pytest.mark.usefixtures("in_splits")
-def test_padding_gets_zeros(device: torch.device) -> None:
+def test_padding_gets_zeros(rules: AttentionRules, device: torch.device) -> None:
     """A segment without queries, one of queries without keys, and one with more queries than keys."""
-    case = make_case(((3, 150), (1, 2), (1, 1)), AttentionKind(4, 2, 64, GLOBAL), device=device)
+    case = make_case(((3, 150), (1, 2), (1, 1)), AttentionKind(4, 2, 64, rules), device=device)
     queries = torch.cat([case.queries_THD[:3], torch.full((6, 4, 64), torch.nan, device=device)])
     used_S = torch.tensor([150, 2, 0], dtype=torch.int32, device=device)
     for num_queries in ((3, 0, 6), (3, 4, 2)):
         segments = make_segments(case.segments.block_table_SP, used_S, num_queries, 150)
-        found = attended(case._replace(queries_THD=queries.nan_to_num(1.0), segments=segments), GLOBAL)
+        found = attended(case._replace(queries_THD=queries.nan_to_num(1.0), segments=segments), rules)
         without_keys = found[sum(num_queries[:2]) :]
         assert torch.equal(without_keys, torch.zeros_like(without_keys))
         assert found[:3].isfinite().all()
@@ -187,18 +198,19 @@ def test_padding_gets_zeros(device: torch.device) -> None:
             assert not found[3:5].any(), "positions before the first key"
 
 
+@pytest.mark.parametrize("rules", [GLOBAL, SINKS], ids=["global", "sinks"])
 def test_a_row_does_not_depend_on_its_neighbours(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    rules: AttentionRules, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit by bit: alone or in a batch, its splits as programs of their own or not."""
-    case = make_case(MIXED, AttentionKind(8, 2, 64, GLOBAL), dtype=torch.bfloat16, device=device)
+    case = make_case(MIXED, AttentionKind(8, 2, 64, rules), dtype=torch.bfloat16, device=device)
     outputs = []
     for limit in (0, 10**9):
         monkeypatch.setattr(paged_attention, "MIN_PROGRAMS", limit)
-        outputs.append(attended(case, GLOBAL))
+        outputs.append(attended(case, rules))
         starts = case.segments.query_starts_S1.tolist()
         for index in range(len(MIXED)):
-            alone = attended(case.only(index), GLOBAL)
+            alone = attended(case.only(index), rules)
             assert torch.equal(alone, outputs[-1][starts[index] : starts[index + 1]]), (limit, MIXED[index])
     assert torch.equal(*outputs)
 

@@ -174,6 +174,8 @@ def _spread(model: PreTrainedModel, seed: int) -> None:
             parameter.mul_(0.5 + torch.rand(parameter.shape, generator=generator))
         elif name.endswith("bias"):
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        elif name.endswith("sinks"):  # of the weight of several keys
+            parameter.copy_(3.0 * torch.rand(parameter.shape, generator=generator))
 
 
 def near_copy(model: PreTrainedModel, seed: int = 1) -> PreTrainedModel:

@@ -41,6 +41,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256,
         "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "initializer_range": 0.2,
     },
+    # With sinks.
+    "granite_swa": {**_COMMON, "sliding_window": 16, "attention_multiplier": 0.3},
     # A global layer between local ones.
     "gpt_neo": {
         "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4,
@@ -55,7 +57,17 @@ def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedMod
     """A random float32 model with transformers' own attention; the same seed gives the same weights."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    spread_sinks(model)
+    return model
+
+
+@torch.no_grad()
+def spread_sinks(model: PreTrainedModel) -> None:
+    """So that attention without them, or with those of other heads, changes the likeliest token."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            parameter.copy_(torch.linspace(3.0, -1.0, len(parameter)))
 
 
 def noisy_copy(model: PreTrainedModel, scale: float = 0.02, seed: int = 1) -> PreTrainedModel:

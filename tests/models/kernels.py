@@ -39,6 +39,15 @@ class WindowlessKernel(PlainKernel):
         return super().attend(call._replace(rules=call.rules._replace(window=None)), segments)
 
 
+class SinklessKernel(PlainKernel):
+    """Ignores the sinks."""
+
+    name = "sinkless"
+
+    def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
+        return super().attend(call._replace(sinks_H=None), segments)
+
+
 class StaleKernel(PlainKernel):
     """Leaves out the newest key of every segment that has more than one."""
 

@@ -257,6 +257,15 @@ def test_structures_that_are_not_known(change: Callable[[PreTrainedModel], None]
         CompiledPass(model, dict.fromkeys(range(3), rules))
 
 
+@needs_compiler
+@pytest.mark.parametrize("lacking", [{"softcap": 2.0}, {"has_sinks": True}])
+def test_rules_that_compiled_code_lacks(lacking: dict[str, Any]) -> None:
+    model = paged_runner(tiny_model("llama")).model
+    rules = AttentionRules(scale=None, window=None, softcap=None)._replace(**lacking)
+    with pytest.raises(UnknownStructureError, match="a soft cap, or attention sinks"):
+        CompiledPass(model, dict.fromkeys(range(3), rules))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_a_draft_that_is_the_target_is_accepted(family: str, temperature: float) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, masking_utils
 
 from specdist.models.attention.adapters import use_paged_attention
-from specdist.models.attention.attention import ATTENTION_NAME
+from specdist.models.attention.attention import ATTENTION_NAME, AttentionRules
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.files.fitting import check_weights
 from specdist.models.loading.dry_run import check_attention, window_of
@@ -23,7 +23,6 @@ CPU = torch.device("cpu")
 REFUSED = {
     "doge": "a mask of its own",
     "diffllama": "two attentions in a layer",
-    "gpt_oss": "s_aux",
     "moshi": f"a window of {WINDOW} tokens that the cache alone has",
 }
 # The mask alone says these windows; the layers' arguments do not.
@@ -62,6 +61,19 @@ def test_rules_are_read_off_transformers_own_functions() -> None:
     ):
         with pytest.raises(ValueError, match="neither causal nor a sliding window"):
             window_of(function, 100)
+
+
+def test_sinks_are_a_rule_of_their_layer() -> None:
+    """Kernels are then tried with them; a rank that has not those of its heads is not run."""
+    model = tiny_model("granite_swa")
+    use_paged_attention(model)
+    runner = ModelRunner(model, CPU, Acceleration())
+    assert {kind.rules for kind in runner._shapes.kinds} == {
+        AttentionRules(0.3, window, None, has_sinks=True) for window in (None, 16)
+    }
+    model.model.layers[1].self_attn.sinks = nn.Parameter(torch.zeros(8))
+    with pytest.raises(ValueError, match="8 attention sinks for 4 heads"):
+        ModelRunner(model, CPU, Acceleration())
 
 
 def test_an_argument_that_is_not_known_is_refused() -> None:

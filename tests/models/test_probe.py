@@ -17,7 +17,14 @@ from specdist.models.attention.library_kernels import FlashAttention3Kernel, Fla
 from specdist.models.attention.plain import plain_attention
 from specdist.models.attention.probe import ProbePages, choose_kernel, probe_kernel
 from specdist.models.passes.segments import PagedSegments
-from tests.models.kernels import NanKernel, PlainKernel, RaisingKernel, StaleKernel, WindowlessKernel
+from tests.models.kernels import (
+    NanKernel,
+    PlainKernel,
+    RaisingKernel,
+    SinklessKernel,
+    StaleKernel,
+    WindowlessKernel,
+)
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -25,19 +32,22 @@ PAGES = ProbePages(16, torch.float32, CPU)
 GLOBAL = AttentionKind(4, 2, 16, AttentionRules(None, None, None))
 LOCAL = AttentionKind(4, 2, 16, AttentionRules(0.3, 16, None))
 CAPPED = AttentionKind(4, 4, 16, AttentionRules(None, None, 2.0))
+SINKS = AttentionKind(4, 2, 16, AttentionRules(None, 16, None, has_sinks=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("page_size", [4, 16])
 def test_a_right_kernel_passes(dtype: torch.dtype, page_size: int) -> None:
-    kinds = [GLOBAL, LOCAL, CAPPED]
+    kinds = [GLOBAL, LOCAL, CAPPED, SINKS]
     assert probe_kernel(PlainKernel(), kinds, ProbePages(page_size, dtype, CPU)) is None
 
 
-@pytest.mark.parametrize("kernel", [WindowlessKernel(), StaleKernel(), NanKernel()], ids=lambda k: k.name)
+@pytest.mark.parametrize(
+    "kernel", [WindowlessKernel(), StaleKernel(), NanKernel(), SinklessKernel()], ids=lambda k: k.name
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_wrong_kernel_is_found_out(kernel: PagedKernel, dtype: torch.dtype) -> None:
-    reason = probe_kernel(kernel, [GLOBAL, LOCAL], ProbePages(16, dtype, CPU))
+    reason = probe_kernel(kernel, [GLOBAL, LOCAL, SINKS], ProbePages(16, dtype, CPU))
     assert reason is not None and "differs from plain attention" in reason
 
 
@@ -67,11 +77,12 @@ def test_without_a_right_kernel_none_is_used(caplog: pytest.LogCaptureFixture) -
 
 
 def test_torchs_kernel_is_refused_where_it_cannot_run() -> None:
-    """On a CPU it raises, whatever the dtype; a soft cap it would overlook."""
+    """On a CPU it raises, whatever the dtype; a soft cap and sinks it would overlook."""
     pages = ProbePages(256, torch.bfloat16, CPU)
     assert probe_kernel(VarlenKernel(), [GLOBAL], pages) is not None
-    reason = probe_kernel(VarlenKernel(), [CAPPED], pages)
-    assert reason is not None and "soft cap" in reason
+    for kind in (CAPPED, SINKS):
+        reason = probe_kernel(VarlenKernel(), [kind], pages)
+        assert reason is not None and "no soft cap and no sinks" in reason
 
 
 class Work:
@@ -102,8 +113,8 @@ class Work:
         def flash_attn_with_kvcache(
             q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor, page_table: Tensor,
             cu_seqlens_q: Tensor, max_seqlen_q: int, softmax_scale: float | None, causal: bool,
-            window_size: tuple[int, int], softcap: float, num_splits: int,
-        ) -> Tensor:  # fmt: skip
+            window_size: tuple[int, int], softcap: float, num_splits: int, return_softmax_lse: bool,
+        ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
             assert causal and num_splits == 1 and max_seqlen_q >= int(cu_seqlens_q.diff().max())
             self.spent += seconds
             window = None if window_size[0] < 0 or fault == "windowless" else window_size[0] + 1
@@ -112,6 +123,13 @@ class Work:
             )
             if fault == "neighbours":
                 output = output + 1e-3 * len(page_table)
+            if return_softmax_lse:
+                # Of a value of ones the output with a sink of 0 is s / (s + 1), s being the weights' sum.
+                with_sink = attention(
+                    (q, k_cache, torch.ones_like(v_cache)), page_table, cache_seqlens, cu_seqlens_q,
+                    softmax_scale, window, softcap, torch.zeros(q.shape[1]),
+                )  # fmt: skip
+                return output.to(q.dtype), torch.logit(with_sink[..., 0]).T
             return output.to(q.dtype)
 
         return module("flash_attn_interface", flash_attn_with_kvcache)
@@ -121,7 +139,7 @@ class Work:
             query: Tensor, kv_cache: tuple[Tensor, Tensor], workspace_buffer: Tensor, block_tables: Tensor,
             seq_lens: Tensor, max_q_len: int, max_kv_len: int, bmm1_scale: float, bmm2_scale: float,
             batch_size: int, cum_seq_lens_q: Tensor, cum_seq_lens_kv: Tensor, window_left: int = -1,
-            *, kv_layout: str,
+            *, kv_layout: str, sinks: Tensor | None = None,
         ) -> Tensor:  # fmt: skip
             assert kv_layout == "HND" and bmm2_scale == 1 and batch_size == len(seq_lens)
             assert cum_seq_lens_kv.tolist() == [0, *seq_lens.cumsum(0).tolist()]
@@ -131,19 +149,20 @@ class Work:
             keys, values = (pages.transpose(1, 2) for pages in kv_cache)
             window = None if window_left < 0 else window_left + 1
             tensors = query, keys, values
-            return attention(tensors, block_tables, seq_lens, cum_seq_lens_q, bmm1_scale, window, 0.0).to(
-                query.dtype
-            )
+            return attention(
+                tensors, block_tables, seq_lens, cum_seq_lens_q, bmm1_scale, window, 0.0, sinks
+            ).to(query.dtype)
 
         return module("flashinfer.prefill", trtllm_batch_context_with_kv_cache)
 
 
 def attention(
     tensors: tuple[Tensor, Tensor, Tensor], table: Tensor, used: Tensor, starts: Tensor,
-    scale: float | None, window: int | None, softcap: float,
+    scale: float | None, window: int | None, softcap: float, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     segments = PagedSegments(table, used, starts, 0, 0)
-    return plain_attention(AttentionCall(*tensors, AttentionRules(scale, window, softcap or None)), segments)
+    rules = AttentionRules(scale, window, softcap or None, sinks is not None)
+    return plain_attention(AttentionCall(*tensors, rules, sinks), segments)
 
 
 def module(name: str, function: Callable[..., Any]) -> types.ModuleType:
@@ -174,7 +193,7 @@ def test_a_kernel_of_a_library_is_used_if_it_is_right_and_faster(
     own, theirs = work.own(2.0), FlashAttention3Kernel()
     with caplog.at_level(logging.INFO):
         chosen = choose_kernel(
-            [RaisingKernel(), own, theirs], [GLOBAL, LOCAL, CAPPED], PAGES, timer=work.seconds_of
+            [RaisingKernel(), own, theirs], [GLOBAL, LOCAL, CAPPED, SINKS], PAGES, timer=work.seconds_of
         )
     (message,) = caplog.messages
     assert chosen is (own if said else theirs) and said in message
@@ -188,7 +207,7 @@ def test_of_two_libraries_the_faster_one_is_used(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "flashinfer", types.ModuleType("flashinfer"))
     monkeypatch.setitem(sys.modules, "flashinfer.prefill", work.flash_infer(0.5))
     candidates = [work.own(2.0), FlashAttention3Kernel(), FlashInferKernel()]
-    for kinds, place in (([GLOBAL, LOCAL], 2), ([GLOBAL, CAPPED], 1)):
+    for kinds, place in (([GLOBAL, LOCAL, SINKS], 2), ([GLOBAL, CAPPED], 1)):
         chosen = choose_kernel(candidates, kinds, PAGES, timer=work.seconds_of)
         assert chosen is candidates[place]
 

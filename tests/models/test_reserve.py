@@ -7,7 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MixtralConfig, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GraniteSWAConfig,
+    LlamaConfig,
+    MixtralConfig,
+    PretrainedConfig,
+)
 
 from specdist.engine.interfaces import VerifyInput
 from specdist.engine.target.local_target import FullDistributions
@@ -47,6 +54,7 @@ EXPERTS = MixtralConfig(
 CAPPED = Gemma2Config(
     intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, **SHAPE
 )
+SINKS = GraniteSWAConfig(intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, **SHAPE)
 
 
 def runner_of(config: PretrainedConfig, dtype: torch.dtype) -> ModelRunner:
@@ -121,13 +129,13 @@ def test_verifying_and_drafting_hold_what_is_reserved_for_logits(name: str) -> N
     assert 0.5 * reserved <= max(found) <= reserved + small, (found, reserved)
 
 
-@pytest.mark.parametrize(("config", "dtype"), [(WIDE, torch.float32), (CAPPED, torch.float32)])
+@pytest.mark.parametrize(("config", "dtype"), [(each, torch.float32) for each in (WIDE, CAPPED, SINKS)])
 def test_attention_without_a_kernel_holds_what_is_reserved_for_its_masks(
     config: PretrainedConfig, dtype: torch.dtype
 ) -> None:
     runner = runner_of(config, dtype)
     size = model_size("it", config, dtype.itemsize)
-    assert size.has_softcap == (config is CAPPED)
+    assert size.keeps_scores == (config is not WIDE)
     runner.allocate(num_pages=32, page_size=16, num_slots=1, max_seq_len=512)
     runner._table.pages[0] = np.arange(32)  # type: ignore[union-attr]
     before, new = FlatBatch(*(np.arange(256) * part for part in (1, 0, 1))), np.arange(256, 512)

@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 BORDERS = "tests/engine/test_rope_borders.py::test_every_row_has_the_tokens_of_generate"
 ALONE = f"{BORDERS}[alone-phi3]"
 DRY_RUN = "tests/models/test_dry_run.py::"
+PARITY = "tests/models/test_parity.py::test_ragged_chunks_match_plain_forwards[granite_swa]"
 CHECK = "tests/models/test_loading_check.py::"
 
 ATTENTION_FAULTS = (
@@ -32,6 +33,22 @@ ATTENTION_FAULTS = (
         "            or any(map(scheduler.must_recompute, running))\n",
         "",
         (f"{BORDERS}[synchronous-phi3]",)),
+    Mutant("sinks-left-out", "paged_attention_forward",
+        "(query, key, value, rules[layer], s_aux)",
+        "(query, key, value, rules[layer], None)",
+        (PARITY,)),
+    Mutant("sinks-of-other-heads-of-the-group", "attend_segments",
+        "sinks.repeat_interleave(num_queries, dim=1)",
+        "sinks.repeat(1, num_queries)",
+        (PARITY,)),
+    Mutant("compiled-pass-without-the-sinks", "CompiledPass._fill",
+        " or own.has_sinks:",
+        ":",
+        ("tests/models/test_compiled.py::test_rules_that_compiled_code_lacks",)),
+    Mutant("kernels-not-tried-with-sinks", "_record",
+        "AttentionRules(scaling, window, softcap, s_aux is not None)",
+        "AttentionRules(scaling, window, softcap)",
+        (DRY_RUN + "test_sinks_are_a_rule_of_their_layer",)),
     Mutant("window-from-the-arguments-alone", "LayerShapes.record",
         "        return found[1]\n",
         "        return window\n",

@@ -26,11 +26,13 @@ ATTENTION_NAME = "specdist_paged"
 
 
 class AttentionRules(NamedTuple):
-    """A layer's parameters of attention."""
+    """A layer's parameters of attention. With sinks every head has a logit more in its softmax, which is a
+    weight of the layer and has no value."""
 
     scale: float | None
     window: int | None
     softcap: float | None
+    has_sinks: bool = False
 
 
 class AttentionKind(NamedTuple):
@@ -44,18 +46,22 @@ class AttentionKind(NamedTuple):
 
 class AttentionCall(NamedTuple):
     """Attention of one layer in one pass. Queries are [T, H, D]; keys and values [T, G, D] those of the same
-    tokens, as a layer hands them over, or the pages [pages, page size, G, D] that a kernel reads."""
+    tokens, as a layer hands them over, or the pages [pages, page size, G, D] that a kernel reads. ``sinks_H``
+    are the logits of the heads' sinks, if there are any."""
 
     queries_THD: Tensor
     keys: Tensor
     values: Tensor
     rules: AttentionRules
+    sinks_H: Tensor | None = None
 
     @staticmethod
-    def of_registry(query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules) -> AttentionCall:
+    def of_registry(
+        query: Tensor, key: Tensor, value: Tensor, rules: AttentionRules, sinks_H: Tensor | None
+    ) -> AttentionCall:
         """Of query [1, H, T, D], key and value [1, G, T, D]."""
         queries_THD, keys_TGD, values_TGD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return AttentionCall(queries_THD, keys_TGD, values_TGD, rules)
+        return AttentionCall(queries_THD, keys_TGD, values_TGD, rules, sinks_H)
 
     @property
     def num_repeats(self) -> int:
@@ -105,12 +111,19 @@ def running_attention() -> LayerAttention:
 
 
 def paged_attention_forward(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *args: Any,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The registry's interface: query [1, H, T, D], key and value [1, G, T, D] → ([1, T, H, D], None)."""
+    """The registry's interface: query [1, H, T, D], key and value [1, G, T, D], sinks [H] → ([1, T, H, D],
+    None)."""
     attention, rules = _running.get()
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    output_THD = attention.attend(layer, AttentionCall.of_registry(query, key, value, rules[layer]))
+    output_THD = attention.attend(layer, AttentionCall.of_registry(query, key, value, rules[layer], s_aux))
     # Some families take a view of it.
     return output_THD[None].contiguous(), None
 
@@ -138,7 +151,7 @@ class PagedAttention:
                 self._gather(pages, group, heads, width) for pages in (page_keys, page_values)
             )
             bias = group.bias(rules.window, call.num_repeats, group_queries.dtype)
-            group_output = attend_segments(group_queries, keys_RGLD, values_RGLD, bias, rules)
+            group_output = attend_segments(group_queries, keys_RGLD, values_RGLD, bias, rules, call.sinks_H)
             if group.output_index is None:
                 return group_output
             if output_THD is None:
@@ -159,7 +172,12 @@ class PagedAttention:
 
 
 def attend_segments(
-    queries: Tensor, keys_RGLD: Tensor, values_RGLD: Tensor, bias: Tensor | None, rules: AttentionRules
+    queries: Tensor,
+    keys_RGLD: Tensor,
+    values_RGLD: Tensor,
+    bias: Tensor | None,
+    rules: AttentionRules,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """[R × Q, H, D] → the same shape. Query heads that share a key/value head become more queries of it.
 
@@ -173,15 +191,21 @@ def attend_segments(
         .permute(0, 2, 3, 1, 4)
         .reshape(num_segments, num_kv_heads, num_repeats * num_queries, width)
     )
-    if rules.softcap is None:
+    if rules.softcap is None and sinks_H is None:
         output = F.scaled_dot_product_attention(
             folded, keys_RGLD, values_RGLD, attn_mask=bias, scale=rules.scale
         )
     else:
         scores = folded @ keys_RGLD.transpose(2, 3) * (width**-0.5 if rules.scale is None else rules.scale)
-        scores = rules.softcap * torch.tanh(scores / rules.softcap)
+        if rules.softcap is not None:
+            scores = rules.softcap * torch.tanh(scores / rules.softcap)
         scores = scores if bias is None else scores + bias
-        output = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype) @ values_RGLD
+        if sinks_H is not None:
+            sinks = sinks_H.to(scores.dtype).view(num_kv_heads, num_repeats)
+            sinks = sinks.repeat_interleave(num_queries, dim=1).expand(num_segments, -1, -1)
+            scores = torch.cat([scores, sinks[..., None]], dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype)
+        output = weights[..., : keys_RGLD.shape[2]] @ values_RGLD
     return (
         output.view(num_segments, num_kv_heads, num_repeats, num_queries, width)
         .permute(0, 3, 1, 2, 4)

@@ -57,12 +57,12 @@ class KernelAttention:
         self._cache.write(layer, self._cache_index_T, call.keys, call.values)
         shape = (-1, self._cache.page_size, *self._cache.shapes[layer])
         pages = (self._cache.keys[layer].view(shape), self._cache.values[layer].view(shape))
-        return self._kernel.attend(AttentionCall(call.queries_THD, *pages, call.rules), self._segments)
+        return self._kernel.attend(call._replace(keys=pages[0], values=pages[1]), self._segments)
 
 
 class SdpaKernel:
-    """For every device, dtype and rule, and slow: SDPA, or a soft cap, on each token's own copy of its
-    pages."""
+    """For every device, dtype and rule, and slow: SDPA, or plain operations for a soft cap and for sinks, on
+    each token's own copy of its pages."""
 
     name = "SDPA on gathered pages"
 
@@ -70,7 +70,7 @@ class SdpaKernel:
         self._max_gathered_keys = max_gathered_keys
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        queries_THD, key_pages, value_pages, rules = call
+        queries_THD, key_pages, value_pages, rules, sinks_H = call
         num_tokens = len(queries_THD)
         segment_T, used_T = segments.of_tokens(num_tokens)
         num_keys = segments.block_table_SP.shape[1] * key_pages.shape[1]
@@ -95,7 +95,9 @@ class SdpaKernel:
                 .transpose(1, 2)
                 for pages in (key_pages, value_pages)
             )
-            outputs.append(attend_segments(queries_THD[own], keys_RGLD, values_RGLD, bias[own], rules))
+            outputs.append(
+                attend_segments(queries_THD[own], keys_RGLD, values_RGLD, bias[own], rules, sinks_H)
+            )
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -106,7 +108,7 @@ class TritonKernel:
     name = "Triton kernel on pages"
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        queries_THD, key_pages, value_pages, rules = call
+        queries_THD, key_pages, value_pages, rules, sinks_H = call
         # Triton is not everywhere; the probe then says so.
         from specdist.kernels.paged_attention import paged_attention
 
@@ -117,6 +119,7 @@ class TritonKernel:
             segments.block_table_SP,
             segments.used_S,
             segments.query_starts_S1,
+            sinks_H,
             max_queries=segments.num_queries,
             max_keys=segments.num_keys,
             max_split_bytes=MAX_SPLIT_BYTES,
@@ -127,17 +130,17 @@ class TritonKernel:
 
 
 class VarlenKernel:
-    """torch's FlashAttention: float16 and bfloat16, no soft cap."""
+    """torch's FlashAttention: float16 and bfloat16, no soft cap and no sinks."""
 
     name = "varlen_attn on pages"
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        queries_THD, key_pages, value_pages, rules = call
+        queries_THD, key_pages, value_pages, rules, sinks_H = call
         # Older versions of torch lack it; the probe then says so.
         from torch.nn.attention.varlen import varlen_attn
 
-        if rules.softcap is not None:
-            raise ValueError("varlen_attn takes no soft cap")
+        if rules.softcap is not None or sinks_H is not None:
+            raise ValueError("varlen_attn takes no soft cap and no sinks")
         if rules.window is not None:
             window = (rules.window - 1, 0)  # counted to the left of the query's own position
         elif segments.num_queries == 1:

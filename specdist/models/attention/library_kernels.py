@@ -27,7 +27,7 @@ class FlashAttention3Kernel:
     name = "FlashAttention-3 on pages"
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        queries_THD, key_pages, value_pages, rules = call
+        queries_THD, key_pages, value_pages, rules, sinks_H = call
         from flash_attn_interface import flash_attn_with_kvcache
 
         output = flash_attn_with_kvcache(
@@ -44,7 +44,12 @@ class FlashAttention3Kernel:
             softcap=rules.softcap or 0.0,
             # With more, a sequence's numbers would depend on the batch.
             num_splits=NUM_SPLITS,
+            return_softmax_lse=sinks_H is not None,
         )
+        if sinks_H is not None:
+            # The sum of the weights without the sink, of [H, T], is known: what it is of the sum with it.
+            output, sums_HT, *_ = output
+            output = (output * torch.sigmoid(sums_HT - sinks_H[:, None]).T[..., None]).to(output.dtype)
         assert isinstance(output, Tensor)
         return output
 
@@ -58,7 +63,7 @@ class FlashInferKernel:
         self._workspace: Tensor | None = None
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        queries_THD, key_pages, value_pages, rules = call
+        queries_THD, key_pages, value_pages, rules, sinks_H = call
         from flashinfer.prefill import trtllm_batch_context_with_kv_cache
 
         if rules.softcap is not None:
@@ -84,6 +89,8 @@ class FlashInferKernel:
             key_starts_S1,
             window_left=_keys_before(rules),
             kv_layout="HND",
+            # Versions without sinks do not know the name.
+            **({} if sinks_H is None else {"sinks": sinks_H.float()}),
         )
         assert isinstance(output, Tensor)
         return output

@@ -17,7 +17,7 @@ from specdist.models.passes.segments import PagedSegments
 
 def plain_attention(call: AttentionCall, segments: PagedSegments) -> Tensor:
     """Over pages, in float32: [T, H, D]."""
-    queries_THD, key_pages, value_pages, rules = call
+    queries_THD, key_pages, value_pages, rules, sinks_H = call
     outputs = []
     starts = segments.query_starts_S1.tolist()
     used = segments.used_S.tolist()
@@ -43,6 +43,10 @@ def plain_attention(call: AttentionCall, segments: PagedSegments) -> Tensor:
         window = num_keys if rules.window is None else rules.window
         scores_HQL.masked_fill_((ages_QL < 0) | (ages_QL >= window), -torch.inf)
         # A query before the first key has no key to attend to: its output is zero.
-        probabilities_HQL = F.softmax(scores_HQL, dim=-1).nan_to_num(0.0)
+        if sinks_H is None:
+            probabilities_HQL = F.softmax(scores_HQL, dim=-1).nan_to_num(0.0)
+        else:
+            sums_HQ = torch.logaddexp(scores_HQL.logsumexp(-1), sinks_H.float()[:, None])
+            probabilities_HQL = torch.exp(scores_HQL - sums_HQ[..., None])
         outputs.append((probabilities_HQL @ values_HLD).transpose(0, 1))
     return torch.cat(outputs)

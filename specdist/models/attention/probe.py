@@ -41,6 +41,8 @@ PROBES = (
 # An output is an average of values of order 1, rounded to the dtype at the end and between.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 SEED = 0
+# exp(8) are 3000 keys.
+MOST_SINK = 8.0
 # Kernels of other libraries, which have to be faster than the project's by so much: a smaller difference
 # might turn out otherwise at the next start, and the last bits of all numbers with it.
 LIBRARIES = (FlashAttention3Kernel, FlashInferKernel)
@@ -84,7 +86,12 @@ class ProbePages:
             torch.randn(size, generator=generator).to(self.device, self.dtype)
             for size in ((num_tokens, kind.num_heads, kind.width), of_pages, of_pages)
         )
-        return AttentionCall(queries_THD, key_pages, value_pages, kind.rules), segments
+        sinks_H = None
+        if kind.rules.has_sinks:
+            sinks_H = (MOST_SINK * torch.rand(kind.num_heads, generator=generator)).to(
+                self.device, self.dtype
+            )
+        return AttentionCall(queries_THD, key_pages, value_pages, kind.rules, sinks_H), segments
 
 
 def choose_kernel(

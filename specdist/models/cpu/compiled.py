@@ -154,8 +154,8 @@ class CompiledPass:
         shapes = (width, widths[0] // width, widths[1] // width)
         own = rules[int(attention.layer_idx)]  # type: ignore[arg-type]
         is_uneven = width % HEAD_MULTIPLE or self._shapes not in (None, shapes)
-        if is_uneven or own.softcap is not None:
-            raise UnknownStructureError("heads of several or odd shapes, or a soft cap")
+        if is_uneven or own.softcap is not None or own.has_sinks:
+            raise UnknownStructureError("heads of several or odd shapes, a soft cap, or attention sinks")
         self._shapes = shapes
         item.qkv = self._product(*projections)
         item.output = self._product(part(attention, "o_proj"))

@@ -91,7 +91,7 @@ class ModelSize:
         num_head: in the output head, sharded along the vocabulary. A head that is tied to the embedding takes
             memory of its own on several ranks, and none on one.
         widest_product: largest output width of a sharded matrix other than the head.
-        has_softcap: attention caps its scores, which no kernel here supports.
+        keeps_scores: attention caps its scores or has sinks, which only kernels do without all scores.
         is_shardable: whether DeepSpeed can shard the family.
         num_state_numbers: of the state that an EAGLE-3 draft keeps of a token beside its keys and values;
             num_read_numbers: of those of the target that it reads of each token.
@@ -112,7 +112,7 @@ class ModelSize:
     num_query_heads: int
     vocab_size: int
     widest_product: int
-    has_softcap: bool
+    keeps_scores: bool
     is_shardable: bool
     layers: tuple[LayerCache, ...]
     max_positions: int
@@ -245,7 +245,8 @@ def model_size(
         num_query_heads=text.num_attention_heads,
         vocab_size=text.vocab_size,
         widest_product=widest,
-        has_softcap=bool(getattr(text, "attn_logit_softcapping", None)),
+        keeps_scores=bool(getattr(text, "attn_logit_softcapping", None))
+        or any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
         layers=_layers(text),
         # Those of an EAGLE-3 draft need no table: its configuration's number is that of its training.

@@ -51,7 +51,7 @@ class LayerShapes:
     """Stands in for the cache in a dry run and records every layer's (key/value heads, head width) and rules.
 
     ``kinds`` are those of attention that occur. ``foreign`` names what is not implemented here (such as
-    attention sinks), and would be ignored without an error.
+    attention to later tokens), and would be ignored without an error.
     """
 
     def __init__(self, num_positions: int = MOST_POSITIONS) -> None:
@@ -65,7 +65,9 @@ class LayerShapes:
         self._masks: dict[int, tuple[Tensor, int | None]] = {}
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
-        queries_THD, keys_TGD, values_TGD, rules = call
+        queries_THD, keys_TGD, values_TGD, rules, sinks_H = call
+        if sinks_H is not None and len(sinks_H) != queries_THD.shape[1]:
+            raise ValueError(f"{len(sinks_H)} attention sinks for {queries_THD.shape[1]} heads")
         self.shapes[layer] = (keys_TGD.shape[1], keys_TGD.shape[2])
         self.rules[layer] = rules
         kind = AttentionKind(queries_THD.shape[1], *self.shapes[layer], rules)
@@ -246,14 +248,15 @@ def _record(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The registry's interface."""
     shapes = _recorder.get()
     layer = getattr(module, "layer_idx", None)
     window = shapes.record(layer, attention_mask, sliding_window, kwargs)
-    rules = AttentionRules(scaling, window, softcap)
-    output_THD = shapes.attend(layer or 0, AttentionCall.of_registry(query, key, value, rules))
+    rules = AttentionRules(scaling, window, softcap, s_aux is not None)
+    output_THD = shapes.attend(layer or 0, AttentionCall.of_registry(query, key, value, rules, s_aux))
     return output_THD[None], None
 
 

@@ -233,13 +233,14 @@ def page_overhead(model: ModelSize, tp_size: int) -> int:
 
 
 def mask_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
-    """A number per query head of a group, query and key, and a flag per query and key; with a soft cap, which
-    is computed in plain operations, also two copies of all heads' scores, and their softmax in float32."""
+    """A number per query head of a group, query and key, and a flag per query and key; with a soft cap or
+    sinks, which are computed in plain operations, also two copies of all heads' scores, and their softmax in
+    float32."""
     num_kv_heads = max((layer.num_heads for layer in model.layers), default=1)
     repeats = model.num_query_heads // num_kv_heads
     number = model.bytes_per_number
     per_pair = repeats * number + number + 1
-    if model.has_softcap:
+    if model.keeps_scores:
         per_pair += model.num_query_heads // tp_size * (2 * number + FLOAT_BYTES)
     return limits.num_tokens * limits.max_seq_len * per_pair
 
