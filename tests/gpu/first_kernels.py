@@ -37,6 +37,7 @@ from tests.gpu.first_device import Bench, Shape, say, step, table
 
 PAGE_SIZE = 16
 RULES = AttentionRules(None, None, None)
+SINKS = AttentionRules(None, 128, None, has_sinks=True)
 # (sequences, queries of each, keys of each).
 ATTENTION = {
     "decode": (32, 1, 2048),
@@ -163,7 +164,8 @@ def compared(bench: Bench, model: str, cases: Iterator[Case], *, refuses: bool =
 def cases_of(bench: Bench, shape: Shape) -> Iterator[Case]:
     """Attention, and the small steps of a layer."""
     for name, lengths in (TINY_ATTENTION if bench.is_fake else ATTENTION).items():
-        yield attention_case(bench, shape, name, *lengths)
+        for rules in (RULES, SINKS):
+            yield attention_case(bench, shape, name, *lengths, rules=rules)
     for num_tokens in TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS:
         yield from layer_cases(bench, shape, num_tokens)
 
@@ -198,7 +200,14 @@ def layer_cases(bench: Bench, shape: Shape, num_tokens: int) -> Iterator[Case]:
 
 
 def attention_case(
-    bench: Bench, shape: Shape, name: str, num_rows: int, num_queries: int, num_keys: int
+    bench: Bench,
+    shape: Shape,
+    name: str,
+    num_rows: int,
+    num_queries: int,
+    num_keys: int,
+    *,
+    rules: AttentionRules,
 ) -> Case:
     """On scattered pages."""
     width = -(-num_keys // PAGE_SIZE)
@@ -210,16 +219,19 @@ def attention_case(
     queries = bench.random(len(rows), shape.num_heads, shape.width)
     of_pages = num_rows * width, PAGE_SIZE, shape.num_kv_heads, shape.width
     key_pages, value_pages = (bench.random(*of_pages, seed=seed) for seed in (1, 2))
-    call = AttentionCall(queries, key_pages, value_pages, RULES)
-    num_pairs = num_rows * num_queries * (num_keys - (num_queries - 1) / 2)
+    sinks = 4 + bench.random(shape.num_heads, seed=3) if rules.has_sinks else None
+    call = AttentionCall(queries, key_pages, value_pages, rules, sinks)
+    window = rules.window or num_keys
+    num_pairs = num_rows * num_queries * min(window, num_keys - (num_queries - 1) / 2)
+    num_read = num_rows * min(num_keys, window + num_queries) * shape.num_kv_heads * shape.width
     return Case(
-        kernel="attention",
+        kernel="attention with sinks and a window" if rules.has_sinks else "attention",
         size=f"{name}: {num_rows} x {num_queries} after {num_keys - num_queries}",
         run=lambda: TritonKernel().attend(call, segments),
         plain=lambda: plain_attention(call, segments),
         difference=difference_in_heads,
         limit=ATTENTION_LIMIT,
-        num_bytes=2 * queries.nbytes + 2 * key_pages.nbytes,
+        num_bytes=2 * queries.nbytes + 2 * num_read * queries.itemsize,
         num_flop=int(4 * shape.num_heads * shape.width * num_pairs),
     )
 
