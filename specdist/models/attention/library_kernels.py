@@ -47,9 +47,10 @@ class FlashAttention3Kernel:
             return_softmax_lse=sinks_H is not None,
         )
         if sinks_H is not None:
-            # The sum of the weights without the sink, of [H, T], is known: what it is of the sum with it.
+            # By so much the sum of the weights is larger with the sink.
             output, sums_HT, *_ = output
-            output = (output * torch.sigmoid(sums_HT - sinks_H[:, None]).T[..., None]).to(output.dtype)
+            factors_HT = 1 + torch.exp(sinks_H[:, None] - sums_HT)
+            output = (output / factors_HT.T[..., None]).to(output.dtype)
         assert isinstance(output, Tensor)
         return output
 
