@@ -50,6 +50,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
         "initializer_range": 0.2,
     },
+    # Its queries, keys and values are joined, and the halves of its feed-forward part.
+    "phi3": {key: _COMMON[key] for key in _COMMON if key != "head_dim"},
+    # Its queries and its keys are normed over all heads.
+    "olmo2": {key: _COMMON[key] for key in _COMMON if key != "head_dim"},
 }  # fmt: skip
 
 
