@@ -50,17 +50,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
         "initializer_range": 0.2,
     },
+}  # fmt: skip
+# What is of interest when they are cut over ranks.
+CUT: dict[str, dict[str, Any]] = {
     # Its queries, keys and values are joined, and the halves of its feed-forward part.
     "phi3": {key: _COMMON[key] for key in _COMMON if key != "head_dim"},
     # Its queries and its keys are normed over all heads.
     "olmo2": {key: _COMMON[key] for key in _COMMON if key != "head_dim"},
-}  # fmt: skip
+}
 
 
 def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """A random float32 model with transformers' own attention; the same seed gives the same weights."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
+    config = AutoConfig.for_model(family, **{**(FAMILIES | CUT)[family], **overrides})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     spread_sinks(model)
     return model

@@ -10,7 +10,7 @@ from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
 from specdist.models.passes.runner import Acceleration
 from tests.engine.harness import paged_runner
 from tests.models.chunks import check_rows
-from tests.models.families import FAMILIES, tiny_model
+from tests.models.families import CUT, FAMILIES, tiny_model
 from tests.models.peft_adapters import write_adapter
 from tests.ranks import run_ranks
 
@@ -25,7 +25,7 @@ def test_ragged_chunks_match_plain_forwards(family: str) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_slices_of_two_ranks_match_plain_forwards(tmp_path: Path, tied: bool) -> None:
-    families = [family for family in FAMILIES if family not in UNSHARDABLE_FAMILIES]
+    families = [family for family in (*FAMILIES, *CUT) if family not in UNSHARDABLE_FAMILIES]
     for family in families:
         model = tiny_model(family, tie_word_embeddings=tied)
         with torch.no_grad():
@@ -47,3 +47,12 @@ def test_slices_of_two_ranks_match_plain_forwards(tmp_path: Path, tied: bool) ->
             folders.append(f"{tmp_path / family}-adapted={adapter}")
     # A tied head is another matrix to cut; what is fused lies before it, and is the same.
     run_ranks("tests.models.sharded_parity", 3, *(["--plain"] if tied else []), *folders)
+
+
+@pytest.mark.ranks
+def test_slices_of_four_ranks_match_plain_forwards(tmp_path: Path) -> None:
+    """One family of each kind of cut."""
+    folders = [str(tmp_path / family) for family in ("llama", *CUT)]
+    for family, folder in zip(("llama", *CUT), folders, strict=True):
+        tiny_model(family, num_key_value_heads=4).save_pretrained(folder)
+    run_ranks("tests.models.sharded_parity", 5, "--plain", *folders)
