@@ -4,6 +4,9 @@ from tests.mutants.mutant import Mutant
 
 CONVERSIONS = "tests/models/test_conversions.py::"
 PLACES = CONVERSIONS + "test_every_piece_lies_where_transformers_puts_it"
+PARTS = "tests/models/test_experts.py::test_the_ranks_parts_of_experts_make_whole_ones"
+SUMMED = "tests/models/test_experts.py::test_what_experts_give_is_summed_over_the_ranks_once"
+FAMILIES = "tests/models/test_family_runs.py::test_families_in_turn_do_what_the_table_says"
 LOADED = CONVERSIONS + "test_experts_are_loaded_as_transformers_does_one_by_one"
 
 EXPERT_FAULTS = (
@@ -23,4 +26,24 @@ EXPERT_FAULTS = (
         "sorted(stored_names, key=dot_natural_key)",
         "sorted(stored_names)",
         (CONVERSIONS + "test_twelve_experts_are_in_the_order_of_their_numbers",)),
+    Mutant("gates-and-ups-of-other-ranks", "_cuts",
+        "range(part * width + own.start, part * width + own.stop)",
+        "range((part * width + own.start) // num_parts, (part * width + own.stop) // num_parts)",
+        (PARTS,)),
+    Mutant("halves-in-turns-taken-for-halves-behind-each-other", "_cuts",
+        "    if not module.is_concatenated:\n",
+        "    if False:\n",
+        (PARTS,)),
+    Mutant("every-rank-adds-the-experts-biases", "_cuts",
+        "ExpertsCut(1, () if rank else whole)",
+        "ExpertsCut(1, whole)",
+        (PARTS,)),
+    Mutant("experts-not-summed-over-ranks", "experts._forward",
+        "        dist.all_reduce(output, group=module.mp_group)\n",
+        "        pass\n",
+        (SUMMED,)),
+    Mutant("what-a-rank-has-of-experts-is-put-in-one-place", "Piece.of_ranges",
+        "begin + part.begin[dim]",
+        "part.begin[dim]",
+        (FAMILIES,)),
 )  # fmt: skip

@@ -67,6 +67,15 @@ class Piece:
             steps=steps,
         )
 
+    def of_ranges(self, dim: int, ranges: Sequence[range]) -> list[Piece]:
+        """What of it lies in ranges of a dimension, where these follow one another without gaps."""
+        begins = [0, *accumulate(map(len, ranges))]
+        return [
+            replace(part, begin=_changed(part.begin, dim, begin + part.begin[dim]))
+            for own, begin in zip(ranges, begins, strict=False)
+            if (part := self.within(dim, own.start, own.stop)) is not None
+        ]
+
 
 class TracedTensor:
     """Stands in for a tensor in a conversion, and knows the pieces that it is made of."""

@@ -60,7 +60,7 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
     takers = names.takers(shapes)
     converted = conversions_of(checkpoint, model, names, shapes).stored_names
     if converted:
-        _check_converted(checkpoint, model, converted, tp_size)
+        _check_converted(checkpoint, model, converted)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights = {stored for stored, taken in takers.items() if taken & set(parameters)}
     read_along = check_parts(checkpoint, model, shapes, kinds, tp_size)
@@ -84,7 +84,6 @@ def _check_converted(
     checkpoint: Checkpoint,
     model: PreTrainedModel,
     converted: Collection[str],
-    tp_size: int,
 ) -> None:
     """What is not done with parameters that transformers splits or joins, such as those of single experts."""
     what = f"{checkpoint.option} {checkpoint.name}"
@@ -97,8 +96,6 @@ def _check_converted(
         raise UserError(f"{layout}; such models are not quantised here: leave {option} out")
     if quantization_of(checkpoint) is not None:
         raise UserError(f"{layout}; quantised, such models are not read here: {UNQUANTISED}")
-    if tp_size > 1:
-        raise UserError(f"{layout}; such models are not sharded here: use --tp_size 1")
 
 
 def _refuse_leftovers(

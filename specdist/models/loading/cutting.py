@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.loading.dry_run import dry_run
+from specdist.models.loading.experts import cut_experts, cut_of
 from specdist.models.loading.tp_plan import planned_cuts
 from specdist.sampling.vocab_parallel import vocab_ranges
 from specdist.utils.errors import UserError, short_text
@@ -79,6 +80,7 @@ def _cut_blocks(model: PreTrainedModel, dtype: torch.dtype, group: dist.ProcessG
     import deepspeed  # takes seconds, and a replica of one process does not need it
     from deepspeed.accelerator import get_accelerator
 
+    cut_experts(model, group)
     if cuts := planned_cuts(model):
         from specdist.models.loading.tp_layers import place_cut_layers
 
@@ -137,8 +139,12 @@ def _why_it_takes_no_weights(
 ) -> str | None:
     for name, weight in shard.named_parameters(remove_duplicate=False):
         whole = torch.empty(shapes[name], device="meta")
+        owner, _, leaf = name.rpartition(".")
+        layer = shard.get_submodule(owner)
+        if cut_of(layer, leaf) is not None:
+            continue
         try:
-            cut_tensor(shard.get_submodule(name.rpartition(".")[0]), weight, whole, dtype)
+            cut_tensor(layer, weight, whole, dtype)
         except Exception as error:
             logger.debug("%s of %s cannot be cut", name, list(whole.shape), exc_info=True)
             return f"{name}: {short_text(error)}"

@@ -14,6 +14,7 @@ from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.conversions import Conversion, Conversions, Piece, Shape, conversions_of
 from specdist.models.files.weight_names import WeightNames
 from specdist.models.loading.cutting import VocabParallelHead, cut_tensor
+from specdist.models.loading.experts import ExpertsCut, cut_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.quantized.quantized_loading import QuantizedParts
 
@@ -106,6 +107,9 @@ class Filling:
 
     def _fill(self, name: str, whole: Tensor) -> None:
         layer = self._layer_of(name)
+        if self._cut_of(name) is not None:
+            self._place(name, Piece(name, (0,) * whole.dim(), tuple(whole.shape)), whole)
+            return
         local = cut_tensor(layer, self._wanted[name], whole, self._dtype)
         self._wanted[name].copy_(local)
         # The head does not count: it is cut by this package, not by DeepSpeed.
@@ -113,11 +117,19 @@ class Filling:
         self.missing.discard(name)
 
     def _place(self, name: str, piece: Piece, whole: Tensor) -> None:
-        local = self._wanted[name]
-        for dim, (begin, length) in enumerate(zip(piece.begin, piece.shape, strict=True)):
-            local = local.narrow(dim, begin, length)
-        local.copy_(piece.of(whole))
+        cut = self._cut_of(name)
+        pieces = [piece] if cut is None else piece.of_ranges(cut.dim, cut.ranges)
+        for each in pieces:
+            local = self._wanted[name]
+            for dim, (begin, length) in enumerate(zip(each.begin, each.shape, strict=True)):
+                local = local.narrow(dim, begin, length)
+            local.copy_(each.of(whole))
+        if cut is not None and not cut.ranges:
+            self._wanted[name].zero_()
         self.missing.discard(name)
+
+    def _cut_of(self, name: str) -> ExpertsCut | None:
+        return cut_of(self._layer_of(name), name.rpartition(".")[2])
 
     def _collect(self, conversion: Conversion, stored_name: str, whole: Tensor) -> None:
         found = self._collected.setdefault(conversion.name, {})

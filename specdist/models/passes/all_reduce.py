@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_process_group_store
 
+from specdist.models.loading.experts import experts_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.trial import check_difference, why_not
 
@@ -99,9 +100,12 @@ def use_peer_memory(
         return False
     for layer in layers:
         layer.forward = functools.partial(_forward, layer, memory, max_bytes)
+    experts = [module for _, module in experts_of(model)]
+    for module in experts:
+        module.sum_over_ranks = functools.partial(_sum, memory, max_bytes, group)  # type: ignore[assignment]
     logger.info(
         "sums over ranks: peers' memory for %d layers up to %d KiB, the backend's all-reduce above",
-        len(layers),
+        len(layers) + len(experts),
         max_bytes // 2**10,
     )
     return True
@@ -115,11 +119,16 @@ def _forward(layer: nn.Module, memory: PeerMemory, max_bytes: int, inputs: Tenso
     else:
         output = torch.matmul(inputs, layer.weight.transpose(-1, -2))  # type: ignore[operator]
         group = layer.mp_group
-    if output.nbytes <= max_bytes and output.nbytes % ALIGNMENT == 0:
-        output = memory.sum(output.view(-1)).view(output.shape)
-    else:
-        dist.all_reduce(output, group=group)
+    output = _sum(memory, max_bytes, group, output)
     return output if layer.bias is None else output + layer.bias  # type: ignore[operator]
+
+
+def _sum(memory: PeerMemory, max_bytes: int, group: dist.ProcessGroup, output: Tensor) -> Tensor:
+    """Over the ranks; it may overwrite what it is given."""
+    if output.nbytes <= max_bytes and output.nbytes % ALIGNMENT == 0:
+        return memory.sum(output.view(-1)).view(output.shape)
+    dist.all_reduce(output, group=group)
+    return output
 
 
 @torch.inference_mode()
