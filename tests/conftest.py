@@ -4,6 +4,7 @@ Without a GPU the project's kernels run in Triton's interpreter. It must be aske
 Triton, and transformers does.
 """
 
+import logging
 import os
 import shutil
 import sys
@@ -43,6 +44,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from tests.job.pair import build_pair
 
     return build_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_imported() -> None:
+    """Commands set levels and handlers of the loggers: no test sees those that another test,
+    or a shared fixture, has left."""
+    for handler in logging.root.handlers[:]:
+        if type(handler).__module__ != "_pytest.logging":
+            logging.root.removeHandler(handler)
+    # Setting a level empties the caches of all loggers.
+    if logging.root.level != logging.WARNING:
+        logging.root.setLevel(logging.WARNING)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "specdist" and isinstance(logger, logging.Logger):
+            logger.handlers.clear()
+            if logger.level != logging.NOTSET:
+                logger.setLevel(logging.NOTSET)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

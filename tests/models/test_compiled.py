@@ -162,8 +162,6 @@ def test_without_a_compiler_torch_runs_the_layers(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_families_keep_transformers_layers(family: str, caplog: pytest.LogCaptureFixture) -> None:
     model, is_known = paged_runner(tiny_model(family)).model, family in COMPILED
-    # Where a command has run in this process, what making the model logged is here, too.
-    caplog.clear()
     with caplog.at_level(logging.INFO):
         assert (ModelRunner(model, CPU).compiled is not None) == is_known
     whose = "specdist, compiled" if is_known else "transformers"
