@@ -123,7 +123,7 @@ def generated() -> dict[str, str]:
         "many-rows": scale_rows.markdown(),
         "rounds": sweep.markdown(),
         "plan-validated": validated.markdown(),
-        "storms": storms(),
+        "fault-injection": fault_injection(),
         "draft-window": window_acceptance.markdown(),
         "elsewhere": elsewhere.markdown(),
         "constrained": constraint_tables.markdown(),
@@ -212,18 +212,18 @@ def emulated() -> str:
     return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
 
 
-def storms() -> str:
-    """What storms over replicas have done, as a table."""
+def fault_injection() -> str:
+    """What injected faults did to replicas, as a table."""
     from specdist.utils.table import Table
 
     rows = []
-    for entry in json.loads((REPOSITORY / "jobs/benchmarks/storms.json").read_text(encoding="utf-8"))[
-        "storms"
-    ]:
+    for entry in json.loads(
+        (REPOSITORY / "jobs/benchmarks/fault-injection.json").read_text(encoding="utf-8")
+    )["injections"]:
         done, _, found = entry["last_line"].partition(": ")
         assert found == "all rows there, once, every byte the same"
         killed, vanished, paused, sub_shards, runs = map(int, re.findall(r"\d+", done))
-        options = entry["command"].partition(" tests.job.storm ")[2].partition(" --output")[0]
+        options = entry["command"].partition(" tests.job.fault_injection ")[2].partition(" --output")[0]
         rows.append(
             {"options": f"`{options}`", "runs": runs, "killed": killed, "of them vanished": vanished,
              "paused": paused, "sub-shards at work": sub_shards, "minutes": round(entry["seconds"] / 60)}

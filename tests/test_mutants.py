@@ -1,4 +1,4 @@
-"""The planted faults: each can be planted, the most dangerous are noticed, and survivors are reported."""
+"""The mutants: each can be planted, the most dangerous are noticed, and survivors are reported."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from specdist.data.store.access import check_output
 from specdist.data.store.copies import mirrored
 from specdist.data.store.storage import StorePath, storage_path
 from specdist.utils.table import Table
+from tests.job.fault_injection import SHARED, join_all, start_replica
 from tests.job.launching import run_here, shard_bytes
 from tests.job.pair import build_pair
-from tests.job.storm import SHARED, join_all, start_replica
 from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs/benchmarks/clouds.json"

@@ -20,9 +20,9 @@ import specdist
 from specdist.cli import evaluate, merge, report, show, status
 from specdist.data.store.storage import StorePath
 from tests.data.s3 import Failure, S3Server, folder_of, s3_server
+from tests.job.fault_injection import NUM_ROWS, SHARED, join_all
 from tests.job.launching import refused, run_here, shard_bytes
 from tests.job.pair import Pair
-from tests.job.storm import NUM_ROWS, SHARED, join_all
 from tests.job.telling import fork_telling
 
 

@@ -93,7 +93,7 @@ def test_a_process_killed_at_every_stage_ends_with_the_same_files(
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
-def test_a_storm_of_kills_ends_with_the_same_files(options: dict[str, Any], tmp_path: Path) -> None:
+def test_kills_one_after_another_end_with_the_same_files(options: dict[str, Any], tmp_path: Path) -> None:
     """Kills a few rows apart, with several samples per row: moments that the tests above leave out."""
     options = options | SLOW | {"num_samples": 2, "max_new_tokens": 40}
     assert run_here(**options, output=tmp_path / "undisturbed").code == 0

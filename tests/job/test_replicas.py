@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from tests.job.gate import Gate
-from tests.job.killing import wait_until
-from tests.job.launching import TIMEOUT_S, read_output, run_here, shard_bytes
-from tests.job.storm import (
+from tests.job.fault_injection import (
     NUM_ROWS,
     NUM_SHARDS,
     SHARED,
     check_whole,
+    injections,
     join_all,
     num_safe_rows,
     replicas,
-    storms,
 )
+from tests.job.gate import Gate
+from tests.job.killing import wait_until
+from tests.job.launching import TIMEOUT_S, read_output, run_here, shard_bytes
 
-# Kills of each short version; `python -m tests.job.storm` is the long one.
+# Kills of each short version; `python -m tests.job.fault_injection` is the long one.
 NUM_KILLS = 6
 ROWS_PER_SHARD = NUM_ROWS // NUM_SHARDS
 
@@ -120,14 +120,14 @@ def held_by(output: Path, pid: int | None) -> list[str]:
 
 
 @pytest.mark.parametrize("small_folders", [False, True])
-def test_storms_over_three_replicas_end_with_the_same_files(
+def test_faults_of_three_replicas_end_with_the_same_files(
     shared: tuple[dict[str, Any], Path], tmp_path: Path, small_folders: bool
 ) -> None:
     """Also as in a run of many shards and replicas: in numbered folders."""
     options, undisturbed = shared
     options = options | {"small_folders": small_folders}
     (tmp_path / "undisturbed").symlink_to(undisturbed)
-    totals = storms(tmp_path, options, num_kills=NUM_KILLS, num_replicas=3, rng=random.Random(0))
+    totals = injections(tmp_path, options, num_kills=NUM_KILLS, num_replicas=3, rng=random.Random(0))
     assert list(totals)[-1].num_killed == NUM_KILLS
 
 

@@ -1,1 +1,1 @@
-"""Faults that are planted in a copy of the package, one at a time, to see which test notices each."""
+"""Mutants: faults in a copy of the package, one at a time, to see which test notices each."""

@@ -1,4 +1,4 @@
-"""Plant the faults of the list one at a time, and print which test killed each and after how long.
+"""Plant the mutants of the list one at a time, and print which test killed each and after how long.
 
     python -m tests.mutants [--list] [--only NAME ...] [--dangerous] [--jobs N] [--skip_sound]
 

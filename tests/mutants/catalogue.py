@@ -1,4 +1,4 @@
-"""All faults that are planted."""
+"""All mutants."""
 
 from tests.mutants.adapter_faults import ADAPTER_FAULTS
 from tests.mutants.attention_faults import ATTENTION_FAULTS

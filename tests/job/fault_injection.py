@@ -1,6 +1,6 @@
 """Replicas that are killed and paused at random moments, over one folder after another.
 
-    python -m tests.job.storm --kills 200
+    python -m tests.job.fault_injection --kills 200
 
 keeps three replicas at work and SIGKILLs one of them after the other, each replaced by a new one, until so
 many have died; a complete run is compared with an undisturbed one, byte by byte, and the next one begins.
@@ -155,7 +155,7 @@ def num_safe_rows(output: Path) -> int:
     )
 
 
-def storm(
+def inject_faults(
     output: Path,
     options: dict[str, Any],
     tally: Tally,
@@ -229,14 +229,14 @@ def leased_sub_shards(folder: Path) -> set[str]:
     return set()
 
 
-def storms(folder: Path, options: dict[str, Any], *, num_kills: int, outputs: Path | None = None,
+def injections(folder: Path, options: dict[str, Any], *, num_kills: int, outputs: Path | None = None,
            **chosen: Any) -> Iterator[Tally]:  # fmt: skip
     """Run after run in ``outputs`` until so many replicas have been killed; yields what was done so far after
     each run. ``folder`` has an undisturbed run in ``undisturbed``."""
     tally, num_runs = Tally(), 0
     while tally.num_killed < num_kills:
         output = (outputs or folder) / f"run-{num_runs}"
-        storm(output, options, tally, num_kills=num_kills, **chosen)
+        inject_faults(output, options, tally, num_kills=num_kills, **chosen)
         check_whole(
             output,
             folder / "undisturbed",
@@ -311,13 +311,13 @@ def main() -> None:
                 Failure(faults.choice([500, 503]), after_work=faults.random() < 0.5)
                 if faults.random() < FAULT_SHARE else delay
             )  # fmt: skip
-            outputs = storage_path(f"s3://{BUCKET}/storm", cache_dir=str(folder / "cache"))
+            outputs = storage_path(f"s3://{BUCKET}/injection", cache_dir=str(folder / "cache"))
             options |= {"cache_dir": folder / "machines", "lease_timeout": STORE_TIMEOUT_S}
             if chosen.leases:
                 options |= {"leases": str(folder / "leases")}
         if chosen.lease_timeout is not None:
             options |= {"lease_timeout": chosen.lease_timeout}
-        totals = storms(
+        totals = injections(
             folder, options | small, num_kills=chosen.kills, outputs=outputs, rng=rng,
             num_replicas=chosen.replicas, life_s=chosen.life,
             machine_share=MACHINE_SHARE if chosen.machines else 0.0,
@@ -326,14 +326,14 @@ def main() -> None:
             line = f"{tally} in {num_runs} runs: all rows there, once, every byte the same"
             print(line, flush=True)  # noqa: T201
     if chosen.output is not None:
-        found = json.loads(chosen.output.read_text()) if chosen.output.exists() else {"storms": []}
+        found = json.loads(chosen.output.read_text()) if chosen.output.exists() else {"injections": []}
         took_s = round(time.monotonic() - started)
-        found["storms"].append({"command": command_line(), "seconds": took_s, "last_line": line})
+        found["injections"].append({"command": command_line(), "seconds": took_s, "last_line": line})
         chosen.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def command_line() -> str:
-    return shlex.join(["python", "-m", "tests.job.storm", *sys.argv[1:]])
+    return shlex.join(["python", "-m", "tests.job.fault_injection", *sys.argv[1:]])
 
 
 if __name__ == "__main__":
