@@ -9,18 +9,24 @@ goes through all of them. Both do the same arithmetic in the same order, so the 
 depend on how many others the batch has. With few queries in each segment tiles are smaller: they go through
 the same steps, but a device may round their sums otherwise.
 
-T flat tokens, S segments, P pages per segment, H heads, G key/value heads, D head width.
+Keys may be wider than values. Then their first numbers, as many as a value has, and the rest make two
+products. Those of latent attention are the values, too, and are read once for both. Where so many heads share
+a key that their rows fit into no tile, each program takes a part of them.
+
+T flat tokens, S segments, P pages per segment, H heads, G key/value heads, D width of a value, E what keys
+have more.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from specdist.kernels.attention_tiles import Tile, heads_of_program
 
 # Positions of a split: short enough that a few long sequences fill a device, long enough that what a split
 # leaves for the join is small beside its keys and values.
@@ -28,16 +34,6 @@ SPLIT_KEYS = 512
 # With fewer programs than this, splits become programs of their own: two waves of the largest devices' 150
 # multiprocessors.
 MIN_PROGRAMS = 300
-# Rows (queries × heads that share a key/value head) of a tile, and keys per step by the head's width. On an
-# H200 these tiles took 0.37 to 0.8 of the time of 64 rows, 32 keys and 8 warps (jobs/benchmarks/h200). Wider
-# heads take what fits into the registers (tests/kernels/test_compilation.py), and so do products of float32
-# numbers, which tensor cores do not make.
-LEAST_ROWS, MOST_ROWS = 16, 64
-KEYS_OF_WIDTHS = {16: 128, 32: 128, 64: 128, 128: 64}
-WIDE_ROWS, WIDE_KEYS = 32, 32
-FLOAT32_BLOCK = 16
-# Without contraction into fused multiply-adds both ways to join splits round alike.
-OPTIONS: dict[str, int | bool] = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 LOG2_E = tl.constexpr(math.log2(math.e))
 
@@ -90,10 +86,10 @@ def _segment_of(tile, query_starts, num_segments, block_queries: tl.constexpr):
 
 @triton.jit
 def _one_split(
-    queries, key_pages, value_pages, table_row, first_key, last_key, head, position_M, columns_D, scale,
-    softcap, stride_page, stride_token, stride_head, width: tl.constexpr, page_size: tl.constexpr,
-    window: tl.constexpr, has_softcap: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
-    block_width: tl.constexpr,
+    queries, rest_queries, key_pages, value_pages, table_row, first_key, last_key, kv_head, position_M,
+    columns_D, columns_E, scale, softcap, stride_page, stride_token, stride_head, width: tl.constexpr,
+    rest_width: tl.constexpr, is_latent: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
+    has_softcap: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr, block_width: tl.constexpr,
 ):  # fmt: skip
     """Softmax over keys [first, last): largest exponents [M], sums [M], and weighted values [M, D] in
     float32."""
@@ -104,11 +100,17 @@ def _one_split(
         keys_N = start + tl.arange(0, block_keys)
         is_key = keys_N < last_key
         pages_N = tl.load(table_row + keys_N // page_size, mask=is_key, other=0).to(tl.int64)
-        places_N = pages_N * stride_page + (keys_N % page_size) * stride_token + head * stride_head
+        places_N = pages_N * stride_page + (keys_N % page_size) * stride_token + kv_head * stride_head
         # Beyond the last key lie other sequences' values, or nothing: 0 × NaN would be NaN.
         is_read = is_key[:, None] & (columns_D < width)[None, :]
         keys = tl.load(key_pages + places_N[:, None] + columns_D[None, :], mask=is_read, other=0.0)
         scores = _dot(queries, tl.trans(keys), tl.zeros([block_rows, block_keys], tl.float32))
+        if rest_width > 0:
+            is_rest = is_key[:, None] & (columns_E < rest_width)[None, :]
+            rest_keys = tl.load(
+                key_pages + width + places_N[:, None] + columns_E[None, :], mask=is_rest, other=0.0
+            )
+            scores = _dot(rest_queries, tl.trans(rest_keys), scores)
         if has_softcap:
             decayed = tl.exp2(-tl.abs(scores * scale))
             capped = softcap * (1.0 - decayed) / (1.0 + decayed)
@@ -123,7 +125,15 @@ def _one_split(
         finite = tl.where(largest == float("-inf"), 0.0, largest)
         weights = tl.exp2(scores - finite[:, None])
         decay = tl.exp2(maxima - finite)
-        values = tl.load(value_pages + places_N[:, None] + columns_D[None, :], mask=is_read, other=0.0)
+        if is_latent:
+            values = keys
+        else:
+            value_places_N = places_N
+            if rest_width > 0:  # their pages are laid out like those of the keys
+                value_places_N = places_N // (width + rest_width) * width
+            values = tl.load(
+                value_pages + value_places_N[:, None] + columns_D[None, :], mask=is_read, other=0.0
+            )
         sums = sums * decay + tl.sum(weights, 1)
         outputs = _dot(weights.to(values.dtype), values, outputs * decay[:, None])
         maxima = largest
@@ -163,11 +173,13 @@ def attend_kernel(
     queries, key_pages, value_pages, block_table, sinks, used_keys, query_starts, output, split_outputs,
     split_maxima, split_sums, num_segments, scale, softcap, stride_token_heads, stride_query_head,
     stride_page, stride_token, stride_head, stride_table, num_splits, num_heads: tl.constexpr,
-    num_repeats: tl.constexpr, width: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
-    has_softcap: tl.constexpr, in_splits: tl.constexpr, block_rows: tl.constexpr,
-    block_keys: tl.constexpr, block_width: tl.constexpr, split_keys: tl.constexpr,
+    num_repeats: tl.constexpr, num_parts: tl.constexpr, width: tl.constexpr, rest_width: tl.constexpr,
+    is_latent: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr, has_softcap: tl.constexpr,
+    in_splits: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr, block_width: tl.constexpr,
+    block_rest: tl.constexpr, split_keys: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tiles, key/value heads, splits if ``in_splits`` else 1)."""
+    """Grid: (tiles, key/value heads × ``num_parts`` of the heads that share them, splits if ``in_splits``
+    else 1)."""
     segment, begin, num_queries, first_query, first_position, first_key, last_key = _tile(
         query_starts, used_keys, num_segments, num_repeats, window, block_rows, block_keys
     )
@@ -184,6 +196,14 @@ def attend_kernel(
     token_M = (begin + query_M).to(tl.int64)
     places_M = token_M * stride_token_heads + head_M * stride_query_head
     tile_queries = tl.load(queries + places_M[:, None] + columns_D[None, :], mask=is_used, other=0.0)
+    columns_E = tl.arange(0, block_rest)
+    rest_queries = tile_queries
+    if rest_width > 0:
+        is_rest = is_query[:, None] & (columns_E < rest_width)[None, :]
+        rest_queries = tl.load(
+            queries + width + places_M[:, None] + columns_E[None, :], mask=is_rest, other=0.0
+        )
+    kv_head = head // num_parts
     table_row = block_table + segment.to(tl.int64) * stride_table
     if in_splits:
         split = tl.program_id(2)
@@ -191,9 +211,10 @@ def attend_kernel(
         end_key = tl.minimum((split + 1) * split_keys, last_key)
         if begin_key < end_key:
             maxima, sums, outputs = _one_split(
-                tile_queries, key_pages, value_pages, table_row, begin_key, end_key, head, position_M,
-                columns_D, scale, softcap, stride_page, stride_token, stride_head, width, page_size,
-                window, has_softcap, block_rows, block_keys, block_width,
+                tile_queries, rest_queries, key_pages, value_pages, table_row, begin_key, end_key, kv_head,
+                position_M, columns_D, columns_E, scale, softcap, stride_page, stride_token, stride_head,
+                width, rest_width, is_latent, page_size, window, has_softcap, block_rows, block_keys,
+                block_width,
             )  # fmt: skip
             places_M = (token_M * num_heads + head_M) * num_splits + split
             tl.store(split_maxima + places_M, maxima, mask=is_query)
@@ -207,9 +228,10 @@ def attend_kernel(
             begin_key = tl.maximum(split * split_keys, first_key)
             end_key = tl.minimum((split + 1) * split_keys, last_key)
             new_maxima, new_sums, new_outputs = _one_split(
-                tile_queries, key_pages, value_pages, table_row, begin_key, end_key, head, position_M,
-                columns_D, scale, softcap, stride_page, stride_token, stride_head, width, page_size,
-                window, has_softcap, block_rows, block_keys, block_width,
+                tile_queries, rest_queries, key_pages, value_pages, table_row, begin_key, end_key, kv_head,
+                position_M, columns_D, columns_E, scale, softcap, stride_page, stride_token, stride_head,
+                width, rest_width, is_latent, page_size, window, has_softcap, block_rows, block_keys,
+                block_width,
             )  # fmt: skip
             maxima, sums, outputs = _join(maxima, sums, outputs, new_maxima, new_sums, new_outputs)
         places_M = (token_M * num_heads + head_M) * width
@@ -224,7 +246,7 @@ def join_kernel(
     block_rows: tl.constexpr, block_keys: tl.constexpr, block_width: tl.constexpr,
     split_keys: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tiles, key/value heads). Joins what the splits' programs left, from the first to the last."""
+    """Grid: (tiles, key/value heads × parts). Joins what the splits' programs left, from the first on."""
     _, begin, num_queries, first_query, _, first_key, last_key = _tile(
         query_starts, used_keys, num_segments, num_repeats, window, block_rows, block_keys
     )
@@ -253,37 +275,6 @@ def join_kernel(
     tl.store(output + places_M[:, None] * width + columns_D[None, :], result, mask=is_used)
 
 
-@dataclass(frozen=True)
-class Tile:
-    """What a program works on at a time, and how it is compiled for that.
-
-    Attributes:
-        num_rows: at least one query of the heads that share a key/value head.
-        num_keys: per step.
-    """
-
-    num_rows: int
-    num_keys: int
-    options: dict[str, int | bool]
-
-    @staticmethod
-    def of(width: int, num_repeats: int, dtype: torch.dtype, num_queries: int) -> Tile:
-        """For heads of this width, ``num_repeats`` of which share a key/value head, and segments of at most
-        so many queries."""
-        least_rows = triton.next_power_of_2(num_repeats)
-        if dtype == torch.float32:
-            options = {"num_warps": 8, "maxnreg": 255}
-            return Tile(max(FLOAT32_BLOCK, least_rows), FLOAT32_BLOCK, OPTIONS | options)
-        num_keys = KEYS_OF_WIDTHS.get(width)
-        if num_keys is None:
-            options = {"maxnreg": 255} if width <= max(KEYS_OF_WIDTHS) else {"num_warps": 8}
-            return Tile(max(WIDE_ROWS, least_rows), WIDE_KEYS, OPTIONS | options)
-        wanted_rows = triton.next_power_of_2(num_queries * num_repeats)
-        num_rows = max(LEAST_ROWS, least_rows, min(MOST_ROWS, wanted_rows))
-        # Long steps need few of them in flight.
-        return Tile(num_rows, num_keys, OPTIONS | {"num_stages": 2} if num_rows >= MOST_ROWS else OPTIONS)
-
-
 @torch.library.custom_op("specdist::paged_attention", mutates_args=())
 def paged_attention(
     queries_THD: Tensor,
@@ -300,11 +291,13 @@ def paged_attention(
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    is_latent: bool = False,
 ) -> Tensor:
     """Causal attention of every segment over its pages: output [T, H, D]; zeros where a query sees no key.
 
     Args:
-        key_pages, value_pages: [pages, page size, G, D], in one dtype with the queries.
+        key_pages, value_pages: [pages, page size, G, D + E] like the queries, and [.., D], in one dtype with
+            them.
         block_table_SP: int32 page of every stretch of positions; entries after a segment's last key are not
             read.
         used_S: int32 keys of each segment, its queries' own among them: the queries are its last tokens.
@@ -312,24 +305,30 @@ def paged_attention(
         sinks_H: a logit of each head that joins its softmax and has no value.
         max_queries, max_keys: no segment has more.
         max_split_bytes: no more memory is taken for splits that are programs of their own.
-        scale: of the scores; None is D ** -0.5.
+        scale: of the scores; None is (D + E) ** -0.5.
         window: keys that a query sees, its own among them; None is all before it.
         softcap: scores become ``softcap × tanh(score / softcap)``.
+        is_latent: the values are the first numbers of the keys.
+
+    Raises ValueError for values that are wider than the keys.
     """
-    num_tokens, num_heads, width = queries_THD.shape
-    page_size, num_kv_heads = key_pages.shape[1:3]
-    num_repeats = num_heads // num_kv_heads
+    num_tokens, num_heads, key_width = queries_THD.shape
+    page_size, num_kv_heads, width = value_pages.shape[1:]
+    rest_width = key_width - width
+    if rest_width < 0:
+        raise ValueError(f"values of {width} are wider than keys of {key_width}")
+    num_repeats, num_parts = heads_of_program(width, num_heads // num_kv_heads)
     if queries_THD.stride(2) != 1:
         queries_THD = queries_THD.contiguous()
-    tile = Tile.of(width, num_repeats, queries_THD.dtype, max_queries)
+    tile = Tile.of(width, num_repeats, queries_THD.dtype, max_queries, rest_width)
     block_rows = tile.num_rows
     num_splits = triton.cdiv(max_keys, SPLIT_KEYS)
     # Every segment may leave one tile incomplete.
     num_tiles = num_tokens // (block_rows // num_repeats) + len(used_S)
     split_bytes = num_tokens * num_heads * num_splits * (width + 2) * torch.float32.itemsize
-    needs_programs = num_tiles * num_kv_heads < MIN_PROGRAMS
+    needs_programs = num_tiles * num_kv_heads * num_parts < MIN_PROGRAMS
     in_splits = num_splits > 1 and needs_programs and split_bytes <= max_split_bytes
-    output = torch.empty_like(queries_THD, memory_format=torch.contiguous_format)
+    output = queries_THD.new_empty(num_tokens, num_heads, width)
     split_shape = (num_tokens, num_heads, num_splits) if in_splits else (1, 1, 1)
     split_outputs = output.new_empty(*split_shape, width, dtype=torch.float32)
     split_maxima, split_sums = output.new_empty(2, *split_shape, dtype=torch.float32)
@@ -346,13 +345,13 @@ def paged_attention(
     }
     # Exponents are of base 2. tanh(x) = (1 - exp(-2x)) / (1 + exp(-2x)): with a soft cap the scale is that of
     # 2x.
-    exponent_scale = LOG2_E.value * (width**-0.5 if scale is None else scale)
+    exponent_scale = LOG2_E.value * (key_width**-0.5 if scale is None else scale)
     if softcap is not None:
         exponent_scale *= 2 / softcap
     of_segments = (
         sinks_H, used_S, query_starts_S1, output, split_outputs, split_maxima, split_sums, len(used_S),
     )  # fmt: skip
-    attend_kernel[(num_tiles, num_kv_heads, num_splits if in_splits else 1)](
+    attend_kernel[(num_tiles, num_kv_heads * num_parts, num_splits if in_splits else 1)](
         queries_THD,
         key_pages,
         value_pages,
@@ -364,11 +363,15 @@ def paged_attention(
         *key_pages.stride()[:3],
         block_table_SP.stride(0),
         num_splits,
+        num_parts=num_parts,
+        rest_width=rest_width,
+        is_latent=is_latent,
         page_size=page_size,
         has_softcap=softcap is not None,
         in_splits=in_splits,
+        block_rest=triton.next_power_of_2(max(1, rest_width)),
         **shared,
     )
     if in_splits:
-        join_kernel[(num_tiles, num_kv_heads)](*of_segments, num_splits, **shared)
+        join_kernel[(num_tiles, num_kv_heads * num_parts)](*of_segments, num_splits, **shared)
     return output

@@ -34,6 +34,7 @@ def paged_attention(
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    is_latent: bool = False,
 ) -> Tensor:
     del max_split_bytes
     assert int(query_starts_S1.diff().max()) <= max_queries, (
@@ -41,7 +42,7 @@ def paged_attention(
     )
     assert int(used_S.max()) <= max_keys, "a segment has more keys than max_keys says"
     segments = PagedSegments(block_table_SP, used_S, query_starts_S1, len(queries_THD), max_keys)
-    rules = AttentionRules(scale, window, softcap, sinks_H is not None)
+    rules = AttentionRules(scale, window, softcap, sinks_H is not None, is_latent)
     call = AttentionCall(queries_THD, key_pages, value_pages, rules, sinks_H)
     return plain_attention(call, segments).to(queries_THD.dtype)
 

@@ -71,33 +71,44 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
     pointers = dict.fromkeys(of_numbers, DTYPE_POINTERS[dtype])
     pointers |= dict.fromkeys(("block_table", "used_keys", "query_starts"), "*i32")
     pointers |= dict.fromkeys(("split_outputs", "split_maxima", "split_sums"), "*fp32")
-    for width, num_repeats, num_queries, window, more in (
-        (64, 4, 1, 0, ""),
-        (64, 4, 512, 0, ""),
-        (64, 8, 1, 128, "sinks"),
-        (64, 8, 512, 128, "sinks"),
-        (96, 1, 512, 0, ""),
-        (128, 8, 1, 0, ""),
-        (128, 8, 4, 0, ""),
-        (128, 8, 512, 0, ""),
-        (128, 2, 1, 4096, "soft cap"),
-        (128, 2, 512, 4096, "soft cap"),
-        (256, 2, 512, 4096, "soft cap"),
+    for width, rest, num_repeats, num_queries, window, more in (
+        (64, 0, 4, 1, 0, ""),
+        (64, 0, 4, 512, 0, ""),
+        (64, 0, 8, 1, 128, "sinks"),
+        (64, 0, 8, 512, 128, "sinks"),
+        (96, 0, 1, 512, 0, ""),
+        (128, 0, 8, 1, 0, ""),
+        (128, 0, 8, 4, 0, ""),
+        (128, 0, 8, 512, 0, ""),
+        (128, 0, 2, 1, 4096, "soft cap"),
+        (128, 0, 2, 512, 4096, "soft cap"),
+        (256, 0, 2, 512, 4096, "soft cap"),
+        # DeepSeek's keys and values of every head, and its latents.
+        (128, 64, 1, 512, 0, ""),
+        (512, 64, 128, 1, 0, ""),
+        (512, 64, 128, 512, 0, ""),
     ):
-        tile = paged_attention.Tile.of(width, num_repeats, getattr(torch, dtype), num_queries)
+        num_repeats, num_parts = paged_attention.heads_of_program(width, num_repeats)
+        is_latent = num_parts > 1
+        tile = paged_attention.Tile.of(width, num_repeats, getattr(torch, dtype), num_queries, rest)
         constants = {
-            "num_heads": 8,
+            "num_heads": 8 * num_parts,
             "num_repeats": num_repeats,
+            "num_parts": num_parts,
             "width": width,
+            "rest_width": rest,
+            "is_latent": is_latent,
             "page_size": 16,
             "window": window,
             "has_softcap": more == "soft cap",
             "block_rows": tile.num_rows,
             "block_keys": tile.num_keys,
             "block_width": triton.next_power_of_2(width),
+            "block_rest": triton.next_power_of_2(max(1, rest)),
             "split_keys": paged_attention.SPLIT_KEYS,
         }
-        about = f"{dtype}, width {width}, {num_repeats} heads per group, {tile.num_rows} rows"
+        about = f"{dtype}, width {width}" + f" + {rest}" * (rest > 0) + ", latent" * is_latent
+        about += f", {num_repeats} heads per group, {tile.num_rows} rows"
         about += f", window, {more}" if more else ""
         if more != "sinks":
             constants["sinks"] = None

@@ -84,6 +84,10 @@ def make_case(
             (places < num_keys)[:, :, None, None], pages[:, table_SP[segment]], torch.nan
         )
     key_pages, value_pages = pages.to(device, dtype)
+    if kind.value_width is not None:
+        # As the cache lays them out: a view of the keys, or pages of their own.
+        of_values = (key_pages if kind.rules.is_latent else value_pages)[..., : kind.value_width]
+        value_pages = of_values if kind.rules.is_latent else of_values.contiguous()
     queries = torch.randn(sum(num_queries), kind.num_heads, kind.width, generator=generator).to(device, dtype)
     segments = make_segments(
         torch.tensor(table_SP, dtype=torch.int32, device=device),
@@ -166,6 +170,34 @@ def test_it_equals_float64_in_half_precision_for_every_width(
 ) -> None:
     kind = AttentionKind(4, 2, width, GLOBAL)
     check(make_case(((1, 100), (5, 44), (20, 20)), kind, dtype=dtype, device=device), GLOBAL)
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "value_width", "is_latent"),
+    [((4, 4), 192, 128, False), ((6, 2), 96, 64, False), ((20, 1), 320, 288, True), ((3, 1), 24, 20, True)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("in_splits")
+def test_keys_are_wider_than_values_or_are_the_values_too(
+    heads: tuple[int, int],
+    width: int,
+    value_width: int,
+    is_latent: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """With as many heads as two programs take, and as one does."""
+    rules = LOCAL._replace(is_latent=is_latent)
+    kind = AttentionKind(*heads, width, rules, value_width)
+    check(make_case(((1, 100), (5, 44), (20, 20)), kind, dtype=dtype, device=device), rules)
+
+
+def test_values_that_are_wider_than_keys_are_refused(device: torch.device) -> None:
+    kind = AttentionKind(4, 2, 32, GLOBAL, 48)
+    case = make_case(((1, 20),), kind, device=device)
+    case = case._replace(value_pages=case.value_pages.repeat(1, 1, 1, 2)[..., :48])
+    with pytest.raises(ValueError, match="values of 48 are wider than keys of 32"):
+        attended(case, GLOBAL)
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 256])

@@ -141,7 +141,7 @@ def _small(config_class: Any, own: dict[str, Any]) -> Any:
     default = config_class()
     values = {name: value for name, value in SMALL.items() if name in vars(default)}
     if "qk_rope_head_dim" in values:  # latent attention: every query head has keys of its own
-        values |= {"head_dim": 8, "num_key_value_heads": 4}
+        values |= {"head_dim": 8, "num_key_value_heads": 4, "v_head_dim": 12}
     for name in config_class.sub_configs or {}:
         part = getattr(default, name, None)
         if part is not None:

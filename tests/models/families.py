@@ -50,6 +50,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
         "initializer_range": 0.2,
     },
+    # Latent attention, as in DeepSeek V3.
+    "youtu": {
+        **_COMMON, "num_key_value_heads": 4, "head_dim": 8, "q_lora_rank": 32, "kv_lora_rank": 24,
+        "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12,
+    },
 }  # fmt: skip
 # What is of interest when they are cut over ranks.
 CUT: dict[str, dict[str, Any]] = {

@@ -35,6 +35,8 @@ CHUNKS = ({0: (0, 20), 1: (0, 3)}, {1: (3, 30), 0: (20, 25)}, {0: (25, 26), 1: (
 STEPS = {"RMS norm", "residual and norm", "rotary embedding", "gated activation"}
 # Phi-3 drops its residuals at random in training, and its gate is joined; OLMo 2 norms only behind.
 FEWER = {"phi3": {"residual and norm", "gated activation"}, "olmo2": {"residual and norm"}}
+# A part of a head of latent attention is rotated.
+FEWER["youtu"] = {"rotary embedding"}
 
 
 def steps_of(model: PreTrainedModel) -> set[str]:

@@ -127,7 +127,7 @@ def test_padding_touches_no_page_of_a_row() -> None:
     positions = np.array([9, 10, 11, 0, 6, 7, 39, 5, 6])
     runner.forward(FlatBatch(np.full(9, 5), slots, positions), [2, 3])
     written = runner._table.pages[slots, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-    for layer, (heads, width) in cache.shapes.items():
+    for layer, (heads, width, *_) in cache.shapes.items():
         for pages in (cache.keys[layer], cache.values[layer]):
             changed = (pages.view(-1, heads * width) != marker).any(dim=1).numpy()
             assert changed[written].all()

@@ -21,6 +21,7 @@ from specdist.models.attention.attention import (
     AttentionRules,
     running_attention,
 )
+from specdist.models.attention.latent import use_latents
 
 
 def can_page_attention(model_class: type[PreTrainedModel], family: str) -> bool:
@@ -54,6 +55,7 @@ def use_attention(model: PreTrainedModel, name: str) -> None:
     adapt = ADAPTERS.get(model.config.model_type)
     if adapt is None:
         model.set_attn_implementation(name)
+        use_latents(model)
     else:
         adapt(model)
         # As for families of the registry, this name selects the attention, and no mask is built for it.

@@ -23,31 +23,37 @@ from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.passes.flat import AttentionGroup, AttentionPlan
 
 ATTENTION_NAME = "specdist_paged"
+# The attribute of a layer's module that has it.
+ABSORPTION = "absorption"
 
 
 class AttentionRules(NamedTuple):
     """A layer's parameters of attention. With sinks every head has a logit more in its softmax, which is a
-    weight of the layer and has no value."""
+    weight of the layer and has no value. ``is_latent``: its values are the first numbers of its keys."""
 
     scale: float | None
     window: int | None
     softcap: float | None
     has_sinks: bool = False
+    is_latent: bool = False
 
 
 class AttentionKind(NamedTuple):
-    """What distinguishes the attention of one layer from that of another."""
+    """What distinguishes the attention of one layer from that of another. ``value_width``: of values that
+    are not as wide as the keys."""
 
     num_heads: int
     num_kv_heads: int
     width: int
     rules: AttentionRules
+    value_width: int | None = None
 
 
 class AttentionCall(NamedTuple):
     """Attention of one layer in one pass. Queries are [T, H, D]; keys and values [T, G, D] those of the same
-    tokens, as a layer hands them over, or the pages [pages, page size, G, D] that a kernel reads. ``sinks_H``
-    are the logits of the heads' sinks, if there are any."""
+    tokens, as a layer hands them over, or the pages [pages, page size, G, D] that a kernel reads. Values may
+    have a width of their own, which is that of the output. ``sinks_H`` are the logits of the heads' sinks, if
+    there are any."""
 
     queries_THD: Tensor
     keys: Tensor
@@ -77,23 +83,40 @@ class LayerAttention(Protocol):
         ...
 
 
+class Absorption(Protocol):
+    """Of a layer that keeps latents instead of keys and values, and has its projections from them in its
+    queries and its output: :class:`specdist.models.attention.latent.Latents`."""
+
+    def queries(self, query: Tensor) -> Tensor:
+        """Of latents, [1, H, T, D], of the layer's own."""
+        ...
+
+    def output(self, output_THD: Tensor) -> Tensor:
+        """The layer's own, of what attention to latents gives."""
+        ...
+
+
 class _Pass(NamedTuple):
     attention: LayerAttention
     rules: Mapping[int, AttentionRules]
+    keeps_latents: bool
 
 
 _running: ContextVar[_Pass] = ContextVar("the pass of this thread")
 
 
 @contextlib.contextmanager
-def attending(attention: LayerAttention, rules: Mapping[int, AttentionRules]) -> Iterator[None]:
-    """A context in which a model's layers call ``attention`` with their ``rules``.
+def attending(
+    attention: LayerAttention, rules: Mapping[int, AttentionRules], *, keeps_latents: bool = True
+) -> Iterator[None]:
+    """A context in which a model's layers call ``attention`` with their ``rules``; with ``keeps_latents``
+    those of latent attention on what they keep (:mod:`specdist.models.attention.latent`).
 
     Not a keyword argument of the call, which some families do not hand on to their layers. The rules are
     those of a dry run, see :mod:`specdist.models.loading.dry_run`: what a layer hands over is not all of
     them.
     """
-    token = _running.set(_Pass(attention, rules))
+    token = _running.set(_Pass(attention, rules, keeps_latents))
     try:
         yield
     finally:
@@ -103,6 +126,18 @@ def attending(attention: LayerAttention, rules: Mapping[int, AttentionRules]) ->
 def is_running() -> bool:
     """Whether a pass over pages runs in this thread."""
     return _running.get(None) is not None
+
+
+def is_keeping_latents() -> bool:
+    """Whether such a pass runs in this thread, and keeps latents."""
+    running = _running.get(None)
+    return running is not None and running.keeps_latents
+
+
+def absorption_of(layer: nn.Module) -> Absorption | None:
+    """That of the running pass; None of a layer that attends to its own keys and values."""
+    found: Absorption | None = vars(layer).get(ABSORPTION)
+    return found if found is not None and is_keeping_latents() else None
 
 
 def running_attention() -> LayerAttention:
@@ -121,11 +156,29 @@ def paged_attention_forward(
 ) -> tuple[Tensor, None]:
     """The registry's interface: query [1, H, T, D], key and value [1, G, T, D], sinks [H] → ([1, T, H, D],
     None)."""
-    attention, rules = _running.get()
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    output_THD = attention.attend(layer, AttentionCall.of_registry(query, key, value, rules[layer], s_aux))
+    running, layer = _running.get(), int(module.layer_idx)  # type: ignore[arg-type]
+    output_THD = attend_of_registry(
+        running.attention, layer, module, (query, key, value), running.rules[layer], s_aux
+    )
     # Some families take a view of it.
     return output_THD[None].contiguous(), None
+
+
+def attend_of_registry(
+    attention: LayerAttention,
+    layer: int,
+    module: nn.Module,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    rules: AttentionRules,
+    sinks_H: Tensor | None,
+) -> Tensor:
+    """[T, H, D] of what a layer hands over: query [1, H, T, D], key and value [1, G, T, D], sinks."""
+    query, key, value = tensors
+    absorption = absorption_of(module)
+    if absorption is not None:
+        query = absorption.queries(query)
+    output_THD = attention.attend(layer, AttentionCall.of_registry(query, key, value, rules, sinks_H))
+    return output_THD if absorption is None else absorption.output(output_THD)
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
@@ -141,21 +194,22 @@ class PagedAttention:
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         queries_THD, rules = call.queries_THD, call.rules
         self._cache.write(layer, self._plan.cache_index_T, call.keys, call.values)
-        page_keys, page_values = self._cache.keys[layer], self._cache.values[layer]
-        heads, width = self._cache.shapes[layer]
+        heads, width, value_width, is_latent = self._cache.shapes[layer]
         output_THD = None
         for group in self._plan.groups:
             index = group.query_index_RQ
             group_queries = queries_THD if index is None else queries_THD[index]
-            keys_RGLD, values_RGLD = (
-                self._gather(pages, group, heads, width) for pages in (page_keys, page_values)
-            )
+            keys_RGLD = self._gather(self._cache.keys[layer], group, heads, width)
+            if is_latent:
+                values_RGLD = keys_RGLD[..., :value_width]
+            else:
+                values_RGLD = self._gather(self._cache.values[layer], group, heads, value_width)
             bias = group.bias(rules.window, call.num_repeats, group_queries.dtype)
             group_output = attend_segments(group_queries, keys_RGLD, values_RGLD, bias, rules, call.sinks_H)
             if group.output_index is None:
                 return group_output
             if output_THD is None:
-                output_THD = torch.empty_like(queries_THD, memory_format=torch.contiguous_format)
+                output_THD = queries_THD.new_empty((*queries_THD.shape[:2], value_width))
             source, destination = group.output_index
             output_THD[destination] = group_output[source]
         assert output_THD is not None
@@ -179,12 +233,17 @@ def attend_segments(
     rules: AttentionRules,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """[R × Q, H, D] → the same shape. Query heads that share a key/value head become more queries of it.
+    """[R × Q, H, D] → the same, of the values' width. Query heads that share a key/value head become more
+    queries of it.
 
     Args:
         bias: additive mask [R, 1, H / G × Q, L], as of :func:`specdist.models.passes.flat.causal_bias`.
     """
     num_segments, num_kv_heads, _, width = keys_RGLD.shape
+    value_width = values_RGLD.shape[-1]
+    if rules.is_latent:
+        # torch's kernels take keys and values of one width.
+        values_RGLD = keys_RGLD
     num_queries, num_repeats = queries.shape[0] // num_segments, queries.shape[1] // num_kv_heads
     folded = (
         queries.reshape(num_segments, num_queries, num_kv_heads, num_repeats, width)
@@ -207,7 +266,8 @@ def attend_segments(
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype)
         output = weights[..., : keys_RGLD.shape[2]] @ values_RGLD
     return (
-        output.view(num_segments, num_kv_heads, num_repeats, num_queries, width)
+        output[..., :value_width]
+        .unflatten(2, (num_repeats, num_queries))
         .permute(0, 3, 1, 2, 4)
-        .reshape(num_segments * num_queries, num_kv_heads * num_repeats, width)
+        .reshape(num_segments * num_queries, num_kv_heads * num_repeats, value_width)
     )

@@ -55,9 +55,8 @@ class KernelAttention:
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         self._cache.write(layer, self._cache_index_T, call.keys, call.values)
-        shape = (-1, self._cache.page_size, *self._cache.shapes[layer])
-        pages = (self._cache.keys[layer].view(shape), self._cache.values[layer].view(shape))
-        return self._kernel.attend(call._replace(keys=pages[0], values=pages[1]), self._segments)
+        keys, values = self._cache.pages(layer)
+        return self._kernel.attend(call._replace(keys=keys, values=values), self._segments)
 
 
 class SdpaKernel:
@@ -88,13 +87,14 @@ class SdpaKernel:
         for first in range(0, num_tokens, num_at_once):
             own = slice(first, first + num_at_once)
             table_RP = segments.block_table_SP[segment_T[own]]
-            keys_RGLD, values_RGLD = (
+            gathered = [
                 pages.index_select(0, table_RP.reshape(-1))
                 .view(len(table_RP), num_keys, *pages.shape[2:])
                 .masked_fill_(foreign_TL11[own], 0.0)
                 .transpose(1, 2)
-                for pages in (key_pages, value_pages)
-            )
+                for pages in ((key_pages,) if rules.is_latent else (key_pages, value_pages))
+            ]
+            keys_RGLD, values_RGLD = gathered[0], gathered[-1][..., : value_pages.shape[-1]]
             outputs.append(
                 attend_segments(queries_THD[own], keys_RGLD, values_RGLD, bias[own], rules, sinks_H)
             )
@@ -126,6 +126,7 @@ class TritonKernel:
             scale=rules.scale,
             window=rules.window,
             softcap=rules.softcap,
+            is_latent=rules.is_latent,
         )
 
 
@@ -141,6 +142,8 @@ class VarlenKernel:
 
         if rules.softcap is not None or sinks_H is not None:
             raise ValueError("varlen_attn takes no soft cap and no sinks")
+        if value_pages.shape[-1] != key_pages.shape[-1]:
+            raise ValueError("varlen_attn takes keys and values of one width")
         if rules.window is not None:
             window = (rules.window - 1, 0)  # counted to the left of the query's own position
         elif segments.num_queries == 1:

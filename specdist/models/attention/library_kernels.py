@@ -30,6 +30,8 @@ class FlashAttention3Kernel:
         queries_THD, key_pages, value_pages, rules, sinks_H = call
         from flash_attn_interface import flash_attn_with_kvcache
 
+        if rules.is_latent:
+            raise ValueError("it is not asked for latent attention")
         output = flash_attn_with_kvcache(
             queries_THD,
             key_pages,
@@ -69,6 +71,8 @@ class FlashInferKernel:
 
         if rules.softcap is not None:
             raise ValueError("it takes no soft cap")
+        if value_pages.shape[-1] != key_pages.shape[-1]:
+            raise ValueError("it takes keys and values of one width")
         if self._workspace is None:
             size = {"dtype": torch.uint8, "device": queries_THD.device}
             self._workspace = torch.zeros(WORKSPACE_BYTES, **size)  # type: ignore[call-overload]

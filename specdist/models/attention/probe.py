@@ -81,11 +81,18 @@ class ProbePages:
             np.repeat(num_keys_S - num_new_S, num_new_S) + arange_segments(num_new_S),
         )
         segments, _ = ragged_segments(batch, page_table, self.page_size, self.device)
-        of_pages = num_pages, self.page_size, kind.num_kv_heads, kind.width
+        of_pages = num_pages, self.page_size, kind.num_kv_heads
+        value_width = kind.value_width or kind.width
         queries_THD, key_pages, value_pages = (
             torch.randn(size, generator=generator).to(self.device, self.dtype)
-            for size in ((num_tokens, kind.num_heads, kind.width), of_pages, of_pages)
+            for size in (
+                (num_tokens, kind.num_heads, kind.width),
+                (*of_pages, kind.width),
+                (*of_pages, value_width),
+            )
         )
+        if kind.rules.is_latent:
+            value_pages = key_pages[..., :value_width]
         sinks_H = None
         if kind.rules.has_sinks:
             sinks_H = (MOST_SINK * torch.rand(kind.num_heads, generator=generator)).to(

@@ -1,25 +1,42 @@
 """The memory of the paged cache on one device: keys and values of every layer.
 
-T flat tokens, G key/value heads, D head width.
+T flat tokens, G key/value heads, D head width of keys and of values.
 """
 
 from __future__ import annotations
 
 import math
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.cache.writing import writer_on
+from specdist.models.cache.writing import copy_into, plain_write, writer_on
+
+
+class LayerShape(NamedTuple):
+    """What a layer keeps of a token: ``num_heads`` keys of ``width`` numbers, and as many values of
+    ``value_width``. Those of latent attention are the first numbers of the keys, and take no memory."""
+
+    num_heads: int
+    width: int
+    value_width: int
+    is_latent: bool = False
+
+    @property
+    def num_numbers(self) -> int:
+        return self.num_heads * (self.width + (0 if self.is_latent else self.value_width))
 
 
 class KeyValueCache:
-    """The pages' memory: per layer a matrix of keys and one of values, one line per page."""
+    """The pages' memory: per layer a matrix of keys, and one of values where they are not latent, one line
+    per page."""
 
     def __init__(
         self,
-        shapes: dict[int, tuple[int, int]],
+        shapes: dict[int, LayerShape],
         *,
         num_pages: int,
         page_size: int,
@@ -31,16 +48,29 @@ class KeyValueCache:
         self._write = writer_on(device, dtype)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        # Layers of one shape share one block [2 × layers, pages, page], so that tokens are copied in all of
-        # them at once.
+        # What is as wide in several layers shares one block [layers, pages, page], so that tokens are copied
+        # in all of them at once: as a rule keys and values of all layers.
+        held = [(shape.num_heads * shape.width, layer, self.keys) for layer, shape in shapes.items()]
+        held += [
+            (shape.num_heads * shape.value_width, layer, self.values)
+            for layer, shape in shapes.items()
+            if not shape.is_latent
+        ]
         self._blocks: list[tuple[Tensor, int]] = []
-        for shape in sorted(set(shapes.values())):
-            layers = [layer for layer, other in shapes.items() if other == shape]
-            token_width = shape[0] * shape[1]
-            block = untouched_zeros((2 * len(layers), num_pages, page_size * token_width), dtype, device)
+        for token_width in sorted({width for width, *_ in held}):
+            of_block = [(layer, place) for width, layer, place in held if width == token_width]
+            block = untouched_zeros((len(of_block), num_pages, page_size * token_width), dtype, device)
             self._blocks.append((block, token_width))
-            for index, layer in enumerate(layers):
-                self.keys[layer], self.values[layer] = block[2 * index], block[2 * index + 1]
+            for matrix, (layer, place) in zip(block, sorted(of_block, key=itemgetter(0)), strict=True):
+                place[layer] = matrix
+
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The layer's keys and values, as views: [pages, page size, G, D]."""
+        heads, width, value_width, is_latent = self.shapes[layer]
+        keys = self.keys[layer].view(-1, self.page_size, heads, width)
+        if is_latent:
+            return keys, keys[..., :value_width]
+        return keys, self.values[layer].view(-1, self.page_size, heads, value_width)
 
     def copy_tokens(self, sources_T: Tensor, targets_T: Tensor) -> None:
         """Copy keys and values between places (page × page_size + offset); no target is a source."""
@@ -50,11 +80,16 @@ class KeyValueCache:
 
     def write(self, layer: int, cache_index_T: Tensor, keys_TGD: Tensor, values_TGD: Tensor) -> None:
         """Write each token's key and value at ``cache_index_T`` (page × page_size + offset)."""
-        self._write(self.keys[layer], self.values[layer], cache_index_T, keys_TGD, values_TGD)
+        _, width, value_width, is_latent = self.shapes[layer]
+        if is_latent:
+            copy_into(self.keys[layer], cache_index_T, keys_TGD)
+            return
+        write = self._write if width == value_width else plain_write
+        write(self.keys[layer], self.values[layer], cache_index_T, keys_TGD, values_TGD)
 
     @staticmethod
-    def bytes_per_page(shapes: dict[int, tuple[int, int]], page_size: int, dtype: torch.dtype) -> int:
-        return 2 * page_size * dtype.itemsize * sum(heads * width for heads, width in shapes.values())
+    def bytes_per_page(shapes: dict[int, LayerShape], page_size: int, dtype: torch.dtype) -> int:
+        return page_size * dtype.itemsize * sum(shape.num_numbers for shape in shapes.values())
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -28,9 +28,14 @@ def plain_write(
     key_pages: Tensor, value_pages: Tensor, cache_index_T: Tensor, keys_TGD: Tensor, values_TGD: Tensor
 ) -> None:
     """Write each token's keys and values at ``cache_index_T``, counted in tokens from the first page."""
-    for pages, tokens_TGD in ((key_pages, keys_TGD), (value_pages, values_TGD)):
-        tokens = tokens_TGD.flatten(1)
-        pages.view(-1, tokens.shape[1]).index_copy_(0, cache_index_T, tokens)
+    copy_into(key_pages, cache_index_T, keys_TGD)
+    copy_into(value_pages, cache_index_T, values_TGD)
+
+
+def copy_into(pages: Tensor, cache_index_T: Tensor, tokens_TGD: Tensor) -> None:
+    """Keys alone, or values alone."""
+    tokens = tokens_TGD.flatten(1)
+    pages.view(-1, tokens.shape[1]).index_copy_(0, cache_index_T, tokens)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from specdist.models.attention.attention import AttentionCall, LayerAttention
 from specdist.models.attention.plain import plain_attention
-from specdist.models.cache.key_value import KeyValueCache
+from specdist.models.cache.key_value import KeyValueCache, LayerShape
 from specdist.models.cpu.compiled import CompiledPass, UnknownStructureError
 from specdist.models.loading.dry_run import LayerShapes
 from specdist.models.passes.flat import FlatBatch
@@ -88,7 +88,7 @@ def choose_pass(
 def _difference(
     model: PreTrainedModel,
     found: CompiledPass,
-    shapes: dict[int, tuple[int, int]],
+    shapes: dict[int, LayerShape],
     run_transformers: RunTokens,
 ) -> float:
     """Two sequences of the same tokens, over scattered pages: prompts, blocks and single tokens, mixed."""

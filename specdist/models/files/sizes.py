@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
+from specdist.models.attention.latent import can_absorb
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class
 from specdist.models.quantized.quantized import Quantization, linear_layers
@@ -30,16 +31,25 @@ SLIDING = ("sliding_attention", "local")
 ALL_REDUCES_PER_LAYER = 2
 # The matrices before an all-reduce, whose bias is whole on every rank.
 SUMMED = ("o_proj", "down_proj", "dense_4h_to_h", "attention.dense", "self_attn.dense", "fc2")
+# The way to the latents of latent attention.
+WHOLE = ("q_a_proj", "kv_a_proj_with_mqa")
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Keys and values of a token in one layer: ``num_heads`` heads of ``width`` numbers; attention reads back
-    at most over a sliding ``window``."""
+    """Keys and values of a token in one layer: ``num_heads`` heads of ``width`` and ``value_width`` numbers;
+    attention reads back at most over a sliding ``window``. With ``is_latent`` the values are part of the one
+    key, which is whole on every rank."""
 
     num_heads: int
     width: int
+    value_width: int
     window: int | None
+    is_latent: bool = False
+
+    def num_numbers(self, tp_size: int) -> int:
+        """That one rank keeps of a token."""
+        return self.width if self.is_latent else self.num_heads // tp_size * (self.width + self.value_width)
 
     def tokens_read(self, context_tokens: float) -> float:
         """Tokens whose keys and values one new token reads."""
@@ -170,26 +180,24 @@ class ModelSize:
 
     def attention_flops(self, tp_size: int, context_tokens: float) -> float:
         """Operations of a token's attention on one rank: scores, and the sum of values."""
-        read = sum(layer.width * layer.tokens_read(context_tokens) for layer in self.layers)
-        return 4 * self.num_query_heads / tp_size * read
+        read = sum(
+            (layer.width + layer.value_width) * layer.tokens_read(context_tokens) for layer in self.layers
+        )
+        return 2 * self.num_query_heads / tp_size * read
 
     def cache_bytes_per_token(self, tp_size: int) -> int:
         """Bytes of keys and values, and of states, per token on one rank."""
-        numbers = sum(2 * (layer.num_heads // tp_size) * layer.width for layer in self.layers)
-        numbers += self.num_state_numbers
+        numbers = sum(layer.num_numbers(tp_size) for layer in self.layers) + self.num_state_numbers
         return numbers * self.bytes_per_number
 
     def cache_read_bytes(self, tp_size: int, context_tokens: float) -> float:
         """Bytes of keys and values that a token's attention reads on one rank."""
-        read = sum(
-            2 * (layer.num_heads / tp_size) * layer.width * layer.tokens_read(context_tokens)
-            for layer in self.layers
-        )
+        read = sum(layer.num_numbers(tp_size) * layer.tokens_read(context_tokens) for layer in self.layers)
         return read * self.bytes_per_number
 
     def tp_sizes(self, most: int) -> list[int]:
         """Numbers of ranks up to ``most`` that can shard it: they divide its heads and key/value heads."""
-        heads = (self.num_query_heads, *(layer.num_heads for layer in self.layers))
+        heads = (self.num_query_heads, *(layer.num_heads for layer in self.layers if not layer.is_latent))
         most = most if self.is_shardable else min(most, 1)
         return [size for size in range(1, most + 1) if not any(count % size for count in heads)]
 
@@ -224,7 +232,7 @@ def model_size(
             continue
         if isinstance(module, nn.Embedding):
             num_embedding += module.weight.numel()
-        elif isinstance(module, (nn.Linear, Conv1D)):
+        elif isinstance(module, (nn.Linear, Conv1D)) and not module_name.endswith(WHOLE):
             num_cut += module.weight.numel()
             widest = max(widest, module.nf if isinstance(module, Conv1D) else module.out_features)
             if module.bias is not None and not module_name.endswith(SUMMED):
@@ -248,7 +256,7 @@ def model_size(
         keeps_scores=bool(getattr(text, "attn_logit_softcapping", None))
         or any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
-        layers=_layers(text),
+        layers=_layers(text, model),
         # Those of an EAGLE-3 draft need no table: its configuration's number is that of its training.
         max_positions=sys.maxsize if is_eagle(config) else text.max_position_embeddings,
         num_state_numbers=text.hidden_size if is_eagle(config) else 0,
@@ -287,8 +295,11 @@ def _quantized(
     """Numbers in quantised layers by the kind of their product, and bytes of all."""
     numbers: Counter[ProductKind | None] = Counter()
     num_bytes = 0
+    absorbed = {f"{name}.kv_b_proj" for name, module in model.named_modules() if can_absorb(module)}
     for name, layer in linear_layers(model).items() if quantization is not None else ():
         assert quantization is not None
+        if name in absorbed:  # dequantised when it is loaded
+            continue
         form = quantization.format_of(name, layer.in_features)
         if form is not None:
             numbers[form.product] += layer.weight.numel()
@@ -296,7 +307,11 @@ def _quantized(
     return numbers, num_bytes
 
 
-def _layers(text: Any) -> tuple[LayerCache, ...]:
+def _layers(text: Any, model: nn.Module) -> tuple[LayerCache, ...]:
+    latents = [layer for layer in model.modules() if can_absorb(layer)]
+    if latents:
+        rank, rotated = text.kv_lora_rank, text.qk_rope_head_dim
+        return (LayerCache(1, rank + rotated, rank, None, is_latent=True),) * len(latents)
     num_kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     window = getattr(text, "sliding_window", None) or getattr(text, "window_size", None)
@@ -305,4 +320,6 @@ def _layers(text: Any) -> tuple[LayerCache, ...]:
         # Without a list all layers use the window, if there is one; Qwen2 may name one without using it.
         slides = window is not None and getattr(text, "use_sliding_window", True)
         kinds = [SLIDING[0] if slides else ""] * text.num_hidden_layers
-    return tuple(LayerCache(num_kv_heads, width, window if kind in SLIDING else None) for kind in kinds)
+    return tuple(
+        LayerCache(num_kv_heads, width, width, window if kind in SLIDING else None) for kind in kinds
+    )

@@ -29,9 +29,12 @@ from specdist.models.attention.attention import (
     AttentionCall,
     AttentionKind,
     AttentionRules,
+    absorption_of,
+    attend_of_registry,
     attending,
 )
 from specdist.models.attention.rope import rope_border, ropes_of
+from specdist.models.cache.key_value import LayerShape
 from specdist.utils.errors import UserError
 
 DRY_RUN_NAME = "specdist_dry_run"
@@ -48,15 +51,16 @@ _recorder: ContextVar[LayerShapes] = ContextVar("the dry run of this thread")
 
 
 class LayerShapes:
-    """Stands in for the cache in a dry run and records every layer's (key/value heads, head width) and rules.
+    """Stands in for the cache in a dry run and records every layer's keys and values and rules.
 
     ``kinds`` are those of attention that occur. ``foreign`` names what is not implemented here (such as
     attention to later tokens), and would be ignored without an error.
     """
 
-    def __init__(self, num_positions: int = MOST_POSITIONS) -> None:
-        """``num_positions``: a window that is longer is none."""
-        self.shapes: dict[int, tuple[int, int]] = {}
+    def __init__(self, num_positions: int = MOST_POSITIONS, *, keeps_latents: bool = True) -> None:
+        """``num_positions``: a window that is longer is none; ``keeps_latents``: in the model's passes."""
+        self.keeps_latents = keeps_latents
+        self.shapes: dict[int, LayerShape] = {}
         self.rules: dict[int, AttentionRules] = {}
         self.kinds: list[AttentionKind] = []
         self.foreign: set[str] = set()
@@ -68,13 +72,13 @@ class LayerShapes:
         queries_THD, keys_TGD, values_TGD, rules, sinks_H = call
         if sinks_H is not None and len(sinks_H) != queries_THD.shape[1]:
             raise ValueError(f"{len(sinks_H)} attention sinks for {queries_THD.shape[1]} heads")
-        self.shapes[layer] = (keys_TGD.shape[1], keys_TGD.shape[2])
+        (_, num_heads, width), value_width = keys_TGD.shape, values_TGD.shape[2]
+        self.shapes[layer] = LayerShape(num_heads, width, value_width, rules.is_latent)
         self.rules[layer] = rules
-        kind = AttentionKind(queries_THD.shape[1], *self.shapes[layer], rules)
+        own_width = None if value_width == width else value_width
+        kind = AttentionKind(queries_THD.shape[1], num_heads, width, rules, own_width)
         if kind not in self.kinds:
             self.kinds.append(kind)
-        if values_TGD.shape != keys_TGD.shape:
-            self.foreign.add("values narrower or wider than keys")
         return queries_THD.new_zeros((*queries_THD.shape[:2], values_TGD.shape[2]))
 
     def make_mask(self, mask_function: MaskFunction, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:
@@ -256,7 +260,10 @@ def _record(
     layer = getattr(module, "layer_idx", None)
     window = shapes.record(layer, attention_mask, sliding_window, kwargs)
     rules = AttentionRules(scaling, window, softcap, s_aux is not None)
-    output_THD = shapes.attend(layer or 0, AttentionCall.of_registry(query, key, value, rules, s_aux))
+    if absorption_of(module) is not None:
+        # Not by the width of what is attended to: that of the layer's own queries.
+        rules = rules._replace(scale=scaling or query.shape[-1] ** -0.5, is_latent=True)
+    output_THD = attend_of_registry(shapes, layer or 0, module, (query, key, value), rules, s_aux)
     return output_THD[None], None
 
 

@@ -42,16 +42,15 @@ def run_loaded(
 ) -> dict[str, Tensor]:
     """The same as :func:`specdist.models.loading.reference.run_reference`, of this rank's heads and
     vocabulary; and ``fast logits``, as the passes of a run compute them, where these are not transformers'
-    layers.
+    layers, or keep latents.
 
     Raises NotImplementedError if the model's layers are not in one list.
     """
     # Recorded passes are compared with unrecorded ones when they are recorded.
     acceleration = dataclasses.replace(acceleration, is_static=False, capturer=None)
     with _only_layers(model, sample):
-        plain = _RecordingRunner(
-            model, device, dataclasses.replace(acceleration, is_compiled=False), model_impl="transformers"
-        )
+        plainly = dataclasses.replace(acceleration, is_compiled=False, keeps_latents=False)
+        plain = _RecordingRunner(model, device, plainly, model_impl="transformers")
         windows = {rules.window or 0 for rules in plain.rules.values()}
         if max(windows) >= sample.num_tokens:
             raise NotImplementedError(f"a window of {max(windows)} tokens is too long for a check")
@@ -61,7 +60,7 @@ def run_loaded(
             found = {name: torch.cat(parts) for name, parts in plain.torch_pass.recorded.items()}
         found["logits"] = logits
         fast = ModelRunner(model, device, acceleration, model_impl=model_impl)
-        if fast.compiled is not None:
+        if fast.compiled is not None or any(rules.is_latent for rules in fast.rules.values()):
             found["fast logits"] = _run(fast, sample)
     order = _in_rows(sample)
     return {

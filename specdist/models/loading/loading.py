@@ -22,7 +22,7 @@ from specdist.models.loading.cutting import cut
 from specdist.models.loading.filling import Filling, StoredNames
 from specdist.models.passes.all_reduce import use_peer_memory
 from specdist.models.quantized.quantized import quantization_of
-from specdist.models.quantized.quantized_linear import choose_products
+from specdist.models.quantized.quantized_linear import choose_products, dequantize_absorbed
 from specdist.models.quantized.quantized_loading import QuantizedParts, place_layers
 from specdist.utils.errors import UserError
 from specdist.utils.packages import check_installed
@@ -95,6 +95,7 @@ def _load_read(
     if ties_embeddings(model) and torch.equal(head.weight, embedding.weight):
         head.weight = embedding.weight
     use_paged_attention(model)
+    dequantize_absorbed(model, dtype)
     choose_products(model, dtype)
     return model.eval()
 
@@ -138,6 +139,7 @@ def load_sharded(
     # by radians after a thousand tokens.
     computed.restore(shard, device)
     _read_weights(shard, checkpoint, stored, parts, dtype, reading, group)
+    dequantize_absorbed(shard, dtype)
     choose_products(shard, dtype)
     if device.type == "cuda":
         use_peer_memory(shard, dtype=dtype, device=device, group=group)

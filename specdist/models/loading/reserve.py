@@ -228,16 +228,16 @@ def logit_bytes(model: ModelSize, limits: PassLimits, sampling: Sampling, tp_siz
 def page_overhead(model: ModelSize, tp_size: int) -> int:
     """Bytes per token of the cache that a pass without a kernel may copy: the pages of one layer. Sequences
     that share pages may copy them several times; if memory runs out, the batch is halved."""
-    widest = max((2 * (layer.num_heads // tp_size) * layer.width for layer in model.layers), default=0)
-    return widest * model.bytes_per_number
+    return max((layer.num_numbers(tp_size) for layer in model.layers), default=0) * model.bytes_per_number
 
 
 def mask_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
     """A number per query head of a group, query and key, and a flag per query and key; with a soft cap or
     sinks, which are computed in plain operations, also two copies of all heads' scores, and their softmax in
     float32."""
+    has_latents = any(layer.is_latent for layer in model.layers)
     num_kv_heads = max((layer.num_heads for layer in model.layers), default=1)
-    repeats = model.num_query_heads // num_kv_heads
+    repeats = model.num_query_heads // (tp_size if has_latents else num_kv_heads)
     number = model.bytes_per_number
     per_pair = repeats * number + number + 1
     if model.keeps_scores:

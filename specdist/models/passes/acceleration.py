@@ -24,6 +24,7 @@ class Acceleration:
         group: the ranks that share the model, and choose the same kernel; None for a whole model.
         is_fused: fuse the small steps of layers where that gives the same numbers.
         is_compiled: run Llama-like models as one call of compiled code where that gives the same numbers.
+        keeps_latents: layers of latent attention keep latents, and not the keys and values of every head.
     """
 
     is_static: bool = False
@@ -32,6 +33,7 @@ class Acceleration:
     group: dist.ProcessGroup | None = None
     is_fused: bool = False
     is_compiled: bool = False
+    keeps_latents: bool = True
 
     @staticmethod
     def of(device: torch.device, group: dist.ProcessGroup | None = None) -> Acceleration:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from specdist.config.groups import ModelImpl
 from specdist.models.attention.attention import AttentionRules, LayerAttention
 from specdist.models.attention.kernel import PagedKernel, SdpaKernel
+from specdist.models.attention.latent import can_keep_latents
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.attention.rope import use_frequencies_by_row
 from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
@@ -74,7 +75,8 @@ class ModelRunner:
         self._head = None if head is None else head.to(device=device, dtype=self.dtype).eval()
         self._acceleration = acceleration or Acceleration.of(device)
         self._on_pass = on_pass
-        self._shapes = LayerShapes(positions_of(model))
+        keeps_latents = self._acceleration.keeps_latents and can_keep_latents(model)
+        self._shapes = LayerShapes(positions_of(model), keeps_latents=keeps_latents)
         self.torch_pass = self.pass_class(model, device, self._shapes, is_fused=self._acceleration.is_fused)
         self.rope_border = use_frequencies_by_row(model)
         # A dry run of one token gives every layer's local shape, whatever the family and its sharding.

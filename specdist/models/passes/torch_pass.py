@@ -110,7 +110,8 @@ class TorchPass:
             if self._fused is not None:
                 stack.enter_context(self._fused.active())
             caught = stack.enter_context(LastHiddenStates(self._model)) if with_hidden else None
-            stack.enter_context(attending(attention, self._shapes.rules))
+            shapes = self._shapes
+            stack.enter_context(attending(attention, shapes.rules, keeps_latents=shapes.keeps_latents))
             output: Any = self._model(
                 input_ids=token_ids_T[None],
                 position_ids=positions_T[None],

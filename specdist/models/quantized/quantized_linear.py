@@ -16,12 +16,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdist.models.attention.attention import ABSORPTION
 from specdist.models.quantized.quantized_weights import (
     DTYPES,
     LIMITS,
@@ -186,6 +188,24 @@ class QuantizedLinear(nn.Module):
         if trial.name == INT4_KERNEL:
             self.numbers = self.weight.numbers.new_empty(0)  # the kernel has a layout of its own
         return trial
+
+
+@torch.no_grad()
+def dequantize_absorbed(model: nn.Module, dtype: torch.dtype) -> None:
+    """Make plain layers of those that latent attention has in its queries and outputs
+    (:mod:`specdist.models.attention.latent`), whose products are with parts of the weight."""
+    found: list[Any] = [
+        module
+        for module in model.modules()
+        if ABSORPTION in vars(module) and isinstance(module.kv_b_proj, QuantizedLinear)
+    ]
+    for module in found:
+        weight = module.kv_b_proj.weight.dequantized(dtype)
+        plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta", dtype=dtype)
+        plain.weight = nn.Parameter(weight, requires_grad=False)
+        module.kv_b_proj = plain
+    if found:
+        logger.info("%d × kv_b_proj in plain numbers, as latent attention needs them", len(found))
 
 
 def choose_products(model: nn.Module, dtype: torch.dtype) -> None:

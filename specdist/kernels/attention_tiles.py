@@ -1,0 +1,65 @@
+"""What a program of :mod:`specdist.kernels.paged_attention` works on at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+# Rows (queries × heads that share a key/value head) of a tile, and keys per step by the head's width. On an
+# H200 these tiles took 0.37 to 0.8 of the time of 64 rows, 32 keys and 8 warps (jobs/benchmarks/h200). Wider
+# heads take what fits into the registers (tests/kernels/test_compilation.py), and so do products of float32
+# numbers, which tensor cores do not make.
+LEAST_ROWS, MOST_ROWS = 16, 64
+KEYS_OF_WIDTHS = {16: 128, 32: 128, 64: 128, 128: 64}
+WIDE_ROWS, WIDE_KEYS = 32, 32
+FLOAT32_BLOCK = 16
+# Of wider values than these a tile holds fewer rows, and fewer of the heads that share a key.
+WIDEST_WHOLE, WIDEST_ROWS, MOST_HEADS = 256, 32, 16
+# Without contraction into fused multiply-adds both ways to join splits round alike.
+OPTIONS: dict[str, int | bool] = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program works on at a time, and how it is compiled for that.
+
+    Attributes:
+        num_rows: at least one query of the heads that share a key/value head.
+        num_keys: per step.
+    """
+
+    num_rows: int
+    num_keys: int
+    options: dict[str, int | bool]
+
+    @staticmethod
+    def of(width: int, num_repeats: int, dtype: torch.dtype, num_queries: int, rest_width: int = 0) -> Tile:
+        """For values of this width and keys of ``rest_width`` more, ``num_repeats`` heads of a program that
+        share a key/value head, and segments of at most so many queries."""
+        least_rows = triton.next_power_of_2(num_repeats)
+        if dtype == torch.float32:
+            options = {"num_warps": 8, "maxnreg": 255}
+            return Tile(max(FLOAT32_BLOCK, least_rows), FLOAT32_BLOCK, OPTIONS | options)
+        if width > WIDEST_WHOLE:
+            wanted_rows = triton.next_power_of_2(num_queries * num_repeats)
+            num_rows = max(LEAST_ROWS, least_rows, min(WIDEST_ROWS, wanted_rows))
+            options = {"num_warps": 4 if num_rows == LEAST_ROWS else 8, "num_stages": 2}
+            return Tile(num_rows, WIDE_KEYS, OPTIONS | options)
+        num_keys = None if rest_width else KEYS_OF_WIDTHS.get(width)
+        if num_keys is None:
+            options = {"maxnreg": 255} if width <= max(KEYS_OF_WIDTHS) else {"num_warps": 8}
+            return Tile(max(WIDE_ROWS, least_rows), WIDE_KEYS, OPTIONS | options)
+        wanted_rows = triton.next_power_of_2(num_queries * num_repeats)
+        num_rows = max(LEAST_ROWS, least_rows, min(MOST_ROWS, wanted_rows))
+        # Long steps need few of them in flight.
+        return Tile(num_rows, num_keys, OPTIONS | {"num_stages": 2} if num_rows >= MOST_ROWS else OPTIONS)
+
+
+def heads_of_program(width: int, num_repeats: int) -> tuple[int, int]:
+    """Of ``num_repeats`` heads that share a key/value head of this width those that a program takes, and the
+    number of programs that take them all."""
+    most = MOST_HEADS if width > WIDEST_WHOLE else num_repeats
+    num_heads = max(each for each in range(1, most + 1) if num_repeats % each == 0)
+    return num_heads, num_repeats // num_heads

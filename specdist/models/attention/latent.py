@@ -1,0 +1,137 @@
+"""Latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): the cache holds what keys and values are
+made of.
+
+A layer makes the keys and values of all its heads from a latent of each token, and a rotated part of the key
+that its heads share. transformers' layers do so between their cache and their attention, in ``expand_kv``. In
+its place here stands what the layer keeps, as one key of one head whose first numbers are the value; the
+projections from the latent are part of the queries and of the output (the paper's "absorption"): q · (W c) is
+(Wᵀ q) · c, and the weighted sum of W c is W times that of c. The products are the same up to rounding.
+
+T flat tokens, H heads, D width of a head without its rotated part, R width of a latent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdist.models.attention.attention import ABSORPTION, is_keeping_latents
+from specdist.utils.trial import check_difference, first_right
+
+EXPAND = "expand_kv"
+WIDTHS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
+# Of the check: sums in another order, and latents, keys and values rounded at other places.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+NUM_TOKENS = 5
+
+logger = logging.getLogger(__name__)
+
+
+class Latents:
+    """In the place of a layer's ``expand_kv``: in passes that keep latents it expands nothing."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer: Any = layer
+
+    def __call__(self, latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
+        """[1, 1, T, R] and the shared part of the keys, to key and value."""
+        if not is_keeping_latents():
+            return self.expanded(latent, rotated)
+        key = torch.cat((latent, rotated), dim=-1)
+        return key, key[..., : latent.shape[-1]]
+
+    def expanded(self, latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
+        """Of every head, by transformers."""
+        found: tuple[Tensor, Tensor] = getattr(type(self._layer), EXPAND)(self._layer, latent, rotated)
+        return found
+
+    def _weights(self) -> tuple[Tensor, Tensor]:
+        """From latents to keys and to values, of this rank's heads: [H, D, R] each."""
+        layer = self._layer
+        widths = [layer.qk_nope_head_dim, layer.v_head_dim]
+        weight_HDR = layer.kv_b_proj.weight.view(-1, sum(widths), layer.kv_lora_rank)
+        to_keys_HDR, to_values_HDR = weight_HDR.split(widths, dim=1)
+        return to_keys_HDR, to_values_HDR
+
+    def queries(self, query: Tensor) -> Tensor:
+        """[1, H, T, D and the rotated part] to what attends to latents."""
+        to_keys_HDR, _ = self._weights()
+        plain_HTD, rotated = query[0].tensor_split([to_keys_HDR.shape[1]], dim=-1)
+        return torch.cat((plain_HTD @ to_keys_HDR, rotated), dim=-1)[None]
+
+    def output(self, output_THR: Tensor) -> Tensor:
+        """[T, H, R] to [T, H, width of a value]."""
+        _, to_values_HDR = self._weights()
+        return (output_THR.transpose(0, 1) @ to_values_HDR.transpose(1, 2)).transpose(0, 1)
+
+    @torch.inference_mode()
+    def check(self, generator: torch.Generator) -> None:
+        """Raises an error, a ValueError of other numbers, where it does not give those of ``expand_kv``."""
+        layer, weight = self._layer, self._layer.kv_b_proj.weight
+        (num_heads, width, _), _ = (each.shape for each in self._weights())
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(weight.device, weight.dtype)
+
+        latent = random(1, 1, NUM_TOKENS, layer.kv_lora_rank)
+        rotated = random(1, 1, NUM_TOKENS, layer.qk_rope_head_dim)
+        query = random(1, num_heads, NUM_TOKENS, width + layer.qk_rope_head_dim)
+        shares_TT = random(NUM_TOKENS, NUM_TOKENS)
+        key, value = self.expanded(latent, rotated)
+        kept = torch.cat((latent, rotated), dim=-1)
+        sums_THR = (shares_TT @ latent[0, 0])[:, None].expand(-1, num_heads, -1)
+        for what, found, expected in (
+            ("scores", self.queries(query) @ kept.transpose(2, 3), query @ key.transpose(2, 3)),
+            ("outputs", self.output(sums_THR), (shares_TT @ value[0]).transpose(0, 1)),
+        ):
+            difference = float((found - expected).float().norm() / expected.float().norm())
+            check_difference(f"its {what} differ", difference, TOLERANCES[weight.dtype])
+
+
+def use_latents(model: nn.Module) -> None:
+    """Let layers of latent attention keep latents in passes over pages that ask for it. Versions of
+    transformers without ``expand_kv``, and layers of other parts, keep keys and values."""
+    for layer in model.modules():
+        if can_absorb(layer):
+            latents = Latents(layer)
+            setattr(layer, EXPAND, latents)
+            setattr(layer, ABSORPTION, latents)
+
+
+def can_absorb(layer: nn.Module) -> bool:
+    """Whether it has the parts of latent attention."""
+    has_widths = all(isinstance(getattr(layer, name, None), int) for name in WIDTHS)
+    projection = getattr(layer, "kv_b_proj", None)
+    return (
+        has_widths
+        and callable(getattr(type(layer), EXPAND, None))
+        and isinstance(projection, nn.Module)
+        and getattr(projection, "bias", None) is None
+    )
+
+
+def latents_of(model: nn.Module) -> Iterator[Latents]:
+    """Of the model's layers that may keep them."""
+    return (found for layer in model.modules() if (found := vars(layer).get(ABSORPTION)) is not None)
+
+
+def can_keep_latents(model: nn.Module) -> bool:
+    """Whether layers of latent attention give transformers' numbers with their projections absorbed; which is
+    logged. Models without such layers can."""
+    found = list(latents_of(model))
+    if not found:
+        return True
+
+    def check(latents: list[Latents]) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for each in latents:
+            each.check(generator)
+
+    trial = first_right({"kept as latents": lambda: found}, check)
+    what = f"keys and values of {len(found)} layers of latent attention"
+    trial.report(logger, what, "kept of every head, in many times the memory")
+    return trial.found is not None
