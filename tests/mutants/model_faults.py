@@ -13,6 +13,7 @@ PEER_MEMORY = (
 )
 
 FAMILIES = "tests/models/test_family_runs.py::test_families_in_turn_do_what_the_table_says"
+WRAPPERS = "tests/models/test_wrappers.py::"
 LEDGER = "tests/engine/test_stats_recorder.py"
 
 # Faults in code for instructions that not every processor has.
@@ -158,6 +159,14 @@ MODEL_FAULTS = (
         "if stored not in converted and parameters[name].shape",
         "if parameters[name].shape",
         ("tests/models/test_fitting.py::test_a_sound_mixture_is_refused_only_for_what_is_not_done_with_it",)),
+    Mutant("towers-of-images-are-loaded", "without_towers",
+        "            setattr(base, name, None)\n",
+        "",
+        (WRAPPERS + "test_a_tower_s_weights_are_neither_read_nor_kept",)),
+    Mutant("any-tensor-of-a-tower-is-taken-for-known", "WeightNames.is_harmless",
+        "name in self._unread\n",
+        "bool(self._unread)\n",
+        (WRAPPERS + "test_what_no_tower_of_the_model_has_is_refused",)),
     Mutant("experts-that-are-not-there", "conversions_of",
         "            if wanted is not None and wanted.shape != tensor.shape:",
         "            if False:",

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedModel
 
-from specdist.models.files.checkpoint import Checkpoint, auto_class
+from specdist.models.files.checkpoint import Checkpoint, auto_class, without_towers
 from specdist.models.quantized.quantized import plain_config
 
 
 def build_without_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with parameters on the meta device, and with every buffer as transformers computes it.
+    """The model of texts with parameters on the meta device, and with every buffer as transformers computes
+    it.
 
     Its configuration is a copy: what is set in a model's is not the checkpoint's. With
     ``torch.device("meta")`` buffers made by ``torch.ones`` and the like would lose their values.
@@ -30,7 +31,7 @@ def build_without_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrai
         model: PreTrainedModel = auto_class(checkpoint.config).from_config(
             copy.deepcopy(plain_config(checkpoint)), dtype=dtype, trust_remote_code=checkpoint.trusts_code
         )
-    return model
+    return without_towers(model)
 
 
 @contextlib.contextmanager

@@ -186,6 +186,21 @@ def auto_class(config: Any) -> Any:
     return AutoModelForImageTextToText if is_known else AutoModelForCausalLM
 
 
+def without_towers(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without what it has for images and sounds beside its text model: other models, which no text
+    reaches. ``model.unread`` has their parameters and buffers by name; files may hold them."""
+    base = model.base_model
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else base
+    unread: dict[str, Tensor] = {}
+    prefix = next(f"{name}.".lstrip(".") for name, module in model.named_modules() if module is base)
+    for name, part in list(base.named_children()) if base is not decoder else ():
+        if isinstance(part, PreTrainedModel) and decoder not in part.modules():
+            unread |= {f"{prefix}{name}.{key}": tensor for key, tensor in part.state_dict().items()}
+            setattr(base, name, None)
+    model.unread = unread
+    return model
+
+
 def causal_model_class(checkpoint: Checkpoint) -> type[PreTrainedModel] | None:
     """The class that transformers would build, or that of its text model; None for a family that is not a
     causal language model."""

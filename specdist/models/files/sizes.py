@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from specdist.models.attention.latent import can_absorb
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
-from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class, without_towers
 from specdist.models.quantized.quantized import Quantization, linear_layers
 from specdist.models.quantized.quantized_weights import ProductKind
 
@@ -216,7 +216,7 @@ def model_size(
         model = (
             LlamaForCausalLMEagle3(copy.deepcopy(config))
             if is_eagle(config)
-            else auto_class(config).from_config(config, trust_remote_code=trusts_code)
+            else without_towers(auto_class(config).from_config(config, trust_remote_code=trusts_code))
         )
     text = config.get_text_config()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()

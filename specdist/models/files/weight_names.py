@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -32,6 +33,8 @@ class WeightNames:
         self._converters = [change for change in mapping if isinstance(change, WeightConverter)]
         self._prefix = model.base_model_prefix
         self.known = dict(model.state_dict())
+        # Of towers that are left out, where a model has any.
+        self._unread: dict[str, Tensor] = getattr(model, "unread", {})
         for name, module in model.named_modules():
             if isinstance(module, QuantizedLinear):
                 self.known[f"{name}.weight"] = module.weight.numbers
@@ -66,7 +69,8 @@ class WeightNames:
         """Whether a tensor that no parameter takes is known to be unused, by transformers or by its name."""
         name = self.renamed(stored_name)[0]
         return (
-            name in self._computed
+            name in self._unread
+            or name in self._computed
             or HARMLESS.search(name) is not None
             or any(pattern.search(name) for pattern in self._ignored)
         )
@@ -74,8 +78,13 @@ class WeightNames:
     def renamed(self, stored_name: str) -> tuple[str, str | None]:
         """The (first) parameter that it becomes and, where transformers converts it, as it does with single
         experts, the pattern of its conversion that fits its name."""
-        found = rename_source_key(stored_name, self._renamings, self._converters, self._prefix, self.known)
-        if found[0] not in self.known and stored_name in self.known:
+        known = self.known | self._unread
+        found = rename_source_key(stored_name, self._renamings, self._converters, self._prefix, known)
+        if found[0] not in known and stored_name in known:
             # As in transformers: it has the model's own name already.
-            return rename_source_key(stored_name, [], [], self._prefix, self.known)
+            return rename_source_key(stored_name, [], [], self._prefix, known)
         return found
+
+    def is_unread(self, stored_name: str) -> bool:
+        """Whether it is of a tower that is left out."""
+        return self.renamed(stored_name)[0] in self._unread

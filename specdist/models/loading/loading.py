@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.computed import ComputedTensors, build_without_weights
-from specdist.models.files.checkpoint import Checkpoint, auto_class
+from specdist.models.files.checkpoint import Checkpoint, auto_class, without_towers
 from specdist.models.files.weight_files import StoredTensors, open_weights
 from specdist.models.files.weight_names import WeightNames, ties_embeddings
 from specdist.models.files.weight_stream import Reading, streamed, tensors_in
@@ -56,6 +56,7 @@ def load_whole(
         ) from error
     # transformers fills them with random numbers.
     refuse_missing(checkpoint, report["missing_keys"])
+    model = without_towers(model)
     _merge_adapter(model, checkpoint)
     use_paged_attention(model)
     return model.eval()
