@@ -3,6 +3,7 @@
 from tests.mutants.adapter_faults import ADAPTER_FAULTS
 from tests.mutants.attention_faults import ATTENTION_FAULTS
 from tests.mutants.constraint_faults import CONSTRAINT_FAULTS
+from tests.mutants.cut_faults import CUT_FAULTS
 from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.distill_faults import DISTILL_FAULTS
 from tests.mutants.eagle_faults import EAGLE_FAULTS
@@ -38,6 +39,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ATTENTION_FAULTS,
     *CONSTRAINT_FAULTS,
     *LEASE_FAULTS,
+    *CUT_FAULTS,
     *DATA_FAULTS,
     *STATS_FAULTS,
     *DISTILL_FAULTS,
