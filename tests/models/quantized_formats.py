@@ -47,8 +47,8 @@ TOKENS = torch.arange(40) * 37 % VOCAB_SIZE
 TOLERANCE, ROUNDED_TOLERANCE = 1e-4, 0.02
 
 
-def saved(folder: Path, layout: str | None = None) -> Path:
-    model = tiny_model("llama", **SIZES)
+def saved(folder: Path, layout: str | None = None, family: str = "llama") -> Path:
+    model = tiny_model(family, **SIZES)
     uneven(model)
     model.save_pretrained(folder)
     if layout is not None:
@@ -97,12 +97,12 @@ def whole_difference(folder: Path, layout: str) -> tuple[torch.nn.Module, float]
     return model, relative_difference(logits_of(model, TOKENS), expected)
 
 
-def sharded_differences(folder: Path) -> dict[str, float]:
+def sharded_differences(folder: Path, family: str = "llama") -> dict[str, float]:
     """By layout, and by kind of ``--target_quantization``: of two ranks' logits to those of the whole model,
     the larger one. Fails above the tolerance."""
-    folders = {layout: saved(folder / str(index), layout) for index, layout in enumerate(LAYOUTS)}
+    folders = {layout: saved(folder / str(index), layout, family) for index, layout in enumerate(LAYOUTS)}
     arguments = [str(each) for each in folders.values()]
-    plain = saved(folder / "plain")
+    plain = saved(folder / "plain", family=family)
     arguments += [f"{plain}={kind}" for kind in KINDS]
     output = folder / "differences.json"
     run_ranks("tests.models.quantized_parity", 2, str(output), *arguments)

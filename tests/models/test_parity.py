@@ -40,6 +40,7 @@ def test_slices_of_two_ranks_match_plain_forwards(tmp_path: Path, tied: bool) ->
         for family, modules in {
             "llama": ["q_proj", "o_proj", "up_proj", "down_proj", "embed_tokens", "lm_head"],
             "gpt_neox": ["query_key_value", "dense_4h_to_h"],
+            "phi3": ["qkv_proj", "gate_up_proj", "down_proj"],
         }.items():
             model = tiny_model(family, tie_word_embeddings=False)
             adapter = write_adapter(model, tmp_path / f"{family}-adapter", target_modules=modules)

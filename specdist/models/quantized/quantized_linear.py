@@ -30,6 +30,7 @@ from specdist.models.quantized.quantized_weights import (
     LayerFormat,
     QuantizedWeight,
     rounded,
+    stacked,
 )
 from specdist.utils.trial import Trial, check_difference, first_right
 
@@ -51,11 +52,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Cut:
-    """The part of a layer on one rank: outputs (``dim`` 0) or inputs (1) from ``start`` to ``stop``."""
+    """The part of a layer on one rank: outputs (``dim`` 0), of each of joined projections some, or inputs
+    (1)."""
 
     dim: int
-    start: int
-    stop: int
+    ranges: tuple[range, ...]
     group: dist.ProcessGroup | None = None
 
 
@@ -81,7 +82,7 @@ class QuantizedLinear(nn.Module):
         self.whole_shape = (num_outputs, num_inputs)
         if cut is not None:
             widths = [num_outputs, num_inputs]
-            widths[cut.dim] = cut.stop - cut.start
+            widths[cut.dim] = sum(map(len, cut.ranges))
             self.out_features, self.in_features = widths
         # Filled before use; the run's dtype is that of the inputs.
         width = -(-self.in_features // 2) if form.numbers == "int4" else self.in_features
@@ -108,7 +109,9 @@ class QuantizedLinear(nn.Module):
     @torch.no_grad()
     def fill(self, whole: QuantizedWeight, parts: Mapping[str, Tensor]) -> None:
         """Take this rank's part of the whole weight, and a stored scale of inputs."""
-        local = whole if self.cut is None else whole.cut(self.cut.dim, self.cut.start, self.cut.stop)
+        local = whole
+        if self.cut is not None:
+            local = stacked([whole.cut(self.cut.dim, each.start, each.stop) for each in self.cut.ranges])
         own = self.weight
         for mine, found in (
             (own.numbers, local.numbers),
@@ -126,7 +129,9 @@ class QuantizedLinear(nn.Module):
         """Cut a stored bias in place, as DeepSpeed's layers do under this name."""
         for parameter in parameters:
             if parameter is not None and self.cut is not None and self.cut.dim == 0:
-                parameter.data = parameter.data[self.cut.start : self.cut.stop]
+                parameter.data = torch.cat(
+                    [parameter.data[each.start : each.stop] for each in self.cut.ranges]
+                )
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[.., K] to [.., N]; over all ranks if the inputs are cut."""

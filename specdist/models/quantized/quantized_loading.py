@@ -7,7 +7,8 @@ scales from the whole matrix, so that they do not depend on the number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.sizes import SUMMED
 from specdist.models.files.weight_names import WeightNames
+from specdist.models.loading.tp_plan import GRAIN, ROWWISE, WHOLE, PlannedCut, planned_cuts
 from specdist.models.quantized.quantized import Quantization, linear_layers, quantization_of
 from specdist.models.quantized.quantized_linear import Cut, QuantizedLinear
 from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWeight, from_stored, quantize
@@ -35,8 +37,6 @@ PART_KINDS = {
 }
 # Read along: the shape of a packed weight is that of its layer, and scales of inputs that are not rounded.
 UNUSED_PARTS = ("weight_shape", "activation_scale", "input_scale")
-# DeepSpeed cuts the widths of a feed-forward part between such numbers.
-GRAIN = 64
 
 
 class QuantizedParts:
@@ -133,15 +133,17 @@ def check_parts(
                     f"({parts.stored_formats[layer]}) does not mean: fetch it again"
                 )
     if tp_size > 1:
+        cuts = planned_cuts(model)
         for layer, form in parts.formats.items():
-            _check_borders(checkpoint, layer, form, parts.shapes[layer], tp_size)
+            if not cuts or (layer in cuts and cuts[layer].style not in WHOLE):
+                _check_borders(checkpoint, layer, form, parts.shapes[layer], tp_size, cuts.get(layer))
     return set(found)
 
 
 def place_layers(model: nn.Module, parts: QuantizedParts) -> dict[str, QuantizedLinear]:
     """Quantised layers in place of plain ones, or of those that DeepSpeed has cut; on the meta device.
 
-    Raises :class:`UserError` for a layer that DeepSpeed cuts in a way of its own (joined projections).
+    Raises :class:`UserError` for a layer that DeepSpeed cuts in a way of its own.
     """
     placed = {}
     for name, form in parts.formats.items():
@@ -156,29 +158,48 @@ def place_layers(model: nn.Module, parts: QuantizedParts) -> dict[str, Quantized
 def _cut_of(name: str, plain: nn.Module) -> Cut | None:
     if type(plain) is nn.Linear:
         return None
-    from deepspeed.module_inject.layers import LinearAllreduce, LinearLayer
+    from deepspeed.module_inject.layers import LinearAllreduce, LinearLayer, SubParamColumnParallel
 
+    index: Any = plain.tp_index
+    group: Any = plain.mp_group
+    assert isinstance(group, dist.ProcessGroup)
+    if isinstance(plain, SubParamColumnParallel) and plain._subparam_sizes is not None:
+        begins = itertools.accumulate(plain._subparam_sizes, initial=0)
+        pieces = zip(begins, plain._subparam_shard_widths, strict=False)
+        return Cut(0, tuple(_range_of(widths, index, begin) for begin, widths in pieces), group)
     if type(plain) not in (LinearAllreduce, LinearLayer):
         raise UserError(
             f"{name} is quantised, and DeepSpeed cuts it as {type(plain).__name__}, which this package does "
             "not do for quantised layers: use --tp_size 1"
         )
-    sizes, index = plain._partition_sizes, plain.tp_index
-    assert isinstance(sizes, list | tuple) and isinstance(index, int)
-    group: Any = plain.mp_group
-    assert isinstance(group, dist.ProcessGroup)
-    start = sum(sizes[:index])
-    return Cut(1 if type(plain) is LinearAllreduce else 0, start, start + sizes[index], group)
+    sizes: Any = plain._partition_sizes
+    return Cut(1 if type(plain) is LinearAllreduce else 0, (_range_of(sizes, index),), group)
+
+
+def _range_of(sizes: Sequence[int], index: int, begin: int = 0) -> range:
+    start = begin + sum(sizes[:index])
+    return range(start, start + sizes[index])
 
 
 def _check_borders(
-    checkpoint: Checkpoint, name: str, form: LayerFormat, shape: tuple[int, int], tp_size: int
+    checkpoint: Checkpoint,
+    name: str,
+    form: LayerFormat,
+    shape: tuple[int, int],
+    tp_size: int,
+    planned: PlannedCut | None,
 ) -> None:
     from deepspeed.module_inject.tp_shard import AutoTPMeta, get_shard_size_list
 
-    dim = 1 if name.endswith(SUMMED) else 0
+    is_summed = name.endswith(SUMMED) if planned is None else planned.style == ROWWISE
+    dim = 1 if is_summed else 0
     meta = AutoTPMeta.from_model_config(checkpoint.config.get_text_config(), GRAIN)
-    sizes = get_shard_size_list(shape[dim], tp_size, meta, ".".join(name.split(".")[-2:]))
+    joined = planned.parts if planned is not None and planned.parts else (shape[dim],)
+    sizes = [
+        size
+        for part in joined
+        for size in get_shard_size_list(part, tp_size, meta, ".".join(name.split(".")[-2:]))
+    ]
     border = form.border(dim)
     uneven = [size for size in sizes[:-1] if size % border]
     if uneven:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -165,6 +165,23 @@ class QuantizedWeight:
             scales_AB=scales_of(self.scales_AB),
             zeros_AB=None if self.zeros_AB is None else scales_of(self.zeros_AB),
         )
+
+
+def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Rows of parts of one matrix, one part below the other."""
+    first = parts[0]
+
+    def together(tensors: list[Tensor]) -> Tensor:
+        # Without rows of its own a scale is that of the whole matrix.
+        return tensors[0] if first.form.rows is None else torch.cat(tensors)
+
+    zeros = [part.zeros_AB for part in parts if part.zeros_AB is not None]
+    return dataclasses.replace(
+        first,
+        numbers=torch.cat([part.numbers for part in parts]),
+        scales_AB=together([part.scales_AB for part in parts]),
+        zeros_AB=together(zeros) if zeros else None,
+    )
 
 
 def from_stored(form: LayerFormat, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:
