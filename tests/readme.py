@@ -94,6 +94,7 @@ def generated() -> dict[str, str]:
     from tests.gpu import counts_tables, day_tables
     from tests.headlines import headlines
     from tests.job import clouds
+    from tests.lab.emulation import experts as emulated_experts
     from tests.lab.emulation import policies as emulated_policies
     from tests.lab.plan import sweep, validated
     from tests.models import family_table, quantized_formats
@@ -137,6 +138,7 @@ def generated() -> dict[str, str]:
         "policies-emulated": emulated_policies.markdown(
             REPOSITORY / "jobs/benchmarks/policies-emulated.json"
         ),
+        "experts-emulated": emulated_experts.markdown(),
         "policies-wall-clock": wall_clock.markdown(
             REPOSITORY / "jobs/benchmarks/policies-wall-clock-cpu.json"
         ),

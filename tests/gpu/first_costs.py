@@ -3,7 +3,8 @@
     python -m tests.gpu.first_costs FOLDER [--fake]
 
 Products are those of a layer, in a graph that goes through copies of its matrices, more than a cache holds:
-with few tokens they show the rate at which weights are read, with many that of arithmetic.
+with few tokens they show the rate at which weights are read, with many that of arithmetic. Grouped products
+of experts show whether they take the time of reading the distinct ones, as the planner reckons.
 
 T tokens, V vocabulary.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import grouped_mm, linear
 
 from tests.gpu.first_device import Bench, Shape, say, step, table
 from tests.gpu.first_kernels import (
@@ -38,7 +39,7 @@ NUM_TOKENS, TINY_NUM_TOKENS = (1, 8, 32, 160, 512, 2048), (1, 8)
 READING_TOKENS, MULTIPLYING_TOKENS, TINY_MULTIPLYING_TOKENS = 1, 512, 8
 NUM_LAUNCHES, TINY_NUM_LAUNCHES = 1000, 20
 FEW_NODES = 0.1
-MODEL = "8B"
+MODEL, EXPERTS = "8B", "experts of a 30B-A3B"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,10 @@ def measure_all(bench: Bench, folder: Path) -> int:
     products = [
         layer_products(bench, shape, num_tokens, torch.bfloat16)
         for shape in bench.shapes.values()
+        for num_tokens in (TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS)
+    ]
+    products += [
+        expert_products(bench, num_tokens)
         for num_tokens in (TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS)
     ]
     products.append(layer_products(bench, bench.shapes[MODEL], many, torch.float32))
@@ -143,6 +148,34 @@ def layer_products(bench: Bench, shape: Shape, num_tokens: int, dtype: torch.dty
         seconds=seconds,
         gb_per_s=layer_bytes / seconds / 1e9,
         tflop_per_s=2 * num_tokens * layer_bytes / dtype.itemsize / seconds / 1e12,
+    )
+
+
+def expert_products(bench: Bench, num_tokens: int) -> Products:
+    """The grouped products of a layer of Qwen3-30B-A3B, of tokens that choose their experts uniformly; the
+    bytes are those of the distinct ones."""
+    num_experts, num_chosen, hidden, inner = (8, 2, 64, 32) if bench.is_fake else (128, 8, 2048, 768)
+    up, down = bench.random(num_experts, hidden, 2 * inner), bench.random(num_experts, inner, hidden)
+    generator = torch.Generator().manual_seed(num_tokens)
+    order = torch.rand(num_tokens, num_experts, generator=generator).argsort(dim=1)[:, :num_chosen]
+    counts = order.flatten().bincount(minlength=num_experts)
+    ends = counts.cumsum(0).int().to(bench.device)
+    tokens = bench.random(num_tokens * num_chosen, hidden)
+    halves = bench.random(num_tokens * num_chosen, inner)
+
+    def multiply() -> None:
+        grouped_mm(tokens, up, offs=ends)
+        grouped_mm(halves, down, offs=ends)
+
+    seconds = bench.device_s(multiply)
+    numbers = 3 * hidden * inner
+    return Products(
+        model=EXPERTS,
+        dtype="bfloat16",
+        num_tokens=num_tokens,
+        seconds=seconds,
+        gb_per_s=2 * int((counts > 0).sum()) * numbers / seconds / 1e9,
+        tflop_per_s=2 * num_tokens * num_chosen * numbers / seconds / 1e12,
     )
 
 

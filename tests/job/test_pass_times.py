@@ -78,6 +78,26 @@ def test_sizes_that_others_predict_are_not_timed_and_a_bend_is_found() -> None:
         assert float(curve(size)) == pytest.approx(device.ns(0, size, 0), rel=0.25)
 
 
+@pytest.mark.parametrize("num_rows", [1, NUM_ROWS])
+def test_the_bend_of_a_mixture_of_experts_is_found(num_rows: int) -> None:
+    """Steep where every token has experts of its own, and ever flatter: 8 of 128 for each token, which take
+    most of a pass. A straight line from the first size to the last would be wrong by a sixth and more."""
+
+    def experts_ns(num_tokens: int) -> float:
+        return 3000 + 20_000 * (1 - (1 - 8 / 128) ** num_tokens)
+
+    def timer(num_rows: int, num_tokens: int, context: int) -> int:
+        return round(experts_ns(num_tokens))
+
+    times = PassTimes(timer, num_rows=num_rows, largest=num_rows * PER_ROW, num_context_tokens=7)
+    curve = times.timed(always).curve()
+    largest = num_rows * PER_ROW
+    for size in (1, 2, 3, 5, 9, *range(1, largest)):
+        assert float(curve(size)) == pytest.approx(experts_ns(size), rel=0.04)
+    line = experts_ns(1) + (experts_ns(largest) - experts_ns(1)) * 4 / (largest - 1)
+    assert line < 0.85 * experts_ns(5)
+
+
 def test_the_budget_grows_with_the_work_that_the_prompts_promise() -> None:
     """8 rows of 10 tokens: 10 passes of 8 tokens, and prompts at the price of further tokens."""
     curve = Curve([8, 32], [1000, 1600])
