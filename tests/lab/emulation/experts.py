@@ -1,4 +1,5 @@
-"""Mixtures of experts in virtual time: `python -m tests.lab.emulation.experts --output FILE`.
+"""Mixtures of experts in virtual time: `python -m tests.lab.emulation.experts --output FILE`, a quarter of an
+hour.
 
 As in :mod:`tests.lab.emulation.policies`: the engine, the draft and the policy are real, and passes take the
 planner's times, by the distinct experts that their tokens are expected to choose. What is in the file stays.
@@ -61,16 +62,20 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON file for the result")
     parser.add_argument("--targets", nargs="+", choices=MIXTURES, default=list(MIXTURES))
     parser.add_argument("--batch_sizes", nargs="+", type=int, default=BATCH_SIZES)
+    parser.add_argument("--again", nargs="+", choices=METHODS, help="measure these again; others stay")
     options = parser.parse_args()
     found = json.loads(options.output.read_text(encoding="utf-8")) if options.output.is_file() else {}
     settings = {key_of(one): one for one in found.get("settings", [])}
     wanted = itertools.product(options.batch_sizes, options.targets, TP_SIZES, ACCEPTANCES)
     for batch_size, target, tp_size, acceptance in wanted:
         key = target, tp_size, batch_size, acceptance
-        if key in settings:
+        known = settings.get(key, {}).get("tokens_per_s", {})
+        methods = tuple(name for name in METHODS if name not in known or name in (options.again or ()))
+        if not methods:
             continue
         names = ("target", "tp_size", "batch_size", "acceptance")
-        settings[key] = {**dict(zip(names, key, strict=True)), "tokens_per_s": rates(key)}
+        found = {**known, **rates(key, methods)}
+        settings[key] = {**dict(zip(names, key, strict=True)), "tokens_per_s": found}
         sys.stderr.write(f"{settings[key]}\n")
         result = {
             "command": "python " + " ".join(["-m", "tests.lab.emulation.experts", *sys.argv[1:]]),

@@ -190,14 +190,17 @@ class DraftServer:
         return self._recording.log()
 
 
-def new_draft(order: EmulatedOrder, runner: EmulatedRunner, clock: Timeline) -> DraftWorker:
-    """A draft without sequences, whose passes take no time until the target's batch is full."""
+def new_draft(
+    order: EmulatedOrder, runner: EmulatedRunner, clock: Timeline, *, may_be_skipped: bool = False
+) -> DraftWorker:
+    """A draft without sequences, whose passes take no time until the target's batch is full.
+    ``may_be_skipped``: as in one process, where it runs no prompts before something is drafted."""
     model_runner = cast(ModelRunner, runner)
     order.assembly.allocate_draft(model_runner, order.num_branch_slots, order.max_branch_tokens)
     runner.fill(order.num_full, order.prompt_tokens, order.num_rounds)
     settings = order.assembly.settings
     policy = build_policy(order.choice, order.costs, is_coupled=not settings.is_random)
-    return order.assembly.draft_worker(model_runner, policy, clock)
+    return order.assembly.draft_worker(model_runner, policy, clock, may_be_skipped=may_be_skipped)
 
 
 def timeline(rest: Kind, device: EmulatedDevice) -> Timeline:

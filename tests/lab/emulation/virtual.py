@@ -29,6 +29,7 @@ from specdist.engine.times.timeline import Timeline
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import Curve
+from specdist.policies.payoff import LEAST_SHARE
 from specdist.sampling.distributions import Dense
 from tests.lab.emulation.config import MODE_OPTIONS, TARGET_ONLY, EmulationConfig
 from tests.lab.emulation.device import NS_PER_MS, EmulatedDevice
@@ -164,10 +165,10 @@ class VirtualRun:
         self.proposer: Proposer = Draft()
         if choice.max_draft_tokens:
             runner = EmulatedRunner(pair.draft, Pace(emulation.draft), draft_device)
-            worker = new_draft(self.order, runner, timeline("idle", draft_device))
             is_rank, device = case.has_own_gpu, self.device
+            worker = new_draft(self.order, runner, timeline("idle", draft_device), may_be_skipped=not is_rank)
             channel = VirtualRank(worker, draft_device, device) if is_rank else InProcess(worker)
-            self.proposer = self._assembly.draft(channel)
+            self.proposer = self._assembly.draft(channel, least_share=LEAST_SHARE * worker.is_lazy)
 
     def engine(self, requests: Iterable[Request], proposer: Proposer) -> Engine:
         return self._assembly.engine(
