@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from specdist.models.attention.latent import can_absorb
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class, without_towers
+from specdist.models.loading.tp_plan import NORM, ROWWISE, WHOLE, planned_cuts
 from specdist.models.quantized.quantized import Quantization, linear_layers
 from specdist.models.quantized.quantized_weights import ProductKind
 
@@ -31,8 +32,6 @@ SLIDING = ("sliding_attention", "local")
 ALL_REDUCES_PER_LAYER = 2
 # The matrices before an all-reduce, whose bias is whole on every rank.
 SUMMED = ("o_proj", "down_proj", "dense_4h_to_h", "attention.dense", "self_attn.dense", "fc2")
-# The way to the latents of latent attention.
-WHOLE = ("q_a_proj", "kv_a_proj_with_mqa")
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,7 @@ class ModelSize:
         widest_product: largest output width of a sharded matrix other than the head.
         keeps_scores: attention caps its scores or has sinks, which only kernels do without all scores.
         is_shardable: whether DeepSpeed can shard the family.
+        num_whole_products: of the matrices among those that are whole on every rank.
         num_state_numbers: of the state that an EAGLE-3 draft keeps of a token beside its keys and values;
             num_read_numbers: of those of the target that it reads of each token.
         num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
@@ -126,6 +126,7 @@ class ModelSize:
     is_shardable: bool
     layers: tuple[LayerCache, ...]
     max_positions: int
+    num_whole_products: int = 0
     num_state_numbers: int = 0
     num_read_numbers: int = 0
     num_quantized: int = 0
@@ -176,7 +177,7 @@ class ModelSize:
     def flops_per_token(self, tp_size: int) -> float:
         """Operations per token on one rank without attention and experts: a multiplication and an addition
         per weight."""
-        return 2 * (self.num_cut + self.num_head) / tp_size
+        return 2 * ((self.num_cut + self.num_head) / tp_size + self.num_whole_products)
 
     def attention_flops(self, tp_size: int, context_tokens: float) -> float:
         """Operations of a token's attention on one rank: scores, and the sum of values."""
@@ -223,7 +224,9 @@ def model_size(
     is_tied = head is not None and head.weight is embedding.weight
     num_head = sum(weight.numel() for weight in head.parameters()) if head is not None else 0
     parameters = {id(weight): weight.numel() for weight in model.parameters()}
-    num_cut = num_embedding = 0
+    num_cut = num_embedding = num_whole_products = 0
+    cuts = planned_cuts(model)
+    styles = {name: cut.style for name, cut in cuts.items() if cut.style not in WHOLE}
     experts = _experts(model, text.hidden_size)
     num_expert_numbers = sum(each.num_all_numbers for each in experts)
     widest = 0
@@ -232,11 +235,17 @@ def model_size(
             continue
         if isinstance(module, nn.Embedding):
             num_embedding += module.weight.numel()
-        elif isinstance(module, (nn.Linear, Conv1D)) and not module_name.endswith(WHOLE):
-            num_cut += module.weight.numel()
+        elif isinstance(module, (nn.Linear, Conv1D)):
             widest = max(widest, module.nf if isinstance(module, Conv1D) else module.out_features)
-            if module.bias is not None and not module_name.endswith(SUMMED):
+            if cuts and module_name not in styles:
+                num_whole_products += module.weight.numel()
+                continue
+            num_cut += module.weight.numel()
+            is_summed = styles[module_name] == ROWWISE if cuts else module_name.endswith(SUMMED)
+            if module.bias is not None and not is_summed:
                 num_cut += module.bias.numel()
+        elif styles.get(module_name) == NORM:
+            num_cut += sum(weight.numel() for weight in module.parameters())
     numbers, num_bytes = _quantized(model, quantization)
     num_parameters = sum(parameters.values())
     num_own_head = 0 if is_tied else num_head
@@ -259,6 +268,7 @@ def model_size(
         layers=_layers(text, model),
         # Those of an EAGLE-3 draft need no table: its configuration's number is that of its training.
         max_positions=sys.maxsize if is_eagle(config) else text.max_position_embeddings,
+        num_whole_products=num_whole_products,
         num_state_numbers=text.hidden_size if is_eagle(config) else 0,
         num_read_numbers=model.state_width if isinstance(model, LlamaForCausalLMEagle3) else 0,
         num_quantized=sum(numbers.values()),
@@ -312,14 +322,17 @@ def _layers(text: Any, model: nn.Module) -> tuple[LayerCache, ...]:
     if latents:
         rank, rotated = text.kv_lora_rank, text.qk_rope_head_dim
         return (LayerCache(1, rank + rotated, rank, None, is_latent=True),) * len(latents)
-    num_kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    # In some families layers differ.
+    configs = getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers
     window = getattr(text, "sliding_window", None) or getattr(text, "window_size", None)
     kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
     if kinds is None:
         # Without a list all layers use the window, if there is one; Qwen2 may name one without using it.
         slides = window is not None and getattr(text, "use_sliding_window", True)
         kinds = [SLIDING[0] if slides else ""] * text.num_hidden_layers
-    return tuple(
-        LayerCache(num_kv_heads, width, width, window if kind in SLIDING else None) for kind in kinds
-    )
+    layers = []
+    for own, kind in zip(configs, kinds, strict=True):
+        num_kv_heads = getattr(own, "num_key_value_heads", None) or own.num_attention_heads
+        width = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
+        layers.append(LayerCache(num_kv_heads, width, width, window if kind in SLIDING else None))
+    return tuple(layers)
