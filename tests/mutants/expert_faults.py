@@ -9,6 +9,10 @@ SUMMED = "tests/models/test_experts.py::test_what_experts_give_is_summed_over_th
 FAMILIES = "tests/models/test_family_runs.py::test_families_in_turn_do_what_the_table_says"
 LOADED = CONVERSIONS + "test_experts_are_loaded_as_transformers_does_one_by_one"
 
+QUANTISED = "tests/models/test_quantized_experts.py::"
+ONE_BY_ONE = QUANTISED + "test_experts_stored_one_by_one_are_the_numbers_that_are_meant"
+JOINED = QUANTISED + "test_mxfp4_experts_are_what_transformers_makes_of_them"
+
 EXPERT_FAULTS = (
     Mutant("halves-of-experts-exchanged", "_cat",
         "for tensor, begin in zip(tensors, begins, strict=False)",
@@ -46,4 +50,21 @@ EXPERT_FAULTS = (
         "begin + part.begin[dim]",
         "part.begin[dim]",
         (FAMILIES,)),
+    Mutant("halves-of-four-bits-exchanged", "float4_numbers",
+        "[blocks_NGB & 15, blocks_NGB >> 4]",
+        "[blocks_NGB >> 4, blocks_NGB & 15]",
+        (JOINED,)),
+    Mutant("joined-experts-not-turned", "QuantizedExperts.numbers",
+        "float4_numbers(blocks, scales).T",
+        "float4_numbers(blocks, scales).reshape(*reversed(float4_numbers(blocks, scales).shape))",
+        (JOINED,)),
+    Mutant("every-expert-in-the-place-of-the-first", "Filling._take_expert",
+        "Piece(meant, (expert, 0, 0)",
+        "Piece(meant, (0, 0, 0)",
+        (JOINED,)),
+    Mutant("experts-before-their-scales", "QuantizedExperts.numbers",
+        "from_stored(form, parts, (num_outputs, num_inputs)).dequantized(torch.float32)",
+        "from_stored(form, {**parts, form.scale_name: torch.ones_like(parts[form.scale_name])}, "
+        "(num_outputs, num_inputs)).dequantized(torch.float32)",
+        (ONE_BY_ONE,)),
 )  # fmt: skip

@@ -21,6 +21,7 @@ from specdist.models.quantized.quantized import (
     plain_config,
     quantization_of,
 )
+from specdist.models.quantized.quantized_experts import QuantizedExperts
 from specdist.models.quantized.quantized_loading import PLAIN_KINDS, check_parts
 from specdist.utils.errors import UserError
 
@@ -36,7 +37,7 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
     joined are found here.
     """
     what = f"{checkpoint.option} {checkpoint.name}"
-    quantization_of(checkpoint)
+    quantization = quantization_of(checkpoint)
     shapes: dict[str, tuple[int, ...]] = {}
     kinds: dict[str, str] = {}
     with reading(f"{what}: its weight files"):
@@ -59,25 +60,29 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
         )
     check_attention(model, what)
     names = WeightNames(model)
-    takers = names.takers(shapes)
-    converted = conversions_of(checkpoint, model, names, shapes).stored_names
+    experts = QuantizedExperts(names, quantization, shapes)
+    experts.check(checkpoint, kinds)
+    takers = names.takers(experts.shapes)
+    converted = conversions_of(checkpoint, model, names, experts.shapes).stored_names
     if converted:
         _check_converted(checkpoint, model, converted)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights = {stored for stored, taken in takers.items() if taken & set(parameters)}
-    read_along = check_parts(checkpoint, model, shapes, kinds, tp_size)
-    for stored in filter((weights - read_along).__contains__, shapes):
-        if kinds[stored] not in PLAIN_KINDS:
+    read_along = check_parts(
+        checkpoint, model, shapes, kinds, tp_size, has_experts=bool(experts.places)
+    ) | set(experts.places)
+    for stored in sorted(weights - read_along | weights & experts.meant):
+        if stored not in experts.meant and kinds[stored] not in PLAIN_KINDS:
             raise UserError(
                 f"{what}: {stored} is stored as {kinds[stored]}, and neither config.json nor another file "
                 f"declares how it was quantised ({CONFIG_KEY}); its numbers alone are not the weight: "
                 f"{UNQUANTISED}"
             )
         for name in sorted(takers[stored] & set(parameters)):
-            if stored not in converted and parameters[name].shape != shapes[stored]:
+            if stored not in converted and parameters[name].shape != experts.shapes[stored]:
                 raise UserError(
-                    f"{what}: {stored} is of shape {list(shapes[stored])} in the files, but config.json asks "
-                    f"for {list(parameters[name].shape)}: fetch both again"
+                    f"{what}: {stored} is of shape {list(experts.shapes[stored])} in the files, but "
+                    f"config.json asks for {list(parameters[name].shape)}: fetch both again"
                 )
     _refuse_leftovers(checkpoint, model, names, takers, read_along)
 
@@ -96,8 +101,6 @@ def _check_converted(
     if checkpoint.quantization is not None:
         option = f"{checkpoint.option}_quantization"
         raise UserError(f"{layout}; such models are not quantised here: leave {option} out")
-    if quantization_of(checkpoint) is not None:
-        raise UserError(f"{layout}; quantised, such models are not read here: {UNQUANTISED}")
 
 
 def _refuse_leftovers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -59,6 +59,15 @@ def open_weights(path: Path) -> Iterator[StoredTensors]:
             lambda name: str(file.get_slice(name).get_dtype()),
             lambda name, rows: torch.cat([file.get_slice(name)[row : row + 1] for row in rows]),
         )
+
+
+def stored_shapes(paths: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """Of all tensors in the files."""
+    found: dict[str, tuple[int, ...]] = {}
+    for path in paths:
+        with open_weights(path) as file:
+            found |= {name: file.shape(name) for name in file.names}
+    return found
 
 
 class StoredTensors:

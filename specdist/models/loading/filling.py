@@ -15,6 +15,8 @@ from specdist.models.files.conversions import Conversion, Conversions, Piece, Sh
 from specdist.models.files.weight_names import WeightNames
 from specdist.models.loading.cutting import VocabParallelHead, cut_tensor
 from specdist.models.loading.experts import ExpertsCut, cut_of
+from specdist.models.quantized.quantized import quantization_of
+from specdist.models.quantized.quantized_experts import QuantizedExperts
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.quantized.quantized_loading import QuantizedParts
 
@@ -22,9 +24,11 @@ from specdist.models.quantized.quantized_loading import QuantizedParts
 @dataclass(frozen=True)
 class StoredNames:
     """How stored tensors make a whole model: by name those that take each as it is, and the conversions of
-    the others; ``known``: its parameters and stored buffers."""
+    the others; ``known``: its parameters and stored buffers. What is made of quantised ``experts`` has a name
+    like a stored tensor."""
 
     known: Collection[str]
+    experts: QuantizedExperts
     takers: Mapping[str, set[str]]
     conversions: Conversions
 
@@ -32,12 +36,17 @@ class StoredNames:
     def of(checkpoint: Checkpoint, model: PreTrainedModel, shapes: Mapping[str, Shape]) -> StoredNames:
         """``model``: whole. Raises :class:`UserError` for tensors that do not make it."""
         names = WeightNames(model)
-        conversions = conversions_of(checkpoint, model, names, shapes)
+        experts = QuantizedExperts(names, quantization_of(checkpoint), shapes)
+        conversions = conversions_of(checkpoint, model, names, experts.shapes)
         takers = {
             name: set() if name in conversions.stored_names else taken
-            for name, taken in names.takers(shapes).items()
+            for name, taken in names.takers(experts.shapes).items()
         }
-        return StoredNames(set(names.known), takers, conversions)
+        return StoredNames(set(names.known), experts, takers, conversions)
+
+    @property
+    def stored(self) -> set[str]:
+        return {*self.takers, *self.experts.places}
 
 
 class Filling:
@@ -73,6 +82,7 @@ class Filling:
     def needs(self, stored_name: str) -> bool:
         """Whether any of it belongs to the model."""
         conversions = self._stored.conversions
+        stored_name, _ = self._stored.experts.places.get(stored_name, (stored_name, ""))
         return (
             not self._stored.takers[stored_name].isdisjoint(self._wanted)
             or self._parts_of.get(stored_name, ("",))[0] in self._layers
@@ -83,6 +93,21 @@ class Filling:
     @torch.no_grad()
     def take(self, stored_name: str, whole: Tensor) -> None:
         """Take what belongs to the model; ``whole`` may be overwritten afterwards."""
+        experts = self._stored.experts
+        meant, part = experts.places.get(stored_name, ("", ""))
+        if not part:
+            self._take_whole(stored_name, whole)
+            return
+        found = self._pending.setdefault(meant, {})
+        found[part] = whole.clone()
+        if experts.is_complete(meant, found):
+            for expert, numbers in experts.numbers(meant, self._pending.pop(meant)):
+                if expert is None:
+                    self._take_whole(meant, numbers)
+                else:
+                    self._take_expert(meant, expert, numbers)
+
+    def _take_whole(self, stored_name: str, whole: Tensor) -> None:
         layer_name, part = self._parts_of.get(stored_name, ("", ""))
         if layer_name in self._layers:
             self._take_part(layer_name, part, whole)
@@ -95,6 +120,12 @@ class Filling:
         conversion = conversions.collected.get(stored_name)
         if conversion is not None:
             self._collect(conversion, stored_name, whole)
+
+    def _take_expert(self, meant: str, expert: int, numbers: Tensor) -> None:
+        """One of those of a joined tensor."""
+        piece = Piece(meant, (expert, 0, 0), (1, *numbers.shape), (("unsqueeze", (0,)),))
+        for name in self._stored.takers[meant] & set(self._wanted):
+            self._place(name, piece, numbers)
 
     def _take_part(self, layer: str, part: str, whole: Tensor) -> None:
         assert self._parts is not None

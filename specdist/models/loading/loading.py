@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel
 from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.computed import ComputedTensors, build_without_weights
 from specdist.models.files.checkpoint import Checkpoint, auto_class, without_towers
-from specdist.models.files.weight_files import StoredTensors, open_weights
+from specdist.models.files.weight_files import open_weights, stored_shapes
 from specdist.models.files.weight_names import WeightNames, ties_embeddings
 from specdist.models.files.weight_stream import Reading, streamed, tensors_in
 from specdist.models.loading.cutting import cut
@@ -26,6 +25,8 @@ from specdist.models.quantized.quantized_linear import choose_products, dequanti
 from specdist.models.quantized.quantized_loading import QuantizedParts, place_layers
 from specdist.utils.errors import UserError
 from specdist.utils.packages import check_installed
+
+logger = logging.getLogger(__name__)
 
 
 def load_whole(
@@ -158,7 +159,13 @@ def _read_weights(
 ) -> None:
     """Fill all parameters and stored buffers. Raises :class:`UserError` if the files do not hold them all."""
     filling = Filling(model, checkpoint, stored, parts, dtype)
-    needed = {name for name in stored.takers if filling.needs(name)}
+    if stored.experts.places:
+        logger.info(
+            "quantised experts of %s become plain numbers: %.2f GiB on all ranks",
+            checkpoint.name,
+            stored.experts.num_numbers * dtype.itemsize / 2**30,
+        )
+    needed = {name for name in stored.stored if filling.needs(name)}
     for stored_name, whole in _tensors(checkpoint, needed, group, reading):
         filling.take(stored_name, whole)
         if reading is not None and reading.on_tensor is not None:
@@ -190,18 +197,8 @@ def _tensors(
 
 
 def _stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for path in checkpoint.weight_files:
-        with _open(checkpoint, path) as file:
-            found |= {name: file.shape(name) for name in file.names}
-    return found
-
-
-@contextlib.contextmanager
-def _open(checkpoint: Checkpoint, path: Path) -> Iterator[StoredTensors]:
     try:
-        with open_weights(path) as file:
-            yield file
+        return stored_shapes(checkpoint.weight_files)
     except (OSError, SafetensorError) as error:
         raise _vanished(checkpoint, error) from error
 

@@ -27,9 +27,10 @@ from transformers.masking_utils import eager_mask
 from specdist.models.attention.computed import build_without_weights
 from specdist.models.attention.rope import rope_border
 from specdist.models.files.checkpoint import Checkpoint, without_towers
-from specdist.models.files.weight_files import open_weights
+from specdist.models.files.weight_files import open_weights, stored_shapes
 from specdist.models.files.weight_names import WeightNames
 from specdist.models.quantized.quantized import plain_config, quantization_of
+from specdist.models.quantized.quantized_experts import QuantizedExperts
 from specdist.models.quantized.quantized_linear import input_scales, rounded_values
 from specdist.models.quantized.quantized_loading import QuantizedParts
 from specdist.models.quantized.quantized_weights import LayerFormat
@@ -151,6 +152,8 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
     }
     found: dict[str, Tensor] = {}
     found_parts: dict[str, dict[str, Tensor]] = {}
+    experts = QuantizedExperts(names, quantization, stored_shapes(checkpoint.weight_files))
+    of_experts: dict[str, dict[str, Tensor]] = {}
 
     def renamed(name: str, taken: Iterable[str]) -> str | None:
         """As in the model of the sample's layers only; None for another layer. ``taken``: its names in the
@@ -170,7 +173,10 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
                 new_name = renamed(name, takers[name])
                 if new_name is None or names.is_unread(name):
                     continue
-                if name in places:
+                if name in experts.places:
+                    meant, part = experts.places[name]
+                    of_experts.setdefault(meant, {})[part] = file.read(name)
+                elif name in places:
                     layer, part = places[name]
                     whole = file.read(name)
                     adapted = checkpoint.adapted(f"{layer}.weight", whole) if part == "weight" else whole
@@ -183,6 +189,11 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
                     found[new_name] = file.read(name)
                     for taker in takers[name]:
                         found[new_name] = checkpoint.adapted(taker, found[new_name])
+    for meant, of_meant in of_experts.items():
+        new_name = renamed(meant, ())
+        assert new_name is not None
+        by_expert = dict(experts.numbers(meant, of_meant))
+        found[new_name] = by_expert[None] if None in by_expert else torch.stack([*by_expert.values()])
     rounded = {}
     for layer, of_layer in found_parts.items():
         assert parts is not None

@@ -2,9 +2,10 @@
 is refused by name before anything is loaded.
 
 A quantised weight is a matrix of narrow numbers with scales. Read without its scales it is another matrix,
-and the model still answers. Two layouts are read (``quant_method`` in config.json): ``compressed-tensors``
-(FP8, INT8, and INT4 or INT8 packed in groups), and transformers' block-wise ``fp8``, as in DeepSeek's models.
-Of the latter transformers on a CPU, and this package everywhere, rounds no inputs.
+and the model still answers. Three layouts are read (``quant_method`` in config.json): ``compressed-tensors``
+(FP8, INT8, and INT4 or INT8 packed in groups), gpt-oss's experts in ``mxfp4``, and transformers' block-wise
+``fp8``, as in DeepSeek's models. Of the latter transformers on a CPU, and this package everywhere, rounds no
+inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from specdist.utils.json_values import parse_object
 CONFIG_KEY = "quantization_config"
 # Where other tools declare their quantisation: AutoGPTQ, AutoAWQ, NVIDIA's ModelOpt.
 SCHEME_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-BLOCK_FP8, COMPRESSED = "fp8", "compressed-tensors"
+BLOCK_FP8, COMPRESSED, MXFP4 = "fp8", "compressed-tensors", "mxfp4"
 QUANTISED_NAMES = ("scale", "zero_point", "zeros", "qweight", "g_idx", "absmax", "quant_state", "packed")
 UNQUANTISED = "name the unquantised checkpoint that it was made from"
 # A group of columns of int4: the first that divides the inputs. Others are left as they are.
@@ -56,12 +57,14 @@ class Quantization:
         ignored: layers that are not quantised.
         stored: how the checkpoint has them, if it is to be quantised while it is loaded.
         request: the option's value in this case.
+        has_mxfp4_experts: joined experts are MXFP4, and nothing else is quantised.
     """
 
     groups: tuple[tuple[tuple[str, ...], LayerFormat], ...] = ()
     ignored: tuple[str, ...] = ()
     stored: Quantization | None = None
     request: str | None = None
+    has_mxfp4_experts: bool = False
 
     def format_of(self, name: str, num_inputs: int) -> LayerFormat | None:
         """Of a linear layer in memory; None for a plain one."""
@@ -107,10 +110,10 @@ def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
             f"{scheme.method}), which specdist"
         )
         declared = _declared_config(checkpoint) or {}
-        if scheme.method not in (BLOCK_FP8, COMPRESSED) or scheme.file_name != "config.json":
+        readers = {BLOCK_FP8: _block_fp8, COMPRESSED: _compressed, MXFP4: _mxfp4}
+        if scheme.method not in readers or scheme.file_name != "config.json":
             raise UserError(f"{what} does not read: {UNQUANTISED}")
-        read = _block_fp8 if scheme.method == BLOCK_FP8 else _compressed
-        stored = read(what, declared)
+        stored = readers[scheme.method](what, declared)
     if checkpoint.quantization is None:
         return stored
     if stored is not None and not checkpoint.is_self:
@@ -176,6 +179,12 @@ def _block_fp8(what: str, declared: Mapping[str, Any]) -> Quantization:
     form = LayerFormat(numbers="float8", rows=block[0], columns=block[1], scale_name="weight_scale_inv")
     patterns = tuple(f"convert:{each}" for each in declared.get("modules_to_not_convert") or ())
     return Quantization(groups=((("Linear",), form),), ignored=patterns)
+
+
+def _mxfp4(what: str, declared: Mapping[str, Any]) -> Quantization:
+    """transformers' Mxfp4Config, of which gpt-oss has nothing but the layers that are left as they are."""
+    del what, declared
+    return Quantization(has_mxfp4_experts=True)
 
 
 def _compressed(what: str, declared: Mapping[str, Any]) -> Quantization:

@@ -84,12 +84,15 @@ def check_parts(
     shapes: Mapping[str, tuple[int, ...]],
     kinds: Mapping[str, str],
     tp_size: int,
+    *,
+    has_experts: bool,
 ) -> set[str]:
     """Raises :class:`UserError` for parts of quantised layers that are missing, or of another shape or kind,
     and for layers that cannot be cut into ``tp_size`` parts between their groups, blocks or packed columns.
 
     Args:
         model: whole, on the meta device.
+        has_experts: others than linear layers are quantised.
 
     Returns:
         The stored tensors that are such parts.
@@ -99,7 +102,7 @@ def check_parts(
         return set()
     what = f"{checkpoint.option} {checkpoint.name}"
     parts = QuantizedParts(model, quantization)
-    if not parts.formats:
+    if not parts.formats and not has_experts:
         is_asked = checkpoint.quantization is not None
         remedy = (
             f"leave {checkpoint.option}_quantization out" if is_asked else "fetch an unquantised checkpoint"

@@ -1,0 +1,185 @@
+"""Experts that are stored quantised become the numbers that transformers, or the layout's own rule, gives."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from specdist.models.files.checkpoint import check_family, open_checkpoint
+from specdist.models.files.fitting import check_weights
+from specdist.models.loading.loading import load_whole
+from specdist.models.loading.loading_check import check_loading
+from specdist.utils.errors import UserError
+from tests.models import quantized_checkpoints as layouts
+from tests.models.all_families import VOCAB_SIZE, build, near_copy, tokenizer
+from tests.models.family_runs import EXACT, WANTED, reference, through
+
+CPU = torch.device("cpu")
+Tensors = dict[str, Tensor]
+
+
+def float8_block(weight: Tensor) -> tuple[Tensors, Tensor]:
+    parts = layouts.float8_block(weight)
+    scales = parts["weight_scale_inv"].repeat_interleave(32, 0).repeat_interleave(32, 1)
+    return parts, parts["weight"].float() * scales
+
+
+def float8_channel(weight: Tensor) -> tuple[Tensors, Tensor]:
+    parts = layouts.float8_channel(weight)
+    return parts, parts["weight"].float() * parts["weight_scale"]
+
+
+def int4_group(weight: Tensor) -> tuple[Tensors, Tensor]:
+    grouped = weight.reshape(len(weight), -1, layouts.GROUP)
+    scales = grouped.abs().amax(-1) / 7.5
+    numbers = (grouped / scales[..., None]).round().clamp(-8, 7)
+    parts = {
+        "weight_packed": layouts.words(numbers.reshape(weight.shape), 4),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    return parts, (numbers * scales[..., None]).reshape(weight.shape)
+
+
+def compressed(form: str, **weights: object) -> dict[str, object]:
+    group = {"targets": ["Linear"], "weights": weights}
+    return {
+        "quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group},
+        "ignore": ["re:.*self_attn.*", "re:.*mlp.gate$", "lm_head"],
+    }  # fmt: skip
+
+
+FORMATS: dict[str, tuple[Callable[[Tensor], tuple[Tensors, Tensor]], dict[str, object]]] = {
+    "blocks of FP8": (
+        float8_block,
+        {
+            "quant_method": "fp8",
+            "weight_block_size": [32, 32],
+            "modules_to_not_convert": [f"{each}_proj" for each in "qkvo"],
+        },
+    ),
+    "channels of FP8": (
+        float8_channel,
+        compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
+    ),
+    "groups of INT4": (
+        int4_group,
+        compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=layouts.GROUP),
+    ),
+}
+
+
+def is_expert(name: str) -> bool:
+    return ".experts." in name and name.endswith("_proj.weight")
+
+
+def write(folder: Path, tensors: Tensors, declared: dict[str, object]) -> None:
+    save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": declared}))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_experts_stored_one_by_one_are_the_numbers_that_are_meant(tmp_path: Path, name: str) -> None:
+    store, declared = FORMATS[name]
+    build("qwen3_moe").save_pretrained(tmp_path / "plain")
+    build("qwen3_moe").save_pretrained(tmp_path / "quantised")
+    plain = load_file(tmp_path / "plain/model.safetensors")
+    stored: Tensors = {}
+    for each, weight in plain.items():
+        if is_expert(each):
+            parts, plain[each] = store(weight)
+            stored |= {each.replace("weight", part): tensor for part, tensor in parts.items()}
+        else:
+            stored[each] = weight
+    save_file(plain, tmp_path / "plain/model.safetensors", metadata={"format": "pt"})
+    write(tmp_path / "quantised", stored, declared)
+    check_alike(tmp_path / "plain", tmp_path / "quantised")
+
+
+def check_alike(plain: Path, quantised: Path) -> None:
+    checkpoint = open_checkpoint("--target", str(quantised))
+    check_family(checkpoint, 2)
+    check_weights(checkpoint, 2)
+    model = load_whole(checkpoint, dtype=torch.float32, device=CPU)
+    wanted = load_whole(open_checkpoint("--target", str(plain)), dtype=torch.float32, device=CPU).state_dict()
+    found = model.state_dict()
+    assert found.keys() == wanted.keys()
+    for each in wanted:
+        torch.testing.assert_close(found[each], wanted[each], atol=1e-6, rtol=1e-6)
+    result = check_loading(model, checkpoint, dtype=torch.float32, device=CPU, vocab_size=VOCAB_SIZE)
+    assert result.is_checked, result.reason
+
+
+@pytest.fixture(scope="module")
+def mxfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two folders: ``plain`` has what transformers makes of the experts of ``quantised``."""
+    folder = tmp_path_factory.mktemp("gpt_oss")
+    for name in ("plain", "quantised"):
+        build("gpt_oss").save_pretrained(folder / name)
+    plain = load_file(folder / "plain/model.safetensors")
+    generator = torch.Generator().manual_seed(2)
+    stored: Tensors = {}
+    for each, weight in plain.items():
+        if not each.endswith("experts.gate_up_proj") and not each.endswith("experts.down_proj"):
+            stored[each] = weight
+            continue
+        num_experts, num_inputs, num_outputs = weight.shape
+        shape = (num_experts, num_outputs, num_inputs // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), generator=generator).to(torch.uint8)
+        scales = torch.randint(120, 126, shape, generator=generator).to(torch.uint8)
+        stored |= {f"{each}_blocks": blocks, f"{each}_scales": scales}
+        plain[each] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        assert plain[each].shape == weight.shape
+    save_file(plain, folder / "plain/model.safetensors", metadata={"format": "pt"})
+    write(folder / "quantised", stored, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    return folder
+
+
+def test_mxfp4_experts_are_what_transformers_makes_of_them(mxfp4: Path) -> None:
+    check_alike(mxfp4 / "plain", mxfp4 / "quantised")
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_two_ranks_share_quantised_experts(mxfp4: Path, tmp_path: Path) -> None:
+    """The tokens are those of transformers with the numbers that the experts mean."""
+    pair = tmp_path / "mxfp4"
+    shutil.copytree(mxfp4 / "quantised", pair / "target")
+    near_copy(build("gpt_oss")).save_pretrained(pair / "draft")
+    for name in ("target", "draft"):
+        tokenizer().save_pretrained(pair / name)
+    torch.save(reference(mxfp4 / "plain"), pair / WANTED)
+    (found,) = through(["mxfp4"], tmp_path, 2)
+    assert found.kind == EXACT and found.unchecked is None, found
+
+
+def test_parts_that_do_not_fit_are_told(mxfp4: Path, tmp_path: Path) -> None:
+    tensors = load_file(mxfp4 / "quantised/model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    for changed, words in (
+        ({**tensors, f"{name}_scales": tensors[f"{name}_scales"][:, :-1].clone()}, "asks for"),
+        ({**tensors, f"{name}_scales": tensors[f"{name}_scales"].float()}, "is stored as F32"),
+        ({each: tensor for each, tensor in tensors.items() if each != f"{name}_scales"}, "hold no scales"),
+    ):
+        (tmp_path / "config.json").write_bytes((mxfp4 / "quantised/config.json").read_bytes())
+        save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(UserError, match=words) as raised:
+            check_weights(open_checkpoint("--target", str(tmp_path)), 1)
+        assert name in str(raised.value)
+
+
+def test_stored_quantised_experts_are_not_quantised_anew(mxfp4: Path) -> None:
+    checkpoint = replace(open_checkpoint("--target", str(mxfp4 / "quantised")), quantization="int8")
+    with pytest.raises(UserError, match="leave --target_quantization out"):
+        check_weights(checkpoint, 1)
