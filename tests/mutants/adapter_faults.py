@@ -32,7 +32,7 @@ ADAPTER_FAULTS = (
         "found[part] = whole.clone() if merged is whole else merged",
         "found[part] = whole.clone()",
         (f"{QUANTISED}_adapter",)),
-    Mutant("adapter-left-out-of-what-is-read", "Filling.take",
+    Mutant("adapter-left-out-of-what-is-read", "Filling._take_whole",
         "self._fill(name, self._checkpoint.adapted(name, whole))",
         "self._fill(name, whole)",
         ("tests/models/test_parity.py::test_slices_of_two_ranks_match_plain_forwards[untied]",)),

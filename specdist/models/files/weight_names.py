@@ -38,6 +38,7 @@ class WeightNames:
         for name, module in model.named_modules():
             if isinstance(module, QuantizedLinear):
                 self.known[f"{name}.weight"] = module.weight.numbers
+        self._named = self.known | self._unread
         self._computed = {name for name, _ in model.named_buffers() if name not in self.known}
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self._ignored = [re.compile(pattern) for pattern in ignored]
@@ -78,7 +79,7 @@ class WeightNames:
     def renamed(self, stored_name: str) -> tuple[str, str | None]:
         """The (first) parameter that it becomes and, where transformers converts it, as it does with single
         experts, the pattern of its conversion that fits its name."""
-        known = self.known | self._unread
+        known = self._named
         found = rename_source_key(stored_name, self._renamings, self._converters, self._prefix, known)
         if found[0] not in known and stored_name in known:
             # As in transformers: it has the model's own name already.
