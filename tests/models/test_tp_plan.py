@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from specdist.models.loading.tp_layers import place_cut_layers
 from specdist.models.loading.tp_plan import NORM, PlannedCut, planned_cuts
 from tests.models.all_families import build
 
@@ -52,3 +54,13 @@ def test_a_mixture_keeps_transformers_styles_of_its_experts() -> None:
     assert found["mlp.experts"] == PlannedCut("moe_tp_experts")
     assert found["mlp.experts.gate_up_proj"] == PlannedCut("packed_colwise")
     assert "mlp.gate" not in found
+
+
+def test_what_cannot_be_cut_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as styles that a later transformers may have."""
+    with torch.device("meta"):
+        model = build("llama")
+    model._tp_plan["model.layers.*.mlp.up_proj"] = "spiral"
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj, a Linear, by 'spiral'"):
+        place_cut_layers(model, planned_cuts(model), None)

@@ -46,7 +46,7 @@ def place_cut_layers(
             setattr(owner, last, LinearLayer(part, group, **where))
         elif isinstance(part, nn.Linear) and cut.style == ROWWISE:
             setattr(owner, last, LinearAllreduce(part, group, **where))
-        elif isinstance(part, nn.Linear) and cut.style == PACKED:
+        elif isinstance(part, nn.Linear) and cut.style == PACKED and cut.parts:
             setattr(owner, last, JoinedLinear(part, group, cut.parts, **where))
             if len(cut.parts) == 3:
                 owner.config = LocalConfig(owner.config, dist.get_world_size(group))

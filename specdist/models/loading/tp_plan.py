@@ -63,7 +63,8 @@ class PlannedCut:
 
     Attributes:
         style: transformers' word for it, or :data:`NORM`.
-        parts: outputs of each of the joined projections (``packed_colwise``) of a linear layer.
+        parts: outputs of each of the joined projections (``packed_colwise``) of a linear layer; empty where
+            the plan does not tell how they are joined.
     """
 
     style: str
@@ -73,8 +74,6 @@ class PlannedCut:
 def planned_cuts(model: PreTrainedModel) -> dict[str, PlannedCut]:
     """The cut of every module and bare parameter that the plan names, by its name in the whole model; empty
     for a model without a plan. The output head, which is cut along the vocabulary, is left out.
-
-    Raises ValueError for joined projections without the one that takes their outputs.
     """
     plan = {**(model._tp_plan or {}), **_own_plans(model)}
     head = model.get_output_embeddings()
@@ -141,7 +140,7 @@ def _joined(name: str, modules: Mapping[str, nn.Module], styles: Mapping[str, st
         other for other, style in styles.items() if style == ROWWISE and other.rpartition(".")[0] == owner
     ]
     if len(takers) != 1:
-        raise ValueError(f"the plan names no single layer that takes the outputs of {name}")
+        return ()  # how it is joined is not known
     taker, joined = modules[takers[0]], modules[name]
     assert isinstance(taker, nn.Linear) and isinstance(joined, nn.Linear)
     width, left = taker.in_features, joined.out_features - taker.in_features
