@@ -26,13 +26,17 @@ from specdist.models.passes.hidden import LastHiddenStates
 from specdist.models.passes.runner import Acceleration, ModelRunner
 from tests.models.families import FAMILIES, tiny_model
 
-FUSED = {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "youtu"}
-NUM_LAYERS, NUM_TOKENS = 3, 11
+FUSED = {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "granite_swa", "youtu"}
+# Few tokens: each is a program of its own in Triton's interpreter.
+NUM_LAYERS, NUM_TOKENS = 3, 3
 # Norms of a layer; besides them each model has one at its end.
 NUM_NORMS = {"qwen3": 4, "gemma2": 4, "youtu": 4}
 PARTLY_ROTATED = {"youtu"}
 # Of the largest logit: sums of norms in another order. In bfloat16 nearly all round to the same number.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+# Where a formula rounds shows in bfloat16, in one family of each formula.
+CASES = [(family, torch.float32) for family in FAMILIES]
+CASES += [(family, torch.bfloat16) for family in ("llama", "qwen3", "gemma2", "youtu")]
 
 
 def logits_of(model: PreTrainedModel) -> Tensor:
@@ -55,8 +59,7 @@ def paged_model(family: str, device: torch.device, dtype: torch.dtype, **options
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "dtype"), CASES, ids=str)
 def test_every_family_keeps_its_logits(
     family: str, dtype: torch.dtype, device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
