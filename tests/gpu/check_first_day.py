@@ -24,7 +24,7 @@ SUM_SIZES = (64, 4096)
 RIGHT = dict(ON_HOST)
 # As the step calls them.
 NAMES = {
-    "paged_attention": {"attention", "attention with sinks and a window"},
+    "paged_attention": {"attention", "attention with sinks and a window", "attention to latents"},
     # The fault is one of top-p alone.
     "processed_probabilities": {"distribution, top_p", "distribution, top_k and top_p"},
 }

@@ -20,7 +20,7 @@ Store = Callable[[Tensor], dict[str, Tensor]]
 
 
 def is_projection(name: str) -> bool:
-    return name.endswith("_proj.weight")
+    return name.endswith(("_proj.weight", "_proj_with_mqa.weight"))
 
 
 def float8(weight: Tensor, scales: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from tests.mutants.format_faults import FORMAT_FAULTS
 from tests.mutants.host_faults import HOST_FAULTS
 from tests.mutants.interplay_faults import INTERPLAY_FAULTS
 from tests.mutants.kernel_faults import KERNEL_FAULTS
+from tests.mutants.latent_faults import LATENT_FAULTS
 from tests.mutants.launch_faults import LAUNCH_FAULTS
 from tests.mutants.layer_faults import LAYER_FAULTS
 from tests.mutants.lease_faults import LEASE_FAULTS
@@ -49,6 +50,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *HOST_FAULTS,
     *INTERPLAY_FAULTS,
     *KERNEL_FAULTS,
+    *LATENT_FAULTS,
     *LAUNCH_FAULTS,
     *LAYER_FAULTS,
     *NGRAM_FAULTS,

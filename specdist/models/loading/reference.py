@@ -31,7 +31,7 @@ from specdist.models.files.weight_files import open_weights, stored_shapes
 from specdist.models.files.weight_names import WeightNames
 from specdist.models.quantized.quantized import plain_config, quantization_of
 from specdist.models.quantized.quantized_experts import QuantizedExperts
-from specdist.models.quantized.quantized_linear import input_scales, rounded_values
+from specdist.models.quantized.quantized_linear import QuantizedLinear, input_scales, rounded_values
 from specdist.models.quantized.quantized_loading import QuantizedParts
 from specdist.models.quantized.quantized_weights import LayerFormat
 from specdist.utils.packages import cache_argument
@@ -200,7 +200,9 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
         new_name = renamed(f"{layer}.weight", {f"{layer}.weight"})
         assert new_name is not None
         found[new_name] = parts.weight(layer, of_layer).dequantized(torch.float32)
-        rounded[new_name.removesuffix(".weight")] = (parts.formats[layer], of_layer.get("input_scale"))
+        # The loaded model has some in plain numbers.
+        if isinstance(model.get_submodule(layer), QuantizedLinear):
+            rounded[new_name.removesuffix(".weight")] = (parts.formats[layer], of_layer.get("input_scale"))
 
     def is_kept(module: str, key: str, value: object) -> bool:
         # Sizes outside of the layers are those of the sample's vocabulary.

@@ -1,0 +1,205 @@
+"""Latent attention: every family's numbers, in the latents' memory; where they would be others, as before."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DeepseekV3Config, PreTrainedModel
+
+from specdist.models.attention import latent
+from specdist.models.attention.attention import AttentionCall, AttentionRules
+from specdist.models.attention.latent import Latents
+from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
+from specdist.models.cache.key_value import LayerShape
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.files.sizes import model_size
+from specdist.models.loading.loading import load_whole
+from specdist.models.loading.loading_check import check_loading, relative_difference
+from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.quantized.quantized import plain_config, quantization_of
+from specdist.models.quantized.quantized_linear import QuantizedLinear
+from tests.engine.harness import PAGE_SIZE, paged_runner
+from tests.models.all_families import build
+from tests.models.chunks import MIXED, GrowingRows, check_rows
+from tests.models.families import VOCAB_SIZE, tiny_model
+from tests.models.quantized_checkpoints import LAYOUTS, write
+from tests.models.quantized_formats import ROUNDED_TOLERANCE, TOKENS, logits_of
+
+# With and without a projection of queries, rotated in pairs or in halves, with scales of latents.
+LATENT_FAMILIES = (
+    "axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu",
+)  # fmt: skip
+EXPANDED = Acceleration(keeps_latents=False)
+# DeepSeek's rope, whose factor is in the scale of the scores, too.
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+BLOCKS = "FP8 in blocks, inputs in groups"
+
+
+def keeps_latents(runner: ModelRunner) -> bool:
+    return all(rules.is_latent for rules in runner.rules.values())
+
+
+def page_numbers(runner: ModelRunner) -> int:
+    return runner.bytes_per_page(PAGE_SIZE) // PAGE_SIZE // runner.dtype.itemsize
+
+
+@pytest.mark.parametrize("family", LATENT_FAMILIES)
+def test_every_family_keeps_its_logits_in_the_latents_memory(family: str) -> None:
+    plain = build(family)
+    runner = paged_runner(plain)
+    assert keeps_latents(runner)
+    config = plain.config
+    num_layers = len(runner.rules)
+    # The latent and the rotated part; and keys and values of all heads.
+    assert page_numbers(runner) == num_layers * (config.kv_lora_rank + config.qk_rope_head_dim)
+    expanded = paged_runner(plain, EXPANDED)
+    width = config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim
+    assert page_numbers(expanded) == num_layers * config.num_attention_heads * width
+    for each in (runner, expanded):
+        check_rows(plain, each, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("family", LATENT_FAMILIES)
+def test_in_bfloat16_they_are_as_near_as_transformers_own(family: str) -> None:
+    """To float32: absorbed products round at other places, and no more."""
+    plain = build(family)
+    half = copy.deepcopy(plain).bfloat16()
+    rows = GrowingRows(plain, MIXED, page_size=PAGE_SIZE)
+    kept, expanded = (
+        [relative_difference(found.float(), wanted) for found, wanted in rows.run(paged_runner(half, how))]
+        for how in (None, EXPANDED)
+    )
+    assert max(kept) < 1.5 * max(expanded) + 0.01
+
+
+def test_without_a_low_rank_of_queries_and_with_a_scale_of_the_rope() -> None:
+    for overrides in ({"q_lora_rank": None}, {"rope_parameters": YARN}):
+        plain = tiny_model("youtu", **overrides)
+        runner = paged_runner(plain)
+        assert keeps_latents(runner)
+        check_rows(plain, runner, tolerance=1e-4)
+
+
+def test_transformers_own_calls_expand_as_before() -> None:
+    plain = tiny_model("youtu")
+    model = paged_runner(plain).model
+    model.set_attn_implementation("eager")
+    tokens = torch.arange(2, 12)[None]
+    with torch.inference_mode():
+        assert torch.equal(model(tokens).logits, plain(tokens).logits)
+
+
+@pytest.mark.parametrize("what", ["queries", "output", "_weights"])
+def test_other_numbers_are_noticed_and_keys_and_values_are_kept(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Heads in another order: of the queries, of the outputs, and of both."""
+    own = getattr(Latents, what)
+    heads = {"queries": 1, "output": 1, "_weights": 0}[what]
+
+    def moved(self: Latents, *args: Tensor) -> Any:
+        found = own(self, *args)
+        return tuple(each.flip(heads) for each in found) if what == "_weights" else found.flip(heads)
+
+    monkeypatch.setattr(Latents, what, moved)
+    plain = tiny_model("youtu")
+    with caplog.at_level(logging.INFO):
+        runner = paged_runner(plain)
+    messages = [message for message in caplog.messages if "latent attention" in message]
+    assert len(messages) == 1 and "kept of every head" in messages[0] and "differ by" in messages[0]
+    assert not keeps_latents(runner)
+    check_rows(plain, runner)
+
+
+def test_layers_that_expand_in_their_forward_keep_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in earlier versions of transformers."""
+    monkeypatch.setattr(latent, "EXPAND", "no_such_method")
+    plain = tiny_model("youtu")
+    runner = paged_runner(plain)
+    assert not any(rules.is_latent for rules in runner.rules.values())
+    check_rows(plain, runner)
+
+
+def test_a_thousand_tokens_of_deepseek_v3_take_70_megabytes() -> None:
+    """61 layers of 512 + 64 numbers of two bytes, whole on every rank; all heads' would take 5 GB."""
+    size = model_size("v3", DeepseekV3Config(), 2)
+    assert 1000 * size.cache_bytes_per_token(1) == 1000 * 61 * (512 + 64) * 2 == 70_272_000
+    assert size.cache_bytes_per_token(8) == size.cache_bytes_per_token(1)
+    assert size.cache_read_bytes(8, 1000) == 70_272_000
+    assert size.tp_sizes(16) == [1, 2, 4, 8, 16]
+    # Scores over 576 numbers and sums of 512, of 128 heads.
+    assert size.attention_flops(8, 1000) == 2 * 128 / 8 * (576 + 512) * 1000 * 61
+    expanded = LayerShape(128, 192, 128)
+    assert 4.9e9 < 1000 * 61 * 2 * expanded.num_numbers < 5.1e9
+
+
+def saved_blocks(folder: Path) -> PreTrainedModel:
+    """A checkpoint in blocks of FP8; returns the plain model that it was made of."""
+    sizes = {"intermediate_size": 128, "qk_rope_head_dim": 32, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    sizes |= {"head_dim": 32, "kv_lora_rank": 32}
+    model = tiny_model("youtu", **sizes)
+    model.save_pretrained(folder)
+    write(folder, *LAYOUTS[BLOCKS])
+    return model
+
+
+def test_quantised_projections_from_latents_become_plain_ones(tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    saved_blocks(tmp_path)
+    checkpoint = open_checkpoint("--target", str(tmp_path))
+    model = load_whole(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        assert type(attention.kv_b_proj) is torch.nn.Linear
+        assert isinstance(attention.q_b_proj, QuantizedLinear)
+    runner = ModelRunner(copy.deepcopy(model), torch.device("cpu"), Acceleration())
+    assert keeps_latents(runner)
+    check = check_loading(
+        model, checkpoint, dtype=torch.float32, device=torch.device("cpu"), vocab_size=VOCAB_SIZE
+    )
+    assert check.is_checked and check.quantity, check.reason
+    # What stays quantised is counted as such, and the others as plain numbers.
+    quantization = quantization_of(checkpoint)
+    size = model_size("youtu", plain_config(checkpoint), 4, quantization=quantization)
+    held = sum(
+        layer.weight.numbers.numel() for layer in model.modules() if isinstance(layer, QuantizedLinear)
+    )
+    assert size.num_quantized == held
+    with torch.inference_mode():
+        expected = logits_of_expanded(model)
+    assert relative_difference(logits_of(model, TOKENS), expected) < ROUNDED_TOLERANCE
+
+
+def logits_of_expanded(model: PreTrainedModel) -> Tensor:
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("eager")
+    logits: Tensor = model(TOKENS[None]).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("kernel", [FlashAttention3Kernel(), FlashInferKernel()])
+def test_libraries_are_not_asked_for_latents(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, function in (
+        ("flash_attn_interface", "flash_attn_with_kvcache"),
+        ("flashinfer.prefill", "trtllm_batch_context_with_kv_cache"),
+    ):
+        module = types.ModuleType(name)
+        setattr(module, function, None)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "flashinfer", types.ModuleType("flashinfer"))
+    pages = torch.zeros(2, PAGE_SIZE, 1, 24)
+    rules = AttentionRules(1.0, None, None, is_latent=True)
+    call = AttentionCall(torch.zeros(1, 4, 24), pages, pages[..., :16], rules)
+    with pytest.raises(ValueError, match=r"latent|one width"):
+        kernel.attend(call, None)

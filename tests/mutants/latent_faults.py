@@ -1,0 +1,61 @@
+"""Faults of latent attention: of what is absorbed, of what is kept, and of the kernel that reads it."""
+
+from tests.mutants.mutant import Mutant
+
+LATENT = "tests/models/test_latent.py::"
+LOGITS = LATENT + "test_every_family_keeps_its_logits_in_the_latents_memory[deepseek_v3]"
+OTHERS = LATENT + "test_other_numbers_are_noticed_and_keys_and_values_are_kept"
+WIDER = "tests/kernels/test_paged_attention.py::test_keys_are_wider_than_values_or_are_the_values_too"
+V3 = LATENT + "test_a_thousand_tokens_of_deepseek_v3_take_70_megabytes"
+QUANTIZED = LATENT + "test_quantised_projections_from_latents_become_plain_ones"
+
+LATENT_FAULTS = (
+    Mutant("queries-through-another-heads-matrix", "Latents.queries",
+        "plain_HTD @ to_keys_HDR",
+        "plain_HTD @ to_keys_HDR.roll(1, 0)",
+        (LOGITS,)),
+    Mutant("outputs-through-another-heads-matrix", "Latents.output",
+        "@ to_values_HDR.transpose(1, 2)",
+        "@ to_values_HDR.roll(1, 0).transpose(1, 2)",
+        (LOGITS,)),
+    Mutant("latents-unchecked", "can_keep_latents",
+        "each.check(generator)",
+        "pass",
+        (f"{OTHERS}[queries]", f"{OTHERS}[output]")),
+    Mutant("scale-of-the-latents-width", "_record",
+        "scale=scaling or query.shape[-1] ** -0.5, is_latent=True",
+        "scale=None, is_latent=True",
+        (LOGITS,)),
+    Mutant("latents-last-numbers-are-values", "attend_segments",
+        "output[..., :value_width]",
+        "output[..., -value_width:]",
+        (LOGITS,)),
+    Mutant("rotated-part-is-not-kept", "Latents.__call__",
+        "key = torch.cat((latent, rotated), dim=-1)",
+        "key = torch.cat((latent, 0 * rotated), dim=-1)",
+        (LOGITS,)),
+    Mutant("kernel-leaves-the-rest-of-keys-out", "_one_split",
+        "scores = _dot(rest_queries, tl.trans(rest_keys), scores)",
+        "pass",
+        (WIDER,)),
+    Mutant("values-lie-as-far-apart-as-keys", "_one_split",
+        "value_places_N = places_N // (width + rest_width) * width",
+        "pass",
+        (WIDER,)),
+    Mutant("part-of-the-heads-reads-another-key", "attend_kernel",
+        "kv_head = head // num_parts",
+        "kv_head = head",
+        (WIDER,)),
+    Mutant("latents-counted-with-values", "LayerShape.num_numbers",
+        "(0 if self.is_latent else self.value_width)",
+        "self.value_width",
+        (LOGITS,)),
+    Mutant("planner-cuts-latents", "LayerCache.num_numbers",
+        "return self.width if self.is_latent else",
+        "return self.width // tp_size if self.is_latent else",
+        (V3,)),
+    Mutant("quantised-projection-counted-narrow", "_quantized",
+        "if name in absorbed:",
+        "if False:",
+        (QUANTIZED,)),
+)
