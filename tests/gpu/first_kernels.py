@@ -15,7 +15,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ from tests.gpu.first_device import Bench, Shape, say, step, table
 PAGE_SIZE = 16
 RULES = AttentionRules(None, None, None)
 SINKS = AttentionRules(None, 128, None, has_sinks=True)
+# Of DeepSeek's 576 numbers the last 64 are rotated, and no value.
+LATENTS, ROTATED_PART = AttentionRules(None, None, None, is_latent=True), 9
+KERNELS = {RULES: "attention", SINKS: "attention with sinks and a window", LATENTS: "attention to latents"}
 # (sequences, queries of each, keys of each).
 ATTENTION = {
     "decode": (32, 1, 2048),
@@ -121,6 +124,7 @@ def compare_all(bench: Bench, folder: Path) -> int:
         for shape in bench.shapes.values()
         for outcome in compared(bench, shape.name, cases_of(bench, shape))
     ]
+    outcomes += compared(bench, "DeepSeek V3 tp 8", latent_cases(bench))
     outcomes += compared(bench, "all", sampling_cases(bench))
     outcomes += compared(bench, "8B", quantised_cases(bench, bench.shapes["8B"]), refuses=True)
     say(table(outcomes))
@@ -168,6 +172,15 @@ def cases_of(bench: Bench, shape: Shape) -> Iterator[Case]:
             yield attention_case(bench, shape, name, *lengths, rules=rules)
     for num_tokens in TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS:
         yield from layer_cases(bench, shape, num_tokens)
+
+
+def latent_cases(bench: Bench) -> Iterator[Case]:
+    """Attention of a rank's heads to latents, which are one key of all of them, and its value."""
+    some = next(iter(bench.shapes.values()))
+    num_heads, width = (4, 40) if bench.is_fake else (16, 576)
+    shape = replace(some, num_heads=num_heads, num_kv_heads=1, width=width)
+    for name, lengths in (TINY_ATTENTION if bench.is_fake else ATTENTION).items():
+        yield attention_case(bench, shape, name, *lengths, rules=LATENTS)
 
 
 def layer_cases(bench: Bench, shape: Shape, num_tokens: int) -> Iterator[Case]:
@@ -219,19 +232,21 @@ def attention_case(
     queries = bench.random(len(rows), shape.num_heads, shape.width)
     of_pages = num_rows * width, PAGE_SIZE, shape.num_kv_heads, shape.width
     key_pages, value_pages = (bench.random(*of_pages, seed=seed) for seed in (1, 2))
+    if rules.is_latent:
+        value_pages = key_pages[..., : -(shape.width // ROTATED_PART)]
     sinks = 4 + bench.random(shape.num_heads, seed=3) if rules.has_sinks else None
     call = AttentionCall(queries, key_pages, value_pages, rules, sinks)
     window = rules.window or num_keys
     num_pairs = num_rows * num_queries * min(window, num_keys - (num_queries - 1) / 2)
     num_read = num_rows * min(num_keys, window + num_queries) * shape.num_kv_heads * shape.width
     return Case(
-        kernel="attention with sinks and a window" if rules.has_sinks else "attention",
+        kernel=KERNELS[rules],
         size=f"{name}: {num_rows} x {num_queries} after {num_keys - num_queries}",
         run=lambda: TritonKernel().attend(call, segments),
         plain=lambda: plain_attention(call, segments),
         difference=difference_in_heads,
         limit=ATTENTION_LIMIT,
-        num_bytes=2 * queries.nbytes + 2 * num_read * queries.itemsize,
+        num_bytes=2 * queries.nbytes + (1 if rules.is_latent else 2) * num_read * queries.itemsize,
         num_flop=int(4 * shape.num_heads * shape.width * num_pairs),
     )
 
