@@ -24,6 +24,7 @@ from tests.gpu.engine_runs import (
     warnings_into,
 )
 from tests.gpu.policies import READS_HEAD, policies
+from tests.models.all_families import build
 from tests.models.families import FAMILIES, noisy_copy, tiny_model
 
 # A token of which the weights are damaged.
@@ -44,6 +45,14 @@ def check_family(family: str) -> None:
         for rule in rules:
             number = place * len(RULES) + list(RULES).index(rule)
             pair.check(RULES[rule], list(POLICIES.values())[number % len(POLICIES)])
+
+
+def check_experts() -> None:
+    """Of a mixture; in bfloat16 its passes are recorded."""
+    torch.manual_seed(0)
+    target = build("qwen3_moe").bfloat16()
+    pair = Pair(target, noisy_copy(target), dict(MODES["synchronous"]))
+    pair.check(RULES["rejection"], POLICIES["fixed"])
 
 
 def check_heads(mode: str) -> None:

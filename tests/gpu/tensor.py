@@ -100,6 +100,11 @@ class CudaTensor(torch.Tensor):
         return DEVICE.run(function, args, kwargs or {})
 
 
+def _histogram(numbers: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Also of integers, which a CPU's lacks."""
+    return torch.histc(numbers.float(), *args, **kwargs).to(numbers.dtype)
+
+
 def _memory_of(host: Tensor) -> Memory:
     key = storage_key(host)
     memory = _memories.get(key)
@@ -294,6 +299,8 @@ class FakeDevice(TorchDispatchMode):
         elif function.namespace == "specdist":
             self.check_current(index, str(function))
             run = ON_HOST[operator.name]
+        elif operator.name == "histc":
+            run = _histogram
         elif operator.name == "_fused_sdp_choice":
             return MATH_ATTENTION
         elif operator.name == "is_pinned":

@@ -16,6 +16,10 @@ def test_every_family_gives_the_rows_of_a_cpu_under_all_rules(family: str) -> No
     on_device(check_engine.check_family, family)
 
 
+def test_a_mixture_of_experts_gives_the_rows_of_a_cpu_in_recorded_passes() -> None:
+    on_device(check_engine.check_experts)
+
+
 def test_processed_logits_give_the_rows_of_a_cpu() -> None:
     on_device(check_engine.check_processing)
 
