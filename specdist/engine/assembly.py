@@ -29,6 +29,7 @@ from specdist.engine.target.sharded_target import ShardedTarget, VocabParallelVe
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.cache.pages import PageTable
+from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.eagle.eagle_runner import EagleRunner
 from specdist.models.eagle.states import StatesRunner
 from specdist.models.passes.runner import ModelRunner
@@ -51,6 +52,7 @@ class Assembly:
         vocab_size: ids that can be drawn; logits may be wider by padding.
         scheduling: limits of the batch; its number of slots is also that of the caches.
         num_pages: of the page table that both models' caches follow.
+        windowed: layers of the target that have pages of their own.
         max_cache_len: tokens of one sequence that the page table has room for; by default ``max_seq_len``.
         ahead: what the draft does while the target verifies; with a ``chooser``, which chooses what each
             round does, the most that it may do.
@@ -65,6 +67,7 @@ class Assembly:
     scheduling: SchedulerSettings
     num_pages: int
     page_size: int = PAGE_SIZE
+    windowed: WindowedLayers | None = None
     max_cache_len: int | None = None
     ahead: RoundShape = ALONE
     chooser: RoundChooser | None = None
@@ -75,7 +78,8 @@ class Assembly:
 
     def allocate(self, runner: ModelRunner) -> None:
         """Allocate the target's cache, once."""
-        self._allocate(runner, num_slots=self.scheduling.num_slots, num_pages=self.num_pages)
+        num_slots = self.scheduling.num_slots
+        self._allocate(runner, num_slots=num_slots, num_pages=self.num_pages, windowed=self.windowed)
 
     def allocate_draft(
         self, runner: ModelRunner, num_branch_slots: int = 0, max_branch_tokens: int = 0
@@ -103,6 +107,7 @@ class Assembly:
             page_size=self.page_size,
             num_slots=self.scheduling.num_slots,
             rope_borders=self.scheduling.rope_borders,
+            windowed=self.windowed,
         )
 
     def local_target(self, runner: ModelRunner) -> LocalTarget:

@@ -217,7 +217,7 @@ class Engine:
         plan, last, window = this.plan, this.last, self.scheduler.settings.draft_window
         this.opened = OpenedSequences.of(plan.opened, self._processing, self._tells_texts, window is not None)
         return ProposalRequest(
-            page_updates=plan.page_updates,
+            page_updates=self.scheduler.updates_of_draft(plan.page_updates),
             slots_R=last.slots_R,
             num_accepted_R=last.num_accepted_R,
             next_token_ids_R=last.next_token_ids_R,

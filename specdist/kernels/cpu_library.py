@@ -45,7 +45,7 @@ class Layer(ctypes.Structure):
             for name in ("norm_before_attention", "norm_before_mlp", "query_norm", "key_norm")
         ),
         *((name, c_address) for name in ("keys", "values")),
-        ("window", c_index),
+        *((name, c_index) for name in ("window", "group")),
         ("scale", ctypes.c_float),
     )
 
@@ -67,7 +67,7 @@ class Batch(ctypes.Structure):
     _fields_ = (
         *((name, c_index) for name in ("num_tokens", "num_logits", "table_width")),
         *((name, c_address) for name in ("token_ids", "slots", "positions", "logits_index")),
-        *((name, c_address) for name in ("rotations", "page_table")),
+        *((name, c_address) for name in ("rotations", "page_table", "windowed_page_table")),
         *((name, c_address) for name in ("cosines", "sines", "hidden", "logits", "workspace")),
     )
 

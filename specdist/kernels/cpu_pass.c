@@ -15,6 +15,7 @@ typedef struct {
     const float *norm_before_attention, *norm_before_mlp, *query_norm, *key_norm; /* the last two or null */
     void *keys, *values;                                                          /* [places, G, D] */
     int64_t window;                                                               /* 0: none */
+    int64_t group;                                                                /* whose pages it has */
     float scale;
 } Layer;
 
@@ -32,7 +33,7 @@ typedef struct {
     int64_t num_tokens, num_logits, table_width;
     const int64_t *token_ids, *slots, *positions, *logits_index;
     const int64_t *rotations; /* the positions of tokens in their sequences, not among their visible keys */
-    const int32_t *page_table; /* [slots, table_width] */
+    const int32_t *page_tables[2]; /* of each group of layers: [slots, table_width] */
     const void *cosines, *sines; /* [positions, D] of the model's type */
     void *hidden, *logits;     /* [N, E], [N, V]; logits may be null */
     float *workspace;
@@ -385,7 +386,7 @@ INLINE void run_thread(const Model *model, const Batch *batch, int64_t thread, i
         BARRIER
         for (int64_t token = begin; token < end; token++) {
             int64_t position = batch->positions[token];
-            const int32_t *pages = batch->page_table + batch->slots[token] * batch->table_width;
+            const int32_t *pages = batch->page_tables[layer->group] + batch->slots[token] * batch->table_width;
             int64_t place = (int64_t)pages[position / model->page_size] * model->page_size + position % model->page_size;
             for (int64_t head = 0; head < H + G; head++) {
                 float *numbers = wide + (token * num_all + head) * D;
@@ -408,7 +409,7 @@ INLINE void run_thread(const Model *model, const Batch *batch, int64_t thread, i
         for (int64_t token = 0, tile = 0, count; token < T; token += count, tile++) {
             count = num_together(batch, token);
             if (is_split || tile % num_threads == thread)
-                attend(model, layer, batch->page_table + batch->slots[token] * batch->table_width,
+                attend(model, layer, batch->page_tables[layer->group] + batch->slots[token] * batch->table_width,
                        wide + token * num_all * D, num_all * D, batch->positions[token], (int)count, head, end_head,
                        narrow + token * H * D, is_half);
         }

@@ -3,7 +3,8 @@
 With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own, and prepares
 ``num_branches`` of every row. Without a ``policy`` every block has ``num_draft_tokens``. A ``head`` reads the
 draft's hidden states; with ``trusts_draft`` only the last token of a block is verified. With ``ngrams`` the
-candidates are from a row's own tokens, those of at least this chance, or as these settings say.
+candidates are from a row's own tokens, those of at least this chance, or as these settings say. With
+``is_windowed`` the target's windowed layers have pages of their own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.rope import recomputed_from, rope_borders
 from specdist.models.cache.draft_window import DraftWindow
+from specdist.models.cache.windowed_pages import WindowedLayers, longest_window
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength, LengthPolicy, reads_head
@@ -97,6 +99,7 @@ class Harness:
         draft_window: int | None = None,
         masker: Callable[[], TokenMasker] | None = None,
         forced_room: int = 0,
+        is_windowed: bool = False,
     ) -> None:
         self.ngrams, self.masker = ngrams, masker
         self.settings = settings or SamplingSettings(temperature=0.0)
@@ -131,6 +134,12 @@ class Harness:
         self.ahead = RoundShape(
             num_ahead=num_ahead_tokens if draft is not None else 0, num_branches=num_branches
         )
+        self.windowed: WindowedLayers | None = None
+        if is_windowed:
+            window = longest_window(self.runners[0].windows.values(), max_seq_len)
+            assert window is not None
+            self.windowed = self.scheduling.windowed_layers(window, PAGE_SIZE)
+            assert self.windowed is not None
         self.assembly.allocate(self.runners[0])
         for runner in self.runners[1:]:
             self.assembly.allocate_draft(
@@ -156,6 +165,7 @@ class Harness:
             trusts_draft=self.trusts_draft,
             ngrams=self._ngram_settings,
             masker=self.masker,
+            windowed=self.windowed,
         )
 
     @property

@@ -22,6 +22,7 @@ from torch import Tensor
 from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
 from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.windowed_pages import NULL_PAGE, WindowedLayers
 from specdist.models.passes.flat import FlatBatch, as_seen, cache_indices
 
 VOCAB_SIZE = 7
@@ -46,6 +47,8 @@ class MarkovModel:
     estimates_VV: Tensor | None = None
     uses_features: bool = False
     reads_drawing_state: bool = False
+    # Of a layer that does nothing but to compare what it sees with the other's.
+    window: int | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -111,6 +114,8 @@ class MarkovRunner:
         self.head_uses_features = has_head and model.uses_features and not model.reads_drawing_state
         ids = ids or range(model.vocab_size)
         self._logits_VVV = model.logits_VVV[:, :, ids.start : ids.stop].contiguous()
+        self.windows = {0: None, 1: model.window}
+        self.num_seen_in_windows = 0
 
     def allocate(
         self,
@@ -122,11 +127,13 @@ class MarkovRunner:
         num_branch_slots: int = 0,
         max_branch_tokens: int = 0,
         window: DraftWindow | None = None,
+        windowed: WindowedLayers | None = None,
     ) -> None:
         num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
         self._page_size = page_size
         self._table = page_table(
             window,
+            windowed is not None,
             num_slots=num_slots,
             num_pages=num_pages,
             page_size=page_size,
@@ -136,6 +143,8 @@ class MarkovRunner:
         )
         # Each token's part of the checksum: like a key, it depends on the position that it was run at.
         self._cache = np.full(num_all_pages * page_size, NEVER_WRITTEN, np.int64)
+        num_windowed = 0 if windowed is None else windowed.num_pages
+        self._windowed_cache = np.full(num_windowed * page_size, NEVER_WRITTEN, np.int64)
 
     def update_pages(self, updates: PageUpdates) -> None:
         self._table.update(updates)
@@ -192,6 +201,7 @@ class MarkovRunner:
         batch, pages_SP = as_seen(batch, self._table)
         index_T = cache_indices(batch, pages_SP, self._page_size)
         self._cache[index_T] = token_ids_T * weights(batch.model_positions_T, vocab_size)
+        self._look_at_windows(batch, index_T)
         index_N = np.asarray(logits_index, np.int64)
         positions_N = batch.positions_T[index_N]
         longest = int(positions_N.max(initial=0))
@@ -202,3 +212,25 @@ class MarkovRunner:
         is_before_NL = np.arange(places_NL.shape[1]) < positions_N[:, None]
         checksums_N = np.where(is_before_NL, self._cache[places_NL], 0).sum(axis=1) % vocab_size
         return token_ids_T[index_N], checksums_N
+
+    def _look_at_windows(self, batch: FlatBatch, index_T: np.ndarray) -> None:
+        """Write to windowed pages, too: every token sees there what it sees in the others, and before its
+        window pages that nobody writes."""
+        pages_SP, window = batch.windowed_pages_SP, self.model.window
+        if pages_SP is None:
+            return
+        assert window is not None
+        own_T = cache_indices(batch, pages_SP, self._page_size)
+        assert len(np.unique(own_T)) == len(own_T) and own_T.min() >= (NULL_PAGE + 1) * self._page_size
+        self._windowed_cache[own_T] = self._cache[index_T]
+        positions_TW = batch.positions_T[:, None] - np.arange(window)
+        slots_TW = np.broadcast_to(batch.slots_T[:, None], positions_TW.shape)
+        is_seen_TW = positions_TW >= 0
+        seen = FlatBatch(batch.token_ids_T, slots_TW[is_seen_TW], positions_TW[is_seen_TW])
+        found, expected = (
+            cache[cache_indices(seen, table, self._page_size)]
+            for cache, table in ((self._windowed_cache, pages_SP), (self._cache, self._table.pages))
+        )
+        assert (found == expected).all(), "a token sees others in its window"
+        self.num_seen_in_windows += len(found)
+        assert (self._windowed_cache[: self._page_size] == NEVER_WRITTEN).all()

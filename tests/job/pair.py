@@ -16,7 +16,14 @@ import pyarrow as pa
 import pyarrow.ipc
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 EOS_TOKEN = "<|end|>"
 NUM_VOCAB_TOKENS = 320
@@ -121,6 +128,14 @@ def widened_draft(pair: Pair, folder: Path) -> Path:
     direction = 10 * torch.ones(draft.config.hidden_size)
     wide.lm_head.weight[-2:] = torch.stack([direction, -direction])
     return save(folder, wide, PreTrainedTokenizerFast.from_pretrained(pair.draft))
+
+
+def windowed_target(folder: Path) -> Path:
+    """A model whose layers see the last 8 tokens, fewer than its prompts have, of the longest 512."""
+    config = MistralConfig(**random_llama().config.to_dict() | {"sliding_window": 8})
+    config.max_position_embeddings = 512
+    torch.manual_seed(0)
+    return save(folder, MistralForCausalLM(config).float().eval(), train_tokenizer())
 
 
 def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, **options: Any) -> Path:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.models.cache.pages import PageTable
+from specdist.models.cache.windowed_pages import NULL_PAGE, WindowedLayers, longest_window
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from tests.models.families import VOCAB_SIZE
@@ -38,9 +39,11 @@ def check_rows(
     *,
     page_size: int = 4,
     tolerance: float = TOLERANCE,
+    is_windowed: bool = False,
 ) -> None:
     """The runner's logits of every pass are those of plain forwards, row by row."""
-    for found, wanted in GrowingRows(plain, schedule, page_size=page_size).run(runner):
+    rows = GrowingRows(plain, schedule, page_size=page_size, is_windowed=is_windowed)
+    for found, wanted in rows.run(runner):
         torch.testing.assert_close(found.float(), wanted.float(), atol=tolerance, rtol=tolerance)
 
 
@@ -57,13 +60,22 @@ def give_pages(runner: ModelRunner, rows: np.ndarray, *, page_size: int) -> None
 
 
 class GrowingRows:
-    """Feeds a runner the chunks of a schedule: per pass, the position up to which each slot's row is run."""
+    """Feeds a runner the chunks of a schedule: per pass, the position up to which each slot's row is run.
+
+    With ``is_windowed`` windowed layers have pages of their own, which are NaN once they are given back.
+    """
 
     def __init__(
-        self, plain: PreTrainedModel, schedule: list[Ends], *, page_size: int, seed: int = 0
+        self,
+        plain: PreTrainedModel,
+        schedule: list[Ends],
+        *,
+        page_size: int,
+        seed: int = 0,
+        is_windowed: bool = False,
     ) -> None:
         self._schedule = schedule
-        self.page_size = page_size
+        self.page_size, self._is_windowed = page_size, is_windowed
         generator = np.random.default_rng(seed)
         slots = sorted({slot for ends in schedule for slot in ends})
         self._rows = {slot: generator.integers(2, VOCAB_SIZE, size=MAX_SEQ_LEN) for slot in slots}
@@ -78,19 +90,24 @@ class GrowingRows:
 
         Where no row has written yet the cache holds what another row could have left: NaN.
         """
-        runner.allocate(
-            num_pages=NUM_PAGES, page_size=self.page_size, num_slots=NUM_SLOTS, max_seq_len=MAX_SEQ_LEN
-        )
-        assert runner._cache is not None
-        for memory in (*runner._cache.keys.values(), *runner._cache.values.values()):
-            memory.fill_(torch.nan)
-        pages = PageTable(num_pages=NUM_PAGES, page_size=self.page_size, num_slots=NUM_SLOTS)
+        sizes = {"num_pages": NUM_PAGES, "page_size": self.page_size, "num_slots": NUM_SLOTS}
+        windowed = None
+        if self._is_windowed:
+            window = longest_window(runner.windows.values(), MAX_SEQ_LEN)
+            assert window is not None
+            windowed = WindowedLayers(window, NUM_PAGES)
+        runner.allocate(**sizes, max_seq_len=MAX_SEQ_LEN, windowed=windowed)
+        self._fill(runner, slice(None))
+        pages = PageTable(**sizes, windowed=windowed)
         done = dict.fromkeys(self._rows, 0)
         for number, ends in enumerate(self._schedule):
             for slot, end in ends.items():
                 if done[slot] == 0:
                     pages.open(slot, self._rows[slot].tolist())
                 assert pages.extend(slot, end)
+                pages.slide(slot, done[slot], end)
+            if pages._windowed is not None:
+                self._fill(runner, pages._windowed._free)
             runner.update_pages(pages.drain_updates())
             lengths = np.array([end - done[slot] for slot, end in ends.items()])
             batch = FlatBatch(
@@ -102,3 +119,16 @@ class GrowingRows:
             wanted = torch.cat([self._expected[slot][done[slot] : end] for slot, end in ends.items()])
             yield runner.forward(batch, asked).cpu(), wanted[asked]
             done.update(ends)
+
+    def _fill(self, runner: ModelRunner, windowed_pages: list[int] | slice) -> None:
+        """These windowed pages with NaN, but for the one that nobody writes; all of others, where these are
+        all."""
+        cache = runner._cache
+        assert cache is not None
+        for held in (cache.keys, cache.values):
+            for layer, memory in held.items():
+                if layer not in cache.windowed and not isinstance(windowed_pages, slice):
+                    continue
+                memory[windowed_pages if layer in cache.windowed else slice(None)] = torch.nan
+                if layer in cache.windowed:
+                    memory[NULL_PAGE] = 0.0

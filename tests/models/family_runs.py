@@ -44,6 +44,7 @@ from specdist.job.replica.model_plan import plan_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
 from specdist.llm import NO_PATH
+from specdist.models.cache.windowed_pages import longest_window
 from specdist.models.loading import loading
 from specdist.utils.errors import UserError
 from tests.forked import World, started_world
@@ -139,7 +140,7 @@ def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None
         prompts=NO_PATH, output=NO_PATH, target=str(folder / "target"), draft=str(folder / "draft"),
         policy="fixed", num_draft_tokens=NUM_DRAFT_TOKENS, overlap="synchronous", temperature=0.0,
         max_new_tokens=NUM_NEW, tp_size=topology.tp_size, device="cpu", dtype="float32", max_num_seqs=4,
-        draft_placement="shared", cache_memory="16MB",
+        draft_placement="shared", cache_memory="16MB", max_num_batched_tokens=24,
     )  # fmt: skip
     models = plan_models(config)
     # Both ways of reading weights end with this.
@@ -148,6 +149,9 @@ def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None
             replica = build_replica(ReplicaPlan(config=config, models=models, topology=topology))
         except UserError as error:
             raise (LateRefusal(str(error)) if was_read.called else error) from error
+    if (runner := replica._loaded.target) is not None:
+        has_windows = longest_window(runner.windows.values(), models.max_seq_len) is not None
+        assert has_windows is (replica._pages.windowed is not None), "windowed layers and their pages"
     if not topology.is_rank0:
         replica.serve()
         return None, None

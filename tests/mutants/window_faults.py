@@ -12,6 +12,20 @@ BATCH = (
     "test_no_token_depends_on_the_batch_chunks_shared_prefixes_or_preemption[plain]"
 )
 RESUMED = "tests/engine/test_draft_window.py::test_a_resumed_sequence_sees_what_it_saw"
+HELD = (
+    "tests/models/cache/test_windowed_pages.py::"
+    "test_a_page_is_held_as_long_as_the_next_token_sees_one_of_its_keys"
+)
+PREFIX = (
+    "tests/models/cache/test_windowed_pages.py::"
+    "test_a_prefix_is_found_as_far_as_the_window_before_its_end_is_there"
+)
+SIZES = "tests/models/cache/test_windowed_pages.py::test_only_windows_that_save_pages_have_pages_of_their_own"
+WINDOWED = (
+    "tests/engine/test_windowed_pages.py::"
+    "test_windows_hold_what_is_seen_in_any_batch_chunked_preempted_and_shared"
+)
+READ = "tests/models/test_windowed_pages.py::test_logits_are_those_of_plain_forwards"
 
 WINDOW_FAULTS = (
     Mutant("window-at-places-among-visible-keys-in-the-model", "SeenBatch.model_positions_T",
@@ -58,4 +72,57 @@ WINDOW_FAULTS = (
         "window.is_run(whole.positions_T, sequence.num_prompt_tokens)",
         "window.is_run(whole.positions_T, sequence.context_length)",
         (RESUMED,)),
-)
+    Mutant("windowed-page-given-back-one-token-too-early", "WindowedPages._first_seen",
+        "max(0, position - self._window + 1)",
+        "max(0, position - self._window + 2)",
+        (HELD, WINDOWED), is_dangerous=True),
+    Mutant("prefix-whose-windowed-pages-are-gone-is-found", "WindowedPages.num_usable",
+        "num_there = num_there + 1 if page in self._beside else 0",
+        "num_there += 1",
+        (PREFIX,)),
+    Mutant("windowed-page-of-a-prefix-is-another-s", "WindowedPages._new_page",
+        "self.forget(next(iter(self._unseen)))",
+        "return self._beside[next(iter(self._unseen))]",
+        (PREFIX, WINDOWED)),
+    Mutant("windowed-page-that-another-sequence-sees-is-given-back", "WindowedPages._see",
+        "self._num_seeing[page] += 1",
+        "self._num_seeing[page] = 1",
+        ("tests/models/cache/test_windowed_pages.py::test_a_shared_window_is_held_until_no_sequence_sees_it",)),
+    Mutant("what-was-given-back-is-still-in-the-table", "WindowedPages.slide",
+        "            self._on_change(slot, column, NULL_PAGE)\n",
+        "",
+        (READ,)),
+    Mutant("windowed-layers-read-pages-of-the-others", "GroupedAttention.attend",
+        "if layer in self._windowed",
+        "if layer not in self._windowed",
+        (READ,)),
+    Mutant("static-pass-over-pages-of-the-others", "StaticPasses.pack",
+        "(batch.windowed_pages_SP, self.windowed_scratch_page)",
+        "(page_table, self.windowed_scratch_page)",
+        (READ,)),
+    Mutant("compiled-layers-read-pages-of-the-others", "CompiledPass.bind",
+        "layer.group = int(index in cache.windowed)",
+        "layer.group = 0",
+        ("tests/models/test_windowed_pages.py::test_compiled_layers_read_their_own_pages",)),
+    Mutant("draft-gets-the-target-s-windowed-pages", "Scheduler.updates_of_draft",
+        "if self._pages.has_windowed else updates",
+        "if False else updates",
+        (WINDOWED,)),
+    Mutant("chunks-without-windowed-pages", "Scheduler._next_chunk",
+        "        self._pages.slide(sequence.slot, begin, end)\n",
+        "",
+        (WINDOWED,)),
+    Mutant("too-few-windowed-pages-for-a-batch", "num_pool_pages",
+        "+ 2 * -(-num_batched_tokens // page_size)",
+        "",
+        (SIZES,)),
+    Mutant("collecting-from-a-cache-that-gives-back", "_collect",
+        "may_give_back=False",
+        "may_give_back=True",
+        ("tests/training/collect/test_collect.py::"
+         "test_a_target_whose_layers_have_windows_runs_texts_that_are_longer",)),
+    Mutant("tuning-with-a-cache-that-gives-back", "TraceCollector.__init__",
+        "            windowed=None,\n",
+        "",
+        ("tests/lab/tune/test_run.py::test_a_target_whose_layers_have_windows_judges_whole_completions",)),
+)  # fmt: skip

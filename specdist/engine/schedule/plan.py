@@ -10,6 +10,7 @@ import numpy as np
 from specdist.engine.request import Sequence
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.windowed_pages import WindowedLayers, num_pool_pages
 
 # In a token id's place: to be sampled.
 DRAW = -1
@@ -56,15 +57,32 @@ class SchedulerSettings:
         assert self.draft_window is not None
         return self.draft_window.num_pool_pages(
             num_slots=self.num_slots,
-            # The last committed token, candidates, the next token and those ahead, of which a draft that
-            # chooses its work may have as many; and the last of a context, which is run twice.
-            num_reach_tokens=self.max_draft_tokens
-            + max(self.num_ahead_tokens, self.max_draft_tokens + 1)
-            + 3,
+            # Also the last committed token; and the last of a context, which is run twice.
+            num_reach_tokens=self._num_reach_tokens + 2,
             # Parts of contexts, and tokens of rounds without the draft.
             num_batched_tokens=2 * self.max_num_batched_tokens + self.num_slots,
             max_seq_len=self.max_seq_len,
         )
+
+    @property
+    def _num_reach_tokens(self) -> int:
+        """The next token, candidates and those ahead, of which a draft that chooses its work may have as
+        many."""
+        return 1 + self.max_draft_tokens + max(self.num_ahead_tokens, self.max_draft_tokens + 1)
+
+    def windowed_layers(self, window: int, page_size: int) -> WindowedLayers | None:
+        """Of the target, if pages of their own save any."""
+        num_pages = num_pool_pages(
+            window,
+            page_size=page_size,
+            num_slots=self.num_slots,
+            # Pages for a block are given before the candidates of the one before it are committed.
+            num_reach_tokens=self.max_draft_tokens + self._num_reach_tokens,
+            num_batched_tokens=self.max_num_batched_tokens,
+            max_seq_len=self.max_seq_len,
+        )
+        is_less = num_pages < self.num_slots * -(-self.max_seq_len // page_size)
+        return WindowedLayers(window, num_pages) if is_less else None
 
     def halved(self) -> SchedulerSettings:
         """Half the sequences and tokens, but at least one sequence and its block."""

@@ -54,6 +54,10 @@ class Scheduler:
         """Pages that can be handed out now."""
         return self._pages.num_available
 
+    def updates_of_draft(self, updates: PageUpdates) -> PageUpdates:
+        """Those of pages that a draft's cache has, too."""
+        return updates.where(updates.pages >= 0) if self._pages.has_windowed else updates
+
     @property
     def load(self) -> EngineLoad:
         """Between rounds."""
@@ -158,6 +162,7 @@ class Scheduler:
             if not self._pages.extend(sequence.slot, reach):
                 return False
             sequence.num_reserved = self._pages.num_pages_for(reach) * self._pages.page_size
+            self._pages.slide(sequence.slot, len(sequence.token_ids), reach)
         return True
 
     def reserve_early(self, num_candidates: list[int]) -> PageUpdates | None:
@@ -222,6 +227,7 @@ class Scheduler:
         begin = sequence.num_prefilled
         end = min(sequence.context_length, begin + budget)
         sequence.num_prefilled = end
+        self._pages.slide(sequence.slot, begin, end)
         self._pages.publish(sequence.slot, end)
         return Chunk(sequence, begin, end)
 

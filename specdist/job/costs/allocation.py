@@ -21,6 +21,7 @@ from specdist.engine.target.collectives import RANK_ZERO
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan
 from specdist.models.cache.branch_pages import pages_per_branch
+from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.eagle.eagle import NUM_STATES
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.sizes import ModelSize, model_size
@@ -76,16 +77,30 @@ class BatchLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldModel:
-    """A model, or a rank's shard of one, on a GPU, and its largest pass there; a draft may have a window."""
+    """A model, or a rank's shard of one, on a GPU, and its largest pass there; a draft may have a window, and
+    windowed layers of a target pages of their own."""
 
     size: ModelSize
     tp_size: int
     limits: PassLimits
     has_window: bool = False
+    windowed: WindowedLayers | None = None
 
     @property
     def page_bytes(self) -> int:
-        return PAGE_SIZE * self.size.cache_bytes_per_token(self.tp_size)
+        """Of a page, without windowed layers that have others."""
+        return PAGE_SIZE * (self.size.cache_bytes_per_token(self.tp_size) - self._windowed_token_bytes)
+
+    @property
+    def windowed_bytes(self) -> int:
+        """Of all pages of windowed layers."""
+        return PAGE_SIZE * self._windowed_token_bytes * (self.windowed.num_pages if self.windowed else 0)
+
+    @property
+    def _windowed_token_bytes(self) -> int:
+        if self.windowed is None:
+            return 0
+        return self.size.windowed_bytes_per_token(self.tp_size, self.windowed.window)
 
     @property
     def copied_page_bytes(self) -> int:
@@ -99,7 +114,8 @@ class CacheRoom:
 
     Attributes:
         num_pages: pages of sequences; those of branches are not counted. Negative if not even those fit.
-        cache_bytes: memory of both.
+        windowed: layers that have pages of their own beside them.
+        cache_bytes: memory of all.
         budget_bytes: the most that the cache may take.
         memory, needs: memory and reserve of a GPU; None on a host.
     """
@@ -108,6 +124,7 @@ class CacheRoom:
     num_pages: int
     cache_bytes: int
     budget_bytes: int
+    windowed: WindowedLayers | None = None
     memory: DeviceMemory | None = None
     needs: Reserve | None = None
 
@@ -122,7 +139,10 @@ class CacheRoom:
 
     def __str__(self) -> str:
         """The use of the memory, in GiB."""
-        used = f"cache {gib(self.cache_bytes)} ({self.num_pages} pages, {self.num_pages * PAGE_SIZE} tokens)"
+        pages = f"{self.num_pages} pages, {self.num_pages * PAGE_SIZE} tokens"
+        if self.windowed is not None:
+            pages += f", and {self.windowed.num_pages} pages of layers with windows"
+        used = f"cache {gib(self.cache_bytes)} ({pages})"
         if self.memory is None or self.needs is None:
             return f"{self.name} in GiB: {gib(self.budget_bytes)} for the cache at most; {used}"
         taken = self.memory.total_bytes - self.memory.free_bytes
@@ -228,9 +248,11 @@ def room_on_gpu(
         page_bytes=sum(held.page_bytes for held in following),
         window_page_bytes=sum(held.page_bytes for held in models if held.has_window),
         copied_bytes=copied_bytes,
+        fixed_bytes=sum(held.windowed_bytes for held in models),
     )
     return CacheRoom(
         name=name,
+        windowed=next((held.windowed for held in models if held.windowed is not None), None),
         num_pages=num_pages,
         cache_bytes=cache_bytes,
         budget_bytes=budget,
@@ -240,11 +262,12 @@ def room_on_gpu(
 
 
 def shared_out(
-    limits: BatchLimits, budget: int, *, page_bytes: int, window_page_bytes: int, copied_bytes: int = 0
-) -> tuple[int, int]:
-    """Pages of the models that follow the page table, and the bytes of all pages. A window's are as many as
-    it needs, whatever is left."""
-    of_window = limits.num_window_pages * window_page_bytes
+    limits: BatchLimits, budget: int, *, page_bytes: int, window_page_bytes: int, copied_bytes: int = 0,
+    fixed_bytes: int = 0,
+) -> tuple[int, int]:  # fmt: skip
+    """Pages of the models that follow the page table, and the bytes of all pages. Those of a draft's window
+    and of windowed layers (``fixed_bytes``) are as many as they need, whatever is left."""
+    of_window = limits.num_window_pages * window_page_bytes + fixed_bytes
     left = budget - of_window - (limits.num_window_pages * copied_bytes if window_page_bytes else 0)
     if not page_bytes:
         return (limits.num_seq_pages if left >= 0 else NO_ROOM), of_window
@@ -260,9 +283,11 @@ def room_for_cache(
     *,
     target: ModelRunner | None,
     draft: ModelRunner | None,
+    windowed: WindowedLayers | None = None,
     is_connected: bool = True,
 ) -> CacheRoom:
     """The pages that fit into this rank's memory beside the models that it has loaded; also logged.
+    ``windowed``: layers of the target that have pages of their own.
 
     ``is_connected``: NCCL has taken its buffers. If not they are estimated, and nothing is logged.
     """
@@ -276,7 +301,7 @@ def room_for_cache(
             decides, has_kernel = topology.rank == RANK_ZERO, target.has_kernel(PAGE_SIZE)
             passes = target_limits(limits, sampling, decides=decides, has_kernel=has_kernel)
             size = _size(models.target, target)
-            held.append(HeldModel(size=size, tp_size=topology.tp_size, limits=passes))
+            held.append(HeldModel(size=size, tp_size=topology.tp_size, limits=passes, windowed=windowed))
         if draft is not None:
             assert models.draft is not None
             passes = draft_limits(limits, sampling, has_kernel=draft.has_kernel(PAGE_SIZE))
@@ -308,13 +333,19 @@ def room_for_cache(
             0 if runner is None else runner.bytes_per_page(PAGE_SIZE) for runner in (target, draft)
         )
         has_window = limits.scheduling.draft_window is not None
+        of_windowed = 0
+        if windowed is not None and target is not None:
+            of_windowed = target.windowed_page_bytes(PAGE_SIZE, windowed.of(target.windows))
         num_pages, cache_bytes = shared_out(
             limits,
             budget,
-            page_bytes=of_target + (0 if has_window else of_draft),
+            page_bytes=of_target - of_windowed + (0 if has_window else of_draft),
             window_page_bytes=of_draft if has_window else 0,
+            fixed_bytes=of_windowed * (windowed.num_pages if windowed else 0),
         )
-        room = CacheRoom(name=name, num_pages=num_pages, cache_bytes=cache_bytes, budget_bytes=budget)
+        room = CacheRoom(
+            name=name, num_pages=num_pages, windowed=windowed, cache_bytes=cache_bytes, budget_bytes=budget
+        )
     if is_connected:
         logger.info("%s", room)
     return room
@@ -348,13 +379,17 @@ def refusal(config: GenerateConfig, limits: BatchLimits, room: CacheRoom) -> str
 
 
 def _size(checkpoint: Checkpoint, runner: ModelRunner) -> ModelSize:
-    return model_size(
+    """With the windows that the runner found."""
+    size = model_size(
         checkpoint.name,
         checkpoint.config,
         runner.dtype.itemsize,
         trusts_code=checkpoint.trusts_code,
         quantization=quantization_of(checkpoint),
     )
+    layers = enumerate(size.layers)
+    own = tuple(dataclasses.replace(layer, window=runner.windows.get(index)) for index, layer in layers)
+    return dataclasses.replace(size, layers=own)
 
 
 def _num_communicators(topology: Topology) -> int:

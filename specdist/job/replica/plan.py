@@ -18,6 +18,7 @@ from specdist.job.replica.model_plan import ModelPlan, batch_limits
 from specdist.job.texts.ngram_texts import ngram_settings
 from specdist.job.texts.processing import sampling_settings
 from specdist.job.workload import UNKNOWN_WORK, Workload
+from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
@@ -39,6 +40,14 @@ class Rounds:
     chooser: RoundChooser | None = None
 
 
+@dataclass(frozen=True)
+class CachePages:
+    """Pages of the page table that both models' caches follow; and layers of the target with others."""
+
+    num_pages: int
+    windowed: WindowedLayers | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPlan:
     """What every rank of a replica knows of it before its models are loaded.
@@ -47,6 +56,7 @@ class ReplicaPlan:
         workload: what the prompts promise, as far as it is known; the same on every rank.
         num_spare_branches: branches of one token in the draft's cache, for use outside of rounds.
         num_halvings: how often the batch was halved because memory ran out.
+        may_give_back: only an engine runs the target, so that its windowed layers may hold what they see.
     """
 
     config: GenerateConfig
@@ -55,6 +65,7 @@ class ReplicaPlan:
     workload: Workload = UNKNOWN_WORK
     num_spare_branches: int = 0
     num_halvings: int = 0
+    may_give_back: bool = True
 
     @cached_property
     def settings(self) -> SamplingSettings:
@@ -131,7 +142,7 @@ class ReplicaPlan:
 
     def assembly(
         self,
-        num_pages: int,
+        pages: CachePages,
         costs: CostModel | None = None,
         rounds: Rounds | None = None,
         stop_rules: StopRules | None = None,
@@ -145,7 +156,8 @@ class ReplicaPlan:
             vocab_size=models.vocab_size,
             stop_rules=stop_rules or StopRules(NO_TEXT, models.target.stop_token_ids()),
             scheduling=self.scheduling if rounds is None else rounds.scheduling,
-            num_pages=num_pages,
+            num_pages=pages.num_pages,
+            windowed=pages.windowed,
             ahead=ALONE if rounds is None else rounds.ahead,
             chooser=None if rounds is None else rounds.chooser,
             is_traced=config.is_traced,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from specdist.config.generate import GenerateConfig
-from specdist.engine.assembly import Assembly
+from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.draft.channels import ToRank
 from specdist.engine.draft.client import Draft
 from specdist.engine.engine import Engine
@@ -26,7 +27,8 @@ from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.restart import remember_lone_row
 from specdist.job.ranks.topology import broadcast_from_rank0, gathered
 from specdist.job.replica.loaded_models import LoadedModels, load_models
-from specdist.job.replica.plan import ReplicaPlan
+from specdist.job.replica.plan import CachePages, ReplicaPlan
+from specdist.models.cache.windowed_pages import longest_window
 from specdist.models.loading.loading_check import LoadingCheck
 from specdist.models.passes.graphs import GraphMemory
 from specdist.models.passes.runner import ModelRunner
@@ -35,6 +37,8 @@ from specdist.policies.payoff import RoundShape
 from specdist.policies.registry import uses_features
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 
 def build_replica(
@@ -55,8 +59,8 @@ def build_replica(
     activity = activity or Activity()
     loaded = load_models(plan.config, plan.models, plan.topology, activity)
     activity.begin("sizing the cache")
-    num_pages, graph_bytes = _agree_on_pages(plan, loaded, activity)
-    assembly = plan.assembly(num_pages)
+    pages, graph_bytes = _agree_on_pages(plan, loaded, activity)
+    assembly = plan.assembly(pages)
     if loaded.target is not None:
         assembly.allocate(loaded.target)
     if loaded.draft is not None:
@@ -67,30 +71,34 @@ def build_replica(
             runner.limit_graphs(memory)
 
     def measure(plan: ReplicaPlan) -> CostModel:
-        return _agree_on_costs(plan, loaded, plan.assembly(num_pages), agree, activity)
+        return _agree_on_costs(plan, loaded, plan.assembly(pages), agree, activity)
 
     costs = (frozen_costs or measure(plan)) if plan.needs_costs else None
-    return Replica(plan, loaded, num_pages=num_pages, costs=costs, measure=measure)
+    return Replica(plan, loaded, pages=pages, costs=costs, measure=measure)
 
 
-def _agree_on_pages(plan: ReplicaPlan, loaded: LoadedModels, activity: Activity) -> tuple[int, int]:
-    """The number of pages that fit into the memory of every rank, since all follow one page table; and this
-    rank's bytes for recorded passes: see :attr:`CacheRoom.graph_bytes`."""
+def _agree_on_pages(plan: ReplicaPlan, loaded: LoadedModels, activity: Activity) -> tuple[CachePages, int]:
+    """The pages that fit into the memory of every rank, since all follow one page table; and this rank's
+    bytes for recorded passes: see :attr:`CacheRoom.graph_bytes`."""
     if plan.topology.device.type == "cuda" and plan.topology.world_size > 1:
         # What cannot fit is refused before a rank runs out of memory in a collective.
         _rooms(plan, loaded, is_connected=False)
         _connect(plan, loaded, activity)
     own, least = _rooms(plan, loaded)
-    return least.num_pages, own.graph_bytes
+    return CachePages(least.num_pages, least.windowed), own.graph_bytes
 
 
 def _rooms(
     plan: ReplicaPlan, loaded: LoadedModels, *, is_connected: bool = True
 ) -> tuple[CacheRoom, CacheRoom]:
     """This rank's, and that of the rank with the least. Raises :class:`UserError` on all if it does not hold
-    one sequence."""
-    limits = plan.limits
-    own = room_for_cache(
+    one sequence. Windowed layers have pages of their own where that leaves others no fewer."""
+    limits, windowed = plan.limits, None
+    if loaded.target is not None and plan.may_give_back:
+        window = longest_window(loaded.target.windows.values(), plan.scheduling.max_seq_len)
+        windowed = window and plan.scheduling.windowed_layers(window, PAGE_SIZE)
+    room = partial(
+        room_for_cache,
         plan.config,
         plan.models,
         plan.topology,
@@ -99,10 +107,27 @@ def _rooms(
         draft=loaded.draft,
         is_connected=is_connected,
     )
-    least = min(gathered(plan.topology, own), key=lambda found: found.num_pages)
+    whole = room()
+    own = whole, (room(windowed=windowed) if windowed else whole)
+    everywhere = gathered(plan.topology, own)
+    least_whole, least = (
+        min((rooms[index] for rooms in everywhere), key=lambda found: found.num_pages) for index in (0, 1)
+    )
+    of_target = everywhere[RANK_ZERO][1].windowed
+    least = dataclasses.replace(least, windowed=of_target)
+    is_own = of_target is not None and least.num_pages >= least_whole.num_pages
+    if of_target is not None and is_connected and plan.topology.is_rank0:
+        said = "pages of their own"
+        if not is_own:
+            said = (
+                f"the pages of all layers: their own, for {plan.scheduling.num_slots} sequences at a time, "
+                f"would leave {least.num_pages} pages to the others, which have {least_whole.num_pages}"
+            )
+        logger.info("layers with windows of up to %d tokens have %s", of_target.window, said)
+    chosen, least = (own[1], least) if is_own else (whole, least_whole)
     if least.num_pages < limits.pages_per_seq:
         raise UserError(refusal(plan.config, limits, least))
-    return own, least
+    return chosen, least
 
 
 def _connect(plan: ReplicaPlan, loaded: LoadedModels, activity: Activity) -> None:
@@ -163,12 +188,12 @@ class Replica:
         plan: ReplicaPlan,
         loaded: LoadedModels,
         *,
-        num_pages: int,
+        pages: CachePages,
         costs: CostModel | None,
         measure: Callable[[ReplicaPlan], CostModel],
     ) -> None:
         self._loaded, self._measure = loaded, measure
-        self.num_pages, self.num_weight_bytes = num_pages, loaded.num_weight_bytes
+        self._pages, self.num_weight_bytes = pages, loaded.num_weight_bytes
         # Smaller limits after memory ran out in a round. The slots and their memory stay as they are.
         self._limits: SchedulerSettings | None = None
         self._plan, self.costs, self._rounds = plan, costs, plan.rounds(costs)
@@ -191,6 +216,11 @@ class Replica:
     def ahead(self) -> RoundShape:
         """What the draft does while the target verifies, at most."""
         return self._rounds.ahead
+
+    @property
+    def num_pages(self) -> int:
+        """Of the page table that both models' caches follow."""
+        return self._pages.num_pages
 
     @property
     def num_slots(self) -> int:
@@ -238,7 +268,7 @@ class Replica:
 
     def assembly(self, stop_rules: StopRules | None = None) -> Assembly:
         """The assembly of this rank's models. ``stop_rules``: by default the target's stop tokens."""
-        return self._plan.assembly(self.num_pages, self.costs, self._rounds, stop_rules)
+        return self._plan.assembly(self._pages, self.costs, self._rounds, stop_rules)
 
     def draft_engine(self, requests: Requests, stop_rules: StopRules) -> Engine:
         """An engine that generates with the draft alone, on the rank that holds it."""
@@ -246,7 +276,11 @@ class Replica:
             self._rounds.scheduling, max_num_seqs=self.num_slots, max_draft_tokens=0, num_ahead_tokens=0
         )
         assembly = dataclasses.replace(
-            self.assembly(stop_rules), scheduling=scheduling, is_traced=False, trusts_draft=False
+            self.assembly(stop_rules),
+            scheduling=scheduling,
+            windowed=None,
+            is_traced=False,
+            trusts_draft=False,
         )
         return assembly.engine(
             requests,

@@ -23,6 +23,7 @@ from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.roofline import DEFAULTS
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
 from specdist.models.cache.draft_window import DraftWindow
+from specdist.models.cache.windowed_pages import WindowedLayers, longest_window
 from specdist.models.files.sizes import ModelSize
 from specdist.models.loading.memory import RESERVED_FRACTION, DeviceMemory
 from specdist.models.loading.reserve import GRAPH_NODE_BYTES, Sampling
@@ -34,6 +35,8 @@ class Share:
     """The memory of one GPU, in bytes.
 
     Attributes:
+        cache_bytes_per_row: cache of a sequence of the full length; ``whole_bytes_per_row``: if all layers
+            held all of it.
         branch_bytes_per_row: cache of the draft's branches.
         reserved_bytes: buffers of passes with ``most_rows`` running, or with one where none fits.
         usable_bytes: all but these and the driver's.
@@ -41,6 +44,7 @@ class Share:
 
     weight_bytes: int
     cache_bytes_per_row: int
+    whole_bytes_per_row: int
     branch_bytes_per_row: int = 0
     reserved_bytes: int
     usable_bytes: int
@@ -161,11 +165,11 @@ def _share(
 ) -> Share:
     """The GPU of the rank that needs the most: the target's rank 0, or the draft."""
 
-    def held(limits: BatchLimits) -> list[HeldModel]:
+    def held(limits: BatchLimits, windowed: WindowedLayers | None = None) -> list[HeldModel]:
         models = []
         if target is not None:
             passes = target_limits(limits, sampling)
-            models.append(HeldModel(size=target, tp_size=tp_size, limits=passes))
+            models.append(HeldModel(size=target, tp_size=tp_size, limits=passes, windowed=windowed))
         if draft is not None:
             passes = draft_limits(limits, sampling)
             has_window = work.draft_window is not None
@@ -187,35 +191,59 @@ def _share(
         assert room.needs is not None
         return room.needs.total
 
-    def fits(num_rows: int) -> bool:
+    def num_pages(num_rows: int, windowed: WindowedLayers | None) -> int:
         limits = work.limits(num_rows)
+        models = held(limits, windowed)
         if gpu.is_host:
             left = memory.free_bytes - reserved_bytes(num_rows)
-            return shared_out(limits, left, **page_bytes)[0] >= limits.num_seq_pages
-        room = room_on_gpu(held(limits), limits, sampling, memory, num_communicators=num_communicators)
-        return room.num_pages >= limits.num_seq_pages
+            fixed = sum(model.windowed_bytes for model in models)
+            return shared_out(limits, left, **_page_bytes(models), fixed_bytes=fixed)[0]
+        return room_on_gpu(models, limits, sampling, memory, num_communicators=num_communicators).num_pages
 
-    def cache_bytes(num_rows: int) -> int:
+    def windowed_layers(num_rows: int) -> WindowedLayers | None:
+        """With pages of their own, where the job gives them those."""
+        windows = () if target is None else (layer.window for layer in target.layers)
+        window = longest_window(windows, work.row_tokens)
+        windowed = window and work.limits(num_rows).scheduling.windowed_layers(window, PAGE_SIZE)
+        if not windowed or num_pages(num_rows, windowed) < num_pages(num_rows, None):
+            return None
+        return windowed
+
+    def fits(num_rows: int) -> bool:
+        return num_pages(num_rows, windowed_layers(num_rows)) >= work.limits(num_rows).num_seq_pages
+
+    def cache_bytes(num_rows: int, windowed: WindowedLayers | None) -> int:
         limits = work.limits(num_rows)
+        models = held(limits, windowed)
+        page_bytes = _page_bytes(models)
         of_window = limits.num_window_pages * page_bytes["window_page_bytes"]
-        return of_window + (limits.num_seq_pages + limits.num_branch_pages) * page_bytes["page_bytes"]
-
-    page_bytes = {
-        "page_bytes": sum(model.page_bytes for model in one if not model.has_window),
-        "window_page_bytes": sum(model.page_bytes for model in one if model.has_window),
-    }
+        of_windowed = sum(model.windowed_bytes for model in models)
+        followed = (limits.num_seq_pages + limits.num_branch_pages) * page_bytes["page_bytes"]
+        return of_window + of_windowed + followed
 
     most_rows = _largest(fits)
-    reserved = reserved_bytes(max(1, most_rows))
-    branch_bytes = work.limits(1).num_branch_pages * sum(page_bytes.values())
+    num_rows = max(1, most_rows)
+    reserved = reserved_bytes(num_rows)
+    branch_bytes = work.limits(1).num_branch_pages * sum(_page_bytes(one).values())
+    whole = cache_bytes(2, None) - cache_bytes(1, None) - branch_bytes
+    windowed = windowed_layers(num_rows)
     return Share(
         weight_bytes=weight_bytes,
-        cache_bytes_per_row=cache_bytes(2) - cache_bytes(1) - branch_bytes,
+        # Pages of windowed layers are also those of a batch's chunks.
+        cache_bytes_per_row=min(whole, cache_bytes(num_rows, windowed) // num_rows - branch_bytes),
+        whole_bytes_per_row=whole,
         branch_bytes_per_row=branch_bytes,
         reserved_bytes=reserved,
         usable_bytes=gpu.memory_bytes - gpu.reserved_bytes - reserved,
         most_rows=most_rows,
     )
+
+
+def _page_bytes(models: list[HeldModel]) -> dict[str, int]:
+    return {
+        "page_bytes": sum(model.page_bytes for model in models if not model.has_window),
+        "window_page_bytes": sum(model.page_bytes for model in models if model.has_window),
+    }
 
 
 def _largest(holds: Callable[[int], bool]) -> int:

@@ -34,7 +34,9 @@ PROMPTS, OUTPUT = "PROMPTS", "OUTPUT"
 
 
 def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
-    """The memory of every GPU in GiB, and how many sequences of the full length fit."""
+    """The memory of every GPU in GiB, and how many sequences of the full length fit. Where layers hold a
+    window alone, also what all of a sequence would take in all layers."""
+    has_windows = any(fit.target.whole_bytes_per_row > fit.target.cache_bytes_per_row for _, _, fit in fits)
     rows: list[dict[str, str | int | None]] = []
     for mode, tp_size, fit in fits:
         for role, share in (("target", fit.target), ("draft", fit.draft)):
@@ -52,6 +54,7 @@ def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
                     "cache per sequence": _gib(
                         share.cache_bytes_per_row + share.branch_bytes_per_row, digits=4
                     ),
+                    **({"all of it": _gib(share.whole_bytes_per_row, digits=4)} if has_windows else {}),
                     "max sequences": share.most_rows,
                     "": ("fits" if fit.most_rows else "does not fit") if first else "",
                 }
@@ -268,6 +271,7 @@ def fit_document(fit: Fit) -> dict[str, Any]:
             "reserved_bytes": share.reserved_bytes,
             "usable_bytes": share.usable_bytes,
             "cache_bytes_per_row": share.cache_bytes_per_row + share.branch_bytes_per_row,
+            "whole_bytes_per_row": share.whole_bytes_per_row + share.branch_bytes_per_row,
             "most_rows": share.most_rows,
         }
         for role, share in (("target", fit.target), ("draft", fit.draft))

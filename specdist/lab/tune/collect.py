@@ -70,7 +70,10 @@ class TraceCollector:
         self._seed = limits.seed
         pages = np.arange(-(-limits.max_seq_len // assembly.page_size), dtype=np.int32)
         alone = dataclasses.replace(
-            assembly, num_pages=len(pages), scheduling=dataclasses.replace(limits, max_num_seqs=1)
+            assembly,
+            num_pages=len(pages),
+            windowed=None,
+            scheduling=dataclasses.replace(limits, max_num_seqs=1),
         )
         updates = PageUpdates(np.full(len(pages), SLOT, np.int32), pages, pages)
         alone.allocate(target)

@@ -184,6 +184,18 @@ def attend_of_registry(
 AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
 
 
+class GroupedAttention:
+    """One pass of a model whose windowed layers have pages of their own."""
+
+    def __init__(
+        self, windowed: frozenset[int], of_windowed: LayerAttention, of_others: LayerAttention
+    ) -> None:
+        self._windowed, self._of_windowed, self._of_others = windowed, of_windowed, of_others
+
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        return (self._of_windowed if layer in self._windowed else self._of_others).attend(layer, call)
+
+
 class PagedAttention:
     """One pass: writes its keys and values into the cache, then reads each group's pages."""
 

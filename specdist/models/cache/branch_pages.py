@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.windowed_pages import NULL_PAGE
 from specdist.utils.ranges import arange_segments
 
 
@@ -29,14 +30,15 @@ class TokenCopies:
 class BranchPageTable:
     """A page table whose first slots are the sequences', and whose last ones are their branches'.
 
-    ``is_window``: pages that no token sees any more are given back.
+    ``is_window``: pages that no token sees any more are given back. ``windowed_pages``: the table of windowed
+    layers, if they have pages of their own, as without branches they may.
     """
 
     is_window = False
 
     def __init__(
         self, *, num_slots: int, num_pages: int, page_size: int, max_seq_len: int, num_branch_slots: int,
-        max_branch_tokens: int,
+        max_branch_tokens: int, has_windowed: bool = False,
     ) -> None:  # fmt: skip
         """``num_pages``: of the slots; a branch has at most ``max_branch_tokens`` tokens of its own."""
         self._page_size = page_size
@@ -46,6 +48,9 @@ class BranchPageTable:
         self._own_pages = own.reshape(num_branch_slots, self._pages_per_branch)
         width = -(-max_seq_len // page_size) + (self._pages_per_branch if num_branch_slots else 0)
         self.pages = np.zeros((num_slots + num_branch_slots, width), np.int32)
+        # Passes without sequences, as those that are timed, may not write to the null page.
+        self.windowed_pages = np.full_like(self.pages, NULL_PAGE + 1) if has_windowed else None
+        assert not (has_windowed and num_branch_slots)
         self._rope_lengths = np.zeros(num_slots + num_branch_slots, np.int64)
 
     @property
@@ -61,6 +66,10 @@ class BranchPageTable:
         """Of the table that this one follows."""
         if len(updates.slots):
             updates = self._without_rope_lengths(updates)
+            if self.windowed_pages is not None:
+                own = updates.where(updates.pages < 0)
+                self.windowed_pages[own.slots, own.indices] = -1 - own.pages
+                updates = updates.where(updates.pages >= 0)
             self.pages[updates.slots, updates.indices] = updates.pages
 
     def _without_rope_lengths(self, updates: PageUpdates) -> PageUpdates:
@@ -68,8 +77,7 @@ class BranchPageTable:
         if not is_length.any():
             return updates
         self._rope_lengths[updates.slots[is_length]] = -1 - updates.indices[is_length]
-        kept = ~is_length
-        return PageUpdates(updates.slots[kept], updates.indices[kept], updates.pages[kept])
+        return updates.where(~is_length)
 
     def are_long(self, slots_T: np.ndarray, positions_T: np.ndarray, border: int) -> np.ndarray:
         """bool [T]: which tokens have the frequencies of a rope beyond its border."""

@@ -193,6 +193,9 @@ class WindowPageTable(BranchPageTable):
         self._free += self.pages[slot, first:end].tolist()
 
 
-def page_table(window: DraftWindow | None, **sizes: int) -> BranchPageTable:
+def page_table(window: DraftWindow | None, has_windowed: bool = False, **sizes: int) -> BranchPageTable:
     """``sizes``: as of :class:`BranchPageTable`."""
-    return BranchPageTable(**sizes) if window is None else WindowPageTable(window, **sizes)
+    if window is None:
+        return BranchPageTable(**sizes, has_windowed=has_windowed)
+    assert not has_windowed
+    return WindowPageTable(window, **sizes)

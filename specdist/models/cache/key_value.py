@@ -32,7 +32,7 @@ class LayerShape(NamedTuple):
 
 class KeyValueCache:
     """The pages' memory: per layer a matrix of keys, and one of values where they are not latent, one line
-    per page."""
+    per page. ``windowed`` layers have ``num_windowed_pages`` of their own."""
 
     def __init__(
         self,
@@ -42,24 +42,28 @@ class KeyValueCache:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        windowed: frozenset[int] = frozenset(),
+        num_windowed_pages: int = 0,
     ) -> None:
         self.page_size = page_size
-        self.shapes = shapes
+        self.shapes, self.windowed = shapes, windowed
         self._write = writer_on(device, dtype)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        # What is as wide in several layers shares one block [layers, pages, page], so that tokens are copied
-        # in all of them at once: as a rule keys and values of all layers.
-        held = [(shape.num_heads * shape.width, layer, self.keys) for layer, shape in shapes.items()]
-        held += [
-            (shape.num_heads * shape.value_width, layer, self.values)
+        # What is as wide in several layers of a group shares one block [layers, pages, page], so that tokens
+        # are copied in all of them at once: as a rule keys and values of all layers.
+        held = [
+            ((layer in windowed, shape.num_heads * width), layer, place)
             for layer, shape in shapes.items()
-            if not shape.is_latent
+            for width, place in ((shape.width, self.keys), (shape.value_width, self.values))
+            if not (shape.is_latent and place is self.values)
         ]
         self._blocks: list[tuple[Tensor, int]] = []
-        for token_width in sorted({width for width, *_ in held}):
-            of_block = [(layer, place) for width, layer, place in held if width == token_width]
-            block = untouched_zeros((len(of_block), num_pages, page_size * token_width), dtype, device)
+        for kind in sorted({kind for kind, *_ in held}):
+            of_block = [(layer, place) for each, layer, place in held if each == kind]
+            is_windowed, token_width = kind
+            num_lines = num_windowed_pages if is_windowed else num_pages
+            block = untouched_zeros((len(of_block), num_lines, page_size * token_width), dtype, device)
             self._blocks.append((block, token_width))
             for matrix, (layer, place) in zip(block, sorted(of_block, key=itemgetter(0)), strict=True):
                 place[layer] = matrix
@@ -73,7 +77,8 @@ class KeyValueCache:
         return keys, self.values[layer].view(-1, self.page_size, heads, value_width)
 
     def copy_tokens(self, sources_T: Tensor, targets_T: Tensor) -> None:
-        """Copy keys and values between places (page × page_size + offset); no target is a source."""
+        """Copy keys and values between places (page × page_size + offset); no target is a source. All layers
+        have the same pages."""
         for block, token_width in self._blocks:
             tokens = block.view(len(block), -1, token_width)
             tokens.index_copy_(1, targets_T, tokens.index_select(1, sources_T))

@@ -1,7 +1,8 @@
 """The page table of the key/value cache: allocation, sharing of prefixes, eviction. No tensors.
 
 A page holds the keys and values of ``page_size`` consecutive positions of one sequence, for every layer. One
-table serves target and draft: a page number stands for the same tokens in both models' caches.
+table serves target and draft: a page number stands for the same tokens in both models' caches. Layers of the
+target that see a window may have pages beside them: :mod:`specdist.models.cache.windowed_pages`.
 
 Full pages of prompts are shared. A page is identified by all tokens from the sequence's beginning to the
 page's end, so sequences with a common prefix use the same pages, and a finished sequence's prompt pages stay
@@ -21,6 +22,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specdist.models.cache.windowed_pages import WindowedLayers, WindowedPages
+
 DIGEST_BYTES = 16  # two different contexts share a digest with odds of 1 in 2**64 after 2**32 pages
 
 
@@ -28,7 +31,8 @@ DIGEST_BYTES = 16  # two different contexts share a digest with odds of 1 in 2**
 class PageUpdates:
     """Changed entries of the page table, ``table[slots[i], indices[i]] = pages[i]``; int32, equal lengths.
 
-    A negative index is not an entry: ``-1 - index`` is the length of the slot's text, as its rope has it.
+    A negative index is not an entry: ``-1 - index`` is the length of the slot's text, as its rope has it. Nor
+    is a negative page: ``-1 - page`` is that of windowed layers.
     """
 
     slots: np.ndarray
@@ -48,7 +52,9 @@ class PageUpdates:
 
     def without(self, slots: np.ndarray) -> PageUpdates:
         """Those of other slots."""
-        is_kept = np.isin(self.slots, slots, invert=True)
+        return self.where(np.isin(self.slots, slots, invert=True))
+
+    def where(self, is_kept: np.ndarray) -> PageUpdates:
         return PageUpdates(self.slots[is_kept], self.indices[is_kept], self.pages[is_kept])
 
     def followed_by(self, later: PageUpdates) -> PageUpdates:
@@ -74,9 +80,16 @@ class PageTable:
     """Allocates pages to sequences, each named by its slot, ``0 .. num_slots - 1``."""
 
     def __init__(
-        self, *, num_pages: int, page_size: int, num_slots: int, rope_borders: tuple[int, ...] = ()
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        rope_borders: tuple[int, ...] = (),
+        windowed: WindowedLayers | None = None,
     ) -> None:
-        """``rope_borders``: lengths beyond which a model's rope has other frequencies."""
+        """``rope_borders``: lengths beyond which a model's rope has other frequencies. ``windowed``: layers
+        that have pages of their own."""
         self._rope_borders = rope_borders
         self.num_pages = num_pages
         self.page_size = page_size
@@ -88,6 +101,20 @@ class PageTable:
         # Pages that no sequence holds but a new one may still find; the oldest is evicted first.
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._changes: list[tuple[int, int, int]] = []
+        self._windowed: WindowedPages | None = None
+        if windowed is not None:
+            self._windowed = WindowedPages(
+                windowed,
+                page_size=page_size,
+                num_slots=num_slots,
+                findable=self._key_of_page,
+                on_change=lambda slot, column, page: self._changes.append((slot, column, -1 - page)),
+            )
+
+    @property
+    def has_windowed(self) -> bool:
+        """Some layers have pages of their own."""
+        return self._windowed is not None
 
     @property
     def num_available(self) -> int:
@@ -108,10 +135,16 @@ class PageTable:
         own = self._slots[slot] = _SlotPages(keys=self._page_keys(context_ids, rope_length))
         if self._rope_borders:
             self._changes.append((slot, -1 - rope_length, 0))
+        found: list[int] = []
         for key in own.keys[: (len(context_ids) - 1) // self.page_size] if is_shared else ():
             page = self._page_of_key.get(key)
             if page is None:
                 break
+            found.append(page)
+        if self._windowed is not None:
+            found = found[: self._windowed.num_usable(found)]
+            self._windowed.open(slot, found)
+        for page in found:
             self._take(page)
             self._assign(slot, page)
         own.num_published = len(own.pages)
@@ -126,6 +159,12 @@ class PageTable:
             self._assign(slot, self._new_page())
         return True
 
+    def slide(self, slot: int, begin: int, end: int) -> None:
+        """The next tokens of the slot are ``begin .. end - 1``, for which it has pages, and none before them
+        will be run again: windowed layers get pages for them, and give back what they do not see."""
+        if self._windowed is not None:
+            self._windowed.slide(slot, self._pages_of(slot).pages, begin, end)
+
     def publish(self, slot: int, length: int) -> None:
         """Let other sequences share the context pages within this one's first ``length`` tokens.
 
@@ -135,6 +174,8 @@ class PageTable:
         own = self._pages_of(slot)
         for index in range(own.num_published, min(length // self.page_size, len(own.keys))):
             key, page = own.keys[index], own.pages[index]
+            if self._windowed is not None and page in self._windowed:
+                self._replace(key)
             if key not in self._page_of_key:
                 self._page_of_key[key] = page
                 self._key_of_page[page] = key
@@ -142,6 +183,8 @@ class PageTable:
 
     def close(self, slot: int) -> None:
         """Release the pages of a sequence that is finished or preempted."""
+        if self._windowed is not None:
+            self._windowed.close(slot, self._pages_of(slot).pages)
         # The end of a prompt is shared less often than its beginning, so it is evicted first.
         for page in reversed(self._pages_of(slot).pages):
             self._references[page] -= 1
@@ -158,6 +201,8 @@ class PageTable:
         self._key_of_page.clear()
         self._free += self._evictable
         self._evictable.clear()
+        if self._windowed is not None:
+            self._windowed.forget_contents()
 
     def drain_updates(self) -> PageUpdates:
         """Changes of the page table since the last call, for the models' copies of it."""
@@ -185,6 +230,16 @@ class PageTable:
         self._changes.append((slot, len(own.pages), page))
         own.pages.append(page)
 
+    def _replace(self, key: bytes) -> None:
+        """If the page that is found by this key has lost its windowed page, find another from now on."""
+        assert self._windowed is not None
+        page = self._page_of_key.get(key)
+        if page is not None and page not in self._windowed:
+            del self._page_of_key[key], self._key_of_page[page]
+            if page in self._evictable:
+                del self._evictable[page]
+                self._free.append(page)
+
     def _take(self, page: int) -> None:
         self._evictable.pop(page, None)
         self._references[page] += 1
@@ -195,5 +250,7 @@ class PageTable:
         else:
             page, _ = self._evictable.popitem(last=False)
             del self._page_of_key[self._key_of_page.pop(page)]
+            if self._windowed is not None:
+                self._windowed.forget(page)
         self._references[page] = 1
         return page

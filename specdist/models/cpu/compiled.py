@@ -94,6 +94,7 @@ class CompiledPass:
         self._model.page_size = cache.page_size
         for index, layer in enumerate(self._layers):
             layer.keys, layer.values = cache.keys[index].data_ptr(), cache.values[index].data_ptr()
+            layer.group = int(index in cache.windowed)
 
     def run(
         self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, *, with_hidden: bool = False
@@ -105,7 +106,8 @@ class CompiledPass:
         of_tokens = (batch.slots_T, batch.positions_T, batch.model_positions_T)
         indices = [np.ascontiguousarray(each, np.int64) for each in of_tokens]
         asked_N = np.ascontiguousarray(asked_N, np.int64)
-        table = np.ascontiguousarray(pages_SP, np.int32)
+        windowed_SP = pages_SP if batch.windowed_pages_SP is None else batch.windowed_pages_SP
+        table, windowed_table = (np.ascontiguousarray(each, np.int32) for each in (pages_SP, windowed_SP))
         self._extend_rotation(int(batch.model_positions_T.max()) + 1)
         logits = torch.empty(num_logits, self._vocab_size, dtype=self._dtype)
         hidden_NE = torch.empty(num_logits, self._model.hidden_size, dtype=self._dtype)
@@ -124,6 +126,7 @@ class CompiledPass:
             rotations=indices[2].ctypes.data,
             logits_index=asked_N.ctypes.data,
             page_table=table.ctypes.data,
+            windowed_page_table=windowed_table.ctypes.data,
             cosines=self._cosines.data_ptr(),
             sines=self._sines.data_ptr(),
             hidden=hidden_NE.data_ptr(),

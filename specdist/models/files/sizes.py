@@ -191,6 +191,11 @@ class ModelSize:
         numbers = sum(layer.num_numbers(tp_size) for layer in self.layers) + self.num_state_numbers
         return numbers * self.bytes_per_number
 
+    def windowed_bytes_per_token(self, tp_size: int, window: int) -> int:
+        """Of that, what layers take that have a window of at most so many tokens."""
+        layers = [layer for layer in self.layers if layer.window is not None and layer.window <= window]
+        return sum(layer.num_numbers(tp_size) for layer in layers) * self.bytes_per_number
+
     def cache_read_bytes(self, tp_size: int, context_tokens: float) -> float:
         """Bytes of keys and values that a token's attention reads on one rank."""
         read = sum(layer.num_numbers(tp_size) * layer.tokens_read(context_tokens) for layer in self.layers)

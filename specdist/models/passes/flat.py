@@ -40,6 +40,11 @@ class FlatBatch:
         """Positions as the model's layers know them."""
         return self.positions_T
 
+    @property
+    def windowed_pages_SP(self) -> np.ndarray | None:
+        """The table of windowed layers, if they have pages of their own."""
+        return None
+
     def __len__(self) -> int:
         return len(self.slots_T)
 
@@ -72,9 +77,10 @@ class Segments:
 class SeenBatch(FlatBatch):
     """A batch as the attention of a model with a window takes it: slots are segments of a table of visible
     pages, and positions are places in them; ``true_positions`` are those in the sequences, as the model's
-    layers know them."""
+    layers know them. Or windowed layers have a table of their own."""
 
     true_positions_T: np.ndarray
+    windowed_pages_SP: np.ndarray | None = None
 
     @property
     def model_positions_T(self) -> np.ndarray:
@@ -98,8 +104,10 @@ def as_seen(
     slots_T, positions_T = batch.slots_T, batch.positions_T
     model_positions_T = model_positions(slots_T, positions_T, table, rope_border)
     if not isinstance(table, WindowPageTable):
-        if rope_border is not None:
-            batch = SeenBatch(batch.token_ids_T, slots_T, positions_T, model_positions_T)
+        if rope_border is not None or table.windowed_pages is not None:
+            batch = SeenBatch(
+                batch.token_ids_T, slots_T, positions_T, model_positions_T, table.windowed_pages
+            )
         return batch, table.pages
     is_first_T = np.ones(len(slots_T), bool)
     is_first_T[1:] = (slots_T[1:] != slots_T[:-1]) | (positions_T[1:] != positions_T[:-1] + 1)

@@ -9,7 +9,7 @@ T flat tokens, N tokens whose logits are wanted, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pag
 from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.cpu.compiled_check import choose_pass
 from specdist.models.loading.dry_run import LayerShapes, positions_of, recording, refuse_foreign
 from specdist.models.passes.acceleration import Acceleration as Acceleration
@@ -106,9 +107,19 @@ class ModelRunner:
         """Of every layer's attention."""
         return self._shapes.rules
 
+    @property
+    def windows(self) -> dict[int, int | None]:
+        """Of every layer: the last tokens that a token sees, if not all."""
+        return {layer: rules.window for layer, rules in self.rules.items()}
+
     def bytes_per_page(self, page_size: int) -> int:
         """Memory of one page on this device, in bytes."""
         return KeyValueCache.bytes_per_page(self._shapes.shapes, page_size, self.dtype)
+
+    def windowed_page_bytes(self, page_size: int, layers: Collection[int]) -> int:
+        """Of that, what these layers take."""
+        shapes = {layer: self._shapes.shapes[layer] for layer in layers}
+        return KeyValueCache.bytes_per_page(shapes, page_size, self.dtype)
 
     def has_kernel(self, page_size: int) -> bool:
         """Whether attention kernels of this device work with pages of this size; tried once. Ranks that share
@@ -135,20 +146,27 @@ class ModelRunner:
         num_branch_slots: int = 0,
         max_branch_tokens: int = 0,
         window: DraftWindow | None = None,
+        windowed: WindowedLayers | None = None,
     ) -> None:
         """Allocate the cache, once: the slots' pages, and those of the branches after them. With a
-        ``window`` the pages are its own: :meth:`DraftWindow.num_pool_pages`."""
+        ``window`` the pages are its own: :meth:`DraftWindow.num_pool_pages`. ``windowed``: layers that have
+        pages of their own."""
         acceleration = self._acceleration
+        num_scratch = NUM_SCRATCH_PAGES if acceleration.is_static else 0
+        num_windowed = 0 if windowed is None else windowed.num_pages
         num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
         self._cache = KeyValueCache(
             self._shapes.shapes,
-            num_pages=num_all_pages + (NUM_SCRATCH_PAGES if acceleration.is_static else 0),
+            num_pages=num_all_pages + num_scratch,
             page_size=page_size,
             dtype=self.dtype,
             device=self.device,
+            windowed=frozenset() if windowed is None else windowed.of(self.windows),
+            num_windowed_pages=num_windowed + num_scratch,
         )
         self._table = page_table(
             window,
+            windowed is not None,
             num_slots=num_slots,
             num_pages=num_pages,
             page_size=page_size,
@@ -165,6 +183,7 @@ class ModelRunner:
                 self._cache,
                 kernel or SdpaKernel(),
                 scratch_page=num_all_pages,
+                windowed_scratch_page=None if windowed is None else num_windowed,
                 most_segments=self._table.most_segments(MAX_TOKENS),
                 table_width=width,
                 device=self.device,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import LayerAttention
+from specdist.models.attention.attention import GroupedAttention, LayerAttention
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.passes.flat import FlatBatch, Segments, cache_indices
@@ -48,19 +48,26 @@ class Bucket(NamedTuple):
     num_segments: int
     num_pages: int
     num_logits: int
+    has_windowed: bool = False
 
     @property
     def part_lengths(self) -> list[int]:
-        """Of the packed inputs: token ids, positions, cache indices, logits index, used keys, first queries,
-        block table."""
+        """Of the packed inputs: token ids, positions, logits index, cache indices, used keys, first queries,
+        block table; cache indices and tables of windowed layers also, if they have pages of their own."""
         lengths = [
-            *3 * [self.num_tokens],
+            *2 * [self.num_tokens],
             self.num_logits,
+            *self.num_groups * [self.num_tokens],
             self.num_segments,
             self.num_segments + 1,
-            self.num_segments * self.num_pages,
+            *self.num_groups * [self.num_segments * self.num_pages],
         ]
         return [aligned(length) for length in lengths]
+
+    @property
+    def num_groups(self) -> int:
+        """Of layers, with pages of their own."""
+        return 2 if self.has_windowed else 1
 
 
 def choose_bucket(segments: Segments, num_logits: int, *, page_size: int, table_width: int) -> Bucket | None:
@@ -109,6 +116,7 @@ class StaticPasses:
         kernel: PagedKernel,
         *,
         scratch_page: int,
+        windowed_scratch_page: int | None = None,
         most_segments: int,
         table_width: int,
         device: torch.device,
@@ -120,6 +128,8 @@ class StaticPasses:
         Args:
             run_model: (token ids [T], positions [T], logits index [N], attention, features [3, N]) to logits
                 [N, V].
+            scratch_page: of each layer; ``windowed_scratch_page``: of windowed layers, if they have pages of
+                their own.
             most_segments: of a pass; table_width: most pages that a segment sees.
             capturer: None runs every pass unrecorded.
             takes_features: ``run_model`` gets features of the tokens whose logits are wanted; else None.
@@ -128,11 +138,12 @@ class StaticPasses:
         self.run_model = run_model
         self.cache = cache
         self.kernel = kernel
-        self.scratch_page = scratch_page
+        self.scratch_page, self.windowed_scratch_page = scratch_page, windowed_scratch_page
         self.table_width = table_width
         self.device = device
         self._graphs = CheckedGraphs(capturer)
-        largest = Bucket(MAX_TOKENS, _power_of_two(most_segments) + 1, table_width, MAX_TOKENS)
+        sizes = MAX_TOKENS, _power_of_two(most_segments) + 1, table_width, MAX_TOKENS
+        largest = Bucket(*sizes, has_windowed=windowed_scratch_page is not None)
         self.staging = InputStaging(sum(largest.part_lengths) + num_more_inputs, device)
         # They may be on the device already, so they are not among the staged inputs.
         self.features_3N = torch.zeros(3, MAX_TOKENS, device=device) if takes_features else None
@@ -161,7 +172,8 @@ class StaticPasses:
 
     def choose_bucket(self, segments: Segments, num_logits: int) -> Bucket | None:
         page_size = self.cache.page_size
-        return choose_bucket(segments, num_logits, page_size=page_size, table_width=self.table_width)
+        bucket = choose_bucket(segments, num_logits, page_size=page_size, table_width=self.table_width)
+        return bucket and bucket._replace(has_windowed=self.windowed_scratch_page is not None)
 
     def pack(
         self,
@@ -174,17 +186,16 @@ class StaticPasses:
     ) -> None:
         """Write the padded inputs of a pass into the host's buffer; ``num_more_keys``: whose pages the table
         has, too."""
-        host, page_size = self.staging.host(), self.cache.page_size
-        ends = np.cumsum(bucket.part_lengths)
-        token_ids, positions, cache_index, logits, used, starts, table = np.split(host[: ends[-1]], ends[:-1])
+        host = self.staging.host()
+        ends, num_groups = np.cumsum(bucket.part_lengths), bucket.num_groups
+        token_ids, positions, logits, *parts = np.split(host[: ends[-1]], ends[:-1])
+        (used, starts), tables = parts[num_groups : num_groups + 2], parts[-num_groups:]
         num_tokens, num_segments = len(batch), len(segments.lengths_S)
         token_ids.fill(0)
         if not isinstance(batch.token_ids_T, Tensor):
             token_ids[:num_tokens] = batch.token_ids_T
         positions.fill(0)
         positions[:num_tokens] = batch.model_positions_T
-        cache_index[:] = self.scratch_page * page_size + np.arange(len(cache_index)) % page_size
-        cache_index[:num_tokens] = cache_indices(batch, page_table, page_size)
         # The first token's logits are repeated; if none are wanted, nobody reads them.
         logits.fill(0)
         logits[: len(logits_index)] = logits_index
@@ -195,12 +206,25 @@ class StaticPasses:
         starts.fill(bucket.num_tokens)
         starts[:num_segments] = segments.starts_S
         starts[num_segments] = num_tokens
-        table_SP = table[: bucket.num_segments * bucket.num_pages].reshape(bucket.num_segments, -1)
-        table_SP.fill(self.scratch_page)
         num_keys_S = segments.num_keys_S + num_more_keys_S
-        is_used_SP = np.arange(bucket.num_pages) * page_size < num_keys_S[:, None]
+        is_used_SP = np.arange(bucket.num_pages) * self.cache.page_size < num_keys_S[:, None]
+        groups = [(page_table, self.scratch_page), (batch.windowed_pages_SP, self.windowed_scratch_page)]
+        for (pages, scratch_page), cache_index, table in zip(groups, parts, tables, strict=False):
+            assert pages is not None and scratch_page is not None
+            self._pack_table(bucket, batch, segments, is_used_SP, pages, scratch_page, cache_index, table)
+
+    def _pack_table(
+        self, bucket: Bucket, batch: FlatBatch, segments: Segments, is_used_SP: np.ndarray,
+        page_table: np.ndarray, scratch_page: int, cache_index: np.ndarray, table: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Of a group of layers."""
+        page_size = self.cache.page_size
+        cache_index[:] = scratch_page * page_size + np.arange(len(cache_index)) % page_size
+        cache_index[: len(batch)] = cache_indices(batch, page_table, page_size)
+        table_SP = table[: bucket.num_segments * bucket.num_pages].reshape(bucket.num_segments, -1)
+        table_SP.fill(scratch_page)
         pages_SP = page_table[batch.slots_T[segments.starts_S], : bucket.num_pages]
-        table_SP[:num_segments] = np.where(is_used_SP, pages_SP, self.scratch_page)
+        table_SP[: len(segments.lengths_S)] = np.where(is_used_SP, pages_SP, scratch_page)
 
     def send(
         self, bucket: Bucket, batch: FlatBatch, features_3N: Tensor | None, num_more_inputs: int = 0
@@ -212,31 +236,47 @@ class StaticPasses:
         if self.features_3N is not None and features_3N is not None:
             self.features_3N[:, : features_3N.shape[1]] = features_3N
 
-    def table_of(self, bucket: Bucket) -> Tensor:
-        """The pages of the segments [S, P] in the device's buffer."""
-        *_, table = self.staging.buffer[: sum(bucket.part_lengths)].split(bucket.part_lengths)
+    def table_of(self, bucket: Bucket, group: int = 0) -> Tensor:
+        """The pages of the segments [S, P] in the device's buffer; ``group`` 1: of windowed layers."""
+        parts = self.staging.buffer[: sum(bucket.part_lengths)].split(bucket.part_lengths)
         num_segments, num_pages = bucket.num_segments, bucket.num_pages
+        table = parts[group - bucket.num_groups]
         return table[: num_segments * num_pages].view(num_segments, num_pages)
 
     @torch.inference_mode()
     def compute(self, bucket: Bucket) -> Tensor:
         """The pass over the buffer's contents. No shape depends on them."""
         packed = self.staging.buffer[: sum(bucket.part_lengths)]
-        num_tokens, num_segments, num_pages, num_logits = bucket
-        *_, used, starts, _ = packed.split(bucket.part_lengths)
-        num_indices = sum(bucket.part_lengths[:4])
-        token_ids, positions, cache_index, logits_index = (
-            packed[:num_indices].long().split(bucket.part_lengths[:4])
+        lengths, num_groups = bucket.part_lengths, bucket.num_groups
+        used, starts = packed.split(lengths)[3 + num_groups : 5 + num_groups]
+        num_indices = sum(lengths[: 3 + num_groups])
+        token_ids, positions, logits_index, *indices = (
+            packed[:num_indices].long().split(lengths[: 3 + num_groups])
         )
-        segments = PagedSegments(
-            block_table_SP=self.table_of(bucket),
-            used_S=used[:num_segments],
-            query_starts_S1=starts[: num_segments + 1],
-            num_queries=num_tokens,
-            num_keys=num_pages * self.cache.page_size,
-        )
-        attention = KernelAttention(self.cache, self.kernel, segments, cache_index[:num_tokens])
+        attentions = [
+            KernelAttention(
+                self.cache,
+                self.kernel,
+                PagedSegments(
+                    block_table_SP=self.table_of(bucket, group),
+                    used_S=used[: bucket.num_segments],
+                    query_starts_S1=starts[: bucket.num_segments + 1],
+                    num_queries=bucket.num_tokens,
+                    num_keys=bucket.num_pages * self.cache.page_size,
+                ),
+                cache_index[: bucket.num_tokens],
+            )
+            for group, cache_index in enumerate(indices)
+        ]
+        attention: LayerAttention = attentions[0]
+        if bucket.has_windowed:
+            attention = GroupedAttention(self.cache.windowed, attentions[1], attentions[0])
+        num_logits = bucket.num_logits
         features_3N = None if self.features_3N is None else self.features_3N[:, :num_logits]
         return self.run_model(
-            token_ids[:num_tokens], positions[:num_tokens], logits_index[:num_logits], attention, features_3N
+            token_ids[: bucket.num_tokens],
+            positions[: bucket.num_tokens],
+            logits_index[:num_logits],
+            attention,
+            features_3N,
         )

@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.attention.attention import LayerAttention, PagedAttention, attending
+from specdist.models.attention.attention import (
+    GroupedAttention,
+    LayerAttention,
+    PagedAttention,
+    attending,
+)
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cpu.linear import OneDnnLinears
@@ -86,6 +91,13 @@ class TorchPass:
 
     def attention(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
         """Of a pass over the cache."""
+        assert self._cache is not None, NOT_ALLOCATED
+        of_others, windowed_SP = self._over(batch, pages_SP), batch.windowed_pages_SP
+        if windowed_SP is None:
+            return of_others
+        return GroupedAttention(self._cache.windowed, self._over(batch, windowed_SP), of_others)
+
+    def _over(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
         assert self._cache is not None, NOT_ALLOCATED
         page_size = self._cache.page_size
         if self._kernel is None:

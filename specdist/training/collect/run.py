@@ -78,6 +78,7 @@ def _collect(
         models=models,
         topology=topology,
         num_spare_branches=NUM_BRANCHES if config.runs_branches else 0,
+        may_give_back=False,
     )
     replica = build_replica(replica_plan, activity=activity)
     activity.begin("collecting", has_progress=True)

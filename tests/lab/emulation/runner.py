@@ -99,6 +99,7 @@ class EmulatedRunner:
         num_branch_slots: int = 0,
         max_branch_tokens: int = 0,
         window: DraftWindow | None = None,
+        windowed: None = None,
     ) -> None:
         self._table = page_table(
             window,

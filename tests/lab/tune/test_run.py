@@ -23,7 +23,7 @@ from specdist.results.report.panels.rates import read_tuned
 from specdist.utils.errors import UserError
 from tests.job.heads import write_head
 from tests.job.launching import read_output, run_here
-from tests.job.pair import EOS_TOKEN, Pair, write_arrow
+from tests.job.pair import EOS_TOKEN, Pair, windowed_target, write_arrow
 
 PNG = b"\x89PNG"
 CAP = 6
@@ -50,6 +50,18 @@ def result(options: dict[str, Any]) -> TuningResult:
     found = run_tuning(TuneConfig(**options))
     write_report(found)
     return found
+
+
+def test_a_target_whose_layers_have_windows_judges_whole_completions(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """A draft of its own weights is always right, whether the target gives pages back while it generates."""
+    model = str(windowed_target(tmp_path / "model"))
+    more = {"target": model, "draft": model, "output": str(tmp_path / "out"), "temperature": 1.0}
+    config = TuneConfig(**options | more | {"num_prompts": 1, "max_new_tokens": 300, "max_num_seqs": 32})
+    trace, _ = collect_trace(config, [])
+    for prompt in trace.prompts:
+        assert np.nanmin(prompt.acceptance_ND) > 0.99
 
 
 def test_it_sorts_every_candidate_by_what_it_predicts(result: TuningResult) -> None:

@@ -16,7 +16,7 @@ from specdist.models.heads.examples import COLUMNS, PREFIX_KINDS, bytes_per_exam
 from specdist.training.collect import run
 from specdist.training.collect.texts import Text, verifier_texts
 from tests.job.launching import read_output, run_here
-from tests.job.pair import EOS_TOKEN, Pair, write_arrow
+from tests.job.pair import EOS_TOKEN, Pair, windowed_target, write_arrow
 from tests.training.collect.conftest import FILTERED
 from tests.training.collect.plain import HALF_TOLERANCE, PlainPair, hidden_of
 
@@ -76,6 +76,18 @@ def test_quantised_models_are_those_of_the_run(options: dict[str, Any], tmp_path
     assert len(acceptance) > 20 and acceptance.min() > 0.99
     fingerprint = json.loads((output / "manifest.json").read_text())["fingerprint"]
     assert fingerprint["target_quantization"] == fingerprint["draft_quantization"] == "int8"
+
+
+def test_a_target_whose_layers_have_windows_runs_texts_that_are_longer(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its cache then holds whole texts: a draft of its own weights is always right."""
+    model = windowed_target(tmp_path / "model")
+    models = {"target": model, "draft": model, "limit": 4, "max_new_tokens": 40}
+    output = tmp_path / "data"
+    assert run_here(main, **options | models, kind="acceptance", output=output).code == 0
+    acceptance = read_output(output)["acceptance"].to_numpy()
+    assert len(acceptance) > 20 and acceptance.min() > 0.99
 
 
 def test_tokens_are_mixed_and_drawn_from_the_draft(pair: Pair, acceptance: Path) -> None:
