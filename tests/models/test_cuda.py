@@ -37,6 +37,10 @@ def test_passes_match_plain_forwards(
     tolerance = 5e-4 if dtype == torch.float32 else 0.1
     with caplog.at_level(logging.WARNING):
         check_rows(plain, runner, schedule, page_size=16, tolerance=tolerance)
+        if any(runner.windows.values()):
+            # With pages of their own, in graphs of their own: of a runner with another cache.
+            runner = paged_runner(copy.deepcopy(plain).to(dtype), Acceleration.of(GPU), device=GPU)
+            check_rows(plain, runner, schedule, page_size=4, tolerance=tolerance, is_windowed=True)
     assert "without graphs" not in caplog.text
 
 
