@@ -30,7 +30,7 @@ from tests.engine import harness
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import constant_head, random_head
 from tests.engine.markov import markov_pair
-from tests.engine.sampled import ALARM, FILTERED, PLAIN, markov_replica, p_values
+from tests.engine.sampled import ALARM, FEWER_SAMPLES, FILTERED, PLAIN, markov_replica, p_values
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.engine.test_identity import GREEDY, SAMPLED, check_preempted
 from tests.engine.test_policies import check_coupled, check_greedy, num_lengths
@@ -67,7 +67,7 @@ def test_the_output_follows_the_target_s_distribution(
 ) -> None:
     pair = markov_pair(head_offset=1.0, uses_features=settings is FILTERED)
     replica = markov_replica(settings, pair=pair, policy=policy_of(name), **ahead)
-    found = p_values(replica, pair[0])
+    found = p_values(replica, pair[0], FEWER_SAMPLES)
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
     assert num_lengths(stats) > 2 and 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
@@ -86,7 +86,7 @@ def test_dropping_the_doubted_token_is_detected(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(draft_loop.DraftLoop, "extend", without_the_last)
     monkeypatch.setattr(harness, "check_lemma", lambda *_: None)
     replica = markov_replica(policy=policy_of("sprinter"))
-    assert min(p_values(replica, markov_pair()[0])) < 1e-8
+    assert min(p_values(replica, markov_pair()[0], FEWER_SAMPLES)) < 1e-8
 
 
 @every_policy
