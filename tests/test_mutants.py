@@ -15,7 +15,7 @@ import pytest
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import REPOSITORY, Mutant
 
-NUM_DANGEROUS = 12
+NUM_DANGEROUS = 13
 TIMEOUT_S = 280
 
 # A mutant that changes nothing, one that never ends, one that is noticed, and one whose tests do not end the
