@@ -59,6 +59,14 @@ def check_experts() -> None:
     pair.check(RULES["rejection"], POLICIES["fixed"])
 
 
+def check_short_runs() -> None:
+    """Runs in which some rows take fewer steps than others, and padding takes none: what these read is what
+    was last written beside the cache."""
+    target = tiny_model("llama")
+    pair = Pair(target, noisy_copy(target), dict(MODES["synchronous"]))
+    pair.check(RULES["rejection"], POLICIES["fixed"])
+
+
 def check_heads(mode: str) -> None:
     """All policies that read a head."""
     target = tiny_model("llama", seed=3).bfloat16()

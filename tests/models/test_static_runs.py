@@ -217,19 +217,31 @@ def test_what_counts_as_the_same_run() -> None:
     expected = torch.tensor(
         [[3.0, 4, 5, 6], [0.5, 0.5, 0.5, 0.5], [7.0, 8, 9, 1], [0.5, 0.5, 0.5, torch.nan]]
     )
+    all_of_them = np.ones((2, 4), bool)
     near = expected + torch.tensor([0.0, 1e-6, 0.0, 1e-6])[:, None]
-    error, most = difference_of_runs(near, expected, 2, 1e-4)
+    error, most = difference_of_runs(near, expected, all_of_them, 1e-4)
     assert error <= most
     other = near.clone()
     other[0, 0], other[2, 0], other[3, 0] = 9.0, 1.0, 0.1  # a draw that rounding decides, and what follows
-    error, most = difference_of_runs(other, expected, 2, 1e-4)
+    error, most = difference_of_runs(other, expected, all_of_them, 1e-4)
     assert error <= most
     for place, value in (((1, 1), 0.6), ((1, 1), torch.nan), ((3, 3), 0.5)):
         wrong = near.clone()
         wrong[place] = value
-        error, most = difference_of_runs(wrong, expected, 2, 1e-4)
+        error, most = difference_of_runs(wrong, expected, all_of_them, 1e-4)
         assert not error <= most, place
     wrong = near.clone()
     wrong[0, :3] += 1
-    error, most = difference_of_runs(wrong, expected, 2, 1e-4)
+    error, most = difference_of_runs(wrong, expected, all_of_them, 1e-4)
     assert not error <= most
+
+
+def test_what_takes_no_part_in_a_step_is_not_compared() -> None:
+    """Two steps of two sequences, of which the second takes one, and padding beside them."""
+    takes_part_DA = np.array([[True, True], [True, False]])
+    expected = torch.tensor([[3.0, 4, 5], [0.5, 0.5, 0.5], [7.0, 8, 9], [0.5, 0.5, 0.5]])
+    for place, is_same in (((1, 2), True), ((3, 2), True), ((3, 1), True), ((1, 1), False), ((3, 0), False)):
+        other = expected.clone()
+        other[place] = 0.6
+        error, most = difference_of_runs(other, expected, takes_part_DA, 1e-4)
+        assert (error <= most) == is_same, place

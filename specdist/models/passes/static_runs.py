@@ -143,12 +143,13 @@ class StaticRuns:
         num_inputs = self._pack(bucket, slots_A, of_rows.num_keys_S, num_steps_A, keys)
         self._passes.send(bucket, batch, features_3A, num_inputs)
         is_new = key not in self._scores
+        takes_part_DA = np.arange(num_steps)[:, None] < num_steps_A
 
         def take_steps() -> Tensor:
             return self._graphs.run(
                 key,
                 lambda: self._compute(key, bucket, num_steps, draws),
-                lambda found, expected: difference_of_runs(found, expected, num_steps, self._tolerance),
+                lambda found, expected: difference_of_runs(found, expected, takes_part_DA, self._tolerance),
             )
 
         columns = take_steps()
@@ -265,16 +266,21 @@ class StaticRuns:
 
 
 def difference_of_runs(
-    found: Tensor, expected: Tensor, num_steps: int, tolerance: float
+    found: Tensor, expected: Tensor, takes_part_DA: np.ndarray, tolerance: float
 ) -> tuple[float, float]:
     """As of a graph's replay, from columns [D × C, S]. Where two tokens are nearly equally likely, rounding
-    decides, and what follows is not compared; but most first draws must be equal."""
-    found_DCS, expected_DCS = (columns.view(num_steps, -1, columns.shape[1]) for columns in (found, expected))
-    is_equal_DS = (found_DCS[:, 0] == expected_DCS[:, 0]).cumprod(dim=0).bool()
-    if is_equal_DS[0].float().mean() < LEAST_EQUAL_DRAWS:
+    decides, and what follows is not compared; but most first draws must be equal. Nor is compared what takes
+    no part in a step: it reads what earlier runs have left in the scratch page."""
+    num_steps, num_rows = takes_part_DA.shape
+    found_DCA, expected_DCA = (
+        columns.view(num_steps, -1, columns.shape[1])[:, :, :num_rows] for columns in (found, expected)
+    )
+    is_equal_DA = (found_DCA[:, 0] == expected_DCA[:, 0]).cumprod(dim=0).bool()
+    if is_equal_DA[0].float().mean() < LEAST_EQUAL_DRAWS:
         return torch.inf, 0.0
-    differences = (found_DCS - expected_DCS).abs()
-    differences.masked_fill_((found_DCS == expected_DCS) | (found_DCS.isnan() & expected_DCS.isnan()), 0.0)
-    compared = differences.masked_fill(~is_equal_DS[:, None], 0.0)
-    largest = max(1.0, float(expected_DCS.nan_to_num(0.0, 0.0, 0.0)[:, 1:].abs().max()))
+    is_compared_DA = is_equal_DA & torch.from_numpy(takes_part_DA).to(found.device)
+    differences = (found_DCA - expected_DCA).abs()
+    differences.masked_fill_((found_DCA == expected_DCA) | (found_DCA.isnan() & expected_DCA.isnan()), 0.0)
+    compared = differences.masked_fill(~is_compared_DA[:, None], 0.0)
+    largest = max(1.0, float(expected_DCA.nan_to_num(0.0, 0.0, 0.0)[:, 1:].abs().max()))
     return float(compared.max()), tolerance * largest
