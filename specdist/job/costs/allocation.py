@@ -286,10 +286,10 @@ def room_for_cache(
     windowed: WindowedLayers | None = None,
     is_connected: bool = True,
 ) -> CacheRoom:
-    """The pages that fit into this rank's memory beside the models that it has loaded; also logged.
+    """The pages that fit into this rank's memory beside the models that it has loaded.
     ``windowed``: layers of the target that have pages of their own.
 
-    ``is_connected``: NCCL has taken its buffers. If not they are estimated, and nothing is logged.
+    ``is_connected``: NCCL has taken its buffers. If not they are estimated.
     """
     given, name = config.cache_bytes(), f"memory of {topology.device}"
     if topology.device.type == "cuda":
@@ -346,8 +346,6 @@ def room_for_cache(
         room = CacheRoom(
             name=name, num_pages=num_pages, windowed=windowed, cache_bytes=cache_bytes, budget_bytes=budget
         )
-    if is_connected:
-        logger.info("%s", room)
     return room
 
 

@@ -91,8 +91,9 @@ def _agree_on_pages(plan: ReplicaPlan, loaded: LoadedModels, activity: Activity)
 def _rooms(
     plan: ReplicaPlan, loaded: LoadedModels, *, is_connected: bool = True
 ) -> tuple[CacheRoom, CacheRoom]:
-    """This rank's, and that of the rank with the least. Raises :class:`UserError` on all if it does not hold
-    one sequence. Windowed layers have pages of their own where that leaves others no fewer."""
+    """This rank's, logged once all are connected, and that of the rank with the least. Raises
+    :class:`UserError` on all if it does not hold one sequence. Windowed layers have pages of their own where
+    that leaves others no fewer."""
     limits, windowed = plan.limits, None
     if loaded.target is not None and plan.may_give_back:
         window = longest_window(loaded.target.windows.values(), plan.scheduling.max_seq_len)
@@ -125,6 +126,8 @@ def _rooms(
             )
         logger.info("layers with windows of up to %d tokens have %s", of_target.window, said)
     chosen, least = (own[1], least) if is_own else (whole, least_whole)
+    if is_connected:
+        logger.info("%s", chosen)
     if least.num_pages < limits.pages_per_seq:
         raise UserError(refusal(plan.config, limits, least))
     return chosen, least
