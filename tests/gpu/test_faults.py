@@ -35,12 +35,12 @@ def broken(main: Main, ranks: str, moment: int, **options: Any) -> Refereed:
 def test_a_draft_rank_that_joins_a_broadcast_on_the_host_is_reported_with_both_stacks(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """On GPUs all ranks would hang: DeepSpeed broadcasts over NCCL, and the draft would over gloo."""
+    """On GPUs all ranks would hang: the target's ranks broadcast over NCCL, and the draft would over gloo."""
     ended = broken(breaking.joins_on_the_host, "2", 0, **options, output=tmp_path / "run")
     assert ended.code == 1
     failure = ended.referee.failure
     assert failure is not None and failure.startswith("collectives do not match (backend, shape): ")
-    assert "deepspeed/inference/engine.py:" in failure and "tests/gpu/breaking.py:" in failure
+    assert "models/loading/cutting.py:" in failure and "tests/gpu/breaking.py:" in failure
     assert "broadcast on NCCL" in failure and "broadcast on gloo" in failure
 
 

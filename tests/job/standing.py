@@ -17,7 +17,7 @@ from specdist.job.ranks import entry, watchdog
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.signals import StopRequest
 from specdist.job.ranks.topology import Topology
-from specdist.models.loading import loading
+from specdist.models.loading import filling
 
 STEP_S, NUM_STEPS = 0.5, 20
 Work = Callable[[Topology, Activity], None]
@@ -69,7 +69,7 @@ def one_is_slow(arguments: Sequence[str]) -> int:
 
 def one_cannot_read(arguments: Sequence[str]) -> int:
     """The main job; the storage of its second rank stops answering after a few tensors of the target."""
-    cut, num_cut = loading.cut_tensor, itertools.count()
+    cut, num_cut = filling.cut_tensor, itertools.count()
 
     def cut_or_hang(*read: Any) -> Any:
         if next(num_cut) == 3:
@@ -77,7 +77,7 @@ def one_cannot_read(arguments: Sequence[str]) -> int:
         return cut(*read)
 
     if os.environ["RANK"] == "1":
-        loading.cut_tensor = cut_or_hang
+        filling.cut_tensor = cut_or_hang
     return generate(arguments)
 
 

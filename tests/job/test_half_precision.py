@@ -49,10 +49,12 @@ def completions(output: Path) -> list[list[int]]:
 
 
 def into_converted_buffers(self: computed.ComputedTensors, model: nn.Module, device: torch.device) -> None:
-    """The old fault: copied into the buffers that DeepSpeed has made bfloat16."""
+    """The old fault: as in buffers that were converted to the model's precision."""
+    dtype = next(model.parameters()).dtype
     for key, tensor in self._tensors.items():
         for place in self._places[key]:
-            model.get_submodule(place.module)._buffers[place.name].copy_(tensor)  # type: ignore[union-attr]
+            buffer = model.get_submodule(place.module)._buffers[place.name]
+            buffer.copy_(tensor.to(dtype))  # type: ignore[union-attr]
 
 
 def show_late(error: object, show: Callable[[object], None] = entry._show) -> None:

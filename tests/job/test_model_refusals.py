@@ -142,7 +142,7 @@ def damage_end_token(folder: Path) -> list[str]:
 def widen_config(folder: Path) -> list[str]:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 97}))
-    return ["is of shape [96, 64] in the files, but config.json asks for [97, 64]", "fetch both again"]
+    return ["is of shape [64, 96] in the files, but config.json asks for [64, 97]", "fetch both again"]
 
 
 def deepen_config(folder: Path) -> list[str]:
@@ -240,7 +240,12 @@ def test_an_unusable_model_folder_is_refused(
         ("bart", {}, 1, ["family bart", "BartForCausalLM", "takes no positions of its tokens"]),
         ("jamba", {}, 1, ["family jamba", "layers (linear_attention) that specdist does not implement"]),
         ("blt", {}, 1, ["family blt", "not a stack of layers"]),
-        ("gpt_oss", {"num_hidden_layers": 2}, 1, ["family gpt_oss", "does not implement (s_aux)"]),
+        (
+            "diffllama",
+            {"num_hidden_layers": 2},
+            1,
+            ["family diffllama", "implement (two attentions in a layer)"],
+        ),
         ("gpt_bigcode", {"n_head": 4}, 2, ["--tp_size 2", "key/value heads (1)"]),
         (
             "llama",

@@ -75,18 +75,16 @@ def test_a_cache_too_small_for_a_row_is_refused(
 
 
 def unimplemented_draft(folder: Path) -> Path:
-    """A family whose attention takes an argument that is only seen once the model runs (attention sinks)."""
+    """A family with two attentions in a layer, which is only seen once the model runs."""
     config = AutoConfig.for_model(
-        "gpt_oss",
+        "diffllama",
         vocab_size=320,
         hidden_size=32,
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=1,
+        num_key_value_heads=2,
         head_dim=16,
-        num_local_experts=2,
-        num_experts_per_tok=1,
         max_position_embeddings=128,
         bos_token_id=None,
         eos_token_id=0,
@@ -106,7 +104,7 @@ def test_an_error_of_one_rank_ends_all_and_is_shown_once(
         changes, message = {"prompt_column": "text"}, "--prompt_column text is not a column"
     else:
         draft = unimplemented_draft(tmp_path / "draft")
-        changes, message = {"draft": draft}, "family gpt_oss, whose attention specdist does not implement"
+        changes, message = {"draft": draft}, "family diffllama, whose attention specdist does not implement"
     ended = run_process(2, **(options | changes), output=tmp_path / "run")
     assert ended.code != 0
     assert ended.stderr.count(message) == 1
