@@ -143,13 +143,16 @@ class StaticRuns:
         num_inputs = self._pack(bucket, slots_A, of_rows.num_keys_S, num_steps_A, keys)
         self._passes.send(bucket, batch, features_3A, num_inputs)
         is_new = key not in self._scores
-        takes_part_DA = np.arange(num_steps)[:, None] < num_steps_A
+
+        def difference(found: Tensor, expected: Tensor) -> tuple[float, float]:
+            takes_part_DA = np.arange(num_steps)[:, None] < num_steps_A
+            return difference_of_runs(found, expected, takes_part_DA, self._tolerance)
 
         def take_steps() -> Tensor:
             return self._graphs.run(
                 key,
                 lambda: self._compute(key, bucket, num_steps, draws),
-                lambda found, expected: difference_of_runs(found, expected, takes_part_DA, self._tolerance),
+                difference,
             )
 
         columns = take_steps()
