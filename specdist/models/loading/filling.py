@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -166,10 +167,14 @@ class Filling:
         found = self._collected.setdefault(conversion.name, {})
         found[stored_name] = whole.clone()
         if set(found) == conversion.stored_names:
-            model = build_without_weights(self._checkpoint, self._dtype)
-            made = conversion.converted(self._collected.pop(conversion.name), model)
+            made = conversion.converted(self._collected.pop(conversion.name), self._whole)
             for name in set(made) & set(self._wanted):
                 self._fill(name, made[name])
+
+    @cached_property
+    def _whole(self) -> PreTrainedModel:
+        """Without weights, for conversions that look at it."""
+        return build_without_weights(self._checkpoint, self._dtype)
 
     def _layer_of(self, name: str) -> nn.Module:
         return self._model.get_submodule(name.rpartition(".")[0])
