@@ -29,7 +29,7 @@ STATS_FAULTS = (
         "return min(self.num_experts, num_tokens * self.num_chosen)",
         (EXPERTS,)),
     Mutant("planner-computes-with-all-experts", "ModelSize.expert_flops",
-        "each.num_layers * each.num_chosen * each.num_numbers",
+        "each.num_own_numbers",
         "each.num_all_numbers",
         (EXPERTS,)),
     Mutant("experts-are-whole-on-every-rank", "ModelSize.weight_bytes",

@@ -77,6 +77,11 @@ class Experts:
         """Of all experts of all these layers."""
         return self.num_layers * self.num_experts * self.num_numbers
 
+    @property
+    def num_own_numbers(self) -> int:
+        """Of those that a token runs through, in all these layers."""
+        return self.num_layers * self.num_chosen * self.num_numbers
+
     def num_distinct(self, num_tokens: float) -> float:
         """Expected experts of a layer that a forward of so many tokens reads, E (1 - (1 - k / E)^n), if each
         token chooses its k of E uniformly and by itself (Huang et al. 2025, "MoESD", arXiv 2505.19645).
@@ -142,7 +147,7 @@ class ModelSize:
     def num_active(self) -> int:
         """Parameters that a token's forward computes with: those of its own experts alone, and none of the
         embedding's table unless it is the head."""
-        own = sum(each.num_layers * each.num_chosen * each.num_numbers for each in self.experts)
+        own = sum(each.num_own_numbers for each in self.experts)
         table = 0 if self.is_tied else self.num_embedding
         return self.num_parameters - self.num_expert_numbers + own - table
 
@@ -162,7 +167,7 @@ class ModelSize:
 
     def expert_flops(self, tp_size: int) -> float:
         """Operations per token on one rank in its own experts."""
-        own = sum(each.num_layers * each.num_chosen * each.num_numbers for each in self.experts)
+        own = sum(each.num_own_numbers for each in self.experts)
         return 2 * own / tp_size
 
     def streamed_bytes(self, tp_size: int, *, has_product: bool = True) -> int:
