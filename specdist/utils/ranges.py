@@ -1,6 +1,8 @@
-"""Ranges side by side, without a loop."""
+"""Ranges side by side: of arrays without a loop, and of parts of given sizes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,3 +25,9 @@ def places_from(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Slot and position of each of ``lengths`` tokens from ``begins`` on: an index by both."""
     return slots_R.repeat(lengths_R), ranges_from(begins_R, lengths_R)
+
+
+def range_of_part(sizes: Sequence[int], index: int, begin: int = 0) -> range:
+    """The places of a part, of parts of these sizes one after the other from ``begin`` on."""
+    start = begin + sum(sizes[:index])
+    return range(start, start + sizes[index])

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from specdist.models.loading.tp_plan import COLWISE, EXPERTS, GRAIN, NORM, PACKED, ROWWISE, WHOLE, PlannedCut
 from specdist.models.passes.fusing_trials import differences, twin_of
+from specdist.utils.ranges import range_of_part
 
 # Of a trial of a norm's formula, in bfloat16: a few last places.
 TRIAL_ROWS, TOLERANCE = 64, 2.0**-6
@@ -70,11 +71,11 @@ class Rows:
 
     def __init__(self, num_rows: int, group: dist.ProcessGroup, *, name: str, tp_meta: AutoTPMeta) -> None:
         sizes = get_shard_size_list(num_rows, dist.get_world_size(group), tp_meta, name)
-        self._start = sum(sizes[: dist.get_rank(group)])
-        self._stop = self._start + sizes[dist.get_rank(group)]
+        own = range_of_part(sizes, dist.get_rank(group))
+        self._own = slice(own.start, own.stop)
 
     def of(self, whole: Tensor) -> Tensor:
-        return whole.detach()[self._start : self._stop]
+        return whole.detach()[self._own]
 
     @torch.no_grad()
     def keep(self, parameters: Sequence[nn.Parameter | None]) -> None:

@@ -19,9 +19,14 @@ from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.conversions import Shape
 from specdist.models.files.weight_names import WeightNames
 from specdist.models.quantized.quantized import MXFP4, Quantization
-from specdist.models.quantized.quantized_loading import PART_KINDS, UNUSED_PARTS
+from specdist.models.quantized.quantized_loading import (
+    PART_KINDS,
+    UNUSED_PARTS,
+    part_missing,
+    part_of_other_kind,
+    part_of_other_shape,
+)
 from specdist.models.quantized.quantized_weights import BITS, WORD_BITS, LayerFormat, from_stored
-from specdist.utils.errors import UserError
 
 # Of four bits: a sign, two of an exponent, and one of a fraction.
 FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -84,22 +89,13 @@ class QuantizedExperts:
             for part, shape in self._expected(meant).items():
                 stored = found.get((meant, part))
                 if stored is None:
-                    raise UserError(
-                        f"{what}: its files hold no {part} of {meant}, which its quantisation "
-                        f"({form or MXFP4}) needs: fetch it again"
-                    )
+                    raise part_missing(what, f"{part} of {meant}", form or MXFP4)
                 given = self._stored[stored]
                 if math.prod(given) != math.prod(shape) or (len(shape) > 1 and given[0] != shape[0]):
-                    raise UserError(
-                        f"{what}: {stored} is of shape {list(given)} in the files, but its quantisation "
-                        f"({form or MXFP4}) asks for {list(shape)}: fetch both again"
-                    )
+                    raise part_of_other_shape(what, stored, given, shape, form or MXFP4)
                 allowed = {MXFP4_KIND} if form is None else PART_KINDS[part]
                 if kinds[stored] not in allowed:
-                    raise UserError(
-                        f"{what}: {stored} is stored as {kinds[stored]}, which its quantisation "
-                        f"({form or MXFP4}) does not mean: fetch it again"
-                    )
+                    raise part_of_other_kind(what, stored, kinds[stored], form or MXFP4)
 
     def _place(
         self, names: WeightNames, quantization: Quantization, stored: str

@@ -24,6 +24,7 @@ from specdist.models.quantized.quantized import Quantization, linear_layers, qua
 from specdist.models.quantized.quantized_linear import Cut, QuantizedLinear
 from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWeight, from_stored, quantize
 from specdist.utils.errors import UserError
+from specdist.utils.ranges import range_of_part
 
 # Kinds of numbers in safetensors' headers.
 PLAIN_KINDS = {"F64", "F32", "F16", "BF16"}
@@ -116,31 +117,45 @@ def check_parts(
     for layer in parts.stored_formats:
         for part, shape in parts.expected(layer).items():
             name = stored.get((layer, part))
+            form = parts.stored_formats[layer]
             if name is None:
-                raise UserError(
-                    f"{what}: its files hold no {layer}.{part}, which its quantisation "
-                    f"({parts.stored_formats[layer]}) needs: fetch it again"
-                )
+                raise part_missing(what, f"{layer}.{part}", form)
             # A single scale has one dimension or none; one per channel may lack the second.
             given = shapes[name]
             if given != shape and _trimmed(given) != _trimmed(shape):
-                raise UserError(
-                    f"{what}: {name} is of shape {list(given)} in the files, but its quantisation "
-                    f"({parts.stored_formats[layer]}) asks for {list(shape)}: fetch both again"
-                )
+                raise part_of_other_shape(what, name, given, shape, form)
             if kinds[name] not in PART_KINDS[part] or (
-                part == "weight" and (kinds[name] == "I8") != (parts.stored_formats[layer].numbers == "int8")
+                part == "weight" and (kinds[name] == "I8") != (form.numbers == "int8")
             ):
-                raise UserError(
-                    f"{what}: {name} is stored as {kinds[name]}, which its quantisation "
-                    f"({parts.stored_formats[layer]}) does not mean: fetch it again"
-                )
+                raise part_of_other_kind(what, name, kinds[name], form)
     if tp_size > 1:
         cuts = planned_cuts(model)
         for layer, form in parts.formats.items():
             if not cuts or (layer in cuts and cuts[layer].style not in WHOLE):
                 _check_borders(checkpoint, layer, form, parts.shapes[layer], tp_size, cuts.get(layer))
     return set(found)
+
+
+def part_missing(what: str, part: str, form: LayerFormat | str) -> UserError:
+    """Of what is quantised by ``form``."""
+    return UserError(
+        f"{what}: its files hold no {part}, which its quantisation ({form}) needs: fetch it again"
+    )
+
+
+def part_of_other_shape(
+    what: str, stored: str, given: Sequence[int], wanted: Sequence[int], form: LayerFormat | str
+) -> UserError:
+    return UserError(
+        f"{what}: {stored} is of shape {list(given)} in the files, but its quantisation ({form}) asks for "
+        f"{list(wanted)}: fetch both again"
+    )
+
+
+def part_of_other_kind(what: str, stored: str, kind: str, form: LayerFormat | str) -> UserError:
+    return UserError(
+        f"{what}: {stored} is stored as {kind}, which its quantisation ({form}) does not mean: fetch it again"
+    )
 
 
 def place_layers(model: nn.Module, parts: QuantizedParts) -> dict[str, QuantizedLinear]:
@@ -169,19 +184,14 @@ def _cut_of(name: str, plain: nn.Module) -> Cut | None:
     if isinstance(plain, SubParamColumnParallel) and plain._subparam_sizes is not None:
         begins = itertools.accumulate(plain._subparam_sizes, initial=0)
         pieces = zip(begins, plain._subparam_shard_widths, strict=False)
-        return Cut(0, tuple(_range_of(widths, index, begin) for begin, widths in pieces), group)
+        return Cut(0, tuple(range_of_part(widths, index, begin) for begin, widths in pieces), group)
     if type(plain) not in (LinearAllreduce, LinearLayer):
         raise UserError(
             f"{name} is quantised, and DeepSpeed cuts it as {type(plain).__name__}, which this package does "
             "not do for quantised layers: use --tp_size 1"
         )
     sizes: Any = plain._partition_sizes
-    return Cut(1 if type(plain) is LinearAllreduce else 0, (_range_of(sizes, index),), group)
-
-
-def _range_of(sizes: Sequence[int], index: int, begin: int = 0) -> range:
-    start = begin + sum(sizes[:index])
-    return range(start, start + sizes[index])
+    return Cut(1 if type(plain) is LinearAllreduce else 0, (range_of_part(sizes, index),), group)
 
 
 def _check_borders(
