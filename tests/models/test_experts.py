@@ -25,7 +25,7 @@ SIZES = {
     "moe_num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_CHOSEN, "moe_topk": NUM_CHOSEN,
 }  # fmt: skip
 LAYOUTS: dict[str, tuple[type[nn.Module], str]] = {
-    "halves behind each other": (Qwen3MoeExperts, "qwen3_moe"),
+    "halves after each other": (Qwen3MoeExperts, "qwen3_moe"),
     "turned": (AriaExperts, "aria_text"),
     "turned, halves in turns, with biases": (GptOssExperts, "gpt_oss"),
     "without a gate": (NemotronHExperts, "nemotron_h"),

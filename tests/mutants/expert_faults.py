@@ -34,7 +34,7 @@ EXPERT_FAULTS = (
         "range(part * width + own.start, part * width + own.stop)",
         "range((part * width + own.start) // num_parts, (part * width + own.stop) // num_parts)",
         (PARTS,)),
-    Mutant("halves-in-turns-taken-for-halves-behind-each-other", "_cuts",
+    Mutant("alternating-halves-taken-for-halves-after-each-other", "_cuts",
         "    if not module.is_concatenated:\n",
         "    if False:\n",
         (PARTS,)),

@@ -45,7 +45,7 @@ def check_output(path: Path, *, has_leases: bool = False, lease_timeout_s: float
     """Warns of a ``lease_timeout_s`` that is short for a store that does not answer now and then.
 
     Raises :class:`UserError` if a run cannot be written to this storage: without credentials, permission or a
-    bucket, or if objects cannot be created exclusively and there is no folder for leases.
+    bucket, or if objects cannot be created exclusively and no folder for leases is given.
     """
     if not isinstance(path, StorePath):
         return

@@ -43,7 +43,7 @@ class NgramTexts:
 
 def read_ngram_texts(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> NgramTexts | None:
     """None without ``--ngram_texts``. Raises :class:`UserError`, also where
-    there is no compiled code to look n-grams up."""
+    compiled code to look n-grams up is missing."""
     if not config.uses_ngrams:
         return None
     _check_library()

@@ -5,7 +5,7 @@ whole on every rank, choose alike. What the ranks give for a token is summed ove
 over its experts. transformers' plans (``base_model_tp_plan``) call that ``moe_tp_experts``.
 
 Experts are the modules that transformers marks for its ``ExpertsInterface``. Their joined parameters have
-one of two layouts, and the halves of a gate lie one behind the other, or number by number in turns.
+one of two layouts, and the halves of a gate follow one another, or alternate number by number.
 
 E experts, H hidden size.
 """
@@ -26,7 +26,7 @@ CUTS = "expert_cuts"
 
 @dataclass(frozen=True)
 class ExpertsCut:
-    """This rank's part of a joined parameter: its ``ranges`` of a dimension, one behind the other. None of
+    """This rank's part of a joined parameter: its ``ranges`` of a dimension, one after the other. None of
     them: the parameter is added once, on the first rank, and is zero on the others."""
 
     dim: int
