@@ -47,7 +47,8 @@ def test_a_mixture_over_two_ranks_and_a_draft_give_the_tokens_of_transformers(
     assert ended.totals["exact"] is True
     # Once, also where windowed layers have pages of their own.
     assert ended.stderr.count("memory of cpu in GiB") == 1
+    assert ended.totals["num_error_rows"] == 0, ended.stderr
     # A draft that errs on purpose: tokens were both accepted and rejected.
-    assert 0 < ended.totals["draft_acceptance_rate"] < 1
+    assert 0 < (ended.totals["draft_acceptance_rate"] or 0) < 1, ended.stderr
     found = read_output(tmp_path / "run")["completion_ids"].to_pylist()
     assert found == [generated(target, prompt) for prompt in prompts]
