@@ -1,4 +1,4 @@
-"""Mixtures of experts as users run them: launched over two ranks, with a draft on a rank of its own."""
+"""Mixtures of experts as users run them: over two ranks, with a draft on a rank of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.job.launching import read_output, run_process
+from tests.job.chain import generate_at_known_costs
+from tests.job.launching import read_output
+from tests.job.ranks import fork_ranks
 from tests.models.all_families import VOCAB_SIZE, save_pair
 
 NUM_NEW, LENGTHS = 40, (3, 12, 40, 70)
@@ -39,10 +41,11 @@ def test_a_mixture_over_two_ranks_and_a_draft_give_the_tokens_of_transformers(
 ) -> None:
     target = save_pair(family, tmp_path / "pair").eval()
     prompts = written_prompts(tmp_path / "prompts.jsonl")
-    ended = run_process(
-        3, prompts=tmp_path / "prompts.jsonl", output=tmp_path / "run", target=tmp_path / "pair/target",
-        draft=tmp_path / "pair/draft", tp_size=2, device="cpu", dtype="float32", temperature=0,
-        max_new_tokens=NUM_NEW, cache_memory="256MiB", num_draft_tokens=3, overlap="asynchronous",
+    ended = fork_ranks(
+        3, generate_at_known_costs, prompts=tmp_path / "prompts.jsonl", output=tmp_path / "run",
+        target=tmp_path / "pair/target", draft=tmp_path / "pair/draft", tp_size=2, device="cpu",
+        dtype="float32", temperature=0, max_new_tokens=NUM_NEW, cache_memory="256MiB", num_draft_tokens=3,
+        overlap="asynchronous",
     )  # fmt: skip
     assert ended.totals["exact"] is True
     # Once, also where windowed layers have pages of their own.
