@@ -94,6 +94,7 @@ def generated() -> dict[str, str]:
     from tests.gpu import counts_tables, day_tables
     from tests.headlines import headlines
     from tests.job import clouds
+    from tests.lab import public_tables
     from tests.lab.emulation import experts as emulated_experts
     from tests.lab.emulation import policies as emulated_policies
     from tests.lab.plan import sweep, validated
@@ -124,6 +125,7 @@ def generated() -> dict[str, str]:
         "many-rows": scale_rows.markdown(),
         "rounds": sweep.markdown(),
         "plan-validated": validated.markdown(),
+        "public": public_tables.markdown(),
         "fault-injection": fault_injection(),
         "draft-window": window_acceptance.markdown(),
         "elsewhere": elsewhere.markdown(),

@@ -222,7 +222,9 @@ class Placement:
     """A model on ``tp_size`` equal GPUs; all sequences have ``context_tokens`` in the cache.
 
     ``counts`` are those of the model's side of a round, a draft's or a target's. ``sampling``: how tokens are
-    drawn, by a draft or a target; None counts nothing for it.
+    drawn, by a draft or a target; None counts nothing for it. ``rounds_apart``: inputs of products of 8 bits
+    are rounded by operations of their own, with scales that are found; not so in engines whose checkpoint
+    has the scales, and whose kernels before the products round.
     """
 
     model: ModelSize
@@ -232,6 +234,7 @@ class Placement:
     counts: PassCounts = TARGET_PASS
     sampling: SamplingSettings | None = None
     drafts: bool = False
+    rounds_apart: bool = True
 
     def pass_s(self, num_tokens: float, num_rows: float, num_logits: float | None = None) -> float:
         """Seconds of a pass of ``num_tokens`` spread over ``num_rows`` sequences. ``num_logits``: tokens
@@ -253,7 +256,7 @@ class Placement:
         )
         message_bytes = num_tokens * model.hidden_size * model.bytes_per_number
         sums_s = ALL_REDUCES_PER_LAYER * len(model.layers) * gpu.all_reduce_s(message_bytes, tp_size)
-        if model.product in ROUNDING_KERNELS:
+        if self.rounds_apart and model.product in ROUNDING_KERNELS:
             # The largest input of a token over all ranks, before each of these sums.
             scales_s = gpu.all_reduce_s(num_tokens * SCALE_BYTES, tp_size)
             sums_s += ALL_REDUCES_PER_LAYER * len(model.layers) * scales_s
@@ -274,7 +277,7 @@ class Placement:
         """Seconds of small kernels, launches and synchronisations."""
         model, gpu, num_layers = self.model, self.gpu, len(self.model.layers)
         numbers = num_layers * self.counts.tensors_per_layer * model.hidden_size
-        num_kernels = num_layers * ROUNDING_KERNELS.get(model.product, 0)
+        num_kernels = num_layers * ROUNDING_KERNELS.get(model.product, 0) if self.rounds_apart else 0
         for each in model.experts if self.counts is not NO_COUNTS else ():
             rows = ROUTED_ROWS * model.hidden_size + ROUTED_PRODUCTS * each.width / self.tp_size
             numbers += each.num_layers * each.num_chosen * rows

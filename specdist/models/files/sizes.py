@@ -113,6 +113,7 @@ class ModelSize:
         num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
             their scales; ``product``: the kind of kernel that multiplies most of them, None where they are
             dequantised.
+        cache_bytes_per_number: of keys and values, where these are narrower.
     """
 
     name: str
@@ -138,6 +139,7 @@ class ModelSize:
     quantized_bytes: int = 0
     product: ProductKind | None = None
     experts: tuple[Experts, ...] = ()
+    cache_bytes_per_number: int | None = None
 
     @property
     def num_expert_numbers(self) -> int:
@@ -193,18 +195,22 @@ class ModelSize:
 
     def cache_bytes_per_token(self, tp_size: int) -> int:
         """Bytes of keys and values, and of states, per token on one rank."""
-        numbers = sum(layer.num_numbers(tp_size) for layer in self.layers) + self.num_state_numbers
-        return numbers * self.bytes_per_number
+        numbers = sum(layer.num_numbers(tp_size) for layer in self.layers)
+        return numbers * self._cached_bytes + self.num_state_numbers * self.bytes_per_number
 
     def windowed_bytes_per_token(self, tp_size: int, window: int) -> int:
         """Of that, what layers take that have a window of at most so many tokens."""
         layers = [layer for layer in self.layers if layer.window is not None and layer.window <= window]
-        return sum(layer.num_numbers(tp_size) for layer in layers) * self.bytes_per_number
+        return sum(layer.num_numbers(tp_size) for layer in layers) * self._cached_bytes
 
     def cache_read_bytes(self, tp_size: int, context_tokens: float) -> float:
         """Bytes of keys and values that a token's attention reads on one rank."""
         read = sum(layer.num_numbers(tp_size) * layer.tokens_read(context_tokens) for layer in self.layers)
-        return read * self.bytes_per_number
+        return read * self._cached_bytes
+
+    @property
+    def _cached_bytes(self) -> int:
+        return self.cache_bytes_per_number or self.bytes_per_number
 
     def tp_sizes(self, most: int) -> list[int]:
         """Numbers of ranks up to ``most`` that can shard it: they divide its heads and key/value heads."""
