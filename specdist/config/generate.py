@@ -14,6 +14,7 @@ from specdist.config.groups import (
     AdapterOptions,
     BatchOptions,
     CompletionOptions,
+    GpuCostOptions,
     ModelOptions,
     QuantizationOptions,
     RankOptions,
@@ -75,6 +76,7 @@ class GenerateConfig(
     BatchOptions,
     PolicyArguments,
     ReplicaOptions,
+    GpuCostOptions,
     StorageOptions,
 ):
     """Every option of ``jobs/generate.py``. Raises :class:`UserError` for a value out of its range."""

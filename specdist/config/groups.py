@@ -199,6 +199,23 @@ class RankOptions(TrustOptions):
 
 
 @dataclass(kw_only=True)
+class GpuCostOptions:
+    """What a GPU costs: nothing is generated otherwise for it."""
+
+    _argument_group_name = "Costs"
+
+    gpu_price: float | None = option(
+        None, rule=within(above=0, below=math.inf, text="must be a number above 0"),
+        help="price of a GPU for an hour, in any currency: what a million tokens cost is told then",
+    )  # fmt: skip
+    gpu_watts: float | None = option(
+        None, rule=within(above=0, below=math.inf, text="must be a number of watts above 0"),
+        help="power of a GPU at work, with its share of the node's: the energy of a million tokens is told "
+        "then",
+    )  # fmt: skip
+
+
+@dataclass(kw_only=True)
 class StorageOptions:
     """Where copies of files lie, on disks of the machine that needs them."""
 

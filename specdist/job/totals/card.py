@@ -22,6 +22,7 @@ from specdist.data.stats.schema import column_fields, fields_table
 from specdist.data.stats.shard import Stats
 from specdist.data.store.files import write_atomically
 from specdist.job.totals.report import total_stats
+from specdist.job.totals.spending import UNKNOWN, GpuCosts, options_of
 from specdist.policies.registry import OPTION_NAMES, papers_of
 from specdist.utils.markdown import code, plain, table
 
@@ -66,11 +67,12 @@ def write_card(folder: RunFolder) -> None:
     if folder.card_path.exists():
         return
     schema = open_shard(folder.paths(0), verify=False).schema
-    content = card_text(folder.manifest, schema, total_stats(folder)).encode()
+    costs = GpuCosts.of(options_of(folder.config_path))
+    content = card_text(folder.manifest, schema, total_stats(folder), costs).encode()
     write_atomically(folder.card_path, lambda file: file.write(content))
 
 
-def card_text(manifest: Manifest, schema: pa.Schema, total: Stats) -> str:
+def card_text(manifest: Manifest, schema: pa.Schema, total: Stats, costs: GpuCosts = UNKNOWN) -> str:
     """The whole file; ``schema`` is that of the shards, ``total`` the sum of their statistics."""
     run, info = manifest.fingerprint, manifest.info
     title = _title(info)
@@ -80,7 +82,7 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats) -> str:
     sections = [
         f"---\n{_front_matter(title, num_rows, manifest.info, is_traced=bool(run.get('trace')))}---",
         f"# {plain(title)}",
-        _made(run, total, num_rows),
+        " ".join(filter(None, [_made(run, total, num_rows), _spent(info, total, costs)])),
         EXACT if info["exact"] else LOSSY if run["policy"] == "sprinter" else UNCHECKED,
         " ".join(
             [
@@ -119,6 +121,12 @@ def _made(run: Mapping[str, Any], total: Stats, num_rows: int) -> str:
             "(`finish_reason` is `length`)."
         )
     return " ".join(sentences)
+
+
+def _spent(info: Mapping[str, Any], total: Stats, costs: GpuCosts) -> str:
+    figures = total.summary(info.get("num_devices", info.get("world_size", 1)))
+    told = costs.text(figures["tokens_per_s_per_device"])
+    return f"They took: {told}." if told else ""
 
 
 def _title(info: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
 from specdist.job.preflight import RunPlan
 from specdist.job.ranks.signals import find_launcher
+from specdist.job.totals.spending import GpuCosts, options_of
 from specdist.models.loading.loading_check import LoadingCheck
 from specdist.utils.host import command_line
 
@@ -95,6 +96,8 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
             f"{figures['tokens_per_s']:,.1f} tokens/s, {figures['tokens_per_s_per_device']:,.1f} per device; "
             f"{total.num_completion_tokens:,} tokens"
         )
+        costs = GpuCosts.of(options_of(folder.config_path)).text(figures["tokens_per_s_per_device"])
+        speed += f"; {costs}" if costs else ""
     if figures["time_to_first_token_s"] is not None:
         speed += f"; the first one {figures['time_to_first_token_s']:,.1f} s after a replica's start"
     if figures["draft_acceptance_rate"] is not None:

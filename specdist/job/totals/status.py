@@ -17,6 +17,7 @@ from specdist.data.leases.leases import Leases
 from specdist.data.run.layout import SUBTOTAL, TOTAL
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
+from specdist.job.totals.spending import GpuCosts, options_of
 from specdist.job.totals.totals import Total, subtotalled, total_of
 from specdist.utils.errors import UserError
 
@@ -40,7 +41,8 @@ class RunStatus:
     """Shards are done, running, failed (their replica has ended, none has taken them over) or waiting.
 
     ``num_rows`` counts completions, of ``num_expected_rows``. ``tokens_per_s`` and ``left_s`` are estimated
-    from the replicas at work; None if there are none, or none has finished a row.
+    from the replicas at work; None if there are none, or none has finished a row. ``costs``: what a million
+    tokens of finished shards cost, if that can be told.
     """
 
     num_shards: int
@@ -55,13 +57,15 @@ class RunStatus:
     tokens_per_s: float | None
     left_s: float | None
     errors: dict[str, int]
+    costs: str = ""
 
     @property
     def is_complete(self) -> bool:
         return self.num_done == self.num_shards
 
     def to_json(self) -> dict[str, Any]:
-        return {"complete": self.is_complete, **asdict(self)}
+        values = {"complete": self.is_complete, **asdict(self)}
+        return values if self.costs else {name: value for name, value in values.items() if name != "costs"}
 
     def lines(self) -> list[str]:
         """For people."""
@@ -76,6 +80,7 @@ class RunStatus:
             lines.append(f"speed     {rate} tokens/s by {replicas}")
             end = "unknown" if self.left_s is None else f"about {time.ctime(time.time() + self.left_s)}"
             lines.append(f"end       {end}")
+        lines += [f"costs     {self.costs}"] if self.costs else []
         for label, shards in (("running", self.running), ("failed", self.failed)):
             lines += [
                 f"{label:<9} shard {held.shard}: {held.num_rows} rows, by {held.replica} since {held.since}"
@@ -149,7 +154,13 @@ class StatusReader:
             tokens_per_s=sum(beat.num_tokens / beat.elapsed_s for beat in beats) if beats else None,
             left_s=(num_expected - num_rows) / rows_per_s if rows_per_s else None,
             errors=dict((self._errors + errors).most_common()),
+            costs=self._costs(),
         )
+
+    def _costs(self) -> str:
+        info = self._folder.manifest.info
+        figures = self._total.stats.summary(info.get("num_devices", info.get("world_size", 1)))
+        return GpuCosts.of(options_of(self._folder.config_path)).text(figures["tokens_per_s_per_device"])
 
     def _see_done(self, num_shards: int) -> None:
         recorded = self._folder.recorded_shards(set(range(num_shards)) - self._done)

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from specdist.config.arguments import option
-from specdist.config.groups import OWN_KIND, SELF, DrawingOptions, QuantizationOptions, TrustOptions
+from specdist.config.groups import (
+    OWN_KIND,
+    SELF,
+    DrawingOptions,
+    GpuCostOptions,
+    QuantizationOptions,
+    TrustOptions,
+)
 from specdist.config.removed import OF_PLAN, Removed
 from specdist.config.speculation import NEEDS_MODEL
 from specdist.lab.plan.hardware import GPUS, HERE
@@ -19,7 +26,7 @@ GPUS_PER_NODE = 8
 
 
 @dataclass(kw_only=True)
-class PlanConfig(DrawingOptions, QuantizationOptions, TrustOptions):
+class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptions):
     """Every option of ``jobs/plan.py``. Raises :class:`UserError` for values that do not go together."""
 
     _argument_group_name = "Planning"

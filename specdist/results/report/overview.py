@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from specdist.data.run.manifest import UP_TO_ROUNDING
 from specdist.data.stats.regression import NS_PER_S
+from specdist.job.totals.spending import GpuCosts
 from specdist.policies.registry import OPTIONS
 from specdist.results.report.formats import NOTHING, count, duration, number, percent, speed
 from specdist.results.report.markup import banner, box, details, paragraph, table, tiles
@@ -27,6 +28,10 @@ GROUPS = {
         "max_num_batched_tokens", "trace",
     ),
 }  # fmt: skip
+SPENT = {
+    "price_per_million_tokens": "price of a million tokens",
+    "kwh_per_million_tokens": "kWh for a million tokens",
+}
 NOT_COMPARED = ("output", "overwrite")
 
 
@@ -98,6 +103,11 @@ def summary_tiles(run: ReportedRun) -> Markup:
             duration(total.wall_ns / NS_PER_S),
             f"in {count(len(run.shards))} shard{'s' * (len(run.shards) > 1)}, all replicas together",
         ),
+    ]
+    costs = GpuCosts.of(run.config).per_million(figures["tokens_per_s_per_device"])
+    found += [
+        (SPENT[name], f"{value:.3g}", "of completions, by the options of the run")
+        for name, value in costs.items()
     ]
     return tiles(found)
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute
-import yaml
 
-from specdist.config.removed import with_present_names
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.figures import ShardFigures
@@ -22,6 +20,7 @@ from specdist.data.stats.regression import NS_PER_S
 from specdist.data.stats.shard import Stats
 from specdist.job.totals.predictions import Comparison, Predictions
 from specdist.job.totals.report import run_operations, run_predictions, run_verifier
+from specdist.job.totals.spending import options_of
 from specdist.job.totals.status import RunStatus, StatusReader, error_kind
 from specdist.job.totals.totals import total_and_figures
 from specdist.policies.registry import OPTION_NAMES
@@ -155,7 +154,7 @@ def read_run(path: Path, label: str) -> ReportedRun:
     return ReportedRun(
         label=label,
         folder=folder,
-        config={**_read_config(folder.config_path), **_policy_options(fingerprint)},
+        config={**options_of(folder.config_path), **_policy_options(fingerprint)},
         info=run.manifest.info,
         num_shards=run.num_shards,
         shards=shards,
@@ -192,14 +191,6 @@ def labels_of(paths: Iterable[Path]) -> list[str]:
 def _policy_options(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
     """The policy options in force, defaults included."""
     return {name: value for name in OPTION_NAMES if (value := fingerprint.get(name)) is not None}
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return with_present_names(values) if isinstance(values, dict) else {}
 
 
 def read_error_rows(folder: RunFolder, shards: Sequence[int]) -> ErrorRows:

@@ -1,0 +1,74 @@
+"""Price and energy of a million tokens, wherever a run's speed is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specdist.data.run.run_folder import RunFolder
+from specdist.job.totals.card import write_card
+from specdist.job.totals.closing import closing_lines
+from specdist.job.totals.report import total_stats
+from specdist.job.totals.spending import GpuCosts
+from specdist.job.totals.status import StatusReader
+from specdist.lab.plan.job import run_plan
+from specdist.lab.plan.options import PlanConfig
+from specdist.results.report.overview import summary_tiles
+from specdist.results.report.runs import read_run
+from tests.finished_runs import write_run
+
+# 30 tokens in 6 seconds on three devices: a million take 1e6 / (5 / 3) / 3600 = 166.7 hours of one.
+TOLD = "price 600 and 100 kWh per million tokens"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = write_run(tmp_path / "run")
+    with folder.config_path.open("a") as file:
+        file.write("\ngpu_price: 3.6\ngpu_watts: 600\n")
+    return folder
+
+
+def told(folder: RunFolder) -> dict[str, str]:
+    """By where it is told."""
+    folder.card_path.unlink(missing_ok=True)
+    write_card(folder)
+    return {
+        "show": "\n".join(closing_lines(folder, total_stats(folder), num_devices=3)),
+        "status": "\n".join(StatusReader(folder.path).read().lines()),
+        "card": folder.card_path.read_text(),
+        "report": str(summary_tiles(read_run(folder.path, "run"))),
+    }
+
+
+def test_what_a_million_tokens_take_is_told_everywhere(folder: RunFolder) -> None:
+    found = told(folder)
+    assert all(TOLD in found[place] for place in ("show", "status", "card"))
+    assert "price of a million tokens" in found["report"] and ">600<" in found["report"]
+    assert "kWh for a million tokens" in found["report"] and ">100<" in found["report"]
+    assert StatusReader(folder.path).read().to_json()["costs"] == TOLD
+
+
+def test_what_was_not_given_is_not_told(folder: RunFolder) -> None:
+    text = folder.config_path.read_text()
+    folder.config_path.write_text(text.replace("gpu_price: 3.6", "gpu_price: null"))
+    assert all("100 kWh per million" in told(folder)[place] for place in ("show", "status", "card"))
+    assert not any("price" in each for each in told(folder).values())
+    folder.config_path.unlink()
+    assert not any("million" in each or "kWh" in each for each in told(folder).values())
+    assert "costs" not in StatusReader(folder.path).read().to_json()
+    assert GpuCosts(2.0, 700.0).text(None) == ""
+
+
+def test_plans_have_their_costs() -> None:
+    options = {"target": "8b", "gpu": "h100-sxm", "num_prompts": 64}
+    text, document = run_plan(PlanConfig(**options, gpu_price=2.5, gpu_watts=700), "plan")
+    chosen = document["recommended"]
+    hours = 1e6 / chosen["tokens_per_s_per_gpu"] / 3600
+    assert chosen["price_per_million_tokens"] == pytest.approx(2.5 * hours)
+    assert chosen["kwh_per_million_tokens"] == pytest.approx(0.7 * hours)
+    assert "price per M" in text and "kWh per M" in text
+    assert (document["options"]["gpu_price"], document["options"]["gpu_watts"]) == (2.5, 700)
+    plain, without = run_plan(PlanConfig(**options), "plan")
+    assert "per M" not in plain and "price_per_million_tokens" not in without["recommended"]
