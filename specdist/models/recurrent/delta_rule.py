@@ -108,6 +108,7 @@ class _Chunk:
         is_first = is_first_SC[:, None, :, None]
         all_S = self._tokens.log_decays.masked_fill(~is_first, 0.0).sum(2, keepdim=True)
         left = (all_S - self._sums).masked_fill(~is_first, -torch.inf).exp()
-        return all_S.exp().transpose(2, 3) * self._state + (self._tokens.keys * left).transpose(
-            2, 3
-        ) @ self._corrections
+        return (
+            all_S.exp().transpose(2, 3) * self._state
+            + (self._tokens.keys * left).transpose(2, 3) @ self._corrections
+        )

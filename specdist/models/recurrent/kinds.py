@@ -30,8 +30,7 @@ def mixer_of(module: nn.Module) -> Mixer | None:
 def use_mixers(model: nn.Module) -> None:
     """Let recurrent modules run over states in passes, and as they are outside of them."""
     for module in model.modules():
-        mixer = mixer_of(module)
-        if mixer is not None:
+        if MIXER not in vars(module) and (mixer := mixer_of(module)) is not None:
             setattr(module, MIXER, mixer)
             module.forward = partial(_forward, mixer, module)
 

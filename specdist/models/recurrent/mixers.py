@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from specdist.models.attention.attention import LayerAttention
-from specdist.models.recurrent.states import STATE_DTYPE, Places, RecurrentStates, StatePlan, StateShape
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.recurrent.states import STATE_DTYPE, Places, RecurrentStates, StateShape
 
 
 class Mixer(Protocol):
@@ -58,9 +59,9 @@ class Mixing(Protocol):
 class StatePass:
     """One pass of a model with recurrent layers, and perhaps others that attend."""
 
-    def __init__(self, attention: LayerAttention, states: RecurrentStates, plan: StatePlan) -> None:
+    def __init__(self, attention: LayerAttention, states: RecurrentStates, batch: FlatBatch) -> None:
         self.attend = attention.attend
-        self._states, self._plan = states, plan
+        self._states, self._plan = states, states.plan(batch)
 
     def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
         states, layer, groups = self._states, mixer.layer, self._plan.groups

@@ -3,8 +3,8 @@
 A state is a sum over all tokens so far, and no token can be taken out of it again. So a slot keeps the state
 after all tokens but the last few, which may still be rolled back, and of these what the layer needs to run
 them: their *rows*, a few kilobytes each, where a copy of the state would take megabytes. A pass runs the rows
-that are still valid once more, then its own tokens, and leaves the state behind the ones that no later pass
-can take back: always all but the last ``window``.
+that are still valid once more, then its own tokens, and leaves the state behind those that no later pass can
+take back (:class:`specdist.models.recurrent.rollback.Rollback`).
 
 Positions alone decide. A pass whose tokens begin at a position keeps the rows before it and drops those after
 it; a sequence's first token begins without a state. So engine and draft need to say nothing of acceptance:
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from specdist.models.cache.key_value import untouched_zeros
 from specdist.models.passes.flat import FlatBatch, Segments
+from specdist.models.recurrent.rollback import Rollback
 
 STATE_DTYPE = torch.float32
 
@@ -37,9 +38,9 @@ class StateShape(NamedTuple):
     num_before: int
     state: tuple[int, ...] = ()
 
-    def num_bytes(self, window: int, dtype: torch.dtype) -> int:
-        """Of a slot whose last ``window`` tokens may be rolled back."""
-        rows = (window + self.num_before) * self.row_width * dtype.itemsize
+    def num_bytes(self, rollback: Rollback, dtype: torch.dtype) -> int:
+        """Of a slot."""
+        rows = (rollback.num_tokens + self.num_before) * self.row_width * dtype.itemsize
         numbers = int(np.prod(self.state)) if self.state else 0
         return rows + numbers * STATE_DTYPE.itemsize
 
@@ -93,14 +94,13 @@ class RecurrentStates:
         shapes: Mapping[int, StateShape],
         *,
         num_slots: int,
-        window: int,
+        rollback: Rollback,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """``window``: the most tokens that are ever rolled back."""
-        self._window, self._device = window, device
+        self._rollback, self._device = rollback, device
         self.num_before = max(shape.num_before for shape in shapes.values())
-        self._ring = window + self.num_before
+        self._ring = rollback.num_tokens + self.num_before
         self.rows: dict[int, Tensor] = {}
         self.states: dict[int, Tensor] = {}
         for layer, shape in shapes.items():
@@ -138,7 +138,9 @@ class RecurrentStates:
                 f"slot {slot} has a state of {self._applied[slot]} tokens and rows up to {self._ends[slot]}, "
                 f"which do not lead to a token at position {int(begins_S[is_wrong_S][0])}"
             )
-        kept_S = np.maximum(applied_S, ends_S - self._window)
+        kept_S = np.maximum(applied_S, ends_S - self._rollback.num_tokens)
+        if self._rollback.follows_committed:
+            kept_S = np.maximum(kept_S, begins_S)
         self._applied[slots_S], self._ends[slots_S] = kept_S, ends_S
         buckets_S = np.ceil(np.log2(lengths_S)).astype(np.int64)
         groups = []
