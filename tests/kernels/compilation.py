@@ -26,7 +26,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specdist.kernels import layers, paged_attention, sampling
+from specdist.kernels import experts, layers, paged_attention, sampling
 
 CAPABILITIES = (80, 90, 100)
 # float32 is for tests: on one GPU it is known to fit.
@@ -199,6 +199,36 @@ def layer_variants(dtype: str) -> Iterator[Variant]:
         yield Variant(about, layers.write_kernel, constants, pointers, (), layers.OPTIONS)
 
 
+def expert_variants(dtype: str) -> Iterator[Variant]:
+    """The first products of gpt-oss's experts, of DeepSeek's, and of INT4 in groups, for few and many tokens
+    of each."""
+    pointers = {"inputs": DTYPE_POINTERS[dtype], "output": DTYPE_POINTERS[dtype], "numbers": "*u8"}
+    pointers |= {"scales": "*fp32", "zeros": "*i8", "blocks": "*i32"}
+    for about, kind, rows, columns, num_outputs, num_inputs in (
+        ("MXFP4", "float4", 1, 32, 5760, 2880),
+        ("FP8 in blocks", "float8", 128, 128, 4096, 7168),
+        ("INT4 in groups", "int4", 1, 128, 1536, 2048),
+    ):
+        few, many = experts.FEW_TOKENS, experts.MANY_TOKENS
+        for num_tokens in (few,) if dtype == "float32" else (few, many):
+            constants = {
+                "kind": kind,
+                "rows": rows,
+                "columns": columns,
+                "has_powers": kind == "float4",
+                "num_outputs": num_outputs,
+                "num_inputs": num_inputs,
+                "block_tokens": num_tokens,
+                "block_outputs": experts.BLOCK_OUTPUTS,
+                "block_inputs": experts.BLOCK_INPUTS,
+            }
+            own = pointers | {"scales": "*u8"} if kind == "float4" else pointers
+            if kind != "int4":
+                constants["zeros"] = None
+            name = f"experts, {about}, blocks of {num_tokens} tokens ({dtype})"
+            yield Variant(name, experts.grouped_product_kernel, constants, own, (), experts.OPTIONS)
+
+
 def source_of(variant: Variant) -> ASTSource:
     names = variant.kernel.arg_names
     signature = {
@@ -271,7 +301,7 @@ def main() -> int:
     known = {entry["key"]: Resources(**entry) for entry in entries}
     found = {
         (variant.name, capability): resources_of(variant, capability, known)
-        for variants in (attention_variants, sampling_variants, layer_variants)
+        for variants in (attention_variants, sampling_variants, layer_variants, expert_variants)
         for dtype, capabilities in DTYPES.items()
         for variant in variants(dtype)
         for capability in capabilities

@@ -16,8 +16,12 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from specdist.models.files.checkpoint import check_family, open_checkpoint
 from specdist.models.files.fitting import check_weights
+from specdist.models.files.sizes import model_size
+from specdist.models.loading.experts import experts_of
 from specdist.models.loading.loading import load_whole
 from specdist.models.loading.loading_check import check_loading
+from specdist.models.quantized.narrow_experts import NarrowExperts, narrow_experts_of
+from specdist.models.quantized.quantized import quantization_of
 from specdist.utils.errors import UserError
 from tests.models import quantized_checkpoints as layouts
 from tests.models.all_families import VOCAB_SIZE, build, near_copy, tokenizer
@@ -107,13 +111,26 @@ def test_experts_stored_one_by_one_are_the_numbers_that_are_meant(tmp_path: Path
     check_alike(tmp_path / "plain", tmp_path / "quantised")
 
 
+def as_parameter(experts: NarrowExperts) -> Tensor:
+    """In plain numbers, as transformers has it."""
+    weights = [experts.expert(index).dequantized(torch.float32) for index in range(experts.num_experts)]
+    return torch.stack(weights).permute(experts.dims)
+
+
 def check_alike(plain: Path, quantised: Path) -> None:
     checkpoint = open_checkpoint("--target", str(quantised))
     check_family(checkpoint, 2)
     check_weights(checkpoint, 2)
     model = load_whole(checkpoint, dtype=torch.float32, device=CPU)
     wanted = load_whole(open_checkpoint("--target", str(plain)), dtype=torch.float32, device=CPU).state_dict()
-    found = model.state_dict()
+    narrow = dict(narrow_experts_of(model))
+    assert len(narrow) == 2 * sum(1 for _ in experts_of(model)) > 0
+    size = model_size("it", checkpoint.config, 4, quantization=quantization_of(checkpoint))
+    biases = sum(each.numel() for name, each in model.named_parameters() if name.endswith("_proj_bias"))
+    planned = sum(each.num_layers * each.num_experts * each.rank_bytes(1, 4) for each in size.experts)
+    assert planned == sum(each.num_bytes for each in narrow.values()) + 4 * biases
+    found = {name: each for name, each in model.state_dict().items() if name.rpartition(".")[0] not in narrow}
+    found |= {name: as_parameter(each) for name, each in narrow.items()}
     assert found.keys() == wanted.keys()
     for each in wanted:
         torch.testing.assert_close(found[each], wanted[each], atol=1e-6, rtol=1e-6)

@@ -11,6 +11,10 @@ LOADED = CONVERSIONS + "test_experts_are_loaded_as_transformers_does_one_by_one"
 
 QUANTISED = "tests/models/test_quantized_experts.py::"
 ONE_BY_ONE = QUANTISED + "test_experts_stored_one_by_one_are_the_numbers_that_are_meant"
+NARROW = "tests/models/test_narrow_experts.py::test_narrow_experts_give_what_their_numbers_give"
+KERNEL = "tests/kernels/test_experts.py::test_experts_products_are_those_of_their_plain_numbers"
+BLOCKS = "tests/kernels/test_experts.py::test_blocks_have_every_token_once"
+PLANNED = "tests/lab/plan/test_experts.py::test_quantised_experts_are_planned_as_they_are_held"
 JOINED = QUANTISED + "test_mxfp4_experts_are_what_transformers_makes_of_them"
 
 EXPERT_FAULTS = (
@@ -50,21 +54,45 @@ EXPERT_FAULTS = (
         "begin + part.begin[dim]",
         "part.begin[dim]",
         (FAMILIES,)),
-    Mutant("halves-of-four-bits-exchanged", "float4_numbers",
-        "[blocks_NGB & 15, blocks_NGB >> 4]",
-        "[blocks_NGB >> 4, blocks_NGB & 15]",
-        (JOINED,)),
     Mutant("joined-experts-not-turned", "QuantizedExperts.numbers",
-        "float4_numbers(blocks, scales).T",
-        "float4_numbers(blocks, scales).reshape(*reversed(float4_numbers(blocks, scales).shape))",
+        "weight.dequantized(torch.float32).T for",
+        "weight.dequantized(torch.float32).reshape(weight.num_inputs, -1) for",
         (JOINED,)),
-    Mutant("every-expert-in-the-place-of-the-first", "Filling._take_expert",
+    Mutant("every-expert-in-the-place-of-the-first", "_of_joined",
         "Piece(meant, (expert, 0, 0)",
         "Piece(meant, (0, 0, 0)",
         (JOINED,)),
-    Mutant("experts-before-their-scales", "QuantizedExperts.numbers",
-        "from_stored(form, parts, (num_outputs, num_inputs)).dequantized(torch.float32)",
+    Mutant("experts-before-their-scales", "QuantizedExperts.weights",
+        "from_stored(form, parts, (num_outputs, num_inputs))",
         "from_stored(form, {**parts, form.scale_name: torch.ones_like(parts[form.scale_name])}, "
-        "(num_outputs, num_inputs)).dequantized(torch.float32)",
+        "(num_outputs, num_inputs))",
         (ONE_BY_ONE,)),
+    Mutant("scales-of-divided-groups-in-turns", "QuantizedWeight.spread",
+        "scales_AB = scales_AB.repeat_interleave((old or shape[dim]) // new, dim)",
+        "scales_AB = torch.cat([scales_AB] * ((old or shape[dim]) // new), dim)",
+        (NARROW,)),
+    Mutant("narrow-halves-of-a-rank-in-one-place", "NarrowExperts._own",
+        "(start + first - own.start, first - begin, last - begin)",
+        "(first - own.start, first - begin, last - begin)",
+        (NARROW,)),
+    Mutant("tokens-with-the-expert-before-theirs", "NarrowExperts.dequantized_product",
+        "self.expert(index)",
+        "self.expert(index - 1)",
+        (NARROW,)),
+    Mutant("groups-scaled-as-the-first-ones", "experts.grouped_product_kernel",
+        "first // columns + tl.arange(0, num_groups)",
+        "tl.arange(0, num_groups)",
+        (KERNEL,)),
+    Mutant("halves-of-a-byte-exchanged-in-the-kernel", "experts.grouped_product_kernel",
+        "tl.interleave(codes & 15, codes >> 4)",
+        "tl.interleave(codes >> 4, codes & 15)",
+        (KERNEL,)),
+    Mutant("full-blocks-with-the-next-expert", "experts.token_blocks",
+        "torch.searchsorted(last_E, blocks_M, right=True)",
+        "torch.searchsorted(last_E, blocks_M)",
+        (KERNEL, BLOCKS)),
+    Mutant("planner-counts-plain-experts", "Experts.rank_bytes",
+        "self.form is None or",
+        "self.form is not None or",
+        (PLANNED, JOINED)),
 )  # fmt: skip

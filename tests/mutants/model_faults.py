@@ -99,7 +99,7 @@ MODEL_FAULTS = (
         "        if self.zeros_AB is not None:\n            values -=",
         "        if False:\n            values -=",
         (QUANTIZED + "test_stored_parts_mean_the_matrix",)),
-    Mutant("halves-of-a-byte-exchanged", "QuantizedWeight.integers",
+    Mutant("halves-of-a-byte-exchanged", "QuantizedWeight._halves",
         "halves = torch.stack([self.numbers & 15, self.numbers >> 4], dim=-1)",
         "halves = torch.stack([self.numbers >> 4, self.numbers & 15], dim=-1)",
         (QUANTIZED + "test_stored_parts_mean_the_matrix",)),

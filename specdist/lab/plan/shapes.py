@@ -26,7 +26,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128,
         "num_experts_per_tok": 4, "sliding_window": 128, "max_position_embeddings": 131072,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": False, "quantization_config": {"quant_method": "mxfp4"},
     }),
 }  # fmt: skip
 NAMED = (*SHAPES, *MIXTURES)

@@ -71,8 +71,8 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
     read_along = check_parts(
         checkpoint, model, shapes, kinds, tp_size, has_experts=bool(experts.places)
     ) | set(experts.places)
-    for stored in sorted(weights - read_along | weights & experts.meant):
-        if stored not in experts.meant and kinds[stored] not in PLAIN_KINDS:
+    for stored in sorted(weights - read_along | weights & experts.formats.keys()):
+        if stored not in experts.formats and kinds[stored] not in PLAIN_KINDS:
             raise UserError(
                 f"{what}: {stored} is stored as {kinds[stored]}, and neither config.json nor another file "
                 f"declares how it was quantised ({CONFIG_KEY}); its numbers alone are not the weight: "

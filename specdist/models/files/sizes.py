@@ -9,9 +9,10 @@ norms and biases after an all-reduce are whole on every rank.
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class, without_towers
 from specdist.models.loading.tp_plan import NORM, ROWWISE, WHOLE, planned_cuts
 from specdist.models.quantized.quantized import Quantization, linear_layers
-from specdist.models.quantized.quantized_weights import ProductKind
+from specdist.models.quantized.quantized_weights import LayerFormat, ProductKind
 
 # The second is GPT-Neo's name.
 SLIDING = ("sliding_attention", "local")
@@ -62,8 +63,10 @@ class Experts:
 
     Attributes:
         num_experts: of each layer.
-        num_numbers: of one expert, plain ones whatever the checkpoint has.
+        num_numbers: of one expert, whatever the checkpoint has.
         width: of its inner products.
+        form: of those that are quantised, with the ``matrices`` of an expert, (outputs, inputs) each: its
+            first, and the one that comes after the inner width.
     """
 
     num_layers: int
@@ -71,6 +74,19 @@ class Experts:
     num_chosen: int
     num_numbers: int
     width: int
+    form: LayerFormat | None = None
+    matrices: tuple[tuple[int, int], ...] = ()
+
+    def rank_bytes(self, tp_size: int, bytes_per_number: int) -> float:
+        """Of one expert on one of so many ranks, which each have a part of its inner width."""
+        own = self.width // tp_size
+        if self.form is None or (self.form.is_halved and own % 2):
+            return self.num_numbers * bytes_per_number / tp_size
+        (num_first, hidden), _ = self.matrices
+        first = self.form.within(own, hidden).num_bytes(num_first // tp_size, hidden)
+        last = self.form.within(hidden, own).num_bytes(hidden, own)
+        num_others = self.num_numbers - sum(map(math.prod, self.matrices))
+        return first + last + num_others * bytes_per_number / tp_size
 
     @property
     def num_all_numbers(self) -> int:
@@ -156,16 +172,19 @@ class ModelSize:
     def weight_bytes(self, tp_size: int) -> int:
         """Bytes of weights on one rank: of all experts, whichever are chosen."""
         head = 0 if self.is_tied and tp_size == 1 else -(-self.num_head // tp_size)
-        cut = self.num_cut - self.num_quantized + self.num_expert_numbers
-        plain = cut // tp_size + self.num_whole + self.num_embedding + head
-        return plain * self.bytes_per_number + self.quantized_bytes // tp_size
+        plain = (self.num_cut - self.num_quantized) // tp_size + self.num_whole + self.num_embedding + head
+        experts = sum(
+            each.num_layers * each.num_experts * each.rank_bytes(tp_size, self.bytes_per_number)
+            for each in self.experts
+        )
+        return plain * self.bytes_per_number + self.quantized_bytes // tp_size + int(experts)
 
     def expert_bytes(self, tp_size: int, num_tokens: float) -> float:
         """Bytes of experts that a pass of so many tokens reads on one rank: each distinct one once."""
-        read = sum(
-            each.num_layers * each.num_distinct(num_tokens) * each.num_numbers for each in self.experts
+        return sum(
+            each.num_layers * each.num_distinct(num_tokens) * each.rank_bytes(tp_size, self.bytes_per_number)
+            for each in self.experts
         )
-        return read * self.bytes_per_number / tp_size
 
     def expert_flops(self, tp_size: int) -> float:
         """Operations per token on one rank in its own experts."""
@@ -243,7 +262,7 @@ def model_size(
     num_cut = num_embedding = num_whole_products = 0
     cuts = planned_cuts(model)
     styles = {name: cut.style for name, cut in cuts.items() if cut.style not in WHOLE}
-    experts = _experts(model, text.hidden_size)
+    experts = _experts(model, text.hidden_size, quantization)
     num_expert_numbers = sum(each.num_all_numbers for each in experts)
     widest = 0
     for module_name, module in model.named_modules():
@@ -294,10 +313,10 @@ def model_size(
     )
 
 
-def _experts(model: nn.Module, hidden_size: int) -> tuple[Experts, ...]:
+def _experts(model: nn.Module, hidden_size: int, quantization: Quantization | None) -> tuple[Experts, ...]:
     """As transformers has them: a layer's are joined, in parameters of which the first dimension is theirs;
     how many a token chooses is said by their router, beside them. Equal layers are counted together."""
-    found: Counter[tuple[int, int, int, int]] = Counter()
+    found: Counter[Experts] = Counter()
     for name, module in model.named_modules():
         num_experts = getattr(module, "num_experts", None)
         own = [weight for weight in module.parameters(recurse=False) if weight.shape[:1] == (num_experts,)]
@@ -308,11 +327,11 @@ def _experts(model: nn.Module, hidden_size: int) -> tuple[Experts, ...]:
         chosen = [top_k for each in beside if isinstance(top_k := getattr(each, "top_k", None), int)]
         num_numbers = sum(weight.numel() for weight in own) // num_experts
         width = min(matrices) // (num_experts * hidden_size)
-        found[num_experts, min([num_experts, *chosen]), num_numbers, width] += 1
-    return tuple(
-        Experts(count, num_experts, num_chosen, num_numbers, width)
-        for (num_experts, num_chosen, num_numbers, width), count in found.items()
-    )
+        form = None if quantization is None else quantization.format_of_experts(name)
+        shapes = ((max(matrices) // (num_experts * hidden_size), hidden_size), (hidden_size, width))
+        count = (num_experts, min([num_experts, *chosen]), num_numbers, width)
+        found[Experts(1, *count, form, () if form is None else shapes)] += 1
+    return tuple(replace(each, num_layers=num_layers) for each, num_layers in found.items())
 
 
 def _quantized(

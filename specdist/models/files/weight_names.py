@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+from specdist.models.quantized.narrow_experts import narrow_experts_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 
 # Stored by earlier versions of transformers in many published files: now computed, or unused.
@@ -38,6 +39,7 @@ class WeightNames:
         for name, module in model.named_modules():
             if isinstance(module, QuantizedLinear):
                 self.known[f"{name}.weight"] = module.weight.numbers
+        self.known |= {name: each.expert(0).numbers for name, each in narrow_experts_of(model)}
         self._named = self.known | self._unread
         self._computed = {name for name, _ in model.named_buffers() if name not in self.known}
         ignored = model._keys_to_ignore_on_load_unexpected or ()

@@ -16,10 +16,13 @@ from specdist.models.files.conversions import Conversion, Conversions, Piece, Sh
 from specdist.models.files.weight_names import WeightNames
 from specdist.models.loading.cutting import VocabParallelHead, cut_tensor
 from specdist.models.loading.experts import ExpertsCut, cut_of
+from specdist.models.quantized.narrow_experts import narrow_experts_of
+from specdist.models.quantized.narrow_placing import Places
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_experts import QuantizedExperts
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.quantized.quantized_loading import QuantizedParts
+from specdist.models.quantized.quantized_weights import QuantizedWeight
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,24 @@ class StoredNames:
     def stored(self) -> set[str]:
         return {*self.takers, *self.experts.places}
 
+    @property
+    def expert_places(self) -> Places:
+        """What of quantised experts lies where in joined parameters."""
+        found: dict[str, list[tuple[str, Piece]]] = {}
+        for meant in self.experts.formats:
+            joined = self.experts.shapes[meant]
+            for name in self.takers[meant] if len(joined) > 2 else ():
+                found.setdefault(name, []).append((meant, _of_joined(meant, 0, joined)))
+            for name, piece in self.conversions.places.get(meant, ()):
+                found.setdefault(name, []).append((meant, piece))
+        return found
+
+
+def _of_joined(meant: str, expert: int, shape: Shape) -> Piece:
+    """The matrix of one of those of a joined tensor [E, K, N], stored as [N, K]."""
+    turned = (("transpose", (0, 1)), ("unsqueeze", (0,)))
+    return Piece(meant, (expert, 0, 0), (1, *shape[1:]), turned)
+
 
 class Filling:
     """Of a model whose parameters have memory.
@@ -72,7 +93,8 @@ class Filling:
         self._layers = {
             name: each for name, each in model.named_modules() if isinstance(each, QuantizedLinear)
         }
-        self.missing = set(self._wanted) | set(self._layers)
+        self._narrow = dict(narrow_experts_of(model))
+        self.missing = set(self._wanted) | set(self._layers) | set(self._narrow)
         self.num_cut = sum(layer.cut is not None for layer in self._layers.values())
         self._parts = parts
         self._parts_of = parts.of(stored.takers) if parts is not None else {}
@@ -84,10 +106,11 @@ class Filling:
         """Whether any of it belongs to the model."""
         conversions = self._stored.conversions
         stored_name, _ = self._stored.experts.places.get(stored_name, (stored_name, ""))
+        wanted = self._wanted.keys() | self._narrow.keys()
         return (
-            not self._stored.takers[stored_name].isdisjoint(self._wanted)
+            not self._stored.takers[stored_name].isdisjoint(wanted)
             or self._parts_of.get(stored_name, ("",))[0] in self._layers
-            or any(name in self._wanted for name, _ in conversions.places.get(stored_name, ()))
+            or any(name in wanted for name, _ in conversions.places.get(stored_name, ()))
             or stored_name in conversions.collected
         )
 
@@ -102,11 +125,8 @@ class Filling:
         found = self._pending.setdefault(meant, {})
         found[part] = whole.clone()
         if experts.is_complete(meant, found):
-            for expert, numbers in experts.numbers(meant, self._pending.pop(meant)):
-                if expert is None:
-                    self._take_whole(meant, numbers)
-                else:
-                    self._take_expert(meant, expert, numbers)
+            for expert, weight in experts.weights(meant, self._pending.pop(meant)):
+                self._take_expert(meant, expert, weight)
 
     def _take_whole(self, stored_name: str, whole: Tensor) -> None:
         layer_name, part = self._parts_of.get(stored_name, ("", ""))
@@ -122,11 +142,20 @@ class Filling:
         if conversion is not None:
             self._collect(conversion, stored_name, whole)
 
-    def _take_expert(self, meant: str, expert: int, numbers: Tensor) -> None:
-        """One of those of a joined tensor."""
-        piece = Piece(meant, (expert, 0, 0), (1, *numbers.shape), (("unsqueeze", (0,)),))
-        for name in self._stored.takers[meant] & set(self._wanted):
-            self._place(name, piece, numbers)
+    def _take_expert(self, meant: str, expert: int | None, weight: QuantizedWeight) -> None:
+        """A matrix, perhaps one of those of a joined tensor, that stays narrow or becomes plain numbers."""
+        places = self._stored.conversions.places.get(meant, ())
+        if expert is not None:
+            piece = _of_joined(meant, expert, self._stored.experts.shapes[meant])
+            places = [(name, piece) for name in self._stored.takers[meant]]
+        for name, piece in places:
+            if name in self._narrow:
+                self._narrow[name].fill(piece.begin, weight)
+                self.missing.discard(name)
+            elif expert is not None and name in self._wanted:
+                self._place(name, piece, weight.dequantized(torch.float32))
+        if expert is None and not any(name in self._narrow for name, _ in places):
+            self._take_whole(meant, weight.dequantized(torch.float32))
 
     def _take_part(self, layer: str, part: str, whole: Tensor) -> None:
         assert self._parts is not None

@@ -20,6 +20,7 @@ from specdist.models.files.weight_stream import Reading, streamed, tensors_in
 from specdist.models.loading.cutting import cut
 from specdist.models.loading.filling import Filling, StoredNames
 from specdist.models.passes.all_reduce import use_peer_memory
+from specdist.models.quantized.narrow_placing import place_experts
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import choose_products, dequantize_absorbed
 from specdist.models.quantized.quantized_loading import QuantizedParts, place_layers
@@ -88,8 +89,7 @@ def _load_read(
     computed = ComputedTensors(model)
     stored = StoredNames.of(checkpoint, model, _stored_shapes(checkpoint))
     parts = _quantized_parts(checkpoint, model)
-    if parts is not None:
-        place_layers(model, parts)
+    _place_quantized(model, checkpoint, stored, parts, dtype)
     model = model.to_empty(device=device)
     computed.restore(model, device)
     _read_weights(model, checkpoint, stored, parts, dtype, reading)
@@ -105,6 +105,19 @@ def _load_read(
 def _quantized_parts(checkpoint: Checkpoint, model: PreTrainedModel) -> QuantizedParts | None:
     quantization = quantization_of(checkpoint)
     return None if quantization is None else QuantizedParts(model, quantization)
+
+
+def _place_quantized(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    stored: StoredNames,
+    parts: QuantizedParts | None,
+    dtype: torch.dtype,
+) -> None:
+    """On the meta device, in place of what is plain there."""
+    if parts is not None:
+        place_layers(model, parts)
+        place_experts(model, checkpoint.name, stored.experts.formats, stored.expert_places, dtype)
 
 
 def load_sharded(
@@ -134,8 +147,7 @@ def load_sharded(
     stored = StoredNames.of(checkpoint, model, _stored_shapes(checkpoint))
     parts = _quantized_parts(checkpoint, model)
     shard = cut(model, checkpoint, dtype=dtype, group=group, vocab_size=vocab_size)
-    if parts is not None:
-        place_layers(shard, parts)
+    _place_quantized(shard, checkpoint, stored, parts, dtype)
     shard = shard.to_empty(device=device)
     # DeepSpeed has converted them to the model's dtype: with rotary frequencies in bfloat16 angles are wrong
     # by radians after a thousand tokens.
@@ -159,12 +171,6 @@ def _read_weights(
 ) -> None:
     """Fill all parameters and stored buffers. Raises :class:`UserError` if the files do not hold them all."""
     filling = Filling(model, checkpoint, stored, parts, dtype)
-    if stored.experts.places:
-        logger.info(
-            "quantised experts of %s become plain numbers: %.2f GiB on all ranks",
-            checkpoint.name,
-            stored.experts.num_numbers * dtype.itemsize / 2**30,
-        )
     needed = {name for name in stored.stored if filling.needs(name)}
     for stored_name, whole in _tensors(checkpoint, needed, group, reading):
         filling.take(stored_name, whole)

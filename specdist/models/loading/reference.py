@@ -192,8 +192,7 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
     for meant, of_meant in of_experts.items():
         new_name = renamed(meant, ())
         assert new_name is not None
-        by_expert = dict(experts.numbers(meant, of_meant))
-        found[new_name] = by_expert[None] if None in by_expert else torch.stack([*by_expert.values()])
+        found[new_name] = experts.numbers(meant, of_meant)
     rounded = {}
     for layer, of_layer in found_parts.items():
         assert parts is not None

@@ -27,8 +27,6 @@ from specdist.models.passes.flat import FlatBatch, plan_attention
 from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.hidden import LastHiddenStates
 from specdist.models.passes.segments import ragged_segments
-from specdist.models.recurrent.mixers import StatePass
-from specdist.models.recurrent.states import RecurrentStates
 
 NOT_ALLOCATED = "allocate() must be called first"
 
@@ -59,13 +57,7 @@ class Pass(Protocol):
 
 class TorchPass:
     """The model's layers by transformers. What makes them faster is switched on for the pass alone: other
-    code may share the model.
-
-    Attributes:
-        states: of recurrent layers, if the model has any.
-    """
-
-    states: RecurrentStates | None = None
+    code may share the model."""
 
     def __init__(
         self, model: PreTrainedModel, device: torch.device, shapes: LayerShapes, *, is_fused: bool
@@ -100,10 +92,10 @@ class TorchPass:
     def attention(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
         """Of a pass over the cache."""
         assert self._cache is not None, NOT_ALLOCATED
-        attention, windowed_SP = self._over(batch, pages_SP), batch.windowed_pages_SP
-        if windowed_SP is not None:
-            attention = GroupedAttention(self._cache.windowed, self._over(batch, windowed_SP), attention)
-        return attention if self.states is None else StatePass(attention, self.states, batch)
+        of_others, windowed_SP = self._over(batch, pages_SP), batch.windowed_pages_SP
+        if windowed_SP is None:
+            return of_others
+        return GroupedAttention(self._cache.windowed, self._over(batch, windowed_SP), of_others)
 
     def _over(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
         assert self._cache is not None, NOT_ALLOCATED

@@ -28,6 +28,7 @@ CONFIG_KEY = "quantization_config"
 # Where other tools declare their quantisation: AutoGPTQ, AutoAWQ, NVIDIA's ModelOpt.
 SCHEME_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 BLOCK_FP8, COMPRESSED, MXFP4 = "fp8", "compressed-tensors", "mxfp4"
+MXFP4_FORMAT = LayerFormat(numbers="float4", rows=1, columns=32, has_powers=True)
 QUANTISED_NAMES = ("scale", "zero_point", "zeros", "qweight", "g_idx", "absmax", "quant_state", "packed")
 UNQUANTISED = "name the unquantised checkpoint that it was made from"
 # A group of columns of int4: the first that divides the inputs. Others are left as they are.
@@ -77,6 +78,12 @@ class Quantization:
         if self.request is not None:
             return self.stored._declared_format(name) if self.stored is not None else None
         return self._declared_format(name)
+
+    def format_of_experts(self, name: str) -> LayerFormat | None:
+        """Of a module of joined experts, as far as the name of one in files tells; None for plain ones."""
+        if self.has_mxfp4_experts:
+            return MXFP4_FORMAT
+        return None if self.request is not None else self._declared_format(f"{name}.0.gate_proj")
 
     def _declared_format(self, name: str) -> LayerFormat | None:
         if any(_matches(name, each) for each in self.ignored):

@@ -1,8 +1,7 @@
-"""Experts that are stored quantised: their parts, and the plain numbers that they become while they are read.
+"""Experts that are stored quantised: which stored tensors are parts of them, and what they mean.
 
-No product here takes narrow experts, so in memory they are plain numbers of the run's dtype, and their inputs
-are not rounded. In files they lie one by one, in the layouts of linear layers, or joined (MXFP4: numbers of
-four bits, of which 32 share a power of two; OCP Microscaling Formats 1.0).
+In files they lie one by one, in the layouts of linear layers, or joined (MXFP4: numbers of four bits, of
+which 32 share a power of two). Their inputs are not rounded.
 
 E experts, N outputs, K inputs.
 """
@@ -10,7 +9,7 @@ E experts, N outputs, K inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.conversions import Shape
 from specdist.models.files.weight_names import WeightNames
-from specdist.models.quantized.quantized import MXFP4, Quantization
+from specdist.models.quantized.quantized import MXFP4_FORMAT, Quantization
 from specdist.models.quantized.quantized_loading import (
     PART_KINDS,
     UNUSED_PARTS,
@@ -26,12 +25,16 @@ from specdist.models.quantized.quantized_loading import (
     part_of_other_kind,
     part_of_other_shape,
 )
-from specdist.models.quantized.quantized_weights import BITS, WORD_BITS, LayerFormat, from_stored
+from specdist.models.quantized.quantized_weights import (
+    BITS,
+    WORD_BITS,
+    LayerFormat,
+    QuantizedWeight,
+    from_stored,
+)
 
-# Of four bits: a sign, two of an exponent, and one of a fraction.
-FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 MXFP4_PARTS, MXFP4_KIND = ("blocks", "scales"), "U8"
-EXPONENT_BIAS, NUMBERS_PER_BYTE = 127, 2
+NUMBERS_PER_BYTE = 2
 
 
 class QuantizedExperts:
@@ -40,6 +43,7 @@ class QuantizedExperts:
     Attributes:
         places: by stored tensor the tensor that is meant, and which part of it it is.
         shapes: of all stored tensors, with those that are meant in the place of their parts.
+        formats: by tensor that is meant.
     """
 
     def __init__(
@@ -47,55 +51,56 @@ class QuantizedExperts:
     ) -> None:
         self.places: dict[str, tuple[str, str]] = {}
         self.shapes = dict(shapes)
-        self._formats: dict[str, LayerFormat | None] = {}
+        self.formats: dict[str, LayerFormat] = {}
         self._stored = shapes
         for stored in shapes if quantization is not None else ():
             assert quantization is not None
             meant, part, form = self._place(names, quantization, stored)
-            if part:
+            if part and form is not None:
                 self.places[stored] = (meant, part)
-                self._formats[meant] = form
+                self.formats[meant] = form
         for stored in self.places:
             del self.shapes[stored]
-        self.shapes |= {meant: self._shape(meant) for meant in self._formats}
-
-    @property
-    def meant(self) -> Set[str]:
-        return self._formats.keys()
-
-    @property
-    def num_numbers(self) -> int:
-        """In all of them."""
-        return sum(math.prod(self.shapes[meant]) for meant in self._formats)
+        self.shapes |= {meant: self._shape(meant) for meant in self.formats}
 
     def is_complete(self, meant: str, parts: Mapping[str, Tensor]) -> bool:
         return set(self._expected(meant)) <= set(parts)
 
-    def numbers(self, meant: str, parts: Mapping[str, Tensor]) -> Iterator[tuple[int | None, Tensor]]:
-        """Its plain numbers in float32, or those of one joined expert after the other with its number."""
-        form = self._formats[meant]
-        if form is not None:
+    def weights(
+        self, meant: str, parts: Mapping[str, Tensor]
+    ) -> Iterator[tuple[int | None, QuantizedWeight]]:
+        """Its matrix, or those of one joined expert after the other with its number."""
+        form = self.formats[meant]
+        if form != MXFP4_FORMAT:
             num_outputs, num_inputs = self.shapes[meant]
-            yield None, from_stored(form, parts, (num_outputs, num_inputs)).dequantized(torch.float32)
+            yield None, from_stored(form, parts, (num_outputs, num_inputs))
             return
-        for expert, (blocks, scales) in enumerate(zip(parts["blocks"], parts["scales"], strict=True)):
-            yield expert, float4_numbers(blocks, scales).T
+        num_inputs = self.shapes[meant][1]
+        for expert, (blocks_NGB, scales_NG) in enumerate(zip(parts["blocks"], parts["scales"], strict=True)):
+            yield expert, QuantizedWeight(form, num_inputs, blocks_NGB.flatten(1), scales_NG)
+
+    def numbers(self, meant: str, parts: Mapping[str, Tensor]) -> Tensor:
+        """All of it in float32."""
+        found = dict(self.weights(meant, parts))
+        if None in found:
+            return found[None].dequantized(torch.float32)
+        return torch.stack([weight.dequantized(torch.float32).T for weight in found.values()])
 
     def check(self, checkpoint: Checkpoint, kinds: Mapping[str, str]) -> None:
         """Raises :class:`UserError` for parts that are missing, or of another shape or kind of number."""
         what = f"{checkpoint.option} {checkpoint.name}"
         found = {place: stored for stored, place in self.places.items()}
-        for meant, form in self._formats.items():
+        for meant, form in self.formats.items():
             for part, shape in self._expected(meant).items():
                 stored = found.get((meant, part))
                 if stored is None:
-                    raise part_missing(what, f"{part} of {meant}", form or MXFP4)
+                    raise part_missing(what, f"{part} of {meant}", form)
                 given = self._stored[stored]
                 if math.prod(given) != math.prod(shape) or (len(shape) > 1 and given[0] != shape[0]):
-                    raise part_of_other_shape(what, stored, given, shape, form or MXFP4)
-                allowed = {MXFP4_KIND} if form is None else PART_KINDS[part]
+                    raise part_of_other_shape(what, stored, given, shape, form)
+                allowed = {MXFP4_KIND} if form == MXFP4_FORMAT else PART_KINDS[part]
                 if kinds[stored] not in allowed:
-                    raise part_of_other_kind(what, stored, kinds[stored], form or MXFP4)
+                    raise part_of_other_kind(what, stored, kinds[stored], form)
 
     def _place(
         self, names: WeightNames, quantization: Quantization, stored: str
@@ -103,7 +108,7 @@ class QuantizedExperts:
         if quantization.has_mxfp4_experts:
             meant, _, part = stored.rpartition("_")
             is_part = part in MXFP4_PARTS and names.renamed(meant)[0] in names.known
-            return meant, part if is_part else "", None
+            return meant, part if is_part else "", MXFP4_FORMAT
         owner, _, part = stored.rpartition(".")
         meant = f"{owner}.weight"
         form = quantization.stored_format_of(owner)
@@ -113,8 +118,8 @@ class QuantizedExperts:
 
     def _shape(self, meant: str) -> Shape:
         """As far as its parts tell."""
-        form = self._formats[meant]
-        if form is None:
+        form = self.formats[meant]
+        if form == MXFP4_FORMAT:
             *first, num_groups, num_bytes = self._stored.get(f"{meant}_blocks", (0, 0, 0, 0))
             return (*first[:-1], num_groups * num_bytes * NUMBERS_PER_BYTE, first[-1])
         if not form.is_packed:
@@ -123,17 +128,9 @@ class QuantizedExperts:
         return num_outputs, num_words * WORD_BITS // BITS[form.numbers]
 
     def _expected(self, meant: str) -> Mapping[str, Shape]:
-        form = self._formats[meant]
-        if form is None:
+        form = self.formats[meant]
+        if form == MXFP4_FORMAT:
             blocks = self._stored.get(f"{meant}_blocks", (0, 0, 0, 0))
             return {"blocks": blocks, "scales": blocks[:-1]}
         num_outputs, num_inputs = self.shapes[meant]
         return form.stored_shapes(num_outputs, num_inputs)
-
-
-def float4_numbers(blocks_NGB: Tensor, scales_NG: Tensor) -> Tensor:
-    """[N, K] float32 of G groups in each row, two numbers in each byte, the first in its lower half."""
-    values = torch.tensor(FLOAT4, device=blocks_NGB.device)
-    halves = torch.stack([blocks_NGB & 15, blocks_NGB >> 4], dim=-1).flatten(-2)
-    powers_NG = scales_NG.to(torch.int32) - EXPONENT_BIAS
-    return torch.ldexp(values[halves.to(torch.int64)], powers_NG[..., None]).flatten(1)

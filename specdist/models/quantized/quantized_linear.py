@@ -214,12 +214,13 @@ def dequantize_absorbed(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def choose_products(model: nn.Module, dtype: torch.dtype) -> None:
-    """Choose the arithmetic of all quantised layers, and log it."""
+    """Choose the arithmetic of all quantised layers, and of narrow experts, and log it."""
     counts: Counter[str] = Counter()
     refused: dict[str, None] = {}
     for layer in model.modules():
-        if isinstance(layer, QuantizedLinear):
-            trial = layer.choose_product(dtype)
+        choose: Any = getattr(layer, "choose_product", None)
+        if choose is not None:
+            trial = choose(dtype)
             counts[f"{layer.form}: {trial.name or 'dequantised'}"] += 1
             refused[trial.refused] = None
     if counts:

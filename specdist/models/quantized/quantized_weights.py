@@ -2,8 +2,9 @@
 
 A weight is ``(q - zero) * scale``. A scale belongs to ``rows`` × ``columns`` numbers: to the whole matrix, to
 a row (an output channel), to a group of columns in a row, or to a block. Layouts in files are those of
-compressed-tensors (``weight`` or ``weight_packed``, ``weight_scale``, ``weight_zero_point``, ``input_scale``)
-and of transformers' block-wise FP8 (``weight``, ``weight_scale_inv``).
+compressed-tensors (``weight`` or ``weight_packed``, ``weight_scale``, ``weight_zero_point``,
+``input_scale``), of transformers' block-wise FP8 (``weight``, ``weight_scale_inv``), and of joined experts in
+MXFP4 (``blocks``, ``scales``; OCP Microscaling Formats 1.0).
 
 N outputs, K inputs of a layer, A × B scales.
 """
@@ -19,13 +20,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Numbers = Literal["float8", "int8", "int4"]
+Numbers = Literal["float8", "int8", "int4", "float4"]
 # What a kernel multiplies: rounded inputs with weights of the same kind, or plain inputs with narrow weights.
 ProductKind = Literal["float8", "int8", "int8 weights", "int4 weights"]
-DTYPES = {"float8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8}
-BITS = {"float8": 8, "int8": 8, "int4": 4}
-# Of a scale in memory, which is float32.
+DTYPES = {"float8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8, "float4": torch.uint8}
+BITS = {"float8": 8, "int8": 8, "int4": 4, "float4": 4}
+# Of a scale of inputs, and of a zero point.
 SCALE_BYTES, ZERO_BYTES = 4, 1
+# Of a scale that is a power of two.
+EXPONENT_BIAS = 127
 # The largest number over the scale. Integers: half of the range, as compressed-tensors has it; its end at
 # -128 and 127 is clamped.
 LIMITS = {"float8": float(torch.finfo(torch.float8_e4m3fn).max), "int8": 127.5, "int4": 7.5}
@@ -42,6 +45,7 @@ class LayerFormat:
         rows, columns: of the weight that share a scale; None = all of them.
         is_packed: stored as 32-bit words, each with numbers of neighbouring columns.
         has_zeros: the scales have zero points.
+        has_powers: the scales are powers of two, held as their exponents.
         activations: whether a layer's input is rounded to the same kind of number too: with a scale for each
             token, for each group of ``columns`` of a token, with a stored one, or not at all.
         scale_name: of the stored scales.
@@ -54,6 +58,7 @@ class LayerFormat:
     has_zeros: bool = False
     activations: Literal["token", "group", "static"] | None = None
     scale_name: str = "weight_scale"
+    has_powers: bool = False
 
     def __str__(self) -> str:
         if self.columns is None:
@@ -82,6 +87,25 @@ class LayerFormat:
             return "int4 weights"
         return None
 
+    @property
+    def is_halved(self) -> bool:
+        """Two numbers share a byte."""
+        return BITS[self.numbers] == 4
+
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """In memory."""
+        return torch.uint8 if self.has_powers else torch.float32
+
+    def within(self, num_rows: int, num_columns: int) -> LayerFormat:
+        """Of parts that lie between multiples of so many rows and columns of others: a scale that numbers on
+        both sides of such a border share is held more than once."""
+        return dataclasses.replace(
+            self,
+            rows=math.gcd(self.rows or 1, num_rows),
+            columns=None if self.columns is None else math.gcd(self.columns, num_columns),
+        )
+
     def num_scales(self, num_outputs: int, num_inputs: int) -> tuple[int, int]:
         """A × B."""
         return (
@@ -92,7 +116,7 @@ class LayerFormat:
     def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
         """In memory: numbers, scales and zero points."""
         num_scales = math.prod(self.num_scales(num_outputs, num_inputs))
-        each = SCALE_BYTES + (ZERO_BYTES if self.has_zeros else 0)
+        each = self.scale_dtype.itemsize + (ZERO_BYTES if self.has_zeros else 0)
         return num_outputs * -(-num_inputs * BITS[self.numbers] // 8) + num_scales * each
 
     def stored_shapes(self, num_outputs: int, num_inputs: int) -> dict[str, tuple[int, ...]]:
@@ -115,13 +139,14 @@ class LayerFormat:
         """Numbers along a dimension of the weight between which alone it can be cut."""
         shared = (self.rows, self.columns)[dim] or 1
         # Two columns share a byte.
-        return math.lcm(shared, 2) if dim == 1 and self.numbers == "int4" else shared
+        return math.lcm(shared, 2) if dim == 1 and self.is_halved else shared
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A matrix, or a part of one. ``numbers``: [N, K], or [N, K / 2] bytes of int4 (plus 8), the left of two
-    columns in the lower half; ``scales_AB`` float32; ``zeros_AB`` int8."""
+    """A matrix, or a part of one. ``numbers``: [N, K], or [N, K / 2] bytes of int4 (plus 8) and float4, the
+    left of two columns in the lower half; ``scales_AB`` float32, or the exponents of powers; ``zeros_AB``
+    int8."""
 
     form: LayerFormat
     num_inputs: int
@@ -131,18 +156,46 @@ class QuantizedWeight:
 
     def integers(self) -> Tensor:
         """[N, K] int8, of int8 and int4."""
-        if self.form.numbers == "int8":
-            return self.numbers
+        return self.numbers if self.form.numbers == "int8" else self._halves().to(torch.int8) - 8
+
+    def _halves(self) -> Tensor:
+        """[N, K] of four bits each."""
         halves = torch.stack([self.numbers & 15, self.numbers >> 4], dim=-1)
-        return halves.flatten(1)[:, : self.num_inputs].to(torch.int8) - 8
+        return halves.flatten(1)[:, : self.num_inputs]
+
+    def _values(self) -> Tensor:
+        """[N, K] float32, before zero points and scales."""
+        if self.form.numbers == "float8":
+            return _float8_values(self.numbers)
+        return _float4_values(self._halves()) if self.form.numbers == "float4" else self.integers().float()
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """[N, K]"""
-        values = _float8_values(self.numbers) if self.form.numbers == "float8" else self.integers().float()
+        values, scales_AB = self._values(), self.scales_AB
+        if self.form.has_powers:
+            exponents_AB = scales_AB.to(torch.int32) - EXPONENT_BIAS
+            scales_AB = torch.ldexp(torch.ones_like(exponents_AB, dtype=torch.float32), exponents_AB)
         if self.zeros_AB is not None:
             values -= _spread(self.zeros_AB.to(torch.float32), values.shape, self.form)
-        values *= _spread(self.scales_AB, values.shape, self.form)
+        values *= _spread(scales_AB, values.shape, self.form)
         return values.to(dtype)
+
+    def spread(self, form: LayerFormat) -> QuantizedWeight:
+        """The same numbers, with the scales of a format of :meth:`LayerFormat.within`."""
+        shape = (len(self.numbers), self.num_inputs)
+
+        def spread(scales_AB: Tensor) -> Tensor:
+            for dim, (old, new) in enumerate(
+                ((self.form.rows, form.rows), (self.form.columns, form.columns))
+            ):
+                if old != new:
+                    assert new is not None
+                    scales_AB = scales_AB.repeat_interleave((old or shape[dim]) // new, dim)
+            num_rows, num_columns = form.num_scales(*shape)
+            return scales_AB[:num_rows, :num_columns]
+
+        zeros_AB = None if self.zeros_AB is None else spread(self.zeros_AB)
+        return dataclasses.replace(self, form=form, scales_AB=spread(self.scales_AB), zeros_AB=zeros_AB)
 
     def cut(self, dim: int, start: int, stop: int) -> QuantizedWeight:
         """Rows (``dim`` 0) or columns from ``start`` to ``stop``. Raises ValueError between two borders."""
@@ -150,7 +203,7 @@ class QuantizedWeight:
         border = self.form.border(dim)
         if start % border or (stop % border and stop != end):
             raise ValueError(f"{start} to {stop} is not a multiple of {border}")
-        per_byte = 2 if dim == 1 and self.form.numbers == "int4" else 1
+        per_byte = 2 if dim == 1 and self.form.is_halved else 1
         shared = (self.form.rows, self.form.columns)[dim]
 
         def scales_of(scales: Tensor) -> Tensor:
@@ -263,6 +316,14 @@ def _float8_values(numbers: Tensor) -> Tensor:
     bits = numbers.view(torch.int8).to(torch.int16)
     half = (bits & -(2**15)) | (bits & 127) << 7
     return half.view(torch.float16).float() * 2.0**8
+
+
+def _float4_values(codes: Tensor) -> Tensor:
+    """In float32, of a sign, two bits of an exponent and one of a fraction: shifted, they are those of a
+    float16 that is 2**14 times smaller."""
+    bits = codes.to(torch.int16)
+    half = (bits & 8) << 12 | (bits & 7) << 9
+    return half.view(torch.float16).float() * 2.0**14
 
 
 def _positive(scales: Tensor) -> Tensor:

@@ -70,6 +70,25 @@ def test_parameters_of_published_mixtures(qwen: ModelSize) -> None:
     assert [layer.window for layer in other.layers[:2]] == [128, None]
 
 
+def test_quantised_experts_are_planned_as_they_are_held() -> None:
+    """gpt-oss as published: 17 bytes of 32 numbers, and over four ranks, whose parts of an expert end within
+    a group, 18 for those that are cut. Its model card gives 60.8 GiB."""
+    size = named(GPT_OSS)
+    (experts,) = size.experts
+    num_biases = 5760 + 2880
+    num_numbers = experts.num_numbers - num_biases
+    for tp_size, group_bytes in ((1, 17), (2, 17), (4, 18), (8, 20)):
+        held = (num_numbers // 32 * group_bytes + 2 * num_biases) / tp_size
+        # The first matrix of gpt-oss is cut between whole groups, whatever the number of ranks.
+        first = 5760 * 2880 // 32 * (group_bytes - 17) / tp_size
+        assert experts.rank_bytes(tp_size, 2) == held - first
+    assert round(size.weight_bytes(1) / GIB, 1) == 60.8
+    plain = dataclasses.replace(size, experts=(dataclasses.replace(experts, form=None),))
+    assert plain.weight_bytes(1) / GIB > 217
+    token = plain.expert_bytes(1, 1) / size.expert_bytes(1, 1)
+    assert token == pytest.approx(16 / 4.25, rel=1e-3)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 2, 9, 64])
 def test_a_pass_reads_what_was_counted_by_hand(qwen: ModelSize, num_tokens: int) -> None:
     distinct = {1: 8, 2: 8 + 8 * 120 / 128, 9: 128 - 128 * (120 / 128) ** 9, 64: 128 * (1 - 0.9375**64)}

@@ -1,0 +1,168 @@
+"""Products of tokens with the experts that they are sent to, whose numbers are read as they are stored: one
+launch for all experts of a layer.
+
+Tokens are sorted by expert. A program takes some tokens of one expert and some of its outputs, and makes
+plain numbers of one tile of weights after the other. How many programs there are depends on the number of
+tokens alone, so that a launch can be recorded: which tokens are whose is read on the device.
+
+S sorted tokens, E experts, N outputs, K inputs, A × B scales of an expert, M blocks of tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specdist.kernels.layers import _rounded
+from specdist.kernels.paged_attention import _dot
+
+# Tokens of a program, where an expert has few or many of them on average (with float32 these do not fit into
+# the registers); outputs, and inputs of a step.
+FEW_TOKENS, MANY_TOKENS, BLOCK_OUTPUTS, BLOCK_INPUTS = 16, 64, 64, 128
+OPTIONS: dict[str, int | bool] = {"num_warps": 4, "num_stages": 3}
+
+
+@triton.jit
+def _values(codes, numbers: tl.constexpr):
+    """float32 of the bits of stored numbers."""
+    if numbers == "int8":
+        return codes.to(tl.int8, bitcast=True).to(tl.float32)
+    if numbers == "int4":
+        return codes.to(tl.float32) - 8.0
+    bits = codes.to(tl.int16)
+    # Shifted, they are those of a float16 that is smaller by a power of two.
+    if numbers == "float4":
+        return ((bits & 8) << 12 | (bits & 7) << 9).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+    return ((bits & 128) << 8 | (bits & 127) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def _spread(scales, block_outputs: tl.constexpr, block_inputs: tl.constexpr, num_groups: tl.constexpr):
+    """[N, groups] over the [N, K] numbers of a tile."""
+    wide = tl.broadcast_to(scales[:, :, None], (block_outputs, num_groups, block_inputs // num_groups))
+    return tl.reshape(wide, (block_outputs, block_inputs))
+
+
+# A number that changes from pass to pass compiles nothing anew.
+@triton.jit(do_not_specialize=["num_blocks"])
+def grouped_product_kernel(
+    inputs, numbers, scales, zeros, blocks, output, num_blocks, kind: tl.constexpr, rows: tl.constexpr,
+    columns: tl.constexpr, has_powers: tl.constexpr, num_outputs: tl.constexpr, num_inputs: tl.constexpr,
+    block_tokens: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of outputs, blocks of tokens)."""
+    block = blocks + tl.program_id(1)
+    expert, begin, end = tl.load(block), tl.load(block + num_blocks), tl.load(block + 2 * num_blocks)
+    if begin >= end:
+        return
+    per_byte: tl.constexpr = 2 if kind == "int4" or kind == "float4" else 1
+    num_scales: tl.constexpr = (num_inputs + columns - 1) // columns
+    num_groups: tl.constexpr = block_inputs // columns if columns < block_inputs else 1
+    row_bytes: tl.constexpr = num_inputs // per_byte
+    tokens_S = begin + tl.arange(0, block_tokens)
+    outputs_N = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+    is_output = outputs_N < num_outputs
+    from_inputs = inputs + tokens_S.to(tl.int64)[None, :] * num_inputs
+    from_numbers = numbers + (expert.to(tl.int64) * num_outputs + outputs_N)[:, None] * row_bytes
+    rows_N = expert.to(tl.int64) * ((num_outputs + rows - 1) // rows) + outputs_N // rows
+    dtype: tl.constexpr = inputs.dtype.element_ty
+    sums = tl.zeros((block_outputs, block_tokens), tl.float32)
+    for first in range(0, num_inputs, block_inputs):
+        inputs_K = first + tl.arange(0, block_inputs)
+        is_read = (inputs_K < num_inputs)[:, None] & (tokens_S < end)[None, :]
+        x_KS = tl.load(from_inputs + inputs_K[:, None], mask=is_read, other=0.0)
+        bytes_K = first // per_byte + tl.arange(0, block_inputs // per_byte)
+        is_read = is_output[:, None] & (bytes_K < row_bytes)[None, :]
+        codes = tl.load(from_numbers + bytes_K[None, :], mask=is_read, other=0)
+        if per_byte == 2:
+            codes = tl.interleave(codes & 15, codes >> 4)
+        weights = _values(codes, kind)
+        groups_B = first // columns + tl.arange(0, num_groups)
+        is_read = is_output[:, None] & (groups_B < num_scales)[None, :]
+        places = rows_N[:, None] * num_scales + groups_B[None, :]
+        factors = tl.load(scales + places, mask=is_read, other=0)
+        if has_powers:
+            # Exponents, of which 0 is below those of normal numbers.
+            factors = tl.maximum(factors.to(tl.int32) << 23, 1 << 22).to(tl.float32, bitcast=True)
+        if zeros is not None:
+            zero = tl.load(zeros + places, mask=is_read, other=0).to(tl.float32)
+            weights -= _spread(zero, block_outputs, block_inputs, num_groups)
+        weights *= _spread(factors, block_outputs, block_inputs, num_groups)
+        weights = _rounded(weights, dtype).to(dtype)
+        sums = _dot(weights, x_KS, sums)
+    to_output = output + tokens_S.to(tl.int64)[None, :] * num_outputs + outputs_N[:, None]
+    tl.store(to_output, _rounded(sums, dtype), mask=is_output[:, None] & (tokens_S < end)[None, :])
+
+
+def token_blocks(ends_E: Tensor, num_tokens: int, dtype: torch.dtype) -> tuple[Tensor, int]:
+    """[3, M] int32: expert, first token and end of the tokens of every block, and how many tokens a block may
+    have. Waits for nothing.
+
+    Args:
+        ends_E: the tokens of an expert end there, sorted by expert.
+        dtype: of the tokens.
+    """
+    num_experts = len(ends_E)
+    are_many = num_tokens >= MANY_TOKENS * num_experts and dtype.itemsize == 2
+    size = MANY_TOKENS if are_many else FEW_TOKENS
+    num_blocks = num_tokens // size + min(num_experts, num_tokens)
+    begins_E = torch.nn.functional.pad(ends_E[:-1], (1, 0))
+    last_E = torch.cumsum((ends_E - begins_E + (size - 1)) // size, 0)
+    blocks_M = torch.arange(num_blocks, device=ends_E.device)
+    experts_M = torch.searchsorted(last_E, blocks_M, right=True)
+    # Blocks that no expert needs begin behind the tokens of the last.
+    own_M = experts_M.clamp(max=num_experts - 1)
+    before_M = torch.nn.functional.pad(last_E[:-1], (1, 0))[own_M]
+    first_M = begins_E[own_M] + (blocks_M - before_M) * size
+    return torch.stack([own_M, first_M, ends_E[own_M]]).to(torch.int32), size
+
+
+@torch.library.custom_op("specdist::grouped_narrow_product", mutates_args=())
+def grouped_narrow_product(
+    inputs_SK: Tensor,
+    blocks_3M: Tensor,
+    numbers: Tensor,
+    scales_EAB: Tensor,
+    zeros_EAB: Tensor | None,
+    *,
+    kind: str,
+    rows: int,
+    columns: int | None,
+    num_outputs: int,
+    block_tokens: int,
+) -> Tensor:
+    """[S, N] in the inputs' dtype; zeros for tokens of no expert.
+
+    Args:
+        blocks_3M: of :func:`token_blocks`, with ``block_tokens``.
+        numbers: [E, N, K] of 8 bits, or [E, N, K / 2] bytes of two numbers.
+        scales_EAB: float32, or the exponents of powers of two; each belongs to ``rows`` × ``columns``, a
+            power of two, or None for all.
+        kind: of numbers, see :data:`specdist.models.quantized.quantized_weights.Numbers`.
+    """
+    num_inputs = inputs_SK.shape[1]
+    output = inputs_SK.new_zeros(len(inputs_SK), num_outputs)
+    if len(inputs_SK):
+        grid = (triton.cdiv(num_outputs, BLOCK_OUTPUTS), blocks_3M.shape[1])
+        grouped_product_kernel[grid](
+            inputs_SK.contiguous(),
+            numbers.view(torch.uint8),
+            scales_EAB,
+            zeros_EAB,
+            blocks_3M,
+            output,
+            blocks_3M.shape[1],
+            kind=kind,
+            rows=rows,
+            columns=columns or triton.next_power_of_2(max(num_inputs, BLOCK_INPUTS)),
+            has_powers=scales_EAB.dtype == torch.uint8,
+            num_outputs=num_outputs,
+            num_inputs=num_inputs,
+            block_tokens=block_tokens,
+            block_outputs=BLOCK_OUTPUTS,
+            block_inputs=BLOCK_INPUTS,
+            **OPTIONS,
+        )
+    return output

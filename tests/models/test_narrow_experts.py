@@ -1,0 +1,127 @@
+"""Narrow experts give what the numbers give that they mean: in every format and layout, whole and cut, one
+expert after the other (the kernel of all: `tests.kernels.test_experts`)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from specdist.models.files.conversions import Piece
+from specdist.models.loading.experts import cut_experts
+from specdist.models.quantized.narrow_experts import narrow_experts_of
+from specdist.models.quantized.narrow_placing import place_experts
+from tests.models.stored_experts import FORMATS, Stored, generator
+from tests.models.test_experts import HIDDEN, NUM_CHOSEN, NUM_EXPERTS, NUM_TOKENS, WIDTH, experts_of
+
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Experts of transformers in plain numbers, and the matrices that make their parameters: by parameter the
+    places in it."""
+
+    plain: Any
+    stored: dict[str, list[tuple[Piece, Stored]]]
+
+
+def pair_of(layout: str, kind: str) -> Pair:
+    """Of experts that are joined in the files with gpt-oss's layout, and stored one by one with others."""
+    generator.manual_seed(3)
+    plain = experts_of(layout)
+    up = "gate_up_proj" if plain.has_gate else "up_proj"
+    stored: dict[str, list[tuple[Piece, Stored]]] = {}
+    for leaf in (up, "down_proj"):
+        parameter, places = plain.get_parameter(leaf), []
+        is_split = leaf == "gate_up_proj" and plain.is_concatenated
+        num_outputs, num_inputs = (HIDDEN, WIDTH) if leaf == "down_proj" else (WIDTH, HIDDEN)
+        num_outputs *= 2 if leaf == "gate_up_proj" and not is_split else 1
+        for expert in range(NUM_EXPERTS):
+            for half in range(2 if is_split else 1):
+                each = FORMATS[kind](num_outputs, num_inputs)
+                begin, shape = (expert, half * num_outputs, 0), (1, num_outputs, num_inputs)
+                numbers, steps = each.plain, [("unsqueeze", (0,))]
+                if plain.is_transposed:
+                    begin, shape = (expert, 0, begin[1]), (1, num_inputs, num_outputs)
+                    numbers, steps = numbers.T, [("transpose", (0, 1)), *steps]
+                part = parameter.data[expert, begin[1] :, begin[2] :]
+                part[: shape[1], : shape[2]] = numbers
+                places.append((Piece(f"{leaf} {expert} {half}", begin, shape, tuple(steps)), each))
+        stored[leaf] = places
+    return Pair(plain, stored)
+
+
+def narrow_of(
+    pair: Pair, rank: int, num_ranks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """What a rank has of the pair's experts, narrow; biases in plain numbers."""
+    monkeypatch.setattr(dist, "get_rank", lambda _: rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda _: num_ranks)
+    holder = nn.ModuleDict({"experts": copy.deepcopy(pair.plain).to("meta")})
+    if num_ranks > 1:
+        cut_experts(holder, None)  # type: ignore[arg-type]
+    places = {
+        f"experts.{leaf}": [(piece.source, piece) for piece, _ in found]
+        for leaf, found in pair.stored.items()
+    }
+    formats = {piece.source: each.weight.form for found in pair.stored.values() for piece, each in found}
+    place_experts(holder, "it", formats, places, torch.float32)
+    holder = holder.to_empty(device="cpu")
+    for name, experts in narrow_experts_of(holder):
+        for piece, each in pair.stored[name.removeprefix("experts.")]:
+            experts.fill(piece.begin, each.weight)
+    module: Any = holder["experts"]
+    for name, weight in module.named_parameters():
+        whole, cuts = pair.plain.get_parameter(name), getattr(module, "expert_cuts", {})
+        if name in cuts:
+            chosen = [place for own in cuts[name].ranges for place in own]
+            whole = whole[:, chosen] if chosen else torch.zeros_like(whole)
+        weight.data = whole.data.to(dtype)
+    return module
+
+
+def tokens(dtype: torch.dtype, num_tokens: int = NUM_TOKENS) -> tuple[Tensor, Tensor, Tensor]:
+    generator.manual_seed(4)
+    hidden = torch.randn(num_tokens, HIDDEN, generator=generator).to(dtype)
+    scores, chosen = torch.rand(num_tokens, NUM_EXPERTS, generator=generator).topk(NUM_CHOSEN)
+    return hidden, chosen, scores.to(dtype)
+
+
+LAYOUTS = ["halves after each other", "turned, halves in turns, with biases", "turned", "without a gate"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_narrow_experts_give_what_their_numbers_give(
+    layout: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, and as the sum of two and of three ranks, between whose parts blocks and groups are divided."""
+    pair = pair_of(layout, kind)
+    for dtype, tolerance in TOLERANCES.items():
+        arguments = tokens(dtype)
+        expected = copy.deepcopy(pair.plain).to(dtype)(*arguments).float()
+        for num_ranks in (1, 2, 3) if dtype == torch.float32 else (1,):
+            parts = [narrow_of(pair, rank, num_ranks, dtype, monkeypatch) for rank in range(num_ranks)]
+            found = sum(part(*arguments).float() for part in parts)
+            error = (found - expected).norm() / expected.norm()
+            assert error < tolerance, (num_ranks, dtype, float(error))
+
+
+def test_what_cannot_stay_narrow_becomes_plain_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cut between two numbers of a byte, and experts of which some are stored in another way."""
+    mixed, pair = pair_of("halves after each other", "FP8, channels"), pair_of("turned", "MXFP4")
+    mixed.stored["down_proj"][1] = (mixed.stored["down_proj"][1][0], FORMATS["FP8, blocks"](HIDDEN, WIDTH))
+    for each, num_ranks, words in (
+        (pair, 8, "a rank has 3 columns, and two share a byte"),
+        (mixed, 1, "not all of a layer are quantised in one way"),
+    ):
+        assert not list(narrow_experts_of(narrow_of(each, 0, num_ranks, torch.float32, monkeypatch)))
+        assert f"become plain numbers ({words})" in caplog.messages[-1]
