@@ -4,8 +4,9 @@ python -m tests.models.family_runs [--families NAME ...] [--output tests/models/
 
 Every family of :mod:`tests.models.all_families` is made small, saved, opened and run as the job does, with a
 draft beside the target, on one rank and with the target on two (``--tp_size 2``, the draft on the first).
-Rows are shorter and longer than windows and borders of rotary embeddings, and share their passes. What is
-right is what transformers' ``generate`` gives for each row alone with the family's own attention.
+Rows are shorter and longer than windows and borders of rotary embeddings, and share their passes; blocks have
+0 to 8 tokens. What is right is what transformers' ``generate`` gives for each row alone with the family's own
+attention.
 
 Processes go through the whole list. One that dies or stands still is started again after the family that it
 was busy with.
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import transformers
 from transformers import AutoConfig
@@ -46,19 +48,22 @@ from specdist.job.replica.replica import build_replica
 from specdist.llm import NO_PATH
 from specdist.models.cache.windowed_pages import longest_window
 from specdist.models.loading import loading
+from specdist.policies.base import DraftSequences
+from specdist.policies.lengths.counted import HfHeuristic
 from specdist.utils.errors import UserError
 from tests.forked import World, started_world
 from tests.models.all_families import BORDER, FAMILIES, VOCAB_SIZE, save_pair
 from tests.ranks import REPOSITORY, join, leave
 
 STORED = REPOSITORY / "tests/models/families.json"
-NUM_NEW = 16
+# So many that rows come to all lengths, even if everything is accepted.
+NUM_NEW = 24
 # Before the windows, across the borders, behind both.
 PROMPT_LENGTHS = (3, BORDER - 8, BORDER + 12)
 # Of logits of order 10 in float32; a token that wins by less may lose in another order of summation.
 TIE = 2e-4
 LONGEST_S = 60
-NUM_DRAFT_TOKENS = 3
+MOST_DRAFTED = 8
 EXACT, REFUSED, LATE, WRONG, ERROR = "exact", "refused", "late", "wrong", "error"
 UNPREPARED = "no reference: "
 NOTES, BEGUN, WANTED = "outcomes{}.jsonl", "begun", "wanted.pt"
@@ -138,7 +143,7 @@ def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None
     """
     config = GenerateConfig(
         prompts=NO_PATH, output=NO_PATH, target=str(folder / "target"), draft=str(folder / "draft"),
-        policy="fixed", num_draft_tokens=NUM_DRAFT_TOKENS, overlap="synchronous", temperature=0.0,
+        policy="hf_heuristic", max_draft_tokens=MOST_DRAFTED, overlap="synchronous", temperature=0.0,
         max_new_tokens=NUM_NEW, tp_size=topology.tp_size, device="cpu", dtype="float32", max_num_seqs=4,
         draft_placement="shared", cache_memory="16MB", max_num_batched_tokens=24,
     )  # fmt: skip
@@ -157,11 +162,30 @@ def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None
         return None, None
     requests = [Request(row_id=row, sample_index=0, prompt_ids=ids) for row, ids in enumerate(prompts())]
     rules = StopRules(NO_TEXT, models.target.stop_token_ids())
-    completions = list(replica.engine(iter(requests), rules, StatsRecorder()).run())
+    recorder = StatsRecorder()
+    with mock.patch.object(HfHeuristic, "wants_more", EveryLength()):
+        completions = list(replica.engine(iter(requests), rules, recorder).run())
     for completion in completions:
         assert completion.finish_reason != "error", completion.error
+    stats = recorder.shard(0)
+    blocks = [stats.num_row_steps - stats.num_drafts, *stats.draft_length_histogram[1:]]
+    assert len(blocks) > MOST_DRAFTED and all(blocks), f"blocks by their length: {blocks}"
     ordered = sorted(completions, key=lambda completion: completion.request.row_id)
     return [completion.token_ids for completion in ordered], replica.loading_check.reason
+
+
+class EveryLength:
+    """In the place of a policy's ``wants_more``: a block gets the length that fewest had."""
+
+    def __init__(self) -> None:
+        self._num_blocks = Counter(range(MOST_DRAFTED, -1, -1))
+        self._wanted: dict[int, int] = {}
+
+    def __call__(self, rows: DraftSequences) -> np.ndarray:
+        for slot in rows.slots_R.tolist() if rows.num_drafted == 0 else ():
+            self._wanted[slot] = min(self._num_blocks, key=self._num_blocks.__getitem__)
+            self._num_blocks[self._wanted[slot]] += 1
+        return np.array([self._wanted[slot] > rows.num_drafted for slot in rows.slots_R.tolist()])
 
 
 class LateRefusal(UserError):
