@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedModel
 
+from specdist.models.attention import expanding
 from specdist.models.passes.runner import Acceleration
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import MAX_NEW_TOKENS, prompts_of_lengths, reference
@@ -18,6 +19,12 @@ Pair = tuple[PreTrainedModel, PreTrainedModel]
 def pair() -> Pair:
     target = tiny_model("youtu")
     return target, noisy_copy(target)
+
+
+@pytest.fixture(autouse=True)
+def expands_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of prompts expand latents, and blocks do not."""
+    monkeypatch.setattr(expanding, "OPERATIONS_PER_BYTE", 0)
 
 
 def test_tokens_are_those_of_generate_whatever_the_blocks_prefixes_and_preemptions(pair: Pair) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from specdist.models.attention import expanding
 from specdist.models.files.adapter_folder import open_adapter
 from specdist.models.files.checkpoint import check_family, open_checkpoint
 from specdist.models.loading.cutting import join_sharding
@@ -45,6 +46,8 @@ def steps_of(model: PreTrainedModel) -> set[str]:
     return STEPS - FEWER.get(model.config.model_type, set()) if has_norms else set()
 
 
+# Whole chunks of small models expand latents, and others do not.
+expanding.OPERATIONS_PER_BYTE = 0
 has_kernels = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 num_ranks = int(os.environ["WORLD_SIZE"]) - 1
 topology = join(tp_size=num_ranks)

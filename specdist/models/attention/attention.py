@@ -84,15 +84,11 @@ class LayerAttention(Protocol):
 
 
 class Absorption(Protocol):
-    """Of a layer that keeps latents instead of keys and values, and has its projections from them in its
-    queries and its output: :class:`specdist.models.attention.latent.Latents`."""
+    """Of a layer that keeps latents instead of keys and values:
+    :class:`specdist.models.attention.latent.Latents`."""
 
-    def queries(self, query: Tensor) -> Tensor:
-        """Of latents, [1, H, T, D], of the layer's own."""
-        ...
-
-    def output(self, output_THD: Tensor) -> Tensor:
-        """The layer's own, of what attention to latents gives."""
+    def attend(self, attention: LayerAttention, layer: int, call: AttentionCall) -> Tensor:
+        """The layer's own output, of its own queries and latents."""
         ...
 
 
@@ -173,12 +169,10 @@ def attend_of_registry(
     sinks_H: Tensor | None,
 ) -> Tensor:
     """[T, H, D] of what a layer hands over: query [1, H, T, D], key and value [1, G, T, D], sinks."""
-    query, key, value = tensors
-    absorption = absorption_of(module)
-    if absorption is not None:
-        query = absorption.queries(query)
-    output_THD = attention.attend(layer, AttentionCall.of_registry(query, key, value, rules, sinks_H))
-    return output_THD if absorption is None else absorption.output(output_THD)
+    call, absorption = AttentionCall.of_registry(*tensors, rules, sinks_H), absorption_of(module)
+    if absorption is None:
+        return attention.attend(layer, call)
+    return absorption.attend(attention, layer, call)
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
@@ -253,9 +247,11 @@ def attend_segments(
     """
     num_segments, num_kv_heads, _, width = keys_RGLD.shape
     value_width = values_RGLD.shape[-1]
+    # torch's kernels take keys and values of one width.
     if rules.is_latent:
-        # torch's kernels take keys and values of one width.
         values_RGLD = keys_RGLD
+    elif value_width < width:
+        values_RGLD = F.pad(values_RGLD, (0, width - value_width))
     num_queries, num_repeats = queries.shape[0] // num_segments, queries.shape[1] // num_kv_heads
     folded = (
         queries.reshape(num_segments, num_queries, num_kv_heads, num_repeats, width)

@@ -45,7 +45,7 @@ class KeyValueCache:
         windowed: frozenset[int] = frozenset(),
         num_windowed_pages: int = 0,
     ) -> None:
-        self.page_size = page_size
+        self.page_size, self.dtype = page_size, dtype
         self.shapes, self.windowed = shapes, windowed
         self._write = writer_on(device, dtype)
         self.keys: dict[int, Tensor] = {}

@@ -20,7 +20,8 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from specdist.models.attention.latent import can_absorb
+from specdist.models.attention.expanding import Expansion
+from specdist.models.attention.latent import can_absorb, expansion_of_layer
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class, without_towers
 from specdist.models.loading.tp_plan import NORM, ROWWISE, WHOLE, planned_cuts
@@ -39,13 +40,14 @@ SUMMED = ("o_proj", "down_proj", "dense_4h_to_h", "attention.dense", "self_attn.
 class LayerCache:
     """Keys and values of a token in one layer: ``num_heads`` heads of ``width`` and ``value_width`` numbers;
     attention reads back at most over a sliding ``window``. With ``is_latent`` the values are part of the one
-    key, which is whole on every rank."""
+    key, which is whole on every rank, and prompts may expand them (``expansion``)."""
 
     num_heads: int
     width: int
     value_width: int
     window: int | None
     is_latent: bool = False
+    expansion: Expansion | None = None
 
     def num_numbers(self, tp_size: int) -> int:
         """That one rank keeps of a token."""
@@ -54,6 +56,19 @@ class LayerCache:
     def tokens_read(self, context_tokens: float) -> float:
         """Tokens whose keys and values one new token reads."""
         return context_tokens if self.window is None else min(context_tokens, self.window)
+
+    def expands(self, context_tokens: float, num_queries: float) -> bool:
+        """Whether so many tokens of a sequence, which see as many before them, expand latents."""
+        return self.expansion is not None and self.expansion.pays(
+            num_queries, context_tokens + num_queries / 2
+        )
+
+    def attention_products(self, context_tokens: float, num_queries: float) -> float:
+        """Of a head and one of these tokens, beside those of the layer's own projections."""
+        if self.expansion is not None and self.expands(context_tokens, num_queries):
+            flops = self.expansion.expanded_flops(num_queries, context_tokens + num_queries / 2)
+            return flops / 2 / num_queries - self.expansion.num_products
+        return (self.width + self.value_width) * self.tokens_read(context_tokens)
 
 
 @dataclass(frozen=True)
@@ -205,12 +220,11 @@ class ModelSize:
         per weight."""
         return 2 * ((self.num_cut + self.num_head) / tp_size + self.num_whole_products)
 
-    def attention_flops(self, tp_size: int, context_tokens: float) -> float:
-        """Operations of a token's attention on one rank: scores, and the sum of values."""
-        read = sum(
-            (layer.width + layer.value_width) * layer.tokens_read(context_tokens) for layer in self.layers
-        )
-        return 2 * self.num_query_heads / tp_size * read
+    def attention_flops(self, tp_size: int, context_tokens: float, num_queries: float = 1) -> float:
+        """Operations of a token's attention on one rank, one of ``num_queries`` of its sequence: scores, and
+        the sum of values."""
+        products = sum(layer.attention_products(context_tokens, num_queries) for layer in self.layers)
+        return 2 * self.num_query_heads / tp_size * products
 
     def cache_bytes_per_token(self, tp_size: int) -> int:
         """Bytes of keys and values, and of states, per token on one rank."""
@@ -222,10 +236,16 @@ class ModelSize:
         layers = [layer for layer in self.layers if layer.window is not None and layer.window <= window]
         return sum(layer.num_numbers(tp_size) for layer in layers) * self._cached_bytes
 
-    def cache_read_bytes(self, tp_size: int, context_tokens: float) -> float:
-        """Bytes of keys and values that a token's attention reads on one rank."""
+    def cache_read_bytes(self, tp_size: int, context_tokens: float, num_queries: float = 1) -> float:
+        """Bytes of keys and values that the attention of a sequence's tokens reads on one rank, and of those
+        that it makes of latents."""
         read = sum(layer.num_numbers(tp_size) * layer.tokens_read(context_tokens) for layer in self.layers)
-        return read * self._cached_bytes
+        expanded = sum(
+            layer.expansion.moved_bytes * (context_tokens + num_queries / 2)
+            for layer in self.layers
+            if layer.expansion is not None and layer.expands(context_tokens, num_queries)
+        )
+        return read * self._cached_bytes + expanded * self.num_query_heads / tp_size
 
     @property
     def _cached_bytes(self) -> int:
@@ -300,7 +320,7 @@ def model_size(
         keeps_scores=bool(getattr(text, "attn_logit_softcapping", None))
         or any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
-        layers=_layers(text, model),
+        layers=_layers(text, model, bytes_per_number),
         # Those of an EAGLE-3 draft need no table: its configuration's number is that of its training.
         max_positions=sys.maxsize if is_eagle(config) else text.max_position_embeddings,
         num_whole_products=num_whole_products,
@@ -352,11 +372,13 @@ def _quantized(
     return numbers, num_bytes
 
 
-def _layers(text: Any, model: nn.Module) -> tuple[LayerCache, ...]:
+def _layers(text: Any, model: nn.Module, number_bytes: int) -> tuple[LayerCache, ...]:
     latents = [layer for layer in model.modules() if can_absorb(layer)]
     if latents:
         rank, rotated = text.kv_lora_rank, text.qk_rope_head_dim
-        return (LayerCache(1, rank + rotated, rank, None, is_latent=True),) * len(latents)
+        expansion = expansion_of_layer(latents[0], number_bytes)
+        own = LayerCache(1, rank + rotated, rank, None, is_latent=True, expansion=expansion)
+        return (own,) * len(latents)
     # In some families layers differ.
     configs = getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers
     window = getattr(text, "sliding_window", None) or getattr(text, "window_size", None)

@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 
 from specdist.config.groups import ModelImpl
 from specdist.models.attention.attention import AttentionRules, LayerAttention
+from specdist.models.attention.expanding import Expansion
 from specdist.models.attention.kernel import PagedKernel, SdpaKernel
-from specdist.models.attention.latent import can_keep_latents
+from specdist.models.attention.latent import can_keep_latents, expansion_of
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.attention.rope import use_frequencies_by_row
 from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
@@ -92,8 +93,9 @@ class ModelRunner:
         self._pass: Pass = self.compiled or self.torch_pass
         self._cache: KeyValueCache | None = None
         self._table: BranchPageTable | None = None
+        self._expansion = expansion_of(model, self._shapes.rules)
         # By the size of pages.
-        self._kernels: dict[int, PagedKernel | None] = {}
+        self._kernels: dict[tuple[int, Expansion | None], PagedKernel | None] = {}
         self._static: StaticPasses | None = None
         self.runs: StaticRuns | None = None
 
@@ -126,15 +128,20 @@ class ModelRunner:
         a model call it, or :meth:`allocate`, at the same time."""
         return self._kernel_for(page_size) is not None
 
-    def _kernel_for(self, page_size: int) -> PagedKernel | None:
-        if page_size not in self._kernels:
-            self._kernels[page_size] = choose_kernel(
+    def _kernel_for(self, page_size: int, expansion: Expansion | None = None) -> PagedKernel | None:
+        """With an ``expansion``, for what is expanded."""
+        key = page_size, expansion
+        if key not in self._kernels:
+            kinds = self._shapes.kinds
+            if expansion is not None:
+                kinds = [expansion.kind(each) for each in kinds if each.rules.is_latent]
+            self._kernels[key] = choose_kernel(
                 self._acceleration.kernels,
-                self._shapes.kinds,
+                kinds,
                 ProbePages(page_size, self.dtype, self.device),
                 group=self._acceleration.group,
             )
-        return self._kernels[page_size]
+        return self._kernels[key]
 
     def allocate(
         self,
@@ -176,6 +183,8 @@ class ModelRunner:
         )
         kernel = self._kernel_for(page_size)
         self._pass.bind(self._cache, kernel)
+        if self._expansion is not None:
+            self.torch_pass.expand(self._expansion, self._kernel_for(page_size, self._expansion))
         width = self._table.visible_width
         if acceleration.is_static:
             self._static = StaticPasses(
@@ -298,7 +307,7 @@ class ModelRunner:
     ) -> Tensor | None:
         """Logits [N, V], or with a head [N, V + 1], the last column being the head's logit. Without the
         features that it uses, that column is meaningless. None if no recorded pass fits."""
-        if self._static is None:
+        if self._static is None or self.torch_pass.expanded_segments(batch) is not None:
             return None
         outputs = self._static.forward(
             batch, asked_N, pages_SP, features_3N, is_copied=not self.reuses_logits
