@@ -167,9 +167,10 @@ def run_family(folder: Path, topology: Topology) -> tuple[list[list[int]] | None
         completions = list(replica.engine(iter(requests), rules, recorder).run())
     for completion in completions:
         assert completion.finish_reason != "error", completion.error
-    stats = recorder.shard(0)
-    blocks = [stats.num_row_steps - stats.num_drafts, *stats.draft_length_histogram[1:]]
-    assert len(blocks) > MOST_DRAFTED and all(blocks), f"blocks by their length: {blocks}"
+    if all(completion.finish_reason == "length" for completion in completions):
+        stats = recorder.shard(0)
+        blocks = [stats.num_row_steps - stats.num_drafts, *stats.draft_length_histogram[1:]]
+        assert len(blocks) > MOST_DRAFTED and all(blocks), f"blocks by their length: {blocks}"
     ordered = sorted(completions, key=lambda completion: completion.request.row_id)
     return [completion.token_ids for completion in ordered], replica.loading_check.reason
 
@@ -180,12 +181,18 @@ class EveryLength:
     def __init__(self) -> None:
         self._num_blocks = Counter(range(MOST_DRAFTED, -1, -1))
         self._wanted: dict[int, int] = {}
+        self._drafted: dict[int, int] = {}
 
     def __call__(self, rows: DraftSequences) -> np.ndarray:
-        for slot in rows.slots_R.tolist() if rows.num_drafted == 0 else ():
-            self._wanted[slot] = min(self._num_blocks, key=self._num_blocks.__getitem__)
+        slots = rows.slots_R.tolist()
+        for slot in slots if rows.num_drafted == 0 else ():
+            # A stop token, or the end, has cut the one before.
+            self._num_blocks[self._wanted.get(slot, -1)] -= self._drafted.get(slot) != self._wanted.get(slot)
+            self._wanted[slot] = min(range(MOST_DRAFTED, -1, -1), key=self._num_blocks.__getitem__)
             self._num_blocks[self._wanted[slot]] += 1
-        return np.array([self._wanted[slot] > rows.num_drafted for slot in rows.slots_R.tolist()])
+        goes_on = [self._wanted[slot] > rows.num_drafted for slot in slots]
+        self._drafted |= {slot: rows.num_drafted + more for slot, more in zip(slots, goes_on, strict=True)}
+        return np.array(goes_on)
 
 
 class LateRefusal(UserError):

@@ -3,9 +3,16 @@ they are given back: the logits of plain forwards, with every attention."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
+from specdist.models.attention.attention import AttentionCall, AttentionRules, PagedAttention
+from specdist.models.attention.plain import plain_attention
+from specdist.models.cache.key_value import KeyValueCache, LayerShape
+from specdist.models.passes.flat import FlatBatch, plan_attention
 from specdist.models.passes.runner import Acceleration
+from specdist.models.passes.segments import ragged_segments
 from specdist.models.passes.static import StaticPasses
 from tests.engine.harness import paged_runner
 from tests.models.chunks import MIXED, STEPS, check_rows
@@ -49,3 +56,38 @@ def test_compiled_layers_read_their_own_pages() -> None:
     assert runner.compiled is not None
     for schedule in (STEPS, SHORT, MIXED):
         check_rows(plain, runner, schedule, is_windowed=True)
+
+
+def test_a_host_reads_no_pages_before_a_window() -> None:
+    """Of segments of other lengths in one call, each from its own first page on; the others are NaN."""
+    page_size, window, num_rows, width = 4, 10, 3, 12
+    generator = torch.Generator().manual_seed(0)
+    table = np.random.default_rng(0).permutation(num_rows * width).reshape(num_rows, width)
+    # New tokens and keys; the last row's window begins with its first page.
+    lengths = np.array([[3, 47], [4, 30], [3, 12]])
+    rows = np.repeat(np.arange(num_rows), lengths[:, 0])
+    positions = np.concatenate([np.arange(keys - new, keys) for new, keys in lengths])
+    batch = FlatBatch(np.zeros(len(rows), np.int64), rows, positions)
+    cpu = torch.device("cpu")
+    cache = KeyValueCache(
+        {0: LayerShape(2, 8, 8)},
+        num_pages=num_rows * width,
+        page_size=page_size,
+        dtype=torch.float32,
+        device=cpu,
+    )
+    for pages in (cache.keys[0], cache.values[0]):
+        pages.normal_(generator=generator)
+    queries, keys, values = (torch.randn(len(rows), heads, 8, generator=generator) for heads in (4, 2, 2))
+    call = AttentionCall(queries, keys, values, AttentionRules(None, window, None))
+    plan = plan_attention(batch, table, page_size, cpu)
+    assert len(plan.groups) == 1
+    cache.write(0, plan.cache_index_T, keys, values)
+    segments, _ = ragged_segments(batch, table, page_size, cpu)
+    own_keys, own_values = cache.pages(0)
+    expected = plain_attention(call._replace(keys=own_keys, values=own_values), segments)
+    for row, (new, num_keys) in enumerate(lengths):
+        unseen = table[row, : max(0, num_keys - new - window + 1) // page_size]
+        for pages in (cache.keys[0], cache.values[0]):
+            pages[torch.from_numpy(unseen)] = torch.nan
+    torch.testing.assert_close(PagedAttention(cache, plan).attend(0, call), expected, atol=1e-5, rtol=1e-5)

@@ -26,8 +26,21 @@ WINDOWED = (
     "test_windows_hold_what_is_seen_in_any_batch_chunked_preempted_and_shared"
 )
 READ = "tests/models/test_windowed_pages.py::test_logits_are_those_of_plain_forwards"
+HOST = "tests/models/test_windowed_pages.py::test_a_host_reads_no_pages_before_a_window"
 
 WINDOW_FAULTS = (
+    Mutant("host-reads-from-a-page-too-late", "AttentionGroup.seen",
+        "self.positions_RQ[:, 0] - window + 1",
+        "self.positions_RQ[:, -1] - window + 1",
+        (HOST,)),
+    Mutant("host-reads-all-pages", "AttentionGroup.seen",
+        "is_whole = window is not None and not firsts_R.any()",
+        "is_whole = window is not None",
+        (HOST,)),
+    Mutant("segments-begin-at-one-page", "AttentionGroup._from",
+        "firsts_R[:, None] + np.arange(num_pages)",
+        "firsts_R.min() + np.arange(num_pages)[None].repeat(len(firsts_R), 0)",
+        (HOST,)),
     Mutant("window-at-places-among-visible-keys-in-the-model", "SeenBatch.model_positions_T",
         "return self.true_positions_T",
         "return self.positions_T",

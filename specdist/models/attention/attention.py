@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from specdist.models.cache.key_value import KeyValueCache
-from specdist.models.passes.flat import AttentionGroup, AttentionPlan
+from specdist.models.passes.flat import AttentionGroup, AttentionPlan, SeenKeys
 
 ATTENTION_NAME = "specdist_paged"
 # The attribute of a layer's module that has it.
@@ -191,7 +191,7 @@ class GroupedAttention:
 
 
 class PagedAttention:
-    """One pass: writes its keys and values into the cache, then reads each group's pages."""
+    """One pass: writes its keys and values into the cache, then reads of each group's pages what it sees."""
 
     def __init__(self, cache: KeyValueCache, plan: AttentionPlan) -> None:
         self._cache = cache
@@ -205,12 +205,13 @@ class PagedAttention:
         for group in self._plan.groups:
             index = group.query_index_RQ
             group_queries = queries_THD if index is None else queries_THD[index]
-            keys_RGLD = self._gather(self._cache.keys[layer], group, heads, width)
+            seen = group.seen(rules.window)
+            keys_RGLD = _gather(self._cache.keys[layer], group, seen, heads, width)
             if is_latent:
                 values_RGLD = keys_RGLD[..., :value_width]
             else:
-                values_RGLD = self._gather(self._cache.values[layer], group, heads, value_width)
-            bias = group.bias(rules.window, call.num_repeats, group_queries.dtype)
+                values_RGLD = _gather(self._cache.values[layer], group, seen, heads, value_width)
+            bias = seen.bias(rules.window, call.num_repeats, group_queries.dtype)
             group_output = attend_segments(group_queries, keys_RGLD, values_RGLD, bias, rules, call.sinks_H)
             if group.output_index is None:
                 return group_output
@@ -221,14 +222,13 @@ class PagedAttention:
         assert output_THD is not None
         return output_THD
 
-    def _gather(self, pages: Tensor, group: AttentionGroup, heads: int, width: int) -> Tensor:
-        gathered = (
-            pages[group.pages] if isinstance(group.pages, slice) else pages.index_select(0, group.pages)
-        )
-        if group.foreign_keys is not None:
-            # With several sequences this is a copy.
-            gathered.view(-1, heads * width).index_fill_(0, group.foreign_keys, 0.0)
-        return gathered.view(group.num_segments, -1, heads, width)[:, : group.num_keys].transpose(1, 2)
+
+def _gather(pages: Tensor, group: AttentionGroup, seen: SeenKeys, heads: int, width: int) -> Tensor:
+    gathered = pages[seen.pages] if isinstance(seen.pages, slice) else pages.index_select(0, seen.pages)
+    if seen.foreign_keys is not None:
+        # With several sequences this is a copy.
+        gathered.view(-1, heads * width).index_fill_(0, seen.foreign_keys, 0.0)
+    return gathered.view(group.num_segments, -1, heads, width)[:, : seen.num_keys].transpose(1, 2)
 
 
 def attend_segments(

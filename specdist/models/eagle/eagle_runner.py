@@ -26,6 +26,7 @@ from specdist.models.passes.flat import (
     AttentionGroup,
     AttentionPlan,
     FlatBatch,
+    SeenKeys,
     cache_indices,
     plan_attention,
 )
@@ -73,7 +74,7 @@ class EaglePass(TorchPass):
         if len(asked_N):
             asking = FlatBatch(asked_N, batch.slots_T[asked_N], batch.positions_T[asked_N])
             plan = plan_attention(asking, pages_SP, self._cache.page_size, self._device)
-            groups = [_WithoutFirst.of(group) for group in plan.groups]
+            groups = [dataclasses.replace(group, keys_class=_WithoutFirst) for group in plan.groups]
         index_N = torch.from_numpy(asked_N).to(self._device)
         outputs = self.compute(
             torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self._device),
@@ -162,17 +163,14 @@ class _DraftAttention(PagedAttention):
         return call.queries_THD
 
 
-class _WithoutFirst(AttentionGroup):
-    """Queries that do not see their sequence's first position."""
-
-    @staticmethod
-    def of(group: AttentionGroup) -> _WithoutFirst:
-        return _WithoutFirst(**{each.name: getattr(group, each.name) for each in dataclasses.fields(group)})
+class _WithoutFirst(SeenKeys):
+    """Queries do not see their sequence's first position."""
 
     def bias(self, window: int | None, num_repeats: int, dtype: torch.dtype) -> Tensor:
         found = super().bias(window, num_repeats, dtype)
         if found is None:
-            shape = (self.num_segments, 1, num_repeats * self.num_queries, self.num_keys)
+            num_segments, num_queries = self.positions_RQ.shape
+            shape = (num_segments, 1, num_repeats * num_queries, self.num_keys)
             found = torch.zeros(shape, dtype=dtype, device=self.positions_RQ.device)
         # One at the first position has no other to see; nothing depends on it.
         is_hidden_RQ = (self.positions_RQ > 0).repeat(1, num_repeats)

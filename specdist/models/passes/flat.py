@@ -139,25 +139,20 @@ def causal_bias(
 
 
 @dataclass
-class AttentionGroup:
-    """Segments whose queries and keys are padded to common lengths for one attention call.
+class SeenKeys:
+    """The keys of a group's segments, padded to a common number, from each segment's first page that any
+    query of its own sees.
 
     Attributes:
-        query_index_RQ: flat position of every query; None where the group is the whole batch, unpadded.
-        output_index: flat positions in the group's (segment, query) order that are real, not padding.
         pages: physical pages, segment by segment; a slice where they are consecutive and need no copy.
         foreign_keys: places in the segments' pages, counted in tokens, of keys beyond a segment's own that
             only longer ones of the group have; None where all are equally long. What lies there was written
             by other sequences, or never: the bias hides it, but 0 × NaN is NaN.
-        positions_RQ: position of every query; a key is visible at or before it.
+        positions_RQ: place of every query among the keys; a key is visible at or before it.
         sees_all_keys: every query is at the last key's position, as in a decoding step of equal lengths.
     """
 
-    num_segments: int
-    num_queries: int
     num_keys: int
-    query_index_RQ: Tensor | None
-    output_index: tuple[Tensor, Tensor] | None
     pages: Tensor | slice
     foreign_keys: Tensor | None
     positions_RQ: Tensor
@@ -177,6 +172,58 @@ class AttentionGroup:
                 self.positions_RQ, self.num_keys, window=window, num_repeats=num_repeats, dtype=dtype
             )
         return self._biases[key]
+
+
+@dataclass
+class AttentionGroup:
+    """Segments whose queries and keys are padded to common lengths for one attention call.
+
+    Attributes:
+        query_index_RQ: flat position of every query; None where the group is the whole batch, unpadded.
+        output_index: flat positions in the group's (segment, query) order that are real, not padding.
+        positions_RQ: position of every query.
+        num_keys_R, pages_RP: of the segments, with all keys.
+    """
+
+    query_index_RQ: Tensor | None
+    output_index: tuple[Tensor, Tensor] | None
+    positions_RQ: np.ndarray
+    num_keys_R: np.ndarray
+    pages_RP: np.ndarray
+    page_size: int
+    device: torch.device
+    keys_class: type[SeenKeys] = SeenKeys
+    _seen: dict[int | None, SeenKeys] = field(default_factory=dict)
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.num_keys_R)
+
+    def seen(self, window: int | None) -> SeenKeys:
+        """What layers with this window read; worked out once per pass, shared by all of them."""
+        if window not in self._seen:
+            firsts_R = np.zeros_like(self.num_keys_R)
+            if window is not None:
+                firsts_R = np.maximum(0, self.positions_RQ[:, 0] - window + 1) // self.page_size
+            is_whole = window is not None and not firsts_R.any()
+            self._seen[window] = self.seen(None) if is_whole else self._from(firsts_R)
+        return self._seen[window]
+
+    def _from(self, firsts_R: np.ndarray) -> SeenKeys:
+        """From these pages of the segments on."""
+        begins_R = firsts_R * self.page_size
+        num_keys_R, positions_RQ = self.num_keys_R - begins_R, self.positions_RQ - begins_R[:, None]
+        num_keys = int(num_keys_R.max())
+        num_pages = -(-num_keys // self.page_size)
+        # Beyond a segment's own pages nothing is read.
+        columns_RP = np.minimum(firsts_R[:, None] + np.arange(num_pages), self.pages_RP.shape[1] - 1)
+        return self.keys_class(
+            num_keys=num_keys,
+            pages=_pages(np.take_along_axis(self.pages_RP, columns_RP, axis=1), self.device),
+            foreign_keys=_foreign_keys(num_keys_R, num_pages * self.page_size, self.device),
+            positions_RQ=torch.from_numpy(positions_RQ).to(self.device),
+            sees_all_keys=bool(positions_RQ.min() == num_keys - 1),
+        )
 
 
 @dataclass(frozen=True)
@@ -202,24 +249,20 @@ def plan_attention(
     groups = []
     for members_R in _similar_segments(lengths_S, num_keys_S):
         num_queries, num_keys = int(lengths_S[members_R].max()), int(num_keys_S[members_R].max())
-        num_pages = -(-num_keys // page_size)
         last_R1 = lengths_S[members_R][:, None] - 1
         # A padding query repeats the segment's last token: its output is computed and dropped.
         index_RQ = starts_S[members_R][:, None] + np.minimum(np.arange(num_queries), last_R1)
         whole = len(members_R) == len(starts_S) and index_RQ.size == len(batch)
         in_order = whole and bool((index_RQ.ravel() == np.arange(len(batch))).all())
-        positions_RQ = positions_T[index_RQ]
         groups.append(
             AttentionGroup(
-                num_segments=len(members_R),
-                num_queries=num_queries,
-                num_keys=num_keys,
                 query_index_RQ=None if in_order else torch.from_numpy(index_RQ.ravel()).to(device),
                 output_index=None if in_order else _output_index(index_RQ, last_R1, device),
-                foreign_keys=_foreign_keys(num_keys_S[members_R], num_pages * page_size, device),
-                pages=_pages(page_table[slots_T[starts_S[members_R]], :num_pages], device),
-                positions_RQ=torch.from_numpy(positions_RQ).to(device),
-                sees_all_keys=bool(positions_RQ.min() == num_keys - 1),
+                positions_RQ=positions_T[index_RQ],
+                num_keys_R=num_keys_S[members_R],
+                pages_RP=page_table[slots_T[starts_S[members_R]], : -(-num_keys // page_size)],
+                page_size=page_size,
+                device=device,
             )
         )
     return AttentionPlan(cache_index_T, groups)
