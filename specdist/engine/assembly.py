@@ -79,7 +79,13 @@ class Assembly:
     def allocate(self, runner: ModelRunner) -> None:
         """Allocate the target's cache, once."""
         num_slots = self.scheduling.num_slots
-        self._allocate(runner, num_slots=num_slots, num_pages=self.num_pages, windowed=self.windowed)
+        self._allocate(
+            runner,
+            num_slots=num_slots,
+            num_pages=self.num_pages,
+            windowed=self.windowed,
+            rollback=self.scheduling.target_rollback,
+        )
 
     def allocate_draft(
         self, runner: ModelRunner, num_branch_slots: int = 0, max_branch_tokens: int = 0
@@ -94,6 +100,7 @@ class Assembly:
             num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
             window=window,
+            rollback=self.scheduling.draft_rollback,
         )
 
     def _allocate(self, runner: ModelRunner, **sizes: Any) -> None:

@@ -31,6 +31,7 @@ from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.rope import recomputed_from, rope_borders
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.windowed_pages import WindowedLayers, longest_window
+from specdist.models.files.checkpoint import keeps_states
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength, LengthPolicy, reads_head
@@ -119,6 +120,7 @@ class Harness:
             draft_window=None if draft_window is None else DraftWindow.of_tokens(draft_window, PAGE_SIZE),
             rope_borders=rope_borders(*configs),
             recomputed_from=recomputed_from(configs[0]) if configs else None,
+            shares_prefixes=not any(map(keeps_states, configs)),
         )
         self.num_pages = num_pages
         self.stop_rules = StopRules(DETOKENIZER, frozenset(eos), tuple(stop))

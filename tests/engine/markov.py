@@ -24,6 +24,7 @@ from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.windowed_pages import NULL_PAGE, WindowedLayers
 from specdist.models.passes.flat import FlatBatch, as_seen, cache_indices
+from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 
 VOCAB_SIZE = 7
 CPU = torch.device("cpu")
@@ -128,6 +129,7 @@ class MarkovRunner:
         max_branch_tokens: int = 0,
         window: DraftWindow | None = None,
         windowed: WindowedLayers | None = None,
+        rollback: Rollback = NO_ROLLBACK,
     ) -> None:
         num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
         self._page_size = page_size
@@ -145,6 +147,9 @@ class MarkovRunner:
         self._cache = np.full(num_all_pages * page_size, NEVER_WRITTEN, np.int64)
         num_windowed = 0 if windowed is None else windowed.num_pages
         self._windowed_cache = np.full(num_windowed * page_size, NEVER_WRITTEN, np.int64)
+
+    def assume_contexts(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """There are no states."""
 
     def update_pages(self, updates: PageUpdates) -> None:
         self._table.update(updates)

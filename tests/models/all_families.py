@@ -77,6 +77,15 @@ OWN: dict[str, dict[str, Any]] = {
         for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
     },
     "blt": {"encoder_hash_byte_group_vocab": 100},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "kimi_linear": {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_heads": 4,
+        "linear_head_dim": 16,
+        "num_experts_per_tok": 2,
+        "num_experts_per_token": 2,
+        "model_max_length": 256,
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "zamba2": {"layer_types": ["mamba", "hybrid"] * 2, "n_mamba_heads": 8},
     "qwen4_exp_text": {

@@ -11,6 +11,7 @@ from specdist.engine.request import Sequence
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.windowed_pages import WindowedLayers, num_pool_pages
+from specdist.models.recurrent.rollback import Rollback
 
 # In a token id's place: to be sampled.
 DRAW = -1
@@ -23,6 +24,8 @@ class SchedulerSettings:
     Attributes:
         rope_borders: lengths beyond which the rope of a model has other frequencies.
         recomputed_from: the target's, if all of a sequence is to be run anew once it is longer.
+        shares_prefixes: whether sequences that begin alike share pages. A recurrent layer has its state at
+            the end of a sequence alone, so that none can begin after another's prefix.
     """
 
     max_num_seqs: int
@@ -36,6 +39,7 @@ class SchedulerSettings:
     draft_window: DraftWindow | None = None
     rope_borders: tuple[int, ...] = ()
     recomputed_from: int | None = None
+    shares_prefixes: bool = True
 
     @property
     def num_slots(self) -> int:
@@ -69,6 +73,16 @@ class SchedulerSettings:
         """The next token, candidates and those ahead, of which a draft that chooses its work may have as
         many."""
         return 1 + self.max_draft_tokens + max(self.num_ahead_tokens, self.max_draft_tokens + 1)
+
+    @property
+    def target_rollback(self) -> Rollback:
+        """A block, but for its first token."""
+        return Rollback(self.max_draft_tokens + 1, follows_committed=True)
+
+    @property
+    def draft_rollback(self) -> Rollback:
+        """What is drafted, also ahead; and the last token of a context, which is run twice."""
+        return Rollback(self._num_reach_tokens + 2)
 
     def windowed_layers(self, window: int, page_size: int) -> WindowedLayers | None:
         """Of the target, if pages of their own save any."""

@@ -195,7 +195,8 @@ class Scheduler:
         if not self.waiting:
             return None
         sequence, slot = self.waiting[0], self._free_slots[-1]
-        token_ids, is_shared = sequence.token_ids, not sequence.runs_whole_prompt
+        token_ids = sequence.token_ids
+        is_shared = self.settings.shares_prefixes and not sequence.runs_whole_prompt
         rope_length = sequence.num_prompt_tokens if self.settings.recomputed_from is None else len(token_ids)
         num_shared = self._pages.open(slot, token_ids, is_shared=is_shared, rope_length=rope_length)
         reach = self.settings.max_draft_tokens + 1 + self.settings.num_ahead_tokens

@@ -125,6 +125,7 @@ class PassTimer:
             np.repeat(np.arange(num_rows), lengths),
             num_context_tokens + np.concatenate([np.arange(length) for length in lengths]),
         )
+        self._runner.assume_contexts(np.arange(num_rows), np.full(num_rows, num_context_tokens))
         self._finish(self._runner.forward(batch, np.arange(len(batch))))
 
 

@@ -121,7 +121,8 @@ def with_model_defaults(
 def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 0) -> SchedulerSettings:
     """How many sequences and tokens may run at a time."""
     window = config.draft_window if config.uses_draft_model else None
-    configs = [model.config for model in (models.target, models.draft) if model is not None]
+    both = [model for model in (models.target, models.draft) if model is not None]
+    configs = [model.config for model in both]
     limits = SchedulerSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -133,6 +134,7 @@ def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 
         shares_room=config.shares_room,
         rope_borders=rope_borders(*configs),
         recomputed_from=recomputed_from(models.target.config),
+        shares_prefixes=not any(model.keeps_states for model in both),
     )
     for _ in range(num_halvings):
         limits = limits.halved()

@@ -22,6 +22,7 @@ from specdist.models.attention.attention import (
     running_attention,
 )
 from specdist.models.attention.latent import use_latents
+from specdist.models.recurrent.kinds import use_mixers
 
 
 def can_page_attention(model_class: type[PreTrainedModel], family: str) -> bool:
@@ -56,6 +57,7 @@ def use_attention(model: PreTrainedModel, name: str) -> None:
     if adapt is None:
         model.set_attn_implementation(name)
         use_latents(model)
+        use_mixers(model)
     else:
         adapt(model)
         # As for families of the registry, this name selects the attention, and no mask is built for it.

@@ -43,8 +43,10 @@ FINGERPRINT_BYTES = 2**20
 UNSHARDABLE_FAMILIES = ("gpt2", "gpt_neo", "xmod")
 # What configurations call the number of experts.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# Other kinds (chunked, linear, ...) would be run as full attention without an error.
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Layers that keep a state, and not every token: specdist.models.recurrent.
+STATE_LAYER_TYPES = {"linear_attention", "conv"}
+# Other kinds (chunked, ...) would be run as full attention without an error.
+LAYER_TYPES = {"full_attention", "sliding_attention", *STATE_LAYER_TYPES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,11 @@ class Checkpoint:
         """Whether tokens choose experts, so that what a pass reads depends on them."""
         text = self.config.get_text_config()
         return any(getattr(text, name, None) for name in EXPERT_COUNTS)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether there are recurrent layers."""
+        return keeps_states(self.config)
 
     @property
     def is_pickled(self) -> bool:
@@ -176,6 +183,11 @@ def open_checkpoint(
     )
     checkpoint.stop_token_ids()
     return checkpoint
+
+
+def keeps_states(config: Any) -> bool:
+    """Whether a model of this configuration has recurrent layers."""
+    return not STATE_LAYER_TYPES.isdisjoint(getattr(config.get_text_config(), "layer_types", None) or [])
 
 
 def auto_class(config: Any) -> Any:

@@ -35,6 +35,10 @@ from specdist.models.attention.attention import (
 )
 from specdist.models.attention.rope import rope_border, ropes_of
 from specdist.models.cache.key_value import LayerShape
+from specdist.models.files.checkpoint import STATE_LAYER_TYPES
+from specdist.models.recurrent.kinds import mixer_of
+from specdist.models.recurrent.mixers import Mixer, one_token
+from specdist.models.recurrent.states import StateShape
 from specdist.utils.errors import UserError
 
 DRY_RUN_NAME = "specdist_dry_run"
@@ -53,8 +57,8 @@ _recorder: ContextVar[LayerShapes] = ContextVar("the dry run of this thread")
 class LayerShapes:
     """Stands in for the cache in a dry run and records every layer's keys and values and rules.
 
-    ``kinds`` are those of attention that occur. ``foreign`` names what is not implemented here (such as
-    attention to later tokens), and would be ignored without an error.
+    ``kinds`` are those of attention that occur, ``states`` what recurrent layers keep. ``foreign`` names what
+    is not implemented here (such as attention to later tokens), and would be ignored without an error.
     """
 
     def __init__(self, num_positions: int = MOST_POSITIONS, *, keeps_latents: bool = True) -> None:
@@ -62,6 +66,7 @@ class LayerShapes:
         self.keeps_latents = keeps_latents
         self.shapes: dict[int, LayerShape] = {}
         self.rules: dict[int, AttentionRules] = {}
+        self.states: dict[int, StateShape] = {}
         self.kinds: list[AttentionKind] = []
         self.foreign: set[str] = set()
         self._num_positions = min(num_positions, MOST_POSITIONS)
@@ -80,6 +85,13 @@ class LayerShapes:
         if kind not in self.kinds:
             self.kinds.append(kind)
         return queries_THD.new_zeros((*queries_THD.shape[:2], values_TGD.shape[2]))
+
+    def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
+        """In the place of a pass over states."""
+        if mixer.layer in self.states:
+            self.foreign.add("two states in a layer")
+        self.states[mixer.layer] = mixer.shape
+        return one_token(mixer, rows_TR)
 
     def make_mask(self, mask_function: MaskFunction, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:
         """In the place of a mask of transformers, whose rule ``mask_function`` is."""
@@ -160,12 +172,26 @@ def refuse_foreign(model: PreTrainedModel, shapes: LayerShapes, name: str) -> No
     """Raises :class:`UserError` if the model's attention is not implemented; ``name``: of the model."""
     num_layers = model.config.get_text_config().num_hidden_layers
     reason = ", ".join(sorted(shapes.foreign | _windows_of_the_cache(model, shapes)))
-    if not reason and len(shapes.shapes) != num_layers:
-        reason = f"only {len(shapes.shapes)} of {num_layers} layers have attention"
+    num_mixing = len({*shapes.shapes, *shapes.states})
+    if not reason and num_mixing != num_layers:
+        reason = f"only {num_mixing} of {num_layers} layers have attention or a state"
     if reason:
         raise UserError(
             f"{name} is of the family {model.config.model_type}, whose attention specdist does not "
             f"implement ({reason}): choose a model of another family (Llama, Qwen, Gemma, ...)"
+        )
+
+
+def refuse_unknown_states(model: PreTrainedModel, name: str) -> None:
+    """Raises :class:`UserError` if a layer keeps a state of a kind that is not known here."""
+    config = model.config.get_text_config()
+    known = {mixer.layer for module in model.modules() if (mixer := mixer_of(module)) is not None}
+    kinds = enumerate(getattr(config, "layer_types", None) or [])
+    unknown = {kind for layer, kind in kinds if kind in STATE_LAYER_TYPES and layer not in known}
+    if unknown:
+        raise UserError(
+            f"{name} is of the family {config.model_type} and has layers ({', '.join(sorted(unknown))}) of "
+            "a kind that specdist does not implement: choose a model of another family (Llama, Qwen, ...)"
         )
 
 
@@ -233,6 +259,7 @@ def check_attention(model: PreTrainedModel, name: str) -> None:
 
     Raises :class:`UserError`. Where the model cannot run there, the runner's dry run finds the same later.
     """
+    refuse_unknown_states(model, name)
     if model.config.model_type in ADAPTERS:
         return
     try:

@@ -26,6 +26,7 @@ from specdist.models.loading.reference import LAYER_NUMBERS, NUM_STEPS, Sample, 
 from specdist.models.passes.flat import FlatBatch, SeenBatch
 from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.models.passes.torch_pass import TorchPass
+from specdist.models.recurrent.mixers import Mixer
 
 PAGE_SIZE = 16
 # Of the prompt, in the first pass.
@@ -135,13 +136,18 @@ class _RecordingRunner(ModelRunner):
 
 @dataclasses.dataclass
 class _Recording:
-    attention: LayerAttention
+    attention: Any
     recorded: dict[str, list[Tensor]]
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         for name, tensor in zip(("queries", "keys", "values"), call[:3], strict=True):
             self.recorded.setdefault(f"{layer} {name}", []).append(tensor.flatten(1).float().cpu())
-        return self.attention.attend(layer, call)
+        found: Tensor = self.attention.attend(layer, call)
+        return found
+
+    def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
+        found: Tensor = self.attention.mix(mixer, rows_TR)
+        return found
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ T flat tokens, N tokens whose logits are wanted, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
@@ -37,6 +38,10 @@ from specdist.models.passes.hidden import HiddenStateHead, with_head_logits
 from specdist.models.passes.static import MAX_TOKENS, NUM_SCRATCH_PAGES, StaticPasses
 from specdist.models.passes.static_runs import StaticRuns, num_run_inputs
 from specdist.models.passes.torch_pass import NOT_ALLOCATED, Pass, PassOutputs, TorchPass
+from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
+from specdist.models.recurrent.states import RecurrentStates
+
+logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -96,6 +101,7 @@ class ModelRunner:
         self._expansion = expansion_of(model, self._shapes.rules)
         # By the size of pages.
         self._kernels: dict[tuple[int, Expansion | None], PagedKernel | None] = {}
+        self._states: RecurrentStates | None = None
         self._static: StaticPasses | None = None
         self.runs: StaticRuns | None = None
 
@@ -154,12 +160,23 @@ class ModelRunner:
         max_branch_tokens: int = 0,
         window: DraftWindow | None = None,
         windowed: WindowedLayers | None = None,
+        rollback: Rollback = NO_ROLLBACK,
     ) -> None:
         """Allocate the cache, once: the slots' pages, and those of the branches after them. With a
         ``window`` the pages are its own: :meth:`DraftWindow.num_pool_pages`. ``windowed``: layers that have
-        pages of their own."""
+        pages of their own. ``rollback``: of recurrent layers' states, which all slots have."""
         acceleration = self._acceleration
-        num_scratch = NUM_SCRATCH_PAGES if acceleration.is_static else 0
+        if self._shapes.states:
+            self._states = RecurrentStates(
+                self._shapes.states,
+                num_slots=num_slots + num_branch_slots,
+                rollback=rollback,
+                dtype=self.dtype,
+                device=self.device,
+            )
+            self.torch_pass.states = self._states
+        is_static = acceleration.is_static and self._states is None
+        num_scratch = NUM_SCRATCH_PAGES if is_static else 0
         num_windowed = 0 if windowed is None else windowed.num_pages
         num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
         self._cache = KeyValueCache(
@@ -186,7 +203,9 @@ class ModelRunner:
         if self._expansion is not None:
             self.torch_pass.expand(self._expansion, self._kernel_for(page_size, self._expansion))
         width = self._table.visible_width
-        if acceleration.is_static:
+        if acceleration.is_static and not is_static:
+            logger.info("passes of models with recurrent layers are not recorded")
+        if is_static:
             self._static = StaticPasses(
                 self._compute,
                 self._cache,
@@ -227,12 +246,16 @@ class ModelRunner:
     def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
         """Branch off each slot before a position, into a slot of its own after those of the sequences."""
         self._copy(self.pages.open(slots_B, branches_B, positions_B))
+        if self._states is not None:
+            self._states.copy(slots_B, branches_B)
 
     def adopt_branches(
         self, branches_B: np.ndarray, slots_B: np.ndarray, begins_B: np.ndarray, lengths_B: np.ndarray
     ) -> None:
         """Let each slot take over ``lengths`` tokens of a branch, from position ``begins`` on."""
         self._copy(self.pages.adopt(branches_B, slots_B, begins_B, lengths_B))
+        if self._states is not None:
+            self._states.copy(branches_B, slots_B)
 
     def _copy(self, copies: TokenCopies) -> None:
         assert self._cache is not None, NOT_ALLOCATED
@@ -240,6 +263,11 @@ class ModelRunner:
             torch.from_numpy(copies.sources_T).to(self.device),
             torch.from_numpy(copies.targets_T).to(self.device),
         )
+
+    def assume_contexts(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """The next passes are only timed: as if so many tokens of each slot had been run."""
+        if self._states is not None:
+            self._states.assume(slots, lengths)
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Run the tokens, write their keys and values; logits [N, V] of the tokens at ``logits_index``."""

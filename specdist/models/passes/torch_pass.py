@@ -29,6 +29,8 @@ from specdist.models.passes.flat import FlatBatch, Segments, cache_indices, plan
 from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.hidden import LastHiddenStates
 from specdist.models.passes.segments import ragged_segments
+from specdist.models.recurrent.mixers import StatePass
+from specdist.models.recurrent.states import RecurrentStates
 
 NOT_ALLOCATED = "allocate() must be called first"
 
@@ -59,7 +61,13 @@ class Pass(Protocol):
 
 class TorchPass:
     """The model's layers by transformers. What makes them faster is switched on for the pass alone: other
-    code may share the model."""
+    code may share the model.
+
+    Attributes:
+        states: of recurrent layers, if the model has any.
+    """
+
+    states: RecurrentStates | None = None
 
     def __init__(
         self, model: PreTrainedModel, device: torch.device, shapes: LayerShapes, *, is_fused: bool
@@ -138,10 +146,10 @@ class TorchPass:
 
     def _attention(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
         assert self._cache is not None, NOT_ALLOCATED
-        of_others, windowed_SP = self._over(batch, pages_SP), batch.windowed_pages_SP
-        if windowed_SP is None:
-            return of_others
-        return GroupedAttention(self._cache.windowed, self._over(batch, windowed_SP), of_others)
+        attention, windowed_SP = self._over(batch, pages_SP), batch.windowed_pages_SP
+        if windowed_SP is not None:
+            attention = GroupedAttention(self._cache.windowed, self._over(batch, windowed_SP), attention)
+        return attention if self.states is None else StatePass(attention, self.states, batch)
 
     def _over(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
         assert self._cache is not None, NOT_ALLOCATED

@@ -24,6 +24,7 @@ from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.flat import FlatBatch, Segments
 from specdist.models.passes.static_runs import DraftedRun
+from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
 from tests.lab.emulation.device import EmulatedDevice
@@ -100,6 +101,7 @@ class EmulatedRunner:
         max_branch_tokens: int = 0,
         window: DraftWindow | None = None,
         windowed: None = None,
+        rollback: Rollback = NO_ROLLBACK,
     ) -> None:
         self._table = page_table(
             window,
@@ -110,6 +112,9 @@ class EmulatedRunner:
             num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
         )
+
+    def assume_contexts(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """There are no states."""
 
     def update_pages(self, updates: PageUpdates) -> None:
         self._table.update(updates)

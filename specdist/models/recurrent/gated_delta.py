@@ -1,0 +1,199 @@
+"""Modules with the gated delta rule: of Qwen3-Next, Qwen3.5, OLMo-Hybrid and Kimi-Linear.
+
+They differ in how projections are joined, and in whether a head has one decay or one for each of its keys'
+numbers. A row has a token's queries, keys and values before their convolution, its decays and its rates.
+
+T flat tokens, S segments, L places of a segment, Q new tokens of it, H heads of values, G of keys, K width of
+keys and V of values, D decays of a head, R numbers of a row, E hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdist.models.recurrent.convolution import causal_convolution
+from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule, normalized
+from specdist.models.recurrent.states import Places, StateShape
+
+OF_ALL = ("conv1d", "layer_idx", "activation", "conv_kernel_size")
+OF_HEADS = ("A_log", "dt_bias", "head_k_dim", "head_v_dim")
+
+
+def has_parts(module: nn.Module, names: tuple[str, ...]) -> bool:
+    return all(getattr(module, name, None) is not None for name in names)
+
+
+class GatedDelta:
+    """A :class:`specdist.models.recurrent.mixers.Mixer`; subclasses say where the parts of a row are."""
+
+    norm, projection = "norm", "out_proj"
+    doubles_rates = False
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    @property
+    def layer(self) -> int:
+        return int(self.module.layer_idx)
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.module.head_k_dim, self.module.head_v_dim
+
+    @property
+    def _decays(self) -> tuple[Tensor, Tensor]:
+        """Of the module: logarithms of the heads' own decays, and what is added to the tokens' ones."""
+        return self.module.A_log, self.module.dt_bias
+
+    @property
+    def _heads(self) -> tuple[int, int]:
+        """Of values and of keys."""
+        num_values = self._decays[0].numel()
+        key_width, value_width = self._widths
+        left = len(self.module.conv1d.weight) - num_values * value_width
+        return num_values, left // (2 * key_width)
+
+    @property
+    def shape(self) -> StateShape:
+        num_values, _ = self._heads
+        channels, _, width = self.module.conv1d.weight.shape
+        numbers = channels + self._decays[1].numel() + num_values
+        return StateShape(numbers, width - 1, (num_values, *self._widths))
+
+    def _parts(self, hidden_TE: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Queries, keys, values, decays and rates, each [T, numbers]; and the gate, whose last dimension is
+        V."""
+        raise NotImplementedError
+
+    def project(self, hidden_TE: Tensor) -> tuple[Tensor, Tensor]:
+        parts, gate = self._parts(hidden_TE)
+        return torch.cat(parts, dim=-1), gate
+
+    def scan(self, rows_SLR: Tensor, state_S: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        module, (num_values, num_keys), (key_width, value_width) = self.module, self._heads, self._widths
+        own_decays, bias = self._decays
+        weight = module.conv1d.weight[:, 0]
+        mixed, decays, rates = rows_SLR.split((len(weight), bias.numel(), num_values), dim=-1)
+        mixed = causal_convolution(mixed, weight, module.conv1d.bias, module.activation)
+        decays, rates = decays[:, -mixed.shape[1] :], rates[:, -mixed.shape[1] :]
+        queries, keys, values = mixed.split(
+            (num_keys * key_width, num_keys * key_width, num_values * value_width), dim=-1
+        )
+        rates_SLH = rates.sigmoid().float() * (2.0 if self.doubles_rates else 1.0)
+        decays = F.softplus(decays.float() + bias.float()).unflatten(-1, (num_values, -1))
+        logs = -own_decays.float().exp().view(-1, 1) * decays
+        is_live = places.is_live_SL[:, :, None, None]
+
+        def of_heads(flat: Tensor, width: int) -> Tensor:
+            of_each = flat.unflatten(-1, (-1, width)).float()
+            # Each head of keys serves as many consecutive ones of values.
+            if of_each.shape[2] != num_values:
+                of_each = of_each.repeat_interleave(num_values // of_each.shape[2], dim=2)
+            return of_each.transpose(1, 2)
+
+        tokens = DeltaTokens(
+            normalized(of_heads(queries, key_width)) * key_width**-0.5,
+            normalized(of_heads(keys, key_width)),
+            of_heads(values, value_width),
+            logs.where(is_live, 0.0).transpose(1, 2),
+            rates_SLH[..., None].where(is_live, 0.0).transpose(1, 2),
+        )
+        outputs, state = gated_delta_rule(tokens, state_S, places.borders, places.borders_S)
+        new = outputs[:, :, places.num_carried :].transpose(1, 2)
+        return new.to(rows_SLR.dtype).flatten(2), state
+
+    def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
+        width = rest.shape[-1]
+        norm, projection = getattr(self.module, self.norm), getattr(self.module, self.projection)
+        normed = norm(mixed_TO.view(-1, width), rest.reshape(-1, width))
+        found: Tensor = projection(normed.view(len(mixed_TO), -1))
+        return found
+
+
+class JoinedGatedDelta(GatedDelta):
+    """Of Qwen3-Next: the projections of a head of keys stand together."""
+
+    def _parts(self, hidden_TE: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        (num_values, num_keys), (key_width, value_width) = self._heads, self._widths
+        of_key = num_values // num_keys
+        joined = self.module.in_proj_qkvz(hidden_TE).unflatten(-1, (num_keys, -1))
+        wide = of_key * value_width
+        queries, keys, values, gate = joined.split((key_width, key_width, wide, wide), dim=-1)
+        rates, decays = self.module.in_proj_ba(hidden_TE).unflatten(-1, (num_keys, -1)).split(of_key, dim=-1)
+        parts = tuple(part.flatten(1) for part in (queries, keys, values, decays, rates))
+        return parts, gate.reshape(len(hidden_TE), num_values, value_width)
+
+
+class SplitGatedDelta(GatedDelta):
+    """Of Qwen3.5: queries, keys and values are joined, as they are convolved."""
+
+    def _parts(self, hidden_TE: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        module = self.module
+        parts = (module.in_proj_qkv(hidden_TE), module.in_proj_a(hidden_TE), module.in_proj_b(hidden_TE))
+        return parts, module.in_proj_z(hidden_TE).unflatten(-1, (-1, self._widths[1]))
+
+
+class SeparateGatedDelta(GatedDelta):
+    """Of OLMo-Hybrid: every projection is one by itself, and rates may be up to 2."""
+
+    norm, projection = "o_norm", "o_proj"
+
+    @property
+    def doubles_rates(self) -> bool:  # type: ignore[override]
+        return bool(self.module.allow_neg_eigval)
+
+    def _parts(self, hidden_TE: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        module = self.module
+        projections = (module.q_proj, module.k_proj, module.v_proj, module.a_proj, module.b_proj)
+        parts = tuple(projection(hidden_TE) for projection in projections)
+        return parts, module.g_proj(hidden_TE).unflatten(-1, (-1, self._widths[1]))
+
+
+class KimiDelta(GatedDelta):
+    """Of Kimi-Linear: a decay for each number of a key, all heads of one width."""
+
+    norm, projection = "o_norm", "o_proj"
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.module.head_dim, self.module.head_dim
+
+    @property
+    def _decays(self) -> tuple[Tensor, Tensor]:
+        gate = self.module.forget_gate
+        return gate.A_log, gate.dt_bias
+
+    def _parts(self, hidden_TE: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        module, gate = self.module, self.module.forget_gate
+        decays = gate.f_b_proj(gate.f_a_proj(hidden_TE))
+        projections = (module.q_proj, module.k_proj, module.v_proj)
+        parts = (*(projection(hidden_TE) for projection in projections), decays, module.b_proj(hidden_TE))
+        return parts, module.g_b_proj(module.g_a_proj(hidden_TE)).unflatten(-1, (-1, self._widths[1]))
+
+
+# By the parts that a module has besides those of all.
+PARTS: tuple[tuple[type[GatedDelta], tuple[str, ...]], ...] = (
+    (JoinedGatedDelta, (*OF_HEADS, "in_proj_qkvz", "in_proj_ba", "norm", "out_proj")),
+    (SplitGatedDelta, (*OF_HEADS, "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")),
+    (
+        SeparateGatedDelta,
+        (*OF_HEADS, "q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "g_proj", "o_norm", "o_proj"),
+    ),
+    (
+        KimiDelta,
+        ("head_dim", "q_proj", "k_proj", "v_proj", "forget_gate", "b_proj", "g_a_proj", "g_b_proj", "o_norm"),
+    ),
+)
+
+
+def gated_delta(module: nn.Module) -> GatedDelta | None:
+    """Of a module that has the parts of one of these."""
+    if has_parts(module, OF_ALL) and isinstance(module.conv1d, nn.Module):
+        for kind, names in PARTS:
+            if has_parts(module, names):
+                return kind(module)
+    return None

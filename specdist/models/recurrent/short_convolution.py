@@ -1,0 +1,52 @@
+"""Modules with a gated short convolution and no other state: of LFM2 (arXiv:2511.23404).
+
+A row has a token's input of the convolution. T flat tokens, S segments, L places of a segment, R channels, E
+hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from specdist.models.recurrent.convolution import causal_convolution
+from specdist.models.recurrent.gated_delta import has_parts
+from specdist.models.recurrent.states import Places, StateShape
+
+
+class ShortConvolution:
+    """A :class:`specdist.models.recurrent.mixers.Mixer`."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    @property
+    def layer(self) -> int:
+        return int(self.module.layer_idx)
+
+    @property
+    def shape(self) -> StateShape:
+        channels, _, width = self.module.conv.weight.shape
+        return StateShape(channels, width - 1)
+
+    def project(self, hidden_TE: Tensor) -> tuple[Tensor, Tensor]:
+        before, after, inputs = self.module.in_proj(hidden_TE).chunk(3, dim=-1)
+        return before * inputs, after
+
+    def scan(self, rows_SLR: Tensor, state_S: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        conv = self.module.conv
+        return causal_convolution(rows_SLR, conv.weight[:, 0], conv.bias, None)[
+            :, places.num_carried :
+        ], state_S
+
+    def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
+        found: Tensor = self.module.out_proj(rest * mixed_TO)
+        return found
+
+
+def short_convolution(module: nn.Module) -> ShortConvolution | None:
+    """Of a module with these parts."""
+    names = ("conv", "in_proj", "out_proj", "conv_kernel_size", "layer_idx")
+    is_one = has_parts(module, names) and getattr(module, "A_log", None) is None
+    return ShortConvolution(module) if is_one and isinstance(module.conv, nn.Conv1d) else None

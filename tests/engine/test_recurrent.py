@@ -1,0 +1,94 @@
+"""Models with recurrent layers: the tokens of ``generate``, whatever is drafted, rejected, branched off,
+preempted and run in chunks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from tests.engine.harness import Harness, requests_for
+from tests.engine.test_greedy import MODES, prompts_of_lengths, reference
+from tests.models.families import _COMMON, noisy_copy, tiny_model
+
+LINEAR = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+CONV = {"layer_types": ["conv", "full_attention", "conv"]}
+MODELS: dict[str, dict[str, Any]] = {"qwen3_5_text": LINEAR, "lfm2": CONV}
+LENGTHS = (3, 17, 70, 31, 1, 12)
+
+
+@functools.cache
+def target_of(family: str) -> PreTrainedModel:
+    torch.manual_seed(5)
+    config = AutoConfig.for_model(family, **{**_COMMON, "tie_word_embeddings": False, **MODELS[family]})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "conv" in name and parameter.dim() == 3:
+                parameter.mul_(3.0)
+            elif name.endswith("A_log"):  # heads that remember for long
+                parameter.copy_(torch.linspace(-5.0, 1.0, len(parameter)))
+    return model
+
+
+@functools.cache
+def expected(family: str) -> list[list[int]]:
+    return [reference(target_of(family), prompt, None) for prompt in prompts_of_lengths(*LENGTHS)]
+
+
+def draft_of(family: str, acceptance: str) -> PreTrainedModel:
+    target = target_of(family)
+    if acceptance == "some":
+        return noisy_copy(target, scale=0.003)
+    return target if acceptance == "all" else tiny_model("llama", seed=9)
+
+
+def generated(family: str, draft: PreTrainedModel | None, **options: Any) -> tuple[list[list[int]], Any]:
+    replica = Harness(target_of(family), draft, max_new_tokens=24, **{"max_num_seqs": 4, **options})
+    completions = replica.generate(requests_for(prompts_of_lengths(*LENGTHS)))
+    return [each.token_ids for each in completions], replica.stats_recorder.close_shard(0)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_greedy_tokens_are_those_of_generate_after_every_block(family: str) -> None:
+    assert generated(family, None)[0] == expected(family)
+    for num_draft_tokens in (1, 8):
+        for acceptance in ("none", "some", "all"):
+            found, stats = generated(
+                family,
+                draft_of(family, acceptance),
+                num_draft_tokens=num_draft_tokens,
+                max_num_batched_tokens=40,
+            )
+            assert found == expected(family), (num_draft_tokens, acceptance)
+            share = stats.num_accepted_tokens / stats.num_draft_tokens
+            assert {"none": share < 0.3, "some": 0.2 < share < 0.97, "all": share > 0.9}[acceptance], share
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(5, 0), (5, 3)], ids=MODES[1:])
+def test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place(
+    family: str, num_ahead_tokens: int, num_branches: int
+) -> None:
+    for acceptance in ("some", "all"):
+        found, stats = generated(
+            family, draft_of(family, acceptance), num_ahead_tokens=num_ahead_tokens, num_branches=num_branches
+        )
+        assert found == expected(family)
+        assert stats.num_ahead_hits > 0
+        if acceptance == "all":  # a state that is not that of its place would be of another model
+            assert stats.num_misses == 0
+        else:
+            assert (sum(stats.num_branch_hits_per_rank) > 0) == (num_branches > 0)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_preempted_sequences_get_their_states_again(family: str) -> None:
+    found, stats = generated(family, draft_of(family, "some"), num_pages=24, max_num_batched_tokens=23)
+    assert found == expected(family) and stats.num_preemptions > 0
