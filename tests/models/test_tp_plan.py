@@ -5,7 +5,8 @@ import torch
 import torch.distributed as dist
 
 from specdist.models.loading.tp_layers import place_cut_layers
-from specdist.models.loading.tp_plan import NORM, PlannedCut, planned_cuts
+from specdist.models.loading.tp_plan import planned_cuts
+from specdist.models.recurrent.cuts import NORM, PlannedCut
 from tests.models.all_families import build
 
 

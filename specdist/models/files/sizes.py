@@ -24,9 +24,10 @@ from specdist.models.attention.expanding import Expansion
 from specdist.models.attention.latent import can_absorb, expansion_of_layer
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class, without_towers
-from specdist.models.loading.tp_plan import NORM, ROWWISE, WHOLE, planned_cuts
+from specdist.models.loading.tp_plan import WHOLE, planned_cuts
 from specdist.models.quantized.quantized import Quantization, linear_layers
 from specdist.models.quantized.quantized_weights import LayerFormat, ProductKind
+from specdist.models.recurrent.cuts import NORM, ROWWISE
 
 # The second is GPT-Neo's name.
 SLIDING = ("sliding_attention", "local")

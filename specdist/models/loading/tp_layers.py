@@ -8,6 +8,7 @@ T tokens, W width on this rank.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,11 @@ from deepspeed.module_inject.tp_shard import AutoTPMeta, get_shard_size_list
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdist.models.loading.tp_plan import COLWISE, EXPERTS, GRAIN, NORM, PACKED, ROWWISE, WHOLE, PlannedCut
+from specdist.models.loading.experts import CUTS, ExpertsCut
+from specdist.models.loading.tp_plan import EXPERTS, GRAIN, WHOLE
 from specdist.models.passes.fusing_trials import differences, twin_of
+from specdist.models.recurrent.cuts import COLWISE, EQUAL, NORM, PACKED, ROWWISE, PlannedCut
+from specdist.models.recurrent.kinds import mixers_of
 from specdist.utils.ranges import range_of_part
 
 # Of a trial of a norm's formula, in bfloat16: a few last places.
@@ -35,6 +39,9 @@ def place_cut_layers(
     autotp = AutoTP(model, (), "", None, None, None, model_config=config, tp_grain_size=GRAIN)
     autotp.set_tensor_parallel_config(dist.get_world_size(group), group)
     experts = tuple(f"{name}." for name, cut in cuts.items() if cut.style == EXPERTS)
+    for name, mixer in mixers_of(model).items():
+        if mixer.num_pieces % dist.get_world_size(group):
+            raise ValueError(f"{name} has {mixer.num_pieces} heads of keys, or channels")
     owners: dict[str, Any] = {}
     for name, cut in cuts.items():
         if cut.style in WHOLE or name.startswith(experts):
@@ -49,10 +56,12 @@ def place_cut_layers(
             setattr(owner, last, LinearAllreduce(part, group, **where))
         elif isinstance(part, nn.Linear) and cut.style == PACKED and cut.parts:
             setattr(owner, last, JoinedLinear(part, group, cut.parts, **where))
-            if len(cut.parts) == 3:
+            if len(cut.parts) == 3 and hasattr(owner, "config"):
                 owner.config = LocalConfig(owner.config, dist.get_world_size(group))
         elif isinstance(part, nn.Module) and cut.style == NORM:
             setattr(owner, last, NormOverRanks(part, group, **where))
+        elif cut.style == EQUAL:
+            cut_equally(owner if isinstance(part, nn.Parameter) else part, last, cut.parts, group)
         elif isinstance(part, nn.Parameter) and cut.style == COLWISE:
             rows = Rows(len(part), group, **where)
             setattr(owner, last, nn.Parameter(rows.of(part), requires_grad=False))
@@ -83,6 +92,27 @@ class Rows:
         for parameter in parameters:
             if parameter is not None:
                 parameter.data = self.of(parameter.data)
+
+
+def cut_equally(owner: Any, name: str, parts: tuple[int, ...], group: dist.ProcessGroup) -> None:
+    """Of a bare parameter, or of all parameters of a convolution: an equal piece of their first dimension
+    that is longer than one, and where it joins ``parts`` of each of them."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    found = vars(owner).setdefault(CUTS, {})
+    for leaf in [name] if name in owner._parameters else [*owner._parameters]:
+        whole = owner._parameters[leaf]
+        if whole is None:
+            continue
+        dim = next(dim for dim, length in enumerate(whole.shape) if length > 1)
+        widths = parts or (whole.shape[dim],)
+        begins = [0, *itertools.accumulate(widths)]
+        ranges = tuple(
+            range(begin + width * rank // size, begin + width * (rank + 1) // size)
+            for begin, width in zip(begins, widths, strict=False)
+        )
+        own = torch.cat([whole.detach().narrow(dim, each.start, len(each)) for each in ranges], dim)
+        setattr(owner, leaf, nn.Parameter(own, requires_grad=False))
+        found[leaf] = ExpertsCut(dim, ranges)
 
 
 class JoinedLinear(SubParamColumnParallel):

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-COLWISE, ROWWISE, PACKED = "colwise", "rowwise", "packed_colwise"
-# In no plan of transformers: a norm over the outputs of all ranks.
-NORM = "norm_over_ranks"
+from specdist.models.recurrent.cuts import COLWISE, NORM, PACKED, ROWWISE, PlannedCut
+from specdist.models.recurrent.kinds import mixers_of
+
 EXPERTS = "moe_tp_experts"
 # Whole on every rank, but for what experts have within.
 WHOLE = {
@@ -42,6 +41,13 @@ BEFORE = {
     },
     "down_proj": {"gate_proj": COLWISE, "up_proj": COLWISE, "gate_up_proj": PACKED},
 }
+# Without projections of recurrent layers, whose cut their kind tells.
+LFM2 = {
+    **dict.fromkeys((f"layers.*.self_attn.{name}_proj" for name in "qkv"), COLWISE),
+    "layers.*.self_attn.out_proj": ROWWISE,
+    "layers.*.feed_forward.w1": COLWISE, "layers.*.feed_forward.w3": COLWISE,
+    "layers.*.feed_forward.w2": ROWWISE,
+}  # fmt: skip
 # Of families for which transformers has no plan, or not all of it, and DeepSpeed's rules by name do not fit.
 PLANS: dict[str, dict[str, str]] = {
     "hunyuan_v1_dense": {"layers.*.self_attn.o_proj": ROWWISE},
@@ -53,22 +59,9 @@ PLANS: dict[str, dict[str, str]] = {
     "granitemoeshared": {
         "layers.*.shared_mlp.input_linear": PACKED, "layers.*.shared_mlp.output_linear": ROWWISE,
     },
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), LFM2),
     "gpt_oss": {"layers.*.mlp.experts": EXPERTS},
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class PlannedCut:
-    """Of a module or a bare parameter.
-
-    Attributes:
-        style: transformers' word for it, or :data:`NORM`.
-        parts: outputs of each of the joined projections (``packed_colwise``) of a linear layer; empty where
-            the plan does not tell how they are joined.
-    """
-
-    style: str
-    parts: tuple[int, ...] = ()
 
 
 def planned_cuts(model: PreTrainedModel) -> dict[str, PlannedCut]:
@@ -92,7 +85,7 @@ def planned_cuts(model: PreTrainedModel) -> dict[str, PlannedCut]:
         # One that norms each head by itself is narrower, and whole on every rank.
         if styles.get(projection) == COLWISE and _width(module) == _width(modules[projection]):
             styles[name] = NORM
-    return {
+    cuts = {
         name: PlannedCut(
             style,
             _joined(name, modules, styles)
@@ -101,6 +94,9 @@ def planned_cuts(model: PreTrainedModel) -> dict[str, PlannedCut]:
         )
         for name, style in styles.items()
     }
+    for owner, mixer in mixers_of(model).items():
+        cuts |= {f"{owner}.{part}": cut for part, cut in mixer.cuts.items()}
+    return cuts
 
 
 def _unnamed(modules: Mapping[str, nn.Module], styles: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdist.models.recurrent.convolution import causal_convolution
+from specdist.models.recurrent.cuts import COLWISE, EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule, normalized
 from specdist.models.recurrent.states import Places, StateShape
 
@@ -32,6 +33,9 @@ class GatedDelta:
 
     norm, projection = "norm", "out_proj"
     doubles_rates = False
+    # Parts that are cut by heads of their outputs, besides what all have.
+    by_heads: tuple[str, ...] = ()
+    of_decays = ("A_log", "dt_bias")
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -64,6 +68,25 @@ class GatedDelta:
         numbers = channels + self._decays[1].numel() + num_values
         return StateShape(numbers, width - 1, (num_values, *self._widths))
 
+    @property
+    def _channels(self) -> tuple[int, int, int]:
+        """Of queries, keys and values."""
+        (num_values, num_keys), (key_width, value_width) = self._heads, self._widths
+        return num_keys * key_width, num_keys * key_width, num_values * value_width
+
+    @property
+    def cuts(self) -> dict[str, PlannedCut]:
+        return {
+            **dict.fromkeys(self.by_heads, PlannedCut(COLWISE)),
+            **dict.fromkeys(self.of_decays, PlannedCut(EQUAL)),
+            "conv1d": PlannedCut(EQUAL, self._channels),
+            self.projection: PlannedCut(ROWWISE),
+        }
+
+    @property
+    def num_pieces(self) -> int:
+        return self._heads[1]
+
     def _parts(self, hidden_TE: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Queries, keys, values, decays and rates, each [T, numbers]; and the gate, whose last dimension is
         V."""
@@ -74,15 +97,13 @@ class GatedDelta:
         return torch.cat(parts, dim=-1), gate
 
     def scan(self, rows_SLR: Tensor, state_S: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-        module, (num_values, num_keys), (key_width, value_width) = self.module, self._heads, self._widths
+        module, (num_values, _), (key_width, value_width) = self.module, self._heads, self._widths
         own_decays, bias = self._decays
         weight = module.conv1d.weight[:, 0]
         mixed, decays, rates = rows_SLR.split((len(weight), bias.numel(), num_values), dim=-1)
         mixed = causal_convolution(mixed, weight, module.conv1d.bias, module.activation)
         decays, rates = decays[:, -mixed.shape[1] :], rates[:, -mixed.shape[1] :]
-        queries, keys, values = mixed.split(
-            (num_keys * key_width, num_keys * key_width, num_values * value_width), dim=-1
-        )
+        queries, keys, values = mixed.split(self._channels, dim=-1)
         rates_SLH = rates.sigmoid().float() * (2.0 if self.doubles_rates else 1.0)
         decays = F.softplus(decays.float() + bias.float()).unflatten(-1, (num_values, -1))
         logs = -own_decays.float().exp().view(-1, 1) * decays
@@ -117,6 +138,8 @@ class GatedDelta:
 class JoinedGatedDelta(GatedDelta):
     """Of Qwen3-Next: the projections of a head of keys stand together."""
 
+    by_heads = ("in_proj_qkvz", "in_proj_ba")
+
     def _parts(self, hidden_TE: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         (num_values, num_keys), (key_width, value_width) = self._heads, self._widths
         of_key = num_values // num_keys
@@ -131,6 +154,12 @@ class JoinedGatedDelta(GatedDelta):
 class SplitGatedDelta(GatedDelta):
     """Of Qwen3.5: queries, keys and values are joined, as they are convolved."""
 
+    by_heads = ("in_proj_z", "in_proj_a", "in_proj_b")
+
+    @property
+    def cuts(self) -> dict[str, PlannedCut]:
+        return {**super().cuts, "in_proj_qkv": PlannedCut(PACKED, self._channels)}
+
     def _parts(self, hidden_TE: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         module = self.module
         parts = (module.in_proj_qkv(hidden_TE), module.in_proj_a(hidden_TE), module.in_proj_b(hidden_TE))
@@ -141,6 +170,7 @@ class SeparateGatedDelta(GatedDelta):
     """Of OLMo-Hybrid: every projection is one by itself, and rates may be up to 2."""
 
     norm, projection = "o_norm", "o_proj"
+    by_heads = ("q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "g_proj")
 
     @property
     def doubles_rates(self) -> bool:  # type: ignore[override]
@@ -157,6 +187,8 @@ class KimiDelta(GatedDelta):
     """Of Kimi-Linear: a decay for each number of a key, all heads of one width."""
 
     norm, projection = "o_norm", "o_proj"
+    by_heads = ("q_proj", "k_proj", "v_proj", "b_proj", "g_b_proj", "forget_gate.f_b_proj")
+    of_decays = ("forget_gate.A_log", "forget_gate.dt_bias")
 
     @property
     def _widths(self) -> tuple[int, int]:

@@ -27,17 +27,18 @@ def mixer_of(module: nn.Module) -> Mixer | None:
     return next((found for kind in KINDS if (found := kind(module)) is not None), None)
 
 
+def mixers_of(model: nn.Module) -> dict[str, Mixer]:
+    """By the names of their modules."""
+    found = ((name, mixer_of(module)) for name, module in model.named_modules())
+    return {name: mixer for name, mixer in found if mixer is not None}
+
+
 def use_mixers(model: nn.Module) -> None:
     """Let recurrent modules run over states in passes, and as they are outside of them."""
     for module in model.modules():
         if MIXER not in vars(module) and (mixer := mixer_of(module)) is not None:
             setattr(module, MIXER, mixer)
             module.forward = partial(_forward, mixer, module)
-
-
-def has_mixers(model: nn.Module) -> bool:
-    """Whether any of its modules keeps a state."""
-    return any(MIXER in vars(module) for module in model.modules())
 
 
 def _forward(mixer: Mixer, module: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:

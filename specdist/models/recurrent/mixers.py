@@ -11,6 +11,7 @@ numbers of an output.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from specdist.models.attention.attention import LayerAttention
 from specdist.models.passes.flat import FlatBatch
+from specdist.models.recurrent.cuts import PlannedCut
 from specdist.models.recurrent.states import STATE_DTYPE, Places, RecurrentStates, StateShape
 
 
@@ -32,6 +34,16 @@ class Mixer(Protocol):
 
     @property
     def shape(self) -> StateShape: ...
+
+    @property
+    def cuts(self) -> Mapping[str, PlannedCut]:
+        """Of a whole module: how its parts are cut over ranks."""
+        ...
+
+    @property
+    def num_pieces(self) -> int:
+        """Of a whole module: the most ranks that it can be cut over, which any number must divide."""
+        ...
 
     def project(self, hidden_TE: Tensor) -> tuple[Tensor, Any]:
         """Rows [T, R], all that later tokens need of each; and what :meth:`output` needs besides."""

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from specdist.models.recurrent.convolution import causal_convolution
+from specdist.models.recurrent.cuts import EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.gated_delta import has_parts
 from specdist.models.recurrent.states import Places, StateShape
 
@@ -29,6 +30,16 @@ class ShortConvolution:
     def shape(self) -> StateShape:
         channels, _, width = self.module.conv.weight.shape
         return StateShape(channels, width - 1)
+
+    @property
+    def cuts(self) -> dict[str, PlannedCut]:
+        width = self.module.in_proj.out_features // 3
+        joined = PlannedCut(PACKED, (width, width, width))
+        return {"in_proj": joined, "conv": PlannedCut(EQUAL), "out_proj": PlannedCut(ROWWISE)}
+
+    @property
+    def num_pieces(self) -> int:
+        return len(self.module.conv.weight)
 
     def project(self, hidden_TE: Tensor) -> tuple[Tensor, Tensor]:
         before, after, inputs = self.module.in_proj(hidden_TE).chunk(3, dim=-1)
