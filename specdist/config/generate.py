@@ -11,6 +11,9 @@ from typing import ClassVar, Literal
 from specdist.config.arguments import option, parse_arguments
 from specdist.config.constraints import ConstraintOptions
 from specdist.config.groups import (
+    GPU_SEQS,
+    GPU_SEQS_WITH_DRAFT,
+    HOST_SEQS,
     AdapterOptions,
     BatchOptions,
     CompletionOptions,
@@ -154,7 +157,7 @@ class GenerateConfig(
             # Without a model: by the costs of passes and the whole batch, unless a seed is to fix the tokens.
             pays = self.draft != NGRAM or self.is_coupled or self.ngram_rows
             self.policy = "goodput" if pays else "confidence"
-        num_rows = 1 if self.shares_room else self.max_num_seqs
+        num_rows = 1 if self.shares_room else self.max_num_seqs or HOST_SEQS
         defaults = self.ngram_defaults(self.max_num_batched_tokens // num_rows) if self.draft == NGRAM else {}
         given = {**defaults, **self._given_policy_options()}
         for name, value in resolve_policy_options(self.policy, given).items():
@@ -228,9 +231,22 @@ class GenerateConfig(
     @property
     def block_tokens(self) -> int:
         """Most tokens of one sequence in a target pass after its prompt: the candidates and one more."""
-        drawn, room = most_draft_tokens(self.policy_options), self.max_num_batched_tokens // self.max_num_seqs
+        num_rows = self.max_num_seqs or HOST_SEQS
+        drawn, room = most_draft_tokens(self.policy_options), self.max_num_batched_tokens // num_rows
         forced = self.forced_room(drawn, room) if self.uses_draft_model else 0
         return drawn + forced + 1
+
+    def fills_memory(self, device_type: str) -> bool:
+        """Whether as many sequences run as the cache holds."""
+        return self.max_num_seqs is None and device_type == "cuda"
+
+    def most_seqs(self, device_type: str) -> int:
+        """Sequences at a time, at most."""
+        if self.max_num_seqs is not None:
+            return self.max_num_seqs
+        if not self.fills_memory(device_type):
+            return HOST_SEQS
+        return GPU_SEQS_WITH_DRAFT if self.uses_draft_model else GPU_SEQS
 
     @property
     def num_world_ranks(self) -> int:

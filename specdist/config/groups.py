@@ -148,15 +148,22 @@ class CompletionOptions(SamplingOptions, ProcessingOptions, LogprobOptions):
     num_samples: int = option(1, at_least=1, help="completions per prompt")
 
 
+# Sequences at a time, where memory does not decide, or at most. A GPU's passes of more tokens take as much
+# longer, and with a draft every sequence needs memory for its distributions.
+HOST_SEQS, GPU_SEQS, GPU_SEQS_WITH_DRAFT = 32, 512, 256
+
+
 @dataclass(kw_only=True)
 class BatchOptions:
     """How much runs at a time."""
 
     _argument_group_name = "Batch"
 
-    max_num_seqs: int = option(
-        32, at_least=1,
-        help="maximum number of sequences running at a time; free cache pages may limit it further",
+    max_num_seqs: int | None = option(
+        None, at_least=1,
+        help="maximum number of sequences running at a time; free cache pages may limit it further "
+        f"(default: {HOST_SEQS} on a CPU; on a GPU as many as the cache holds, at most {GPU_SEQS}, and "
+        f"{GPU_SEQS_WITH_DRAFT} with a draft model)",
     )  # fmt: skip
     max_num_batched_tokens: int = option(
         2048, at_least=1,

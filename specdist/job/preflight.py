@@ -91,7 +91,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
         raise
     if num_restarts():
         with membership.setup():
-            _make_smaller(config, models, folder)
+            _make_smaller(config, models, folder, topology.device.type)
     return RunPlan(
         prompts=prompts,
         shards=shards,
@@ -102,7 +102,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     )
 
 
-def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder) -> None:
+def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder, device_type: str) -> None:
     """Halve the batch of all replicas that start from now on; or, if one sequence ran alone, record its row
     as too large and go back to the whole batch."""
     info = folder.manifest.info
@@ -114,7 +114,7 @@ def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder) 
     else:
         num_halvings += 1
     folder.freeze(NUM_HALVINGS, num_halvings)
-    limits = batch_limits(config, models, num_halvings)
+    limits = batch_limits(config, models, device_type, num_halvings=num_halvings)
     logger.warning(
         "out of memory%s: continuing with at most %d %s and %d tokens at a time",
         "" if row is None else f" while row {row[0]} ran alone, which is recorded as an error",

@@ -50,6 +50,7 @@ def rows(
     max_seq_len: int = 8192,
     max_num_batched_tokens: int = 2048,
     max_draft_tokens: int = 5,
+    shares_room: bool = False,
     **branches: Any,
 ) -> BatchLimits:
     scheduling = SchedulerSettings(
@@ -59,6 +60,7 @@ def rows(
         max_new_tokens=1024,
         max_seq_len=max_seq_len,
         seed=0,
+        shares_room=shares_room,
     )
     return BatchLimits(scheduling=scheduling, **branches)
 

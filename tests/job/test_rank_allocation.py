@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from specdist.config.generate import GenerateConfig
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs import allocation
 from specdist.job.costs.allocation import (
     PAGE_SIZE,
+    BatchLimits,
     CacheRoom,
+    HeldModel,
+    draft_limits,
     room_for_cache,
+    room_on_gpu,
+    target_limits,
 )
 from specdist.job.ranks.topology import Topology
+from specdist.job.replica import replica
+from specdist.job.workload import Workload
 from specdist.models.files.sizes import ModelSize
 from specdist.models.loading import memory as memory_module
 from specdist.models.loading.memory import DeviceMemory
+from specdist.models.loading.reserve import Sampling
 from tests.job.memory_plans import GIB, config_of, llama_1b, llama_70b, rows
+
+PLAIN = Sampling()
 
 
 @pytest.fixture
@@ -146,3 +158,77 @@ def test_a_cache_larger_than_the_rows_need_gives_a_warning(
     monkeypatch.setattr(SchedulerSettings, "num_slots", property(lambda limits: 48))
     rank_room(large, config_of(cache_memory="29GiB"), monkeypatch, is_connected=True)
     assert "--cache_memory 29GiB leaves" in caplog.text and "lower it" in caplog.text
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What of a replica's plan decides how many sequences run."""
+
+    config: Any
+    topology: Topology
+    workload: Workload
+    sizes: tuple[tuple[ModelSize, int], ...]
+    memory: DeviceMemory
+    num_seqs: int | None = None
+
+    @property
+    def scheduling(self) -> SchedulerSettings:
+        return rows(num_rows=self.num_seqs or 256, max_draft_tokens=16, shares_room=True).scheduling
+
+    @property
+    def limits(self) -> BatchLimits:
+        return BatchLimits(scheduling=self.scheduling)
+
+    def room(self, *parts: Any, **options: Any) -> CacheRoom:
+        target, *draft = self.sizes
+        held = [HeldModel(size=target[0], tp_size=target[1], limits=target_limits(self.limits, PLAIN))]
+        held += [
+            HeldModel(size=size, tp_size=1, limits=draft_limits(self.limits, PLAIN)) for size, _ in draft
+        ]
+        return room_on_gpu(held, self.limits, PLAIN, self.memory)
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "context_tokens", "expected"),
+    # 112 KiB of cache a token: half of 1,500 tokens of 256 rows take 20 GiB, beside 12 for their passes.
+    [(44, 1500, 256), (30, 1500, 128), (10, 1500, 32), (30, 100, 256), (3, 1500, 32)],
+)
+def test_as_many_sequences_run_as_the_cache_holds(
+    large: ModelSize, small: ModelSize, free_gib: int, context_tokens: int, expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    plan = Fitting(
+        config=config_of(),
+        topology=Topology(
+            device=torch.device("cuda:0"), world_size=1, tp_size=1, rank=0, uses_draft=True
+        ),
+        workload=Workload(num_context_tokens=context_tokens),
+        sizes=((large, 4), (small, 1)),
+        memory=DeviceMemory(total_bytes=80 * GIB, free_bytes=free_gib * GIB),
+    )  # fmt: skip
+    monkeypatch.setattr(replica, "_room", lambda plan, loaded, is_connected: plan.room)
+    found = replica._with_room(plan, SimpleNamespace())  # type: ignore[arg-type]
+    assert found.num_seqs == expected
+    half = expected * context_tokens // 2
+    assert expected == 32 or plan.room.__func__(found).num_pages * PAGE_SIZE >= half  # type: ignore[attr-defined]
+
+
+def test_only_a_gpu_is_filled_and_a_given_number_stays() -> None:
+    given, alone, drafting = (
+        GenerateConfig(target="t", prompts="p", output="o", **options)
+        for options in ({"max_num_seqs": 7}, {}, {"draft": "d"})
+    )
+    assert [each.most_seqs("cpu") for each in (given, alone, drafting)] == [7, 32, 32]
+    assert [each.most_seqs("cuda") for each in (given, alone, drafting)] == [7, 512, 256]
+    assert not given.fills_memory("cuda") and not alone.fills_memory("cpu")
+
+
+def test_logits_are_reserved_for_the_blocks_that_a_pass_may_have() -> None:
+    """16 candidates of each of 256 rows would be 4,352; of 2,048 tokens they share half, and every row may
+    end its prompt in the same pass."""
+    limits = rows(num_rows=256, max_draft_tokens=16, shares_room=True)
+    assert target_limits(limits, PLAIN).num_logits == 1024 + 256
+    few = rows(num_rows=32, max_draft_tokens=16, shares_room=True)
+    assert target_limits(few, PLAIN).num_logits == 32 * 17 + 32
+    own = rows(num_rows=256, max_draft_tokens=5)
+    assert target_limits(own, PLAIN).num_logits == 256 * 6

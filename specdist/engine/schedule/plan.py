@@ -56,6 +56,12 @@ class SchedulerSettings:
         return max(0, min(self.max_draft_tokens, self.max_num_batched_tokens // (2 * num_rows) - 1))
 
     @property
+    def most_block_tokens(self) -> int:
+        """Of all sequences' blocks in one pass."""
+        most = self.max_num_batched_tokens // (2 if self.shares_room else 1)
+        return max(self.num_slots, min(most, self.num_slots * (self.max_draft_tokens + 1)))
+
+    @property
     def num_window_pages(self) -> int:
         """Of a draft with a window."""
         assert self.draft_window is not None

@@ -159,7 +159,8 @@ def target_limits(
     """The largest target pass: chunks of prompts and verification blocks fill it up to
     ``max_num_batched_tokens``."""
     batch = limits.scheduling
-    num_logits = batch.num_slots * (batch.max_draft_tokens + 1)
+    # Where blocks have half of the tokens, prompts that end have one more each.
+    num_logits = batch.most_block_tokens + (batch.num_slots if batch.shares_room else 0)
     if sampling.scores_prompts:
         num_logits = batch.max_num_batched_tokens
     # The distributions of the next tokens are kept until the next round.

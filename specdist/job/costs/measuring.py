@@ -181,7 +181,7 @@ def measure_target(
         timer,
         num_rows=num_rows,
         num_tokens_per_row=per_row,
-        largest=max(num_rows, min(num_rows * per_row, assembly.scheduling.max_num_batched_tokens)),
+        largest=max(num_rows, min(num_rows * per_row, assembly.scheduling.most_block_tokens)),
         contexts=context_of(assembly, workload),
         fits=budget.until(TARGET_SHARE),
         slopes_fit=budget.until(TARGET_SLOPES_SHARE),

@@ -118,13 +118,20 @@ def with_model_defaults(
     return config
 
 
-def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 0) -> SchedulerSettings:
-    """How many sequences and tokens may run at a time."""
+def batch_limits(
+    config: GenerateConfig,
+    models: ModelPlan,
+    device_type: str,
+    *,
+    num_halvings: int = 0,
+    num_seqs: int | None = None,
+) -> SchedulerSettings:
+    """How many sequences and tokens may run at a time. ``num_seqs``: for which memory has room."""
     window = config.draft_window if config.uses_draft_model else None
     both = [model for model in (models.target, models.draft) if model is not None]
     configs = [model.config for model in both]
     limits = SchedulerSettings(
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=num_seqs or config.most_seqs(device_type),
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_draft_tokens=config.block_tokens - 1,
         max_new_tokens=config.max_new_tokens,

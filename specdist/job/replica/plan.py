@@ -56,6 +56,7 @@ class ReplicaPlan:
         workload: what the prompts promise, as far as it is known; the same on every rank.
         num_spare_branches: branches of one token in the draft's cache, for use outside of rounds.
         num_halvings: how often the batch was halved because memory ran out.
+        num_seqs: sequences at a time, as memory has room for; None before that is known.
         may_give_back: only an engine runs the target, so that its windowed layers may hold what they see.
     """
 
@@ -65,6 +66,7 @@ class ReplicaPlan:
     workload: Workload = UNKNOWN_WORK
     num_spare_branches: int = 0
     num_halvings: int = 0
+    num_seqs: int | None = None
     may_give_back: bool = True
 
     @cached_property
@@ -74,7 +76,13 @@ class ReplicaPlan:
     @cached_property
     def scheduling(self) -> SchedulerSettings:
         """Limits of a batch whose draft does not work ahead."""
-        return batch_limits(self.config, self.models, self.num_halvings)
+        return batch_limits(
+            self.config,
+            self.models,
+            self.topology.device.type,
+            num_halvings=self.num_halvings,
+            num_seqs=self.num_seqs,
+        )
 
     @property
     def is_asynchronous(self) -> bool:
@@ -119,10 +127,11 @@ class ReplicaPlan:
         most, chooser = policy.max_draft_tokens, None
         if config.is_asynchronous:
             # With --overlap asynchronous the same in all rounds, so that a restart repeats every block. Not
-            # of the halved batch: block lengths depend on it, and must not depend on the memory.
+            # of the batch that memory has room for: block lengths must not depend on that.
+            most_slots = batch_limits(config, self.models, self.topology.device.type).num_slots
             ahead = plan_asynchronous(
                 costs,
-                num_rows=self.workload.rows_at_a_time(batch_limits(config, self.models).num_slots),
+                num_rows=self.workload.rows_at_a_time(most_slots),
                 max_draft_tokens=most,
                 num_branches=config.num_branches,
                 acceptance=ASSUMED_ACCEPTANCE,

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from specdist.config.generate import GenerateConfig
+from specdist.config.groups import HOST_SEQS
 from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.draft.channels import ToRank
 from specdist.engine.draft.client import Draft
@@ -59,7 +60,7 @@ def build_replica(
     activity = activity or Activity()
     loaded = load_models(plan.config, plan.models, plan.topology, activity)
     activity.begin("sizing the cache")
-    pages, graph_bytes = _agree_on_pages(plan, loaded, activity)
+    plan, pages, graph_bytes = _agree_on_pages(plan, loaded, activity)
     assembly = plan.assembly(pages)
     if loaded.target is not None:
         assembly.allocate(loaded.target)
@@ -77,15 +78,50 @@ def build_replica(
     return Replica(plan, loaded, pages=pages, costs=costs, measure=measure)
 
 
-def _agree_on_pages(plan: ReplicaPlan, loaded: LoadedModels, activity: Activity) -> tuple[CachePages, int]:
+def _agree_on_pages(
+    plan: ReplicaPlan, loaded: LoadedModels, activity: Activity
+) -> tuple[ReplicaPlan, CachePages, int]:
     """The pages that fit into the memory of every rank, since all follow one page table; and this rank's
-    bytes for recorded passes: see :attr:`CacheRoom.graph_bytes`."""
+    bytes for recorded passes: see :attr:`CacheRoom.graph_bytes`. The plan then says how many sequences there
+    is room for."""
+    if plan.config.fills_memory(plan.topology.device.type):
+        plan = _with_room(plan, loaded)
     if plan.topology.device.type == "cuda" and plan.topology.world_size > 1:
         # What cannot fit is refused before a rank runs out of memory in a collective.
         _rooms(plan, loaded, is_connected=False)
         _connect(plan, loaded, activity)
     own, least = _rooms(plan, loaded)
-    return CachePages(least.num_pages, least.windowed), own.graph_bytes
+    return plan, CachePages(least.num_pages, least.windowed), own.graph_bytes
+
+
+def _with_room(plan: ReplicaPlan, loaded: LoadedModels) -> ReplicaPlan:
+    """With the most sequences, halved from all that may run, for which the cache has room beside what their
+    passes need: for half of a typical context of each, which is known from prompts and the most tokens of
+    completions. The same on all ranks. Sequences get pages as they grow, so that more of them run while they
+    are short; if the pages run out, the youngest waits."""
+    least_seqs = min(HOST_SEQS, plan.scheduling.max_num_seqs)
+    num_seqs = plan.scheduling.max_num_seqs
+    while True:
+        plan = dataclasses.replace(plan, num_seqs=num_seqs)
+        rooms = gathered(plan.topology, _room(plan, loaded, is_connected=False)())
+        wanted = plan.scheduling.num_slots * plan.workload.num_context_tokens // 2
+        if num_seqs <= least_seqs or min(room.num_pages for room in rooms) * PAGE_SIZE >= wanted:
+            return plan
+        num_seqs = max(least_seqs, num_seqs // 2)
+
+
+def _room(plan: ReplicaPlan, loaded: LoadedModels, *, is_connected: bool) -> Callable[..., CacheRoom]:
+    """Of this rank; to be called, with ``windowed`` layers if there are any."""
+    return partial(
+        room_for_cache,
+        plan.config,
+        plan.models,
+        plan.topology,
+        plan.limits,
+        target=loaded.target,
+        draft=loaded.draft,
+        is_connected=is_connected,
+    )
 
 
 def _rooms(
@@ -98,16 +134,7 @@ def _rooms(
     if loaded.target is not None and plan.may_give_back:
         window = longest_window(loaded.target.windows.values(), plan.scheduling.max_seq_len)
         windowed = window and plan.scheduling.windowed_layers(window, PAGE_SIZE)
-    room = partial(
-        room_for_cache,
-        plan.config,
-        plan.models,
-        plan.topology,
-        limits,
-        target=loaded.target,
-        draft=loaded.draft,
-        is_connected=is_connected,
-    )
+    room = _room(plan, loaded, is_connected=is_connected)
     whole = room()
     own = whole, (room(windowed=windowed) if windowed else whole)
     everywhere = gathered(plan.topology, own)

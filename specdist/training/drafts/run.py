@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from specdist.config.generate import GenerateConfig
+from specdist.config.groups import HOST_SEQS
 from specdist.config.removed import OF_DISTILL
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.store.files import write_json
@@ -279,7 +280,7 @@ def _cost_ratio(config: DistillConfig, models: ModelPlan, student: Student) -> f
         return config.cost_ratio
     costs = frozen_costs(_run_folder(config))
     if costs is not None and models.draft is not None:
-        num_rows = config.max_num_seqs
+        num_rows = config.max_num_seqs or HOST_SEQS
         found = float(costs.draft.look_up(num_rows)) / float(costs.target.look_up(num_rows))
         return found * student.num_parameters / _num_parameters(models.draft)
     return student.num_parameters / _num_parameters(models.target)

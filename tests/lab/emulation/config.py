@@ -64,6 +64,9 @@ class EmulationConfig(PolicyOptions):
         "auto", help="auto = the configuration's; bfloat16 for a shape"
     )
     tp_size: int = option(1, help="GPUs that share the target", at_least=1)
+    target_quantization: Literal["float8", "int8", "int4"] | None = option(
+        None, help="narrow weights of the target"
+    )
 
     # The Markov pair
     acceptance: float = option(

@@ -76,7 +76,8 @@ class Emulation:
     def __init__(self, config: EmulationConfig) -> None:
         """Raises :class:`UserError` for models or a GPU that cannot be used."""
         self._config = config
-        target, dtype = open_model("--target", config.target, config.dtype)
+        quantization = config.target_quantization
+        target, dtype = open_model("--target", config.target, config.dtype, quantization=quantization)
         draft, _ = open_model("--draft", config.draft, config.dtype)
         gpu = find_gpu(config.emulate, dtype, config.calibration)
         context_tokens = config.prompt_tokens + config.output_tokens / 2
