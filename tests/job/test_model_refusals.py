@@ -228,7 +228,6 @@ def test_an_unusable_model_folder_is_refused(
 @pytest.mark.parametrize(
     ("family", "settings", "tp_size", "fragments"),
     [
-        ("gpt2", {"n_head": 4}, 2, ["family gpt2", "cannot be cut over ranks", "--tp_size 1"]),
         (
             "gpt_neo",
             {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]]},
@@ -246,14 +245,18 @@ def test_an_unusable_model_folder_is_refused(
             1,
             ["family diffllama", "implement (two attentions in a layer)"],
         ),
-        ("gpt_bigcode", {"n_head": 4}, 2, ["--tp_size 2", "key/value heads (1)"]),
         (
             "llama",
             {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3},
             2,
             ["--tp_size 2", "heads (6)", "heads (3)"],
         ),
-        ("llama", {"num_attention_heads": 4, "num_key_value_heads": 2}, 4, ["--tp_size 4", "heads (2)"]),
+        (
+            "llama",
+            {"hidden_size": 96, "num_attention_heads": 12, "num_key_value_heads": 3},
+            4,
+            ["--tp_size 4", "heads (3)"],
+        ),
     ],
 )
 def test_a_family_that_cannot_run_is_refused_by_name(

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.files.sizes import model_size
 from specdist.models.loading.loading import load_sharded
+from specdist.models.passes.runner import Acceleration, ModelRunner
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave
 
@@ -21,6 +22,8 @@ for folder in sys.argv[1:]:
         checkpoint, dtype=torch.float32, device=topology.device, group=group, vocab_size=VOCAB_SIZE
     )
     held = sum(weight.numel() for weight in model.parameters()) * FLOAT_BYTES
-    predicted = model_size(folder, checkpoint.config, FLOAT_BYTES).weight_bytes(2)
-    assert held == predicted, f"{folder}: {held} bytes held, {predicted} predicted"
+    predicted = model_size(folder, checkpoint.config, FLOAT_BYTES)
+    assert held == predicted.weight_bytes(2), f"{folder}: {held} held, {predicted.weight_bytes(2)} predicted"
+    runner = ModelRunner(model, topology.device, Acceleration())
+    assert runner.bytes_per_page(1) == predicted.cache_bytes_per_token(2), folder
 leave()

@@ -50,6 +50,11 @@ def test_a_ranks_weights_are_those_that_it_holds(tmp_path: Path) -> None:
         config.intermediate_size = 128
         folders.append(str(tmp_path / family))
         AutoModelForCausalLM.from_config(config).save_pretrained(folders[-1])
+    # One key/value head, which both ranks have.
+    for family in ("llama", "phi3"):
+        model = tiny_model(family, intermediate_size=128, num_key_value_heads=1)
+        folders.append(str(tmp_path / f"{family}-shared"))
+        model.save_pretrained(folders[-1])
     run_ranks("tests.models.sharded_sizes", 2, *folders)
 
 
@@ -73,13 +78,15 @@ def test_a_window_bounds_what_is_read_and_not_what_is_kept() -> None:
 
 
 def test_ranks_divide_heads_and_key_value_heads() -> None:
-    assert size_of("llama").tp_sizes(8) == [1, 2]
+    # Of 4 heads, and 2 of keys and of values, which 4 ranks share.
+    assert size_of("llama").tp_sizes(8) == [1, 2, 4]
     # DeepSpeed does not shard them; and where the draft takes the only GPU, none is left.
     for family in {*UNSHARDABLE_FAMILIES} & {*FAMILIES}:
         assert (size_of(family).tp_sizes(8), size_of(family).tp_sizes(0)) == ([1], [])
     config = SHAPES["70b"].llama_config(num_layers=80, dtype=torch.bfloat16)
     large = model_size("70b", config, 2)
-    assert large.tp_sizes(16) == [1, 2, 4, 8]
+    assert large.tp_sizes(16) == [1, 2, 4, 8, 16]
     # 80 layers, 8 heads of 128, keys and values of 2 bytes.
     assert large.cache_bytes_per_token(1) == 80 * 8 * 128 * 2 * 2
     assert large.cache_bytes_per_token(4) * 4 == large.cache_bytes_per_token(1)
+    assert large.cache_bytes_per_token(16) * 8 == large.cache_bytes_per_token(1)

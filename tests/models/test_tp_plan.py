@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from specdist.models.loading.tp_layers import place_cut_layers
+from specdist.models.loading.tp_layers import own_ranges, place_cut_layers
 from specdist.models.loading.tp_plan import planned_cuts
 from specdist.models.recurrent.cuts import NORM, PlannedCut
 from tests.models.all_families import build
@@ -19,8 +19,8 @@ def styles(family: str, layer: str) -> dict[str, PlannedCut]:
 
 def test_parts_of_joined_projections_are_cut_by_themselves() -> None:
     assert styles("phi3", "model.layers.1.") == {
-        "self_attn.qkv_proj": PlannedCut("packed_colwise", (64, 32, 32)),
-        "self_attn.o_proj": PlannedCut("rowwise"),
+        "self_attn.qkv_proj": PlannedCut("packed_colwise", (64, 32, 32), True, 2),
+        "self_attn.o_proj": PlannedCut("rowwise", is_of_heads=True),
         "mlp.gate_up_proj": PlannedCut("packed_colwise", (96, 96)),
         "mlp.down_proj": PlannedCut("rowwise"),
     }
@@ -50,6 +50,25 @@ def test_families_without_a_plan_of_transformers_have_one_here(family: str) -> N
     assert {cut.style for cut in styles(family, layer).values()} == {"colwise", "rowwise"}
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "keys"),
+    [(1, [(64, 96)]), (2, [(64, 80), (80, 96)]), (4, [(64, 80), (64, 80), (80, 96), (80, 96)])],
+)
+def test_ranks_share_key_value_heads_that_are_fewer(num_ranks: int, keys: list[tuple[int, int]]) -> None:
+    """Of 4 heads of 16 numbers, and 2 of keys and of values: the ranks with a query's keys are its own."""
+    cut = PlannedCut("packed_colwise", (64, 32, 32), True, 2)
+    for rank, (begin, end) in enumerate(keys):
+        size = 64 // num_ranks
+        queries = range(rank * size, (rank + 1) * size)
+        assert own_ranges(cut, 128, rank, num_ranks) == (
+            queries,
+            range(begin, end),
+            range(begin + 32, end + 32),
+        )
+    with pytest.raises(ValueError, match="3 ranks do not divide"):
+        own_ranges(cut, 128, 0, 3)
+
+
 def test_a_mixture_keeps_transformers_styles_of_its_experts() -> None:
     found = styles("mixtral", "model.layers.0.")
     assert found["mlp.experts"] == PlannedCut("moe_tp_experts")
@@ -63,5 +82,6 @@ def test_what_cannot_be_cut_is_refused_by_its_name(monkeypatch: pytest.MonkeyPat
         model = build("llama")
     model._tp_plan["model.layers.*.mlp.up_proj"] = "spiral"
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
     with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj, a Linear, by 'spiral'"):
         place_cut_layers(model, planned_cuts(model), None)

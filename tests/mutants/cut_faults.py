@@ -6,9 +6,17 @@ FOUR_RANKS = "tests/models/test_parity.py::test_slices_of_four_ranks_match_plain
 PLANS = "tests/models/test_tp_plan.py::"
 
 CUT_FAULTS = (
-    Mutant("joined-projections-cut-as-one-block", "JoinedLinear.__init__",
-        "(parts, where",
-        "((sum(parts),), where",
+    Mutant("joined-projections-cut-as-one-block", "own_ranges",
+        "parts = cut.parts or (width,)",
+        "parts = (width,)",
+        (FOUR_RANKS,)),
+    Mutant("key-value-heads-dealt-in-turn", "own_ranges",
+        "rank // repeats * size",
+        "rank % (num_ranks // repeats) * size",
+        (FOUR_RANKS,)),
+    Mutant("repeated-heads-normed-as-if-once", "NormOverRanks.__init__",
+        "self.whole_width *= cut.num_repeats(num_ranks)",
+        "self.whole_width *= 1",
         (FOUR_RANKS,)),
     Mutant("norm-over-the-heads-of-this-rank-alone", "NormOverRanks.forward",
         "dist.all_reduce(squares_T1, group=self.mp_group)",

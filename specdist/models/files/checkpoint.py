@@ -39,8 +39,8 @@ SMALL_FILE_SUFFIXES = (".json", ".model", ".txt", ".jinja")
 HUB_PATTERNS = ["*.safetensors", *(f"*{suffix}" for suffix in SMALL_FILE_SUFFIXES)]
 FINGERPRINT_BYTES = 2**20
 # What does not fit a family is found when it is cut (specdist.models.loading.cutting). Not so for these: with
-# the first two DeepSpeed fails with an assertion, and X-MOD looks at values.
-UNSHARDABLE_FAMILIES = ("gpt2", "gpt_neo", "xmod")
+# the first DeepSpeed fails with an assertion, and X-MOD looks at values.
+UNSHARDABLE_FAMILIES = ("gpt_neo", "xmod")
 # What configurations call the number of experts.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Layers that keep a state, and not every token: specdist.models.recurrent.
@@ -263,14 +263,19 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
     if family in UNSHARDABLE_FAMILIES:
         raise UserError(f"{what} is of the family {family}, which cannot be cut over ranks: use --tp_size 1")
     num_heads = config.num_attention_heads
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    if getattr(config, "multi_query", False):
-        num_kv_heads = 1
-    if num_heads % tp_size or num_kv_heads % tp_size:
+    num_kv_heads = kv_heads_of(config)
+    if num_heads % tp_size or (num_kv_heads % tp_size and tp_size % num_kv_heads):
         raise UserError(
-            f"--tp_size {tp_size} must divide the attention heads ({num_heads}) and the key/value heads "
-            f"({num_kv_heads}) of {what}"
+            f"--tp_size {tp_size} must divide the attention heads ({num_heads}) of {what}, and divide its "
+            f"key/value heads ({num_kv_heads}) or be a multiple of them"
         )
+
+
+def kv_heads_of(config: Any) -> int:
+    """Key/value heads by a text model's configuration."""
+    if getattr(config, "multi_query", False):
+        return 1
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 def _ids(found: Any) -> frozenset[int] | None:

@@ -23,8 +23,8 @@ from transformers.pytorch_utils import Conv1D
 from specdist.models.attention.expanding import Expansion
 from specdist.models.attention.latent import can_absorb, expansion_of_layer
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
-from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class, without_towers
-from specdist.models.loading.tp_plan import WHOLE, planned_cuts
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class, kv_heads_of, without_towers
+from specdist.models.loading.tp_plan import SUMMED, WHOLE, planned_cuts
 from specdist.models.quantized.quantized import Quantization, linear_layers
 from specdist.models.quantized.quantized_weights import LayerFormat, ProductKind
 from specdist.models.recurrent.cuts import NORM, ROWWISE
@@ -33,8 +33,6 @@ from specdist.models.recurrent.cuts import NORM, ROWWISE
 SLIDING = ("sliding_attention", "local")
 # One after attention, one after the feed-forward part.
 ALL_REDUCES_PER_LAYER = 2
-# The matrices before an all-reduce, whose bias is whole on every rank.
-SUMMED = ("o_proj", "down_proj", "dense_4h_to_h", "attention.dense", "self_attn.dense", "fc2")
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,9 @@ class LayerCache:
     expansion: Expansion | None = None
 
     def num_numbers(self, tp_size: int) -> int:
-        """That one rank keeps of a token."""
-        return self.width if self.is_latent else self.num_heads // tp_size * (self.width + self.value_width)
+        """That one rank keeps of a token, of at least one head."""
+        own = max(1, self.num_heads // tp_size)
+        return self.width if self.is_latent else own * (self.width + self.value_width)
 
     def tokens_read(self, context_tokens: float) -> float:
         """Tokens whose keys and values one new token reads."""
@@ -136,6 +135,7 @@ class ModelSize:
             ``num_embedding``: in tables of which a pass reads single rows.
         num_head: in the output head, sharded along the vocabulary. A head that is tied to the embedding takes
             memory of its own on several ranks, and none on one.
+        num_of_keys: of those that are cut, what makes keys and values: several ranks may hold the same.
         widest_product: largest output width of a sharded matrix other than the head.
         keeps_scores: attention caps its scores or has sinks, which only kernels do without all scores.
         is_shardable: whether DeepSpeed can shard the family.
@@ -165,6 +165,7 @@ class ModelSize:
     layers: tuple[LayerCache, ...]
     max_positions: int
     num_whole_products: int = 0
+    num_of_keys: int = 0
     num_state_numbers: int = 0
     num_read_numbers: int = 0
     num_quantized: int = 0
@@ -188,7 +189,9 @@ class ModelSize:
     def weight_bytes(self, tp_size: int) -> int:
         """Bytes of weights on one rank: of all experts, whichever are chosen."""
         head = 0 if self.is_tied and tp_size == 1 else -(-self.num_head // tp_size)
-        plain = (self.num_cut - self.num_quantized) // tp_size + self.num_whole + self.num_embedding + head
+        kv_heads = min((layer.num_heads for layer in self.layers if not layer.is_latent), default=tp_size)
+        cut = (self.num_cut - self.num_quantized - self.num_of_keys) // tp_size
+        plain = cut + self.num_of_keys // min(kv_heads, tp_size) + self.num_whole + self.num_embedding + head
         experts = sum(
             each.num_layers * each.num_experts * each.rank_bytes(tp_size, self.bytes_per_number)
             for each in self.experts
@@ -253,10 +256,11 @@ class ModelSize:
         return self.cache_bytes_per_number or self.bytes_per_number
 
     def tp_sizes(self, most: int) -> list[int]:
-        """Numbers of ranks up to ``most`` that can shard it: they divide its heads and key/value heads."""
-        heads = (self.num_query_heads, *(layer.num_heads for layer in self.layers if not layer.is_latent))
+        """Numbers of ranks up to ``most`` that can shard it; several may share a key/value head."""
+        kv_heads = {layer.num_heads for layer in self.layers if not layer.is_latent}
         most = most if self.is_shardable else min(most, 1)
-        return [size for size in range(1, most + 1) if not any(count % size for count in heads)]
+        sizes = [size for size in range(1, most + 1) if self.num_query_heads % size == 0]
+        return [size for size in sizes if all(max(size, n) % min(size, n) == 0 for n in kv_heads)]
 
 
 def model_size(
@@ -279,8 +283,8 @@ def model_size(
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = head is not None and head.weight is embedding.weight
     num_head = sum(weight.numel() for weight in head.parameters()) if head is not None else 0
-    parameters = {id(weight): weight.numel() for weight in model.parameters()}
-    num_cut = num_embedding = num_whole_products = 0
+    num_parameters = sum({id(weight): weight.numel() for weight in model.parameters()}.values())
+    num_cut = num_embedding = num_whole_products = num_of_keys = 0
     cuts = planned_cuts(model)
     styles = {name: cut.style for name, cut in cuts.items() if cut.style not in WHOLE}
     experts = _experts(model, text.hidden_size, quantization)
@@ -297,20 +301,19 @@ def model_size(
                 num_whole_products += module.weight.numel()
                 continue
             num_cut += module.weight.numel()
+            num_of_keys += cuts[module_name].num_of_keys(module.weight.numel()) if cuts else 0
             is_summed = styles[module_name] == ROWWISE if cuts else module_name.endswith(SUMMED)
             if module.bias is not None and not is_summed:
                 num_cut += module.bias.numel()
         elif styles.get(module_name) == NORM:
             num_cut += sum(weight.numel() for weight in module.parameters())
     numbers, num_bytes = _quantized(model, quantization)
-    num_parameters = sum(parameters.values())
-    num_own_head = 0 if is_tied else num_head
     return ModelSize(
         name=name,
         bytes_per_number=bytes_per_number,
         num_parameters=num_parameters,
         num_cut=num_cut,
-        num_whole=num_parameters - num_cut - num_embedding - num_own_head - num_expert_numbers,
+        num_whole=num_parameters - num_cut - num_embedding - num_head * (not is_tied) - num_expert_numbers,
         num_embedding=num_embedding,
         num_head=num_head,
         is_tied=is_tied,
@@ -325,6 +328,7 @@ def model_size(
         # Those of an EAGLE-3 draft need no table: its configuration's number is that of its training.
         max_positions=sys.maxsize if is_eagle(config) else text.max_position_embeddings,
         num_whole_products=num_whole_products,
+        num_of_keys=num_of_keys,
         num_state_numbers=text.hidden_size if is_eagle(config) else 0,
         num_read_numbers=model.state_width if isinstance(model, LlamaForCausalLMEagle3) else 0,
         num_quantized=sum(numbers.values()),
@@ -390,7 +394,6 @@ def _layers(text: Any, model: nn.Module, number_bytes: int) -> tuple[LayerCache,
         kinds = [SLIDING[0] if slides else ""] * text.num_hidden_layers
     layers = []
     for own, kind in zip(configs, kinds, strict=True):
-        num_kv_heads = getattr(own, "num_key_value_heads", None) or own.num_attention_heads
         width = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
-        layers.append(LayerCache(num_kv_heads, width, width, window if kind in SLIDING else None))
+        layers.append(LayerCache(kv_heads_of(own), width, width, window if kind in SLIDING else None))
     return tuple(layers)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.files.checkpoint import Checkpoint, kv_heads_of
 from specdist.models.loading.dry_run import dry_run
 from specdist.models.loading.experts import cut_experts, cut_of
 from specdist.models.loading.tp_plan import planned_cuts
@@ -87,6 +87,9 @@ def _cut_blocks(model: PreTrainedModel, dtype: torch.dtype, group: dist.ProcessG
         place_cut_layers(model, cuts, group)
         join_sharding()
         return model
+    num_kv_heads = kv_heads_of(model.config.get_text_config())
+    if num_kv_heads % dist.get_world_size(group):
+        raise ValueError(f"for DeepSpeed its {num_kv_heads} key/value heads are too few")
     with _without_memory(model):
         engine = deepspeed.init_inference(
             model,

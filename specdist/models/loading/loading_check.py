@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +136,10 @@ def check_loading(
         return LoadingCheck(reason=_reason(error))
     rounds = any(form.activations is not None for form, _ in stored.rounded.values())
     least = LEAST_ROUNDED_TOLERANCE if rounds else LEAST_TOLERANCE
+    exact, rounded = (
+        {name: _repeated(name, wanted, whole) for name, wanted in computed.items()}
+        for computed in (exact, rounded)
+    )
     lacking = {quantity.removeprefix("fast ") for quantity in loaded} ^ set(exact)
     if lacking:
         return LoadingCheck(reason=f"only one of the two computations has {', '.join(sorted(lacking))}")
@@ -165,6 +170,15 @@ def _of_all_ranks(part: Part, group: dist.ProcessGroup | None) -> list[Part]:
         parts *= dist.get_world_size(group)
         dist.all_gather_object(parts, part, group=group)
     return parts
+
+
+def _repeated(quantity: str, wanted: Tensor, parts: Sequence[dict[str, Tensor]]) -> Tensor:
+    """As the ranks together have it: with fewer key/value heads than ranks each has one."""
+    if quantity.endswith("logits") or quantity not in parts[0]:
+        return wanted
+    width = parts[0][quantity].shape[1]
+    repeats = max(1, width * len(parts) // wanted.shape[1])
+    return wanted.unflatten(1, (-1, width)).repeat_interleave(repeats, dim=1).flatten(1)
 
 
 def _compared(

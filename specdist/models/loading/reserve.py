@@ -239,7 +239,7 @@ def mask_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
     float32."""
     has_latents = any(layer.is_latent for layer in model.layers)
     num_kv_heads = max((layer.num_heads for layer in model.layers), default=1)
-    repeats = model.num_query_heads // (tp_size if has_latents else num_kv_heads)
+    repeats = model.num_query_heads // (tp_size if has_latents else max(tp_size, num_kv_heads))
     number = model.bytes_per_number
     per_pair = repeats * number + number + 1
     if model.keeps_scores:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
+from specdist.models.files.checkpoint import kv_heads_of
 from specdist.models.recurrent.cuts import COLWISE, NORM, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.kinds import mixers_of
 
@@ -33,10 +36,18 @@ SPLIT = {"o_proj": ROWWISE, "down_proj": ROWWISE}
 REPLACED = {"colwise_gather_output": GATHERED, "colwise_rep": GATHERED, "rowwise_split_input": SPLIT}
 NORMED = {"q_norm": "q_proj", "k_norm": "k_proj"}
 
+# Before an all-reduce in families without a plan; their bias is whole on every rank.
+SUMMED = ("o_proj", "down_proj", "dense_4h_to_h", "attention.dense", "self_attn.dense", "fc2")
+KEYS_VALUES = {"k_proj", "v_proj", "k_norm"}
+# In the name of joined projections.
+QUERIES_TOO = r"qkv|c_attn"
+
 # Output projections of attention and feed-forward parts, and what is cut before them: plans leave some out.
 BEFORE = {
     "o_proj": {
-        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj"), COLWISE),
+        **dict.fromkeys(
+            ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "g_proj"), COLWISE
+        ),
         "sinks": COLWISE,
     },
     "down_proj": {"gate_proj": COLWISE, "up_proj": COLWISE, "gate_up_proj": PACKED},
@@ -48,9 +59,12 @@ LFM2 = {
     "layers.*.feed_forward.w1": COLWISE, "layers.*.feed_forward.w3": COLWISE,
     "layers.*.feed_forward.w2": ROWWISE,
 }  # fmt: skip
+GPT2 = {
+    "h.*.attn.c_attn": PACKED, "h.*.attn.c_proj": ROWWISE,
+    "h.*.mlp.c_fc": COLWISE, "h.*.mlp.c_proj": ROWWISE,
+}  # fmt: skip
 # Of families for which transformers has no plan, or not all of it, and DeepSpeed's rules by name do not fit.
 PLANS: dict[str, dict[str, str]] = {
-    "hunyuan_v1_dense": {"layers.*.self_attn.o_proj": ROWWISE},
     "bitnet": {"layers.*.self_attn.attn_sub_norm": NORM, "layers.*.mlp.ffn_sub_norm": NORM},
     "persimmon": {
         "layers.*.self_attn.query_key_value": COLWISE, "layers.*.self_attn.dense": ROWWISE,
@@ -61,6 +75,16 @@ PLANS: dict[str, dict[str, str]] = {
     },
     **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), LFM2),
     "gpt_oss": {"layers.*.mlp.experts": EXPERTS},
+    "gpt2": GPT2,
+    "gpt_bigcode": GPT2,
+    "modernbert-decoder": {
+        **{f"layers.*.attn.{name}_proj": COLWISE for name in "qkv"}, "layers.*.attn.Wo": ROWWISE,
+        "layers.*.mlp.Wi": PACKED, "layers.*.mlp.Wo": ROWWISE,
+    },
+    "ctrl": {
+        **{f"h.*.multi_head_attention.W{name}": COLWISE for name in "qkv"},
+        "h.*.multi_head_attention.dense": ROWWISE, "h.*.ffn.0": COLWISE, "h.*.ffn.2": ROWWISE,
+    },
 }  # fmt: skip
 
 
@@ -78,25 +102,28 @@ def planned_cuts(model: PreTrainedModel) -> dict[str, PlannedCut]:
             style = REPLACED[style].get(_last(name))
         if style is not None and (name in modules or name.rpartition(".")[0] in modules):
             styles[name] = style
-    if styles:
-        styles |= _unnamed(modules, styles)
+    styles |= _unnamed(modules, styles)
     for name, module in modules.items():
         projection = f"{name.rpartition('.')[0]}.{NORMED.get(_last(name))}"
         # One that norms each head by itself is narrower, and whole on every rank.
         if styles.get(projection) == COLWISE and _width(module) == _width(modules[projection]):
             styles[name] = NORM
-    cuts = {
-        name: PlannedCut(
-            style,
-            _joined(name, modules, styles)
-            if style == PACKED and isinstance(modules.get(name), nn.Linear)
-            else (),
-        )
-        for name, style in styles.items()
-    }
-    for owner, mixer in mixers_of(model).items():
-        cuts |= {f"{owner}.{part}": cut for part, cut in mixer.cuts.items()}
-    return cuts
+    num_kv_heads = kv_heads_of(model.config.get_text_config())
+    found = {}
+    for name, style in styles.items():
+        owner = modules.get(name.rpartition(".")[0])
+        parts = _joined(name, modules, styles) if style == PACKED and name in modules else ()
+        is_of_heads = "Attention" in type(owner).__name__
+        num_own = 0
+        if is_of_heads and (_last(name) in KEYS_VALUES or len(parts) == 3):
+            width = parts[1] if parts else _width(modules[name])
+            head_width = getattr(owner, "head_dim", None)
+            # Layers may differ.
+            num_own = num_kv_heads if head_width is None else width // head_width
+        found[name] = PlannedCut(style, parts, is_of_heads, num_own)
+    for name, mixer in mixers_of(model).items():
+        found |= {f"{name}.{part}": replace(cut, is_of_heads=True) for part, cut in mixer.cuts.items()}
+    return found
 
 
 def _unnamed(modules: Mapping[str, nn.Module], styles: Mapping[str, str]) -> dict[str, str]:
@@ -124,7 +151,9 @@ def _own_plans(model: PreTrainedModel) -> dict[str, str]:
     plan: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel) and module.base_model is module:
-            found = PLANS.get(module.config.model_type, {})
+            # The projections of gpt_bigcode are joined head by head, if each head has its own keys.
+            is_known = getattr(module.config, "multi_query", True)
+            found = PLANS.get(module.config.model_type, {}) if is_known else {}
             plan |= {f"{name}.{pattern}".removeprefix("."): style for pattern, style in found.items()}
     return plan
 
@@ -138,15 +167,23 @@ def _joined(name: str, modules: Mapping[str, nn.Module], styles: Mapping[str, st
     if len(takers) != 1:
         return ()  # how it is joined is not known
     taker, joined = modules[takers[0]], modules[name]
-    assert isinstance(taker, nn.Linear) and isinstance(joined, nn.Linear)
-    width, left = taker.in_features, joined.out_features - taker.in_features
-    return (width, left // 2, left // 2) if "qkv" in _last(name) else (width, left)
+    width, left = _inputs(taker), _width(joined) - _inputs(taker)
+    return (width, left // 2, left // 2) if re.search(QUERIES_TOO, _last(name)) else (width, left)
 
 
 def _width(module: nn.Module) -> int:
     """Outputs of a linear layer, numbers of a norm."""
     weight = getattr(module, "weight", None)
+    if isinstance(module, Conv1D):
+        return module.nf
     return len(weight) if isinstance(weight, Tensor) else 0
+
+
+def _inputs(module: nn.Module) -> int:
+    if isinstance(module, Conv1D):
+        return module.nx
+    assert isinstance(module, nn.Linear)
+    return module.in_features
 
 
 def _last(name: str) -> str:

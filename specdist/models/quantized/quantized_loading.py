@@ -7,7 +7,6 @@ scales from the whole matrix, so that they do not depend on the number of ranks.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.files.sizes import SUMMED
 from specdist.models.files.weight_names import WeightNames
-from specdist.models.loading.tp_plan import GRAIN, WHOLE, planned_cuts
+from specdist.models.loading.tp_plan import GRAIN, SUMMED, WHOLE, planned_cuts
 from specdist.models.quantized.quantized import Quantization, linear_layers, quantization_of
 from specdist.models.quantized.quantized_linear import Cut, QuantizedLinear
 from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWeight, from_stored, quantize
@@ -177,15 +175,15 @@ def place_layers(model: nn.Module, parts: QuantizedParts) -> dict[str, Quantized
 def _cut_of(name: str, plain: nn.Module) -> Cut | None:
     if type(plain) is nn.Linear:
         return None
-    from deepspeed.module_inject.layers import LinearAllreduce, LinearLayer, SubParamColumnParallel
+    from deepspeed.module_inject.layers import LinearAllreduce, LinearLayer
+
+    from specdist.models.loading.tp_layers import ColumnLinear
 
     index: Any = plain.tp_index
     group: Any = plain.mp_group
     assert isinstance(group, dist.ProcessGroup)
-    if isinstance(plain, SubParamColumnParallel) and plain._subparam_sizes is not None:
-        begins = itertools.accumulate(plain._subparam_sizes, initial=0)
-        pieces = zip(begins, plain._subparam_shard_widths, strict=False)
-        return Cut(0, tuple(range_of_part(widths, index, begin) for begin, widths in pieces), group)
+    if isinstance(plain, ColumnLinear):
+        return Cut(0, plain.ranges, group)
     if type(plain) not in (LinearAllreduce, LinearLayer):
         raise UserError(
             f"{name} is quantised, and DeepSpeed cuts it as {type(plain).__name__}, which this package does "
@@ -205,16 +203,17 @@ def _check_borders(
 ) -> None:
     from deepspeed.module_inject.tp_shard import AutoTPMeta, get_shard_size_list
 
+    from specdist.models.loading.tp_layers import own_ranges
+
     is_summed = name.endswith(SUMMED) if planned is None else planned.style == ROWWISE
     dim = 1 if is_summed else 0
-    meta = AutoTPMeta.from_model_config(checkpoint.config.get_text_config(), GRAIN)
-    joined = planned.parts if planned is not None and planned.parts else (shape[dim],)
-    sizes = [
-        size
-        for part in joined
-        for size in get_shard_size_list(part, tp_size, meta, ".".join(name.split(".")[-2:]))
-    ]
     border = form.border(dim)
+    if planned is None:
+        meta = AutoTPMeta.from_model_config(checkpoint.config.get_text_config(), GRAIN)
+        sizes = get_shard_size_list(shape[dim], tp_size, meta, ".".join(name.split(".")[-2:]))
+    else:
+        parts = [own_ranges(planned, shape[dim], rank, tp_size) for rank in range(tp_size)]
+        sizes = [len(own) for ranges in parts for own in ranges]
     uneven = [size for size in sizes[:-1] if size % border]
     if uneven:
         raise UserError(

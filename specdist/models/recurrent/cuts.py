@@ -19,7 +19,26 @@ class PlannedCut:
         parts: outputs of each of the joined projections (``packed_colwise``) of a linear layer, empty where
             the plan does not tell how they are joined; of :data:`EQUAL` widths of joined channels, which are
             one by default.
+        is_of_heads: it is cut between heads, in equal pieces, and not as feed-forward parts are.
+        num_kv_heads: of keys or values: alone, or as the last two of three parts.
     """
 
     style: str
     parts: tuple[int, ...] = ()
+    is_of_heads: bool = False
+    num_kv_heads: int = 0
+
+    def num_of_keys(self, num_numbers: int) -> int:
+        """Of so many in a weight, those that make keys and values."""
+        if not self.num_kv_heads:
+            return 0
+        return num_numbers * sum(self.parts[1:]) // sum(self.parts) if self.parts else num_numbers
+
+    def num_repeats(self, num_ranks: int) -> int:
+        """Ranks that have the same key/value head. Raises ValueError if it is not the same for all heads."""
+        if not self.num_kv_heads or self.num_kv_heads % num_ranks == 0:
+            return 1
+        repeats, rest = divmod(num_ranks, self.num_kv_heads)
+        if rest:
+            raise ValueError(f"{num_ranks} ranks do not divide {self.num_kv_heads} key/value heads")
+        return repeats
