@@ -12,6 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
+# By their bits: a sign, two of an exponent, and one of a fraction.
+HALF_FLOAT4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+FLOAT4 = torch.cat([HALF_FLOAT4, -HALF_FLOAT4])
 GROUP = 32
 BLOCK = 32
 
@@ -87,6 +90,29 @@ def packed(bits: int, *, is_symmetric: bool = True, columns: int | None = GROUP)
     return store
 
 
+def float4(columns: int, global_name: str | None, name: str = "weight_packed") -> Store:
+    """Of four bits: NVFP4, whose scales are float8 and share one, and MXFP4, whose scales are powers of 2."""
+
+    def store(weight: Tensor) -> dict[str, Tensor]:
+        groups = weight.reshape(len(weight), -1, columns)
+        largest = groups.abs().amax(-1) / 6
+        if global_name is None:
+            exponents = largest.log2().ceil().clamp(-127, 127)
+            parts, scales = {"weight_scale": (exponents + 127).to(torch.uint8)}, 2**exponents
+        else:
+            whole = largest.max() / 448
+            stored = (largest / whole).to(FP8)
+            is_divisor = global_name == "weight_global_scale"
+            parts = {"weight_scale": stored, global_name: (1 / whole if is_divisor else whole).reshape(1)}
+            parts["input_global_scale" if is_divisor else "input_scale"] = torch.ones(1)
+            scales = stored.float() * whole
+        nearest = (groups / scales[..., None])[..., None].sub(FLOAT4).abs().argmin(-1)
+        codes = nearest.reshape(weight.shape).to(torch.uint8)
+        return parts | {name: codes[:, 0::2] | codes[:, 1::2] << 4}
+
+    return store
+
+
 def compressed(
     kind: str, bits: int, form: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -145,7 +171,20 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Store]] = {
         compressed("int", 4, "pack-quantized", PER_GROUP | {"symmetric": False}),
         packed(4, is_symmetric=False),
     ),
+    "NVFP4": (
+        compressed(
+            "float", 4, "nvfp4-pack-quantized",
+            {"strategy": "tensor_group", "group_size": 16},
+            {"strategy": "tensor_group", "group_size": 16, "dynamic": "local"},
+        ),
+        float4(16, "weight_global_scale"),
+    ),
+    "MXFP4": (
+        compressed("float", 4, "mxfp4-pack-quantized", {"strategy": "group", "group_size": 32}),
+        float4(32, None),
+    ),
 }  # fmt: skip
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}
 
 
 def write(folder: Path, declared: dict[str, Any], store: Store) -> None:

@@ -64,9 +64,11 @@ def logits_of(model: torch.nn.Module, token_ids: Tensor) -> Tensor:
 
 
 def as_transformers_loads(folder: Path, layout: str) -> torch.nn.Module:
-    if "zero points" not in layout:
+    if "zero points" not in layout and "FP4" not in layout:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu").eval()
-    # transformers 5.23 refuses packed zero points by their shape: the library's own functions unpack them.
+    # transformers 5.23 refuses packed zero points by their shape, and makes bfloat16 of four-bit floats: the
+    # library's own functions unpack them.
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 
     tensors = load_file(folder / "model.safetensors")
@@ -75,6 +77,15 @@ def as_transformers_loads(folder: Path, layout: str) -> torch.nn.Module:
         owner = name.removesuffix("weight")
         if name in tensors:
             weight.data = tensors[name]
+            continue
+        if "FP4" in layout:
+            packed, scales = tensors[f"{owner}weight_packed"], tensors[f"{owner}weight_scale"]
+            if scales.dtype == torch.uint8:
+                scales = 2.0 ** (scales.float() - 127)
+            else:
+                scales = scales.float() / tensors[f"{owner}weight_global_scale"]
+            numbers = unpack_fp4_from_uint8(packed, *weight.shape, dtype=torch.float32)
+            weight.data = numbers * scales.repeat_interleave(weight.shape[1] // scales.shape[1], 1)
             continue
         numbers = unpack_from_int32(tensors[f"{owner}weight_packed"], 4, weight.shape)
         scales = tensors[f"{owner}weight_scale"]

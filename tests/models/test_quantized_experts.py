@@ -22,6 +22,7 @@ from specdist.models.loading.loading import load_whole
 from specdist.models.loading.loading_check import check_loading
 from specdist.models.quantized.narrow_experts import NarrowExperts, narrow_experts_of
 from specdist.models.quantized.quantized import quantization_of
+from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.errors import UserError
 from tests.models import quantized_checkpoints as layouts
 from tests.models.all_families import VOCAB_SIZE, build, near_copy, tokenizer
@@ -54,6 +55,17 @@ def int4_group(weight: Tensor) -> tuple[Tensors, Tensor]:
     return parts, (numbers * scales[..., None]).reshape(weight.shape)
 
 
+def nvfp4(weight: Tensor) -> tuple[Tensors, Tensor]:
+    parts = layouts.float4(16, "weight_global_scale")(weight)
+    return parts, nvfp4_numbers(parts, "weight_packed", 1 / parts["weight_global_scale"])
+
+
+def nvfp4_numbers(parts: Tensors, name: str, scale: Tensor) -> Tensor:
+    """Of a byte the lower half is first."""
+    codes = torch.stack([parts[name] % 16, parts[name] // 16], dim=-1).flatten(1)
+    return layouts.FLOAT4[codes.long()] * (parts["weight_scale"].float() * scale).repeat_interleave(16, 1)
+
+
 def compressed(form: str, **weights: object) -> dict[str, object]:
     group = {"targets": ["Linear"], "weights": weights}
     return {
@@ -79,6 +91,10 @@ FORMATS: dict[str, tuple[Callable[[Tensor], tuple[Tensors, Tensor]], dict[str, o
         int4_group,
         compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=layouts.GROUP),
     ),
+    "NVFP4": (
+        nvfp4,
+        compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16),
+    ),
 }
 
 
@@ -86,11 +102,12 @@ def is_expert(name: str) -> bool:
     return ".experts." in name and name.endswith("_proj.weight")
 
 
-def write(folder: Path, tensors: Tensors, declared: dict[str, object]) -> None:
+def write(folder: Path, tensors: Tensors, declared: dict[str, object] | None) -> None:
     save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors",
               metadata={"format": "pt"})  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": declared}))
+    if declared is not None:
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": declared}))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -131,6 +148,10 @@ def check_alike(plain: Path, quantised: Path) -> None:
     assert planned == sum(each.num_bytes for each in narrow.values()) + 4 * biases
     found = {name: each for name, each in model.state_dict().items() if name.rpartition(".")[0] not in narrow}
     found |= {name: as_parameter(each) for name, each in narrow.items()}
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantizedLinear):
+            found = {key: each for key, each in found.items() if key.rpartition(".")[0] != name}
+            found[f"{name}.weight"] = layer.weight.dequantized(torch.float32)
     assert found.keys() == wanted.keys()
     for each in wanted:
         torch.testing.assert_close(found[each], wanted[each], atol=1e-6, rtol=1e-6)
@@ -200,3 +221,31 @@ def test_stored_quantised_experts_are_not_quantised_anew(mxfp4: Path) -> None:
     checkpoint = replace(open_checkpoint("--target", str(mxfp4 / "quantised")), quantization="int8")
     with pytest.raises(UserError, match="leave --target_quantization out"):
         check_weights(checkpoint, 1)
+
+
+def modelopt(weight: Tensor) -> tuple[Tensors, Tensor]:
+    parts = layouts.float4(16, "weight_scale_2", "weight")(weight)
+    return parts, nvfp4_numbers(parts, "weight", parts["weight_scale_2"])
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_modelopts_nvfp4_is_read_in_experts_and_in_layers(tmp_path: Path, is_beside: bool) -> None:
+    """As config.json declares it, or a file beside it; excluded layers are plain."""
+    for name in ("plain", "quantised"):
+        build("qwen3_moe").save_pretrained(tmp_path / name)
+    plain, stored = load_file(tmp_path / "plain/model.safetensors"), Tensors()
+    for each, weight in plain.items():
+        if is_expert(each) or each.endswith(("q_proj.weight", "o_proj.weight")):
+            parts, plain[each] = modelopt(weight)
+            stored |= {each.replace("weight", part): tensor for part, tensor in parts.items()}
+        else:
+            stored[each] = weight
+    save_file(plain, tmp_path / "plain/model.safetensors", metadata={"format": "pt"})
+    excluded = {"exclude_modules": ["lm_head", "model.layers.*.mlp.gate", "*.k_proj", "*.v_proj"]}
+    if is_beside:
+        write(tmp_path / "quantised", stored, None)
+        declared = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"} | excluded}
+        (tmp_path / "quantised/hf_quant_config.json").write_text(json.dumps(declared))
+    else:
+        write(tmp_path / "quantised", stored, layouts.MODELOPT | excluded)
+    check_alike(tmp_path / "plain", tmp_path / "quantised")

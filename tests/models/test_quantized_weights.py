@@ -41,7 +41,7 @@ def declared_format(layout: str) -> LayerFormat:
 def check_rounding(weight: QuantizedWeight, expected: Tensor) -> None:
     """No number is further from its own than rounding explains: half a step, or of FP8 a sixteenth."""
     form = weight.form
-    scales = weight.scales_AB
+    scales = 2.0 ** (weight.scales_AB.float() - 127) if form.has_powers else weight.scales_AB
     for dim, shared in enumerate((form.rows, form.columns)):
         if shared:
             scales = scales.repeat_interleave(shared, dim)

@@ -2,15 +2,16 @@
 is refused by name before anything is loaded.
 
 A quantised weight is a matrix of narrow numbers with scales. Read without its scales it is another matrix,
-and the model still answers. Three layouts are read (``quant_method`` in config.json): ``compressed-tensors``
-(FP8, INT8, and INT4 or INT8 packed in groups), gpt-oss's experts in ``mxfp4``, and transformers' block-wise
-``fp8``, as in DeepSeek's models. Of the latter transformers on a CPU, and this package everywhere, rounds no
-inputs.
+and the model still answers. Four layouts are read (``quant_method`` in config.json): ``compressed-tensors``
+(FP8, INT8, INT4 or INT8 packed in groups, MXFP4 and NVFP4), ``modelopt``'s NVFP4, gpt-oss's experts in
+``mxfp4``, and transformers' block-wise ``fp8``, as in DeepSeek's models. Of that transformers on a CPU, and
+this package everywhere, rounds no inputs; nor does it round any to four bits.
 """
 
 from __future__ import annotations
 
 import copy
+import fnmatch
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,33 +21,41 @@ from torch import nn
 
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.damage import reading
-from specdist.models.quantized.quantized_weights import LayerFormat, Numbers
+from specdist.models.quantized.quantized_weights import GlobalScale, LayerFormat, Numbers
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
 CONFIG_KEY = "quantization_config"
 # Where other tools declare their quantisation: AutoGPTQ, AutoAWQ, NVIDIA's ModelOpt.
-SCHEME_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-BLOCK_FP8, COMPRESSED, MXFP4 = "fp8", "compressed-tensors", "mxfp4"
+MODELOPT_FILE = "hf_quant_config.json"
+SCHEME_FILES = ("quantize_config.json", "quant_config.json", MODELOPT_FILE)
+BLOCK_FP8, COMPRESSED, MXFP4, MODELOPT, NVFP4 = "fp8", "compressed-tensors", "mxfp4", "modelopt", "NVFP4"
 MXFP4_FORMAT = LayerFormat(numbers="float4", rows=1, columns=32, has_powers=True)
 QUANTISED_NAMES = ("scale", "zero_point", "zeros", "qweight", "g_idx", "absmax", "quant_state", "packed")
 UNQUANTISED = "name the unquantised checkpoint that it was made from"
 # A group of columns of int4: the first that divides the inputs. Others are left as they are.
 INT4_GROUPS = (64, 32)
 PACKED_FORMAT = "pack-quantized"
+# Of four bits: the strategy, numbers of a scale, and the scale of all of these.
+FLOAT4_FORMATS: dict[str, tuple[str, int, GlobalScale | None]] = {
+    "nvfp4-pack-quantized": ("tensor_group", 16, "weight_global_scale"),
+    "mxfp4-pack-quantized": ("group", 32, None),
+}
 FORMATS = {
     ("float", 8): ("float-quantized", "naive-quantized"),
     ("int", 8): ("int-quantized", "naive-quantized", PACKED_FORMAT),
     ("int", 4): (PACKED_FORMAT,),
+    ("float", 4): tuple(FLOAT4_FORMATS),
 }
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A declared quantisation: its method's name, and the file that declares it."""
+    """A declared quantisation: its method's name, the file that declares it, and what that says."""
 
     method: str
     file_name: str
+    declared: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +125,12 @@ def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
             f"{checkpoint.option} {checkpoint.name} is quantised ({scheme.file_name} declares "
             f"{scheme.method}), which specdist"
         )
-        declared = _declared_config(checkpoint) or {}
-        readers = {BLOCK_FP8: _block_fp8, COMPRESSED: _compressed, MXFP4: _mxfp4}
-        if scheme.method not in readers or scheme.file_name != "config.json":
+        readers = {BLOCK_FP8: _block_fp8, COMPRESSED: _compressed, MXFP4: _mxfp4, MODELOPT: _modelopt}
+        if scheme.file_name != "config.json":
+            readers = {NVFP4: _modelopt} if scheme.file_name == MODELOPT_FILE else {}
+        if scheme.method not in readers:
             raise UserError(f"{what} does not read: {UNQUANTISED}")
-        stored = readers[scheme.method](what, declared)
+        stored = readers[scheme.method](what, scheme.declared)
     if checkpoint.quantization is None:
         return stored
     if stored is not None and not checkpoint.is_self:
@@ -136,7 +146,7 @@ def declared_scheme(checkpoint: Checkpoint) -> Scheme | None:
     """The quantisation that the folder declares, if any."""
     declared = _declared_config(checkpoint)
     if declared is not None:
-        return Scheme(str(declared.get("quant_method", "unnamed")), "config.json")
+        return Scheme(str(declared.get("quant_method", "unnamed")), "config.json", declared)
     for name in SCHEME_FILES:
         path = checkpoint.folder / name
         if path.is_file():
@@ -147,7 +157,7 @@ def declared_scheme(checkpoint: Checkpoint) -> Scheme | None:
             method = next((named[key] for key in ("quant_method", "quant_algo") if named.get(key)), None)
             if method is None and "bits" not in named and "w_bit" not in named:
                 continue  # ModelOpt also writes its file for models that it has not quantised
-            return Scheme(str(method or "unnamed"), name)
+            return Scheme(str(method or "unnamed"), name, named)
     return None
 
 
@@ -194,6 +204,18 @@ def _mxfp4(what: str, declared: Mapping[str, Any]) -> Quantization:
     return Quantization(has_mxfp4_experts=True)
 
 
+def _modelopt(what: str, declared: Mapping[str, Any]) -> Quantization:
+    """NVIDIA ModelOpt's NVFP4."""
+    for key, allowed in (("quant_algo", (NVFP4,)), ("group_size", (None, 16)),
+                         ("kv_cache_quant_algo", (None,)), ("kv_cache_scheme", (None,))):  # fmt: skip
+        if declared.get(key) not in allowed:
+            raise UserError(f"{what} does not read with {key} {declared.get(key)!r}: {UNQUANTISED}")
+    form = LayerFormat(numbers="float4", rows=1, columns=16, global_name="weight_scale_2")
+    excluded = declared.get("exclude_modules") or declared.get("ignore") or ()
+    patterns = tuple(f"re:{fnmatch.translate(each)}" for each in excluded)
+    return Quantization(groups=((("Linear",), form),), ignored=patterns)
+
+
 def _compressed(what: str, declared: Mapping[str, Any]) -> Quantization:
     """compressed-tensors' QuantizationConfig."""
 
@@ -233,7 +255,8 @@ def _compressed_layer(group: Mapping[str, Any], form: Any) -> LayerFormat | str:
     strategy = strategy or ("group" if columns > 0 else "channel" if columns == -1 else "tensor")
     block = weights.get("block_structure") or [0, 0]
     shared = {
-        "tensor": (None, None), "channel": (1, None), "group": (1, columns), "block": tuple(block),
+        "tensor": (None, None), "channel": (1, None), "group": (1, columns), "tensor_group": (1, columns),
+        "block": tuple(block),
     }.get(strategy)  # fmt: skip
     if shared is None or not all(each is None or (isinstance(each, int) and each > 0) for each in shared):
         return f"weights with strategy {strategy}, group_size {columns}, block_structure {block}"
@@ -247,6 +270,18 @@ def _compressed_layer(group: Mapping[str, Any], form: Any) -> LayerFormat | str:
         return "float weights that are not symmetric"
     if group.get("output_activations"):
         return "output_activations"
+    if form in FLOAT4_FORMATS:
+        of_group, size, global_name = FLOAT4_FORMATS[form]
+        if (strategy, columns) != (of_group, size):
+            return f"weights with strategy {strategy}, group_size {columns}"
+        return LayerFormat(
+            numbers="float4",
+            rows=1,
+            columns=columns,
+            is_packed=True,
+            has_powers=global_name is None,
+            global_name=global_name,
+        )
     activations = None
     if inputs:
         activations = _activations(inputs, kind, columns if strategy == "group" else block[1])

@@ -19,19 +19,13 @@ from specdist.models.files.conversions import Shape
 from specdist.models.files.weight_names import WeightNames
 from specdist.models.quantized.quantized import MXFP4_FORMAT, Quantization
 from specdist.models.quantized.quantized_loading import (
-    PART_KINDS,
     UNUSED_PARTS,
+    part_kinds,
     part_missing,
     part_of_other_kind,
     part_of_other_shape,
 )
-from specdist.models.quantized.quantized_weights import (
-    BITS,
-    WORD_BITS,
-    LayerFormat,
-    QuantizedWeight,
-    from_stored,
-)
+from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWeight, from_stored
 
 MXFP4_PARTS, MXFP4_KIND = ("blocks", "scales"), "U8"
 NUMBERS_PER_BYTE = 2
@@ -98,7 +92,7 @@ class QuantizedExperts:
                 given = self._stored[stored]
                 if math.prod(given) != math.prod(shape) or (len(shape) > 1 and given[0] != shape[0]):
                     raise part_of_other_shape(what, stored, given, shape, form)
-                allowed = {MXFP4_KIND} if form == MXFP4_FORMAT else PART_KINDS[part]
+                allowed = {MXFP4_KIND} if form == MXFP4_FORMAT else part_kinds(form, part)
                 if kinds[stored] not in allowed:
                     raise part_of_other_kind(what, stored, kinds[stored], form)
 
@@ -122,10 +116,8 @@ class QuantizedExperts:
         if form == MXFP4_FORMAT:
             *first, num_groups, num_bytes = self._stored.get(f"{meant}_blocks", (0, 0, 0, 0))
             return (*first[:-1], num_groups * num_bytes * NUMBERS_PER_BYTE, first[-1])
-        if not form.is_packed:
-            return self._stored.get(meant, (0, 0))
-        num_outputs, num_words = self._stored.get(f"{meant}_packed", (0, 0))
-        return num_outputs, num_words * WORD_BITS // BITS[form.numbers]
+        num_outputs, width = self._stored.get(f"{meant}_packed" if form.is_packed else meant, (0, 0))
+        return num_outputs, width * form.num_stored_together
 
     def _expected(self, meant: str) -> Mapping[str, Shape]:
         form = self.formats[meant]

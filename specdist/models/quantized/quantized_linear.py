@@ -85,13 +85,13 @@ class QuantizedLinear(nn.Module):
             widths[cut.dim] = sum(map(len, cut.ranges))
             self.out_features, self.in_features = widths
         # Filled before use; the run's dtype is that of the inputs.
-        width = -(-self.in_features // 2) if form.numbers == "int4" else self.in_features
+        width = -(-self.in_features // 2) if form.is_halved else self.in_features
         shape = form.num_scales(self.out_features, self.in_features)
         meta = torch.device("meta")
         self.register_buffer(
             "numbers", torch.empty(self.out_features, width, dtype=DTYPES[form.numbers], device=meta)
         )
-        self.register_buffer("scales", torch.empty(shape, device=meta))
+        self.register_buffer("scales", torch.empty(shape, dtype=form.scale_dtype, device=meta))
         zeros = torch.empty(shape, dtype=torch.int8, device=meta) if form.has_zeros else None
         self.register_buffer("zeros", zeros)
         is_static = form.activations == "static"

@@ -27,16 +27,19 @@ from specdist.utils.ranges import range_of_part
 
 # Kinds of numbers in safetensors' headers.
 PLAIN_KINDS = {"F64", "F32", "F16", "BF16"}
-PART_KINDS = {
-    "weight": {"F8_E4M3", "I8"},
-    "weight_packed": {"I32"},
-    "weight_zero_point": {"I8", "I32"},
-    "weight_scale": PLAIN_KINDS,
-    "weight_scale_inv": PLAIN_KINDS,
-    "input_scale": PLAIN_KINDS,
-}
 # Read along: the shape of a packed weight is that of its layer, and scales of inputs that are not rounded.
-UNUSED_PARTS = ("weight_shape", "activation_scale", "input_scale")
+UNUSED_PARTS = ("weight_shape", "activation_scale", "input_scale", "input_global_scale")
+
+
+def part_kinds(form: LayerFormat, part: str) -> set[str]:
+    """How a stored part may be stored."""
+    if form.numbers == "float4":
+        scales = {"U8"} if form.has_powers else {"F8_E4M3"}
+        kinds = {form.scale_name: scales, "weight": {"U8"}, "weight_packed": {"U8"}}
+    else:
+        whole = {"I8"} if form.numbers == "int8" else {"F8_E4M3"}
+        kinds = {"weight": whole, "weight_packed": {"I32"}, "weight_zero_point": {"I8", "I32"}}
+    return kinds.get(part, PLAIN_KINDS)
 
 
 class QuantizedParts:
@@ -123,9 +126,7 @@ def check_parts(
             given = shapes[name]
             if given != shape and _trimmed(given) != _trimmed(shape):
                 raise part_of_other_shape(what, name, given, shape, form)
-            if kinds[name] not in PART_KINDS[part] or (
-                part == "weight" and (kinds[name] == "I8") != (form.numbers == "int8")
-            ):
+            if kinds[name] not in part_kinds(form, part):
                 raise part_of_other_kind(what, name, kinds[name], form)
     if tp_size > 1:
         cuts = planned_cuts(model)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 Numbers = Literal["float8", "int8", "int4", "float4"]
+GlobalScale = Literal["weight_global_scale", "weight_scale_2"]
 # What a kernel multiplies: rounded inputs with weights of the same kind, or plain inputs with narrow weights.
 ProductKind = Literal["float8", "int8", "int8 weights", "int4 weights"]
 DTYPES = {"float8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8, "float4": torch.uint8}
@@ -43,12 +44,14 @@ class LayerFormat:
 
     Attributes:
         rows, columns: of the weight that share a scale; None = all of them.
-        is_packed: stored as 32-bit words, each with numbers of neighbouring columns.
+        is_packed: stored as 32-bit words, or bytes of float4, each with numbers of neighbouring columns.
         has_zeros: the scales have zero points.
         has_powers: the scales are powers of two, held as their exponents.
         activations: whether a layer's input is rounded to the same kind of number too: with a scale for each
             token, for each group of ``columns`` of a token, with a stored one, or not at all.
         scale_name: of the stored scales.
+        global_name: of a stored scale of all of them, which are float8: they are divided by
+            ``weight_global_scale``, and multiplied by ``weight_scale_2``.
     """
 
     numbers: Numbers
@@ -59,6 +62,7 @@ class LayerFormat:
     activations: Literal["token", "group", "static"] | None = None
     scale_name: str = "weight_scale"
     has_powers: bool = False
+    global_name: GlobalScale | None = None
 
     def __str__(self) -> str:
         if self.columns is None:
@@ -93,6 +97,13 @@ class LayerFormat:
         return BITS[self.numbers] == 4
 
     @property
+    def num_stored_together(self) -> int:
+        """Numbers in an element of the stored tensor."""
+        if self.numbers == "float4":
+            return 2
+        return WORD_BITS // BITS[self.numbers] if self.is_packed else 1
+
+    @property
     def scale_dtype(self) -> torch.dtype:
         """In memory."""
         return torch.uint8 if self.has_powers else torch.float32
@@ -123,13 +134,15 @@ class LayerFormat:
         """The parts in a file, by the last part of their names. A single scale may also have no dimension."""
         num_rows, num_columns = self.num_scales(num_outputs, num_inputs)
         scales = (1,) if self.rows is None and self.columns is None else (num_rows, num_columns)
-        bits = BITS[self.numbers]
-        parts: dict[str, tuple[int, ...]] = {"weight": (num_outputs, num_inputs)}
-        if self.is_packed:
-            parts = {"weight_packed": (num_outputs, -(-num_inputs * bits // WORD_BITS))}
+        width = -(-num_inputs // self.num_stored_together)
+        parts: dict[str, tuple[int, ...]] = {
+            "weight_packed" if self.is_packed else "weight": (num_outputs, width)
+        }
         parts[self.scale_name] = scales
+        if self.global_name is not None:
+            parts[self.global_name] = (1,)
         if self.has_zeros:
-            packed = (-(-num_rows * bits // WORD_BITS), num_columns)
+            packed = (-(-num_rows // self.num_stored_together), num_columns)
             parts["weight_zero_point"] = packed if self.is_packed else scales
         if self.activations == "static":
             parts["input_scale"] = (1,)
@@ -241,6 +254,13 @@ def from_stored(form: LayerFormat, parts: Mapping[str, Tensor], shape: tuple[int
     """A weight of ``shape`` (N, K) from its parts in a file."""
     num_scales = form.num_scales(*shape)
     zeros = parts.get("weight_zero_point") if form.has_zeros else None
+    scales = parts[form.scale_name].to(form.scale_dtype).reshape(num_scales)
+    if form.global_name is not None:
+        factor = parts[form.global_name].to(torch.float32).reshape(())
+        scales = scales * factor if form.global_name == "weight_scale_2" else scales / factor
+    if form.numbers == "float4":
+        numbers = parts["weight_packed" if form.is_packed else "weight"]
+        return QuantizedWeight(form, shape[1], numbers.contiguous(), scales)
     if form.is_packed:
         numbers = unpack_words(parts["weight_packed"], BITS[form.numbers])[:, : shape[1]]
         if zeros is not None:
@@ -252,7 +272,7 @@ def from_stored(form: LayerFormat, parts: Mapping[str, Tensor], shape: tuple[int
         form,
         shape[1],
         pack_int4(numbers) if form.numbers == "int4" else numbers.contiguous(),
-        parts[form.scale_name].to(torch.float32).reshape(num_scales),
+        scales,
         None if zeros is None else zeros.to(torch.int8).reshape(num_scales).contiguous(),
     )
 
