@@ -216,7 +216,7 @@ def test_a_draft_of_an_unknown_kind_is_refused_before_anything_is_loaded(
     [
         ("quantize_config.json", {"bits": 4, "group_size": 128, "quant_method": "gptq"}, "gptq"),
         ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "zero_point": True}, "unnamed"),
-        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "W4A8_AWQ"}}, "W4A8_AWQ"),
     ],
 )
 def test_a_scheme_that_another_file_declares_is_refused(
