@@ -11,9 +11,7 @@ from transformers import LlamaConfig
 
 from specdist.job.costs.allocation import (
     PAGE_SIZE,
-    BatchLimits,
     CacheRoom,
-    HeldModel,
     _num_communicators,
     draft_limits,
     refusal,
@@ -21,6 +19,7 @@ from specdist.job.costs.allocation import (
     sampling_of,
     target_limits,
 )
+from specdist.job.costs.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit

@@ -15,14 +15,13 @@ from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs import allocation
 from specdist.job.costs.allocation import (
     PAGE_SIZE,
-    BatchLimits,
     CacheRoom,
-    HeldModel,
     draft_limits,
     room_for_cache,
     room_on_gpu,
     target_limits,
 )
+from specdist.job.costs.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica import replica
 from specdist.job.workload import Workload

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specdist.lab.synthetic.config import SHAPES
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
 from specdist.models.files.sizes import ModelSize, model_size
+from specdist.models.recurrent.rollback import Rollback
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.models.all_families import tiny_config
 from tests.models.families import FAMILIES, tiny_model
@@ -32,6 +33,23 @@ def test_parameters_and_cache_are_those_of_the_model(family: str) -> None:
     assert size.weight_bytes(1) == num_parameters * FLOAT_BYTES
     page_bytes = paged_runner(model).bytes_per_page(PAGE_SIZE)
     assert size.cache_bytes_per_token(1) * PAGE_SIZE == page_bytes
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "olmo_hybrid", "kimi_linear"])
+def test_states_and_keys_are_those_that_a_runner_holds(family: str) -> None:
+    """Layers of states keep no keys; states take as much of every sequence."""
+    config, rollback = tiny_config(family), Rollback(6)
+    with torch.device("meta"):
+        size = model_size(family, config, FLOAT_BYTES)
+    runner = paged_runner(AutoModelForCausalLM.from_config(config).float())
+    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=8, rollback=rollback)
+    assert runner._states is not None
+    held = [*runner._states.rows.values(), *runner._states.states.values()]
+    assert 3 * size.state_bytes(1, rollback) == sum(each.nbytes for each in held) > 0
+    assert runner.state_bytes(rollback) == size.state_bytes(1, rollback)
+    assert size.cache_bytes_per_token(1) * PAGE_SIZE == runner.bytes_per_page(PAGE_SIZE)
+    # All of these are cut.
+    assert 2 * size.states.state_bytes(2) == size.states.state_bytes(1)
 
 
 @pytest.mark.ranks

@@ -16,17 +16,16 @@ from dataclasses import dataclass
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import PAGE_SIZE
-from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.target.collectives import RANK_ZERO
+from specdist.job.costs.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan
-from specdist.models.cache.branch_pages import pages_per_branch
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.eagle.eagle import NUM_STATES
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.sizes import ModelSize, model_size
 from specdist.models.loading.memory import DeviceMemory, available_memory_bytes, device_memory
-from specdist.models.loading.reserve import PassLimits, Reserve, Sampling, gib, page_overhead, reserve
+from specdist.models.loading.reserve import PassLimits, Reserve, Sampling, gib, reserve
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN
 from specdist.models.quantized.quantized import quantization_of
@@ -35,77 +34,6 @@ from specdist.models.quantized.quantized import quantization_of
 NO_ROOM = -1
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchLimits:
-    """How much may run at a time.
-
-    Attributes:
-        num_branch_slots, max_branch_tokens: of the draft, on the rank that holds it.
-        is_asynchronous: the draft works while the target does.
-        num_state_numbers: of every token, that an EAGLE-3 draft reads.
-    """
-
-    scheduling: SchedulerSettings
-    num_branch_slots: int = 0
-    max_branch_tokens: int = 0
-    is_asynchronous: bool = False
-    num_state_numbers: int = 0
-
-    @property
-    def pages_per_seq(self) -> int:
-        """Pages of a sequence of ``max_seq_len`` tokens."""
-        return -(-self.scheduling.max_seq_len // PAGE_SIZE)
-
-    @property
-    def num_seq_pages(self) -> int:
-        """Pages of as many sequences of ``max_seq_len`` tokens as may run at a time."""
-        return self.scheduling.num_slots * self.pages_per_seq
-
-    @property
-    def num_window_pages(self) -> int:
-        """Of a draft with a window, which follows no page table; 0 without."""
-        if self.scheduling.draft_window is None:
-            return 0
-        return self.scheduling.num_window_pages + self.num_branch_pages
-
-    @property
-    def num_branch_pages(self) -> int:
-        return self.num_branch_slots * pages_per_branch(self.max_branch_tokens, PAGE_SIZE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldModel:
-    """A model, or a rank's shard of one, on a GPU, and its largest pass there; a draft may have a window, and
-    windowed layers of a target pages of their own."""
-
-    size: ModelSize
-    tp_size: int
-    limits: PassLimits
-    has_window: bool = False
-    windowed: WindowedLayers | None = None
-
-    @property
-    def page_bytes(self) -> int:
-        """Of a page, without windowed layers that have others."""
-        return PAGE_SIZE * (self.size.cache_bytes_per_token(self.tp_size) - self._windowed_token_bytes)
-
-    @property
-    def windowed_bytes(self) -> int:
-        """Of all pages of windowed layers."""
-        return PAGE_SIZE * self._windowed_token_bytes * (self.windowed.num_pages if self.windowed else 0)
-
-    @property
-    def _windowed_token_bytes(self) -> int:
-        if self.windowed is None:
-            return 0
-        return self.size.windowed_bytes_per_token(self.tp_size, self.windowed.window)
-
-    @property
-    def copied_page_bytes(self) -> int:
-        """Of one layer, which a pass without an attention kernel may copy."""
-        return 0 if self.limits.has_kernel else PAGE_SIZE * page_overhead(self.size, self.tp_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +103,7 @@ def target_limits(
         decides=decides,
         has_kernel=has_kernel,
         num_state_numbers=limits.num_state_numbers,
+        rollback=batch.target_rollback,
     )
 
 
@@ -196,6 +125,7 @@ def draft_limits(limits: BatchLimits, sampling: Sampling, *, has_kernel: bool = 
         num_run_steps=LONGEST_RUN,
         has_kernel=has_kernel,
         num_state_numbers=limits.num_state_numbers,
+        rollback=batch.draft_rollback,
     )
 
 
@@ -249,7 +179,7 @@ def room_on_gpu(
         page_bytes=sum(held.page_bytes for held in following),
         window_page_bytes=sum(held.page_bytes for held in models if held.has_window),
         copied_bytes=copied_bytes,
-        fixed_bytes=sum(held.windowed_bytes for held in models),
+        fixed_bytes=sum(held.fixed_bytes for held in models),
     )
     return CacheRoom(
         name=name,
@@ -267,7 +197,7 @@ def shared_out(
     fixed_bytes: int = 0,
 ) -> tuple[int, int]:  # fmt: skip
     """Pages of the models that follow the page table, and the bytes of all pages. Those of a draft's window
-    and of windowed layers (``fixed_bytes``) are as many as they need, whatever is left."""
+    and of windowed layers, and states (``fixed_bytes``), are as many as they need, whatever is left."""
     of_window = limits.num_window_pages * window_page_bytes + fixed_bytes
     left = budget - of_window - (limits.num_window_pages * copied_bytes if window_page_bytes else 0)
     if not page_bytes:
@@ -337,12 +267,18 @@ def room_for_cache(
         of_windowed = 0
         if windowed is not None and target is not None:
             of_windowed = target.windowed_page_bytes(PAGE_SIZE, windowed.of(target.windows))
+        batch, of_states = limits.scheduling, 0
+        if target is not None:
+            of_states += batch.num_slots * target.state_bytes(batch.target_rollback)
+        if draft is not None:
+            num_draft_slots = batch.num_slots + limits.num_branch_slots
+            of_states += num_draft_slots * draft.state_bytes(batch.draft_rollback)
         num_pages, cache_bytes = shared_out(
             limits,
             budget,
             page_bytes=of_target - of_windowed + (0 if has_window else of_draft),
             window_page_bytes=of_draft if has_window else 0,
-            fixed_bytes=of_windowed * (windowed.num_pages if windowed else 0),
+            fixed_bytes=of_windowed * (windowed.num_pages if windowed else 0) + of_states,
         )
         room = CacheRoom(
             name=name, num_pages=num_pages, windowed=windowed, cache_bytes=cache_bytes, budget_bytes=budget

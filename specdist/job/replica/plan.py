@@ -11,7 +11,7 @@ from specdist.engine.assembly import Assembly
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.job.costs.allocation import BatchLimits
+from specdist.job.costs.held_models import BatchLimits
 from specdist.job.manifest import reproducibility
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan, batch_limits

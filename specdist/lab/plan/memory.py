@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs.allocation import (
-    BatchLimits,
-    HeldModel,
     draft_limits,
     room_on_gpu,
     shared_out,
     target_limits,
 )
+from specdist.job.costs.held_models import BatchLimits, HeldModel
 from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.roofline import DEFAULTS
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
@@ -196,7 +195,7 @@ def _share(
         models = held(limits, windowed)
         if gpu.is_host:
             left = memory.free_bytes - reserved_bytes(num_rows)
-            fixed = sum(model.windowed_bytes for model in models)
+            fixed = sum(model.fixed_bytes for model in models)
             return shared_out(limits, left, **_page_bytes(models), fixed_bytes=fixed)[0]
         return room_on_gpu(models, limits, sampling, memory, num_communicators=num_communicators).num_pages
 
@@ -217,7 +216,7 @@ def _share(
         models = held(limits, windowed)
         page_bytes = _page_bytes(models)
         of_window = limits.num_window_pages * page_bytes["window_page_bytes"]
-        of_windowed = sum(model.windowed_bytes for model in models)
+        of_windowed = sum(model.fixed_bytes for model in models)
         followed = (limits.num_seq_pages + limits.num_branch_pages) * page_bytes["page_bytes"]
         return of_window + of_windowed + followed
 
@@ -225,6 +224,8 @@ def _share(
     num_rows = max(1, most_rows)
     reserved = reserved_bytes(num_rows)
     branch_bytes = work.limits(1).num_branch_pages * sum(_page_bytes(one).values())
+    if draft is not None:
+        branch_bytes += work.limits(1).num_branch_slots * one[-1].slot_bytes
     whole = cache_bytes(2, None) - cache_bytes(1, None) - branch_bytes
     windowed = windowed_layers(num_rows)
     return Share(

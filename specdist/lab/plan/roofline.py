@@ -248,8 +248,10 @@ class Placement:
         matrices_s = max(streamed / gpu.sustained_bytes_per_s, num_tokens * flops_s)
         of_attention = tp_size, self.context_tokens, num_tokens / num_rows
         attention_s = max(
-            num_rows * model.cache_read_bytes(*of_attention) / gpu.sustained_bytes_per_s,
-            num_tokens * model.attention_flops(*of_attention) / flops_per_s,
+            num_rows
+            * (model.cache_read_bytes(*of_attention) + 2 * model.states.state_bytes(tp_size))
+            / gpu.sustained_bytes_per_s,
+            num_tokens * (model.attention_flops(*of_attention) + model.states.flops(tp_size)) / flops_per_s,
         )
         experts_s = max(
             model.expert_bytes(tp_size, num_tokens) / gpu.sustained_bytes_per_s,

@@ -13,62 +13,25 @@ import math
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from specdist.models.attention.expanding import Expansion
-from specdist.models.attention.latent import can_absorb, expansion_of_layer
+from specdist.models.attention.latent import can_absorb
+from specdist.models.cache.layer_sizes import LayerCache, layers_of
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
-from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class, kv_heads_of, without_towers
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class, without_towers
 from specdist.models.loading.tp_plan import SUMMED, WHOLE, planned_cuts
 from specdist.models.quantized.quantized import Quantization, linear_layers
 from specdist.models.quantized.quantized_weights import LayerFormat, ProductKind
 from specdist.models.recurrent.cuts import NORM, ROWWISE
+from specdist.models.recurrent.rollback import Rollback
+from specdist.models.recurrent.sizes import NO_STATES, StateSizes
 
-# The second is GPT-Neo's name.
-SLIDING = ("sliding_attention", "local")
 # One after attention, one after the feed-forward part.
 ALL_REDUCES_PER_LAYER = 2
-
-
-@dataclass(frozen=True)
-class LayerCache:
-    """Keys and values of a token in one layer: ``num_heads`` heads of ``width`` and ``value_width`` numbers;
-    attention reads back at most over a sliding ``window``. With ``is_latent`` the values are part of the one
-    key, which is whole on every rank, and prompts may expand them (``expansion``)."""
-
-    num_heads: int
-    width: int
-    value_width: int
-    window: int | None
-    is_latent: bool = False
-    expansion: Expansion | None = None
-
-    def num_numbers(self, tp_size: int) -> int:
-        """That one rank keeps of a token, of at least one head."""
-        own = max(1, self.num_heads // tp_size)
-        return self.width if self.is_latent else own * (self.width + self.value_width)
-
-    def tokens_read(self, context_tokens: float) -> float:
-        """Tokens whose keys and values one new token reads."""
-        return context_tokens if self.window is None else min(context_tokens, self.window)
-
-    def expands(self, context_tokens: float, num_queries: float) -> bool:
-        """Whether so many tokens of a sequence, which see as many before them, expand latents."""
-        return self.expansion is not None and self.expansion.pays(
-            num_queries, context_tokens + num_queries / 2
-        )
-
-    def attention_products(self, context_tokens: float, num_queries: float) -> float:
-        """Of a head and one of these tokens, beside those of the layer's own projections."""
-        if self.expansion is not None and self.expands(context_tokens, num_queries):
-            flops = self.expansion.expanded_flops(num_queries, context_tokens + num_queries / 2)
-            return flops / 2 / num_queries - self.expansion.num_products
-        return (self.width + self.value_width) * self.tokens_read(context_tokens)
 
 
 @dataclass(frozen=True)
@@ -172,6 +135,7 @@ class ModelSize:
     quantized_bytes: int = 0
     product: ProductKind | None = None
     experts: tuple[Experts, ...] = ()
+    states: StateSizes = NO_STATES
     cache_bytes_per_number: int | None = None
 
     @property
@@ -189,7 +153,10 @@ class ModelSize:
     def weight_bytes(self, tp_size: int) -> int:
         """Bytes of weights on one rank: of all experts, whichever are chosen."""
         head = 0 if self.is_tied and tp_size == 1 else -(-self.num_head // tp_size)
-        kv_heads = min((layer.num_heads for layer in self.layers if not layer.is_latent), default=tp_size)
+        kv_heads = min(
+            (layer.num_heads for layer in self.layers if layer.num_heads and not layer.is_latent),
+            default=tp_size,
+        )
         cut = (self.num_cut - self.num_quantized - self.num_of_keys) // tp_size
         plain = cut + self.num_of_keys // min(kv_heads, tp_size) + self.num_whole + self.num_embedding + head
         experts = sum(
@@ -240,6 +207,10 @@ class ModelSize:
         layers = [layer for layer in self.layers if layer.window is not None and layer.window <= window]
         return sum(layer.num_numbers(tp_size) for layer in layers) * self._cached_bytes
 
+    def state_bytes(self, tp_size: int, rollback: Rollback) -> int:
+        """Bytes of recurrent layers' states on one rank, of a sequence of any length."""
+        return self.states.slot_bytes(tp_size, rollback, self.bytes_per_number)
+
     def cache_read_bytes(self, tp_size: int, context_tokens: float, num_queries: float = 1) -> float:
         """Bytes of keys and values that the attention of a sequence's tokens reads on one rank, and of those
         that it makes of latents."""
@@ -257,7 +228,7 @@ class ModelSize:
 
     def tp_sizes(self, most: int) -> list[int]:
         """Numbers of ranks up to ``most`` that can shard it; several may share a key/value head."""
-        kv_heads = {layer.num_heads for layer in self.layers if not layer.is_latent}
+        kv_heads = {layer.num_heads for layer in self.layers if layer.num_heads and not layer.is_latent}
         most = most if self.is_shardable else min(most, 1)
         sizes = [size for size in range(1, most + 1) if self.num_query_heads % size == 0]
         return [size for size in sizes if all(max(size, n) % min(size, n) == 0 for n in kv_heads)]
@@ -324,7 +295,7 @@ def model_size(
         keeps_scores=bool(getattr(text, "attn_logit_softcapping", None))
         or any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
-        layers=_layers(text, model, bytes_per_number),
+        layers=layers_of(text, model, bytes_per_number),
         # Those of an EAGLE-3 draft need no table: its configuration's number is that of its training.
         max_positions=sys.maxsize if is_eagle(config) else text.max_position_embeddings,
         num_whole_products=num_whole_products,
@@ -335,6 +306,7 @@ def model_size(
         quantized_bytes=num_bytes,
         product=max(numbers, key=numbers.__getitem__, default=None),
         experts=experts,
+        states=StateSizes.of(model),
     )
 
 
@@ -375,25 +347,3 @@ def _quantized(
             numbers[form.product] += layer.weight.numel()
             num_bytes += form.num_bytes(layer.out_features, layer.in_features)
     return numbers, num_bytes
-
-
-def _layers(text: Any, model: nn.Module, number_bytes: int) -> tuple[LayerCache, ...]:
-    latents = [layer for layer in model.modules() if can_absorb(layer)]
-    if latents:
-        rank, rotated = text.kv_lora_rank, text.qk_rope_head_dim
-        expansion = expansion_of_layer(latents[0], number_bytes)
-        own = LayerCache(1, rank + rotated, rank, None, is_latent=True, expansion=expansion)
-        return (own,) * len(latents)
-    # In some families layers differ.
-    configs = getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers
-    window = getattr(text, "sliding_window", None) or getattr(text, "window_size", None)
-    kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
-    if kinds is None:
-        # Without a list all layers use the window, if there is one; Qwen2 may name one without using it.
-        slides = window is not None and getattr(text, "use_sliding_window", True)
-        kinds = [SLIDING[0] if slides else ""] * text.num_hidden_layers
-    layers = []
-    for own, kind in zip(configs, kinds, strict=True):
-        width = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
-        layers.append(LayerCache(kv_heads_of(own), width, width, window if kind in SLIDING else None))
-    return tuple(layers)

@@ -17,6 +17,7 @@ from specdist.models.files.sizes import ModelSize
 from specdist.models.passes.graphs import MAX_GRAPHS
 from specdist.models.passes.static import MAX_TOKENS, bucket_of_tokens
 from specdist.models.passes.static_runs import MAX_RUN_GRAPHS, RECORDED_LENGTHS
+from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 
 MIB = 2**20
 GIB = 2**30
@@ -82,6 +83,7 @@ class PassLimits:
         num_run_steps: of the longest recorded run, of a draft.
         has_kernel: attention reads pages where they lie, without a mask.
         num_state_numbers: that the target's pass leaves of every token for an EAGLE-3 draft.
+        rollback: of recurrent layers.
     """
 
     num_tokens: int
@@ -94,6 +96,7 @@ class PassLimits:
     num_run_steps: int = 0
     has_kernel: bool = True
     num_state_numbers: int = 0
+    rollback: Rollback = NO_ROLLBACK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +176,9 @@ def reserve(
     # As they leave the layers, side by side, and those of committed tokens.
     states = STATE_COPIES * limits.num_tokens * limits.num_state_numbers * model.bytes_per_number
     return Reserve(
-        activations=activation_bytes(model, limits.num_tokens, tp_size) + states,
+        activations=activation_bytes(model, limits.num_tokens, tp_size)
+        + model.states.pass_bytes(tp_size, limits.num_seqs, limits.num_tokens, model.bytes_per_number)
+        + states,
         attention=expanded_bytes(model, limits)
         + (MAX_SPLIT_BYTES if limits.has_kernel else mask_bytes(model, limits, tp_size)),
         logits=logit_bytes(model, limits, sampling, tp_size),

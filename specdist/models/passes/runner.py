@@ -124,6 +124,10 @@ class ModelRunner:
         """Memory of one page on this device, in bytes."""
         return KeyValueCache.bytes_per_page(self._shapes.shapes, page_size, self.dtype)
 
+    def state_bytes(self, rollback: Rollback) -> int:
+        """Of a slot's states of recurrent layers, in bytes."""
+        return sum(shape.num_bytes(rollback, self.dtype.itemsize) for shape in self._shapes.states.values())
+
     def windowed_page_bytes(self, page_size: int, layers: Collection[int]) -> int:
         """Of that, what these layers take."""
         shapes = {layer: self._shapes.shapes[layer] for layer in layers}
@@ -175,6 +179,11 @@ class ModelRunner:
                 device=self.device,
             )
             self.torch_pass.states = self._states
+            logger.info(
+                "states of %d recurrent layers, %s bytes of each of %d slots: passes are not recorded, and "
+                "no sequence begins after another's prefix",
+                len(self._shapes.states), f"{self.state_bytes(rollback):,}", num_slots + num_branch_slots,
+            )  # fmt: skip
         is_static = acceleration.is_static and self._states is None
         num_scratch = NUM_SCRATCH_PAGES if is_static else 0
         num_windowed = 0 if windowed is None else windowed.num_pages
@@ -203,8 +212,6 @@ class ModelRunner:
         if self._expansion is not None:
             self.torch_pass.expand(self._expansion, self._kernel_for(page_size, self._expansion))
         width = self._table.visible_width
-        if acceleration.is_static and not is_static:
-            logger.info("passes of models with recurrent layers are not recorded")
         if is_static:
             self._static = StaticPasses(
                 self._compute,

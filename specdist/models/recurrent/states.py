@@ -38,9 +38,9 @@ class StateShape(NamedTuple):
     num_before: int
     state: tuple[int, ...] = ()
 
-    def num_bytes(self, rollback: Rollback, dtype: torch.dtype) -> int:
+    def num_bytes(self, rollback: Rollback, number_bytes: int) -> int:
         """Of a slot."""
-        rows = (rollback.num_tokens + self.num_before) * self.row_width * dtype.itemsize
+        rows = (rollback.num_tokens + self.num_before) * self.row_width * number_bytes
         numbers = int(np.prod(self.state)) if self.state else 0
         return rows + numbers * STATE_DTYPE.itemsize
 
