@@ -51,19 +51,25 @@ for argument in sys.argv[2:]:
     size = model_size("it", checkpoint.config, 4, quantization=quantization_of(checkpoint))
     weights = [layer.weight for layer in whole.modules() if isinstance(layer, QuantizedLinear)]
     tensors = [each for w in weights for each in (w.numbers, w.scales_AB, w.zeros_AB) if each is not None]
-    assert size.quantized_bytes == sum(each.nbytes for each in tensors), argument
+    held = size.quantized_bytes + size.whole_quantized_bytes
+    assert held == sum(each.nbytes for each in tensors), argument
     allocated.clear()
     shard = load_sharded(checkpoint, **where, group=group, vocab_size=VOCAB_SIZE)
     # At no time the plain shard, as DeepSpeed would allocate it.
     num_bytes = sum(tensor.nbytes for tensor in [*shard.parameters(), *shard.buffers()])
     assert len(allocated) == 1 and allocated[0] <= num_bytes, (argument, allocated, num_bytes)
     layers = [each for each in shard.modules() if isinstance(each, QuantizedLinear)]
-    assert len(layers) == len(weights) > 0 and all(layer.cut is not None for layer in layers)
+    assert len(layers) == len(weights) > 0 and any(layer.cut is not None for layer in layers)
+    of_whole = [layer.weight for layer in layers if layer.cut is None]
+    assert size.whole_quantized_bytes == sum(w.numbers.nbytes + w.scales_AB.nbytes for w in of_whole), (
+        argument
+    )
+    assert size.num_whole_quantized == sum(w.numbers.numel() for w in of_whole), argument
     # A row's scale stays whole where its inputs are cut.
     for name, layer in shard.named_modules():
         if isinstance(layer, QuantizedLinear) and layer.cut is not None:
             wanted = whole.get_submodule(name).weight.dequantized(torch.float32)
-            own_rows = torch.tensor([index for each in layer.cut.ranges for index in each])
+            own_rows = torch.tensor([index for each in layer.cut.ranges for index in each], dtype=torch.int64)
             wanted = wanted.index_select(layer.cut.dim, own_rows)
             assert torch.equal(layer.weight.dequantized(torch.float32), wanted), (argument, name)
     expected = logits_of(whole, TOKENS)[:, own.start : own.stop]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import logging
 import math
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV3Config, PreTrainedModel
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
 
 from specdist.models.attention import expanding, latent
 from specdist.models.attention.attention import AttentionCall, AttentionRules
@@ -38,6 +39,7 @@ from tests.models.families import VOCAB_SIZE, tiny_model
 from tests.models.kernels import PlainKernel
 from tests.models.quantized_checkpoints import LAYOUTS, write
 from tests.models.quantized_formats import ROUNDED_TOLERANCE, TOKENS, logits_of
+from tests.ranks import run_ranks
 
 # With and without a projection of queries, rotated in pairs or in halves, with scales of latents.
 LATENT_FAMILIES = (
@@ -239,10 +241,26 @@ def test_quantised_projections_from_latents_become_plain_ones(tmp_path: Path) ->
     held = sum(
         layer.weight.numbers.numel() for layer in model.modules() if isinstance(layer, QuantizedLinear)
     )
-    assert size.num_quantized == held
+    assert size.num_quantized_on(1) == held
     with torch.inference_mode():
         expected = logits_of_expanded(model)
     assert relative_difference(logits_of(model, TOKENS), expected) < ROUNDED_TOLERANCE
+
+
+@pytest.mark.ranks
+def test_two_ranks_of_deepseek_v3_in_blocks_of_float8(tmp_path: Path) -> None:
+    """Experts with a shared one, and projections to latents, which stay whole."""
+    config = DeepseekV3Config(
+        vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=128, moe_intermediate_size=128,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4,
+        num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1, q_lora_rank=32,
+        kv_lora_rank=32, qk_rope_head_dim=32, qk_nope_head_dim=16, v_head_dim=16, max_position_embeddings=256,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    DeepseekV3ForCausalLM(config).float().save_pretrained(tmp_path / "v3")
+    write(tmp_path / "v3", *LAYOUTS["FP8 in blocks (fp8)"])
+    run_ranks("tests.models.quantized_parity", 2, str(tmp_path / "differences.json"), str(tmp_path / "v3"))
+    assert json.loads((tmp_path / "differences.json").read_text())[0] < ROUNDED_TOLERANCE
 
 
 def logits_of_expanded(model: PreTrainedModel) -> Tensor:

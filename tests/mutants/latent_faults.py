@@ -9,6 +9,7 @@ OTHERS = LATENT + "test_other_numbers_are_noticed_and_keys_and_values_are_kept"
 WIDER = "tests/kernels/test_paged_attention.py::test_keys_are_wider_than_values_or_are_the_values_too"
 V3 = LATENT + "test_a_thousand_tokens_of_deepseek_v3_take_70_megabytes"
 QUANTIZED = LATENT + "test_quantised_projections_from_latents_become_plain_ones"
+TWO_RANKS = LATENT + "test_two_ranks_of_deepseek_v3_in_blocks_of_float8"
 
 LATENT_FAULTS = (
     Mutant("queries-through-another-heads-matrix", "Latents.queries",
@@ -43,9 +44,9 @@ LATENT_FAULTS = (
         "self._static is None or self.torch_pass.expanded_segments(batch) is not None",
         "self._static is None",
         (EXPANDED,)),
-    Mutant("planner-knows-no-expansion", "LayerCache.expands",
-        "self.expansion is not None and",
-        "False and self.expansion is not None and",
+    Mutant("planner-knows-no-expansion", "LayerCache.attended",
+        "self.expansion and self.expansion.of_chunk(",
+        "None and self.expansion.of_chunk(",
         (V3,)),
     Mutant("expanded-values-of-the-first-heads", "Latents.keys_and_values",
         "(each[heads] for each in self._weights())",
@@ -76,7 +77,11 @@ LATENT_FAULTS = (
         "return self.width // tp_size if self.is_latent else",
         (V3,)),
     Mutant("quantised-projection-counted-narrow", "_quantized",
-        "if name in absorbed:",
-        "if False:",
+        "if name not in names or name in absorbed:",
+        "if name not in names:",
         (QUANTIZED,)),
+    Mutant("whole-quantised-layers-counted-cut", "model_size",
+        "if cuts and name not in styles}",
+        "if cuts and False}",
+        (TWO_RANKS,)),
 )

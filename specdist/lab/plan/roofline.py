@@ -241,7 +241,7 @@ class Placement:
         whose logits are wanted; None: of all."""
         model, gpu, tp_size = self.model, self.gpu, self.tp_size
         flops_per_s = gpu.sustained_flops_per_s(model.bytes_per_number)
-        narrow_flops = 2 * model.num_quantized / tp_size
+        narrow_flops = 2 * model.num_quantized_on(tp_size)
         narrow_per_s = gpu.narrow_flops_per_s(model.product, model.bytes_per_number)
         flops_s = (model.flops_per_token(tp_size) - narrow_flops) / flops_per_s + narrow_flops / narrow_per_s
         streamed = model.streamed_bytes(tp_size, has_product=gpu.has_product(model.product))

@@ -98,6 +98,15 @@ class Expansion(NamedTuple):
         moved = OPERATIONS_PER_BYTE * self.moved_bytes
         return min(2 * self.num_products + moved, 2 * moved) / saved if saved > 0 else math.inf
 
+    def of_chunk(self, num_before: float, num_queries: float) -> tuple[float, float] | None:
+        """Of a head, where tokens after ``num_before`` others expand latents: products per query, but for
+        those of its own that the layer's projections have; and bytes that are moved."""
+        num_keys = num_before + num_queries / 2  # as an average query sees
+        if not self.pays(num_queries, num_keys):
+            return None
+        products = self.expanded_flops(num_queries, num_keys) / 2 / num_queries - self.num_products
+        return products, num_keys * self.moved_bytes
+
     def kind(self, latent: AttentionKind) -> AttentionKind:
         """Of the attention that takes the place of one to latents."""
         width = self.key_width + self.rotated_width

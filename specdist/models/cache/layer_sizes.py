@@ -39,18 +39,11 @@ class LayerCache:
         """Tokens whose keys and values one new token reads."""
         return context_tokens if self.window is None else min(context_tokens, self.window)
 
-    def expands(self, context_tokens: float, num_queries: float) -> bool:
-        """Whether so many tokens of a sequence, which see as many before them, expand latents."""
-        return self.expansion is not None and self.expansion.pays(
-            num_queries, context_tokens + num_queries / 2
-        )
-
-    def attention_products(self, context_tokens: float, num_queries: float) -> float:
-        """Of a head and one of these tokens, beside those of the layer's own projections."""
-        if self.expansion is not None and self.expands(context_tokens, num_queries):
-            flops = self.expansion.expanded_flops(num_queries, context_tokens + num_queries / 2)
-            return flops / 2 / num_queries - self.expansion.num_products
-        return (self.width + self.value_width) * self.tokens_read(context_tokens)
+    def attended(self, context_tokens: float, num_queries: float) -> tuple[float, float]:
+        """Products of a head and one of a sequence's ``num_queries`` tokens; bytes that the head moves beside
+        those of the cache."""
+        chunk = self.expansion and self.expansion.of_chunk(context_tokens, num_queries)
+        return chunk or ((self.width + self.value_width) * self.tokens_read(context_tokens), 0)
 
 
 def layers_of(text: Any, model: nn.Module, number_bytes: int) -> tuple[LayerCache, ...]:

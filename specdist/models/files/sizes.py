@@ -12,6 +12,7 @@ import copy
 import math
 import sys
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -94,7 +95,7 @@ class ModelSize:
     Attributes:
         num_parameters: of the model; tied parameters count once.
         num_cut: in matrices that tensor parallelism shards, but for ``experts``, which it shards, too;
-            ``num_whole``: in tensors that are whole on every rank (norms, some biases, routers);
+            ``num_whole``: in plain tensors that are whole on every rank (norms, some biases, routers);
             ``num_embedding``: in tables of which a pass reads single rows.
         num_head: in the output head, sharded along the vocabulary. A head that is tied to the embedding takes
             memory of its own on several ranks, and none on one.
@@ -106,8 +107,8 @@ class ModelSize:
         num_state_numbers: of the state that an EAGLE-3 draft keeps of a token beside its keys and values;
             num_read_numbers: of those of the target that it reads of each token.
         num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
-            their scales; ``product``: the kind of kernel that multiplies most of them, None where they are
-            dequantised.
+            their scales; ``num_whole_quantized``, ``whole_quantized_bytes``: of those that are whole.
+            ``product``: the kind of kernel that multiplies most of them, None where they are dequantised.
         cache_bytes_per_number: of keys and values, where these are narrower.
     """
 
@@ -133,6 +134,8 @@ class ModelSize:
     num_read_numbers: int = 0
     num_quantized: int = 0
     quantized_bytes: int = 0
+    num_whole_quantized: int = 0
+    whole_quantized_bytes: int = 0
     product: ProductKind | None = None
     experts: tuple[Experts, ...] = ()
     states: StateSizes = NO_STATES
@@ -163,7 +166,12 @@ class ModelSize:
             each.num_layers * each.num_experts * each.rank_bytes(tp_size, self.bytes_per_number)
             for each in self.experts
         )
-        return plain * self.bytes_per_number + self.quantized_bytes // tp_size + int(experts)
+        quantized = self.quantized_bytes // tp_size + self.whole_quantized_bytes
+        return plain * self.bytes_per_number + quantized + int(experts)
+
+    def num_quantized_on(self, tp_size: int) -> float:
+        """Of one rank."""
+        return self.num_quantized / tp_size + self.num_whole_quantized
 
     def expert_bytes(self, tp_size: int, num_tokens: float) -> float:
         """Bytes of experts that a pass of so many tokens reads on one rank: each distinct one once."""
@@ -181,9 +189,9 @@ class ModelSize:
         """Bytes of weights that a pass of any size reads on one rank, but for experts. Without a ``product``
         on the device a quantised layer is written in plain numbers, and read again."""
         cut = (self.num_cut - self.num_quantized + self.num_head) // tp_size
-        quantized = self.quantized_bytes // tp_size
+        quantized = self.quantized_bytes // tp_size + self.whole_quantized_bytes
         if not has_product:
-            quantized += 2 * self.num_quantized * self.bytes_per_number // tp_size
+            quantized += int(2 * self.num_quantized_on(tp_size) * self.bytes_per_number)
         return (cut + self.num_whole) * self.bytes_per_number + quantized
 
     def flops_per_token(self, tp_size: int) -> float:
@@ -194,7 +202,7 @@ class ModelSize:
     def attention_flops(self, tp_size: int, context_tokens: float, num_queries: float = 1) -> float:
         """Operations of a token's attention on one rank, one of ``num_queries`` of its sequence: scores, and
         the sum of values."""
-        products = sum(layer.attention_products(context_tokens, num_queries) for layer in self.layers)
+        products = sum(layer.attended(context_tokens, num_queries)[0] for layer in self.layers)
         return 2 * self.num_query_heads / tp_size * products
 
     def cache_bytes_per_token(self, tp_size: int) -> int:
@@ -215,11 +223,7 @@ class ModelSize:
         """Bytes of keys and values that the attention of a sequence's tokens reads on one rank, and of those
         that it makes of latents."""
         read = sum(layer.num_numbers(tp_size) * layer.tokens_read(context_tokens) for layer in self.layers)
-        expanded = sum(
-            layer.expansion.moved_bytes * (context_tokens + num_queries / 2)
-            for layer in self.layers
-            if layer.expansion is not None and layer.expands(context_tokens, num_queries)
-        )
+        expanded = sum(layer.attended(context_tokens, num_queries)[1] for layer in self.layers)
         return read * self._cached_bytes + expanded * self.num_query_heads / tp_size
 
     @property
@@ -278,13 +282,16 @@ def model_size(
                 num_cut += module.bias.numel()
         elif styles.get(module_name) == NORM:
             num_cut += sum(weight.numel() for weight in module.parameters())
-    numbers, num_bytes = _quantized(model, quantization)
+    whole = {name for name in linear_layers(model) if cuts and name not in styles}
+    numbers, num_bytes = _quantized(model, quantization, linear_layers(model).keys() - whole)
+    whole_numbers, whole_bytes = _quantized(model, quantization, whole)
+    num_elsewhere = num_cut + num_embedding + num_head * (not is_tied) + num_expert_numbers
     return ModelSize(
         name=name,
         bytes_per_number=bytes_per_number,
         num_parameters=num_parameters,
         num_cut=num_cut,
-        num_whole=num_parameters - num_cut - num_embedding - num_head * (not is_tied) - num_expert_numbers,
+        num_whole=num_parameters - num_elsewhere - sum(whole_numbers.values()),
         num_embedding=num_embedding,
         num_head=num_head,
         is_tied=is_tied,
@@ -304,6 +311,8 @@ def model_size(
         num_read_numbers=model.state_width if isinstance(model, LlamaForCausalLMEagle3) else 0,
         num_quantized=sum(numbers.values()),
         quantized_bytes=num_bytes,
+        num_whole_quantized=sum(whole_numbers.values()),
+        whole_quantized_bytes=whole_bytes,
         product=max(numbers, key=numbers.__getitem__, default=None),
         experts=experts,
         states=StateSizes.of(model),
@@ -332,15 +341,15 @@ def _experts(model: nn.Module, hidden_size: int, quantization: Quantization | No
 
 
 def _quantized(
-    model: nn.Module, quantization: Quantization | None
+    model: nn.Module, quantization: Quantization | None, names: Collection[str]
 ) -> tuple[Counter[ProductKind | None], int]:
-    """Numbers in quantised layers by the kind of their product, and bytes of all."""
+    """Numbers in the quantised ones of these layers by the kind of their product, and bytes of all."""
     numbers: Counter[ProductKind | None] = Counter()
     num_bytes = 0
     absorbed = {f"{name}.kv_b_proj" for name, module in model.named_modules() if can_absorb(module)}
     for name, layer in linear_layers(model).items() if quantization is not None else ():
         assert quantization is not None
-        if name in absorbed:  # dequantised when it is loaded
+        if name not in names or name in absorbed:  # these are dequantised when they are loaded
             continue
         form = quantization.format_of(name, layer.in_features)
         if form is not None:
