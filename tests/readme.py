@@ -189,31 +189,26 @@ def emulation() -> str:
 
 
 def emulated() -> str:
-    """What a user would quote of the defaults, as emulated."""
-    from specdist.lab.plan.hardware import PUBLISHED
-    from tests.lab.emulation.results import EmulationResult
+    """What a user would quote of the defaults, wherever the draft is."""
+    from tests.lab.emulation import placements
 
-    result = EmulationResult.read(REPOSITORY / "jobs/benchmarks/emulation-70b-h100-auto.json")
-    default = [one for one in result.outcomes if one.mode == "auto"]
-
-    def listed(values: list[str]) -> str:
-        return f"{', '.join(values[:-1])} and {values[-1]}"
-
-    sizes = listed([str(one.batch_size) for one in default])
-    rates = listed([f"{one.tokens_per_s / one.num_gpus:,.0f}" for one in default])
-    ratios = listed([f"{result.speedup_per_device(one):.2f}" for one in default])
-    shares = [f"{one.exposed_host_share:.0%}" for one in default]
-    given = result.settings
+    given = placements.given()
     text = (
-        f"{'Several GPUs have not been measured yet. ' * (result.figures == PUBLISHED)}Emulated at the pace "
-        f"that `jobs/plan.py` predicts ({result.figures}), a 70B "
-        f"target on {given['tp_size']} H100s and a 1B draft on one more (acceptance {given['acceptance']:g}, "
-        f"prompts of {given['prompt_tokens']:,} tokens) generate {rates} tokens/s per GPU with the defaults "
-        f"for {sizes} sequences. That is {ratios} times what the target alone gives on each of its "
-        f"{given['tp_size']} GPUs: the draft's GPU counts. For {listed(shares)} of that time a GPU that is "
-        "needed waits for Python: [measurements](jobs/benchmarks/README.md)."
+        "Several GPUs have not been measured yet. In virtual time, at the pace that `jobs/plan.py` predicts "
+        "from published peaks and assumed shares of them, this is tokens/s per GPU of a 70B target, in "
+        "bfloat16 on 4 H100s or in FP8 on 2, with the default options and a 1B draft on the target's rank 0 "
+        f"(shared) or on a GPU of its own, which counts (acceptance {given['acceptance']:g}, greedy, prompts "
+        f"of {given['prompt_tokens']:,} and completions of {given['output_tokens']:,} tokens, as many "
+        "sequences as memory holds; in brackets, times the target alone):"
     )
-    return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
+    worth = [f"{most} sequences ({name})" for name, most in placements.worth_its_gpu().items() if most]
+    after = (
+        f"Per GPU, one of the draft's own is worth it up to {' or '.join(worth)}; else rank 0 is the better "
+        "place, and the other GPUs run more replicas. A run whose draft will hardly use its GPU says so when "
+        "it starts. More: [measurements](jobs/benchmarks/README.md)."
+    )
+    fill = {"width": 118, "break_on_hyphens": False, "break_long_words": False}
+    return "\n\n".join([textwrap.fill(text, **fill), placements.markdown(), textwrap.fill(after, **fill)])
 
 
 def fault_injection() -> str:

@@ -138,6 +138,8 @@ def _generate_planned(
     replica = build_replica(
         plan, frozen, lambda costs: costs if run is None else freeze_costs(run, costs), activity
     )
+    if run is not None and (advice := replica.advice) is not None:
+        logger.warning("%s", advice)
     activity.begin("generating", has_progress=True)
     if run is None:
         is_complete = follow_assignments(topology, replica, stop)

@@ -285,6 +285,21 @@ def plan_asynchronous(
     return chooser.shapes[best]
 
 
+def drafting_gain(
+    costs: CostModel,
+    *,
+    num_rows: int,
+    max_draft_tokens: int,
+    acceptance: float,
+    branch_counts: Sequence[int] = BRANCH_COUNTS,
+) -> float:
+    """Expected tokens per second of the best rounds with a draft over those without one, as in
+    :func:`plan_asynchronous`; at least 1."""
+    chooser = RoundChooser(costs, max_draft_tokens=max_draft_tokens, branch_counts=branch_counts)
+    rates_S = chooser.rates_of(num_rows, costs.context.num_tokens, _Learned(acceptance, acceptance))
+    return float(rates_S.max() / rates_S[0])
+
+
 class Pauses:
     """Of a draft in the target's process, whose policy has been asked: rounds without it after a decision
     against drafting, twice as many after each further one, since to decide takes time, too."""

@@ -9,6 +9,7 @@ import torch
 import yaml
 from transformers import LlamaConfig
 
+from specdist.config.groups import GPU_SEQS_WITH_DRAFT
 from specdist.job.costs.allocation import (
     PAGE_SIZE,
     CacheRoom,
@@ -114,19 +115,20 @@ def test_scored_prompts_need_the_logits_of_a_whole_pass() -> None:
     assert found[0] < found[1] == 4096
 
 
-def test_the_readmes_sum_is_that_of_its_configuration(large: ModelSize) -> None:
+def test_the_readmes_sum_is_that_of_its_configuration(large: ModelSize, small: ModelSize) -> None:
     """If it differs, put the line that this prints between the markers."""
     options = yaml.safe_load((REPOSITORY / "jobs/configs/llama-70b.yaml").read_text(encoding="utf-8"))
     drafts = resolve_policy_options("goodput", {})
-    limits = rows(max_num_batched_tokens=4096, max_draft_tokens=most_draft_tokens(drafts))
-    held = target_on(large, 4, limits)
-    room = room_on_gpu(
-        [held], limits, TOP_P, loaded((large, 4)), num_communicators=2, name="memory of cuda:0"
-    )
-    named = {
-        name: options[name] for name in ("tp_size", "max_num_seqs", "max_num_batched_tokens", "max_seq_len")
-    }
-    assert list(named.values()) == [4, 32, 4096, 8192] and "policy" not in options
+    most = most_draft_tokens(drafts)
+    limits = rows(num_rows=GPU_SEQS_WITH_DRAFT, max_draft_tokens=most, shares_room=True)
+    held = [
+        target_on(large, 4, limits),
+        HeldModel(size=small, tp_size=1, limits=draft_limits(limits, TOP_P)),
+    ]
+    memory = loaded((large, 4), (small, 1))
+    room = room_on_gpu(held, limits, TOP_P, memory, num_communicators=1, name="memory of cuda:0")
+    assert (options["tp_size"], options["max_seq_len"]) == (4, 8192)
+    assert {"policy", "max_num_seqs", "max_num_batched_tokens"}.isdisjoint(options)
     assert 0 < options["top_p"] < 1 and options["temperature"] > 0 and "cache_memory" not in options
     shown = documentation().partition("<!-- memory:begin -->")[2].partition("<!-- memory:end -->")[0]
     assert shown.strip("\n`") == str(room)

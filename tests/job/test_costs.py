@@ -3,19 +3,23 @@
 import dataclasses
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from specdist.job.preflight import freeze_costs, plan_run
 from specdist.job.ranks.topology import topology_from_environment
 from specdist.job.replica.model_plan import plan_models
+from specdist.job.replica.plan import ReplicaPlan
+from specdist.job.workload import Workload
 from specdist.models.passes.flat import FlatBatch
 from specdist.policies.costs import BRANCH_COUNTS, CostModel, Curve
-from specdist.policies.formulas import caught_share
-from specdist.policies.payoff import plan_asynchronous
+from specdist.policies.formulas import caught_share, tokens_per_call
+from specdist.policies.payoff import drafting_gain, plan_asynchronous
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.job.launching import parse
 from tests.lab.curves import measure_curve
@@ -65,6 +69,40 @@ def test_the_pass_is_that_of_the_candidates_that_are_ready_and_the_host_takes_it
 def test_more_branches_catch_more() -> None:
     shares = [caught_share(count) for count in BRANCH_COUNTS]
     assert shares[0] == 0 and shares == sorted(shares) and shares[-1] < 1
+
+
+def advice(target: Curve, *, device: str = "cuda:0", num_rows: int = 64) -> str | None:
+    """Of four ranks of a target, and one of a draft whose steps take a tenth of its shortest pass."""
+    costs = CostModel(target, Curve([1], [100]))
+    run: Any = SimpleNamespace(
+        config=SimpleNamespace(policy_choice=SimpleNamespace(max_draft_tokens=8)),
+        topology=SimpleNamespace(device=torch.device(device), tp_size=4),
+        scheduling=SimpleNamespace(num_slots=256),
+        workload=Workload(num_rows=num_rows),
+        is_asynchronous=True,
+        branch_counts=(0, 2),
+    )
+    return ReplicaPlan.advice(run, costs)
+
+
+def test_a_gpu_that_is_hardly_used_is_told_of_at_the_start() -> None:
+    """As long as passes read weights, drafting pays; where every token of a pass takes its time, no more."""
+    reading = Curve([1, 1000], [1000, 1010])
+    computing = Curve([1, 1000], [1000, 20_000])
+    assert advice(reading) is None and advice(computing, device="cpu", num_rows=256) is None
+    assert advice(computing, num_rows=1) is None
+    told = advice(computing, num_rows=256)
+    assert told is not None and "256 sequences" in told and "1.25 times its GPUs" in told
+    assert "--num_processes 4" in told
+
+
+def test_a_gain_is_that_of_the_best_rounds() -> None:
+    sizes = {"num_rows": 1, "max_draft_tokens": 8, "acceptance": 0.8, "branch_counts": (0,)}
+    slow = CostModel(Curve([1], [100]), Curve([1], [1000]))
+    assert drafting_gain(slow, **sizes) == 1
+    # Steps that take nothing: as much as the longest block brings, or more, ahead.
+    free = CostModel(Curve([1], [10**6]), Curve([1], [1]))
+    assert drafting_gain(free, **sizes) == pytest.approx(tokens_per_call(0.8, 8), rel=0.01)
 
 
 def test_every_size_up_to_the_largest_block_is_measured() -> None:

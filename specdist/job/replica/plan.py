@@ -22,7 +22,14 @@ from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
-from specdist.policies.payoff import ALONE, ASSUMED_ACCEPTANCE, RoundChooser, RoundShape, plan_asynchronous
+from specdist.policies.payoff import (
+    ALONE,
+    ASSUMED_ACCEPTANCE,
+    RoundChooser,
+    RoundShape,
+    drafting_gain,
+    plan_asynchronous,
+)
 from specdist.policies.registry import needs_costs
 from specdist.sampling.distributions import SamplingSettings
 
@@ -115,6 +122,27 @@ class ReplicaPlan:
             num_branch_slots=num_branches,
             max_branch_tokens=max_tokens,
             is_asynchronous=self.is_asynchronous,
+        )
+
+    def advice(self, costs: CostModel | None) -> str | None:
+        """A warning, by these costs, where a GPU of the draft's own earns less than it would elsewhere."""
+        if costs is None or not self.is_asynchronous or self.topology.device.type != "cuda":
+            return None
+        num_rows, ranks = self.workload.rows_at_a_time(self.scheduling.num_slots), self.topology.tp_size
+        gain = drafting_gain(
+            costs,
+            num_rows=num_rows,
+            max_draft_tokens=self.config.policy_choice.max_draft_tokens,
+            acceptance=ASSUMED_ACCEPTANCE,
+            branch_counts=self.branch_counts,
+        )
+        if gain * ranks >= ranks + 1:
+            return None
+        return (
+            f"the draft's own GPU will hardly be used: {num_rows} sequences at a time and an acceptance of "
+            f"{ASSUMED_ACCEPTANCE:g} promise {gain:.2f} times the target's tokens/s alone, for "
+            f"{(ranks + 1) / ranks:.2f} times its GPUs: launch with --num_processes {ranks}, which puts the "
+            "draft on the target's rank 0, or leave --draft out"
         )
 
     def rounds(self, costs: CostModel | None) -> Rounds:

@@ -239,6 +239,11 @@ class Replica:
         self._plan, self._rounds = plan, plan.rounds(self.costs)
 
     @property
+    def advice(self) -> str | None:
+        """A warning about where the draft is."""
+        return self._plan.advice(self.costs)
+
+    @property
     def settings(self) -> SamplingSettings:
         return self._plan.settings
 
