@@ -11,12 +11,14 @@ from typing import ClassVar, Literal
 from specdist.config.arguments import option, parse_arguments
 from specdist.config.constraints import ConstraintOptions
 from specdist.config.groups import (
+    EXPERT_PARALLEL,
     GPU_SEQS,
     GPU_SEQS_WITH_DRAFT,
     HOST_SEQS,
     AdapterOptions,
     BatchOptions,
     CompletionOptions,
+    ExpertParallel,
     GpuCostOptions,
     ModelOptions,
     QuantizationOptions,
@@ -104,6 +106,7 @@ class GenerateConfig(
         1, at_least=1,
         help="tensor-parallel ranks of the target; must divide its attention heads and key/value heads",
     )  # fmt: skip
+    expert_parallel: ExpertParallel = option(AUTO, help=EXPERT_PARALLEL)
     draft_placement: Literal["auto", "own", "shared"] = option(
         AUTO,
         help="own = the draft has a rank of its own: launch tp_size + 1; shared = it is on the target's "
@@ -127,6 +130,8 @@ class GenerateConfig(
         ("verify", lambda o: o.policy != "sprinter" and o.uses_draft,
          "has no effect with --policy {o.policy}, which always verifies every token: leave it out, or "
          "choose --policy sprinter"),
+        ("expert_parallel", lambda o: o.tp_size == 1 and o.expert_parallel == "always",
+         "has no effect with --tp_size 1: leave it out, or raise --tp_size"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -19,6 +19,12 @@ from specdist.utils.rules import RULE, SEED, Refusals, Rule, within
 
 # Whose code runs a model's layers.
 ModelImpl = Literal["auto", "specdist", "transformers"]
+# How experts are shared out over several ranks.
+ExpertParallel = Literal["auto", "always", "never"]
+EXPERT_PARALLEL = (
+    "where ranks share a target's experts: always = each is whole, on one rank; never = each rank has a part "
+    "of every one; auto = what is counted cheaper"
+)
 # A draft that is the target itself with fewer bits (QuantSpec, arXiv:2502.10424).
 SELF, SELF_KINDS = "self:", ("int4", "int8", "float8")
 OWN_KIND = Rule(

@@ -14,6 +14,7 @@ from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.storage import local_folder
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import ReplicaStart, StatsRecorder
+from specdist.job.manifest import frozen_models
 from specdist.job.preflight import NUM_HALVINGS, ROWS_TOO_LARGE, RunPlan, freeze_costs, plan_run
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.entry import USAGE_ERROR, log_to_file, on_rank0, rank0_first, run_rank
@@ -124,16 +125,15 @@ def _generate_planned(
         ):
             logger.warning(warning)
     frozen = broadcast_from_rank0(topology, frozen_costs(run.folder) if run is not None else None)
-    num_halvings = broadcast_from_rank0(
-        topology, run.folder.manifest.info.get(NUM_HALVINGS, 0) if run is not None else 0
-    )
+    info = broadcast_from_rank0(topology, run.folder.manifest.info if run is not None else {})
+    models = frozen_models(config, models, info)
     workload = None if run is None else promised_work(config, models, run, has_costs=frozen is not None)
     plan = ReplicaPlan(
         config=config,
         models=models,
         topology=topology,
         workload=broadcast_from_rank0(topology, workload),
-        num_halvings=num_halvings,
+        num_halvings=info.get(NUM_HALVINGS, 0),
     )
     replica = build_replica(
         plan, frozen, lambda costs: costs if run is None else freeze_costs(run, costs), activity

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,12 +26,15 @@ from specdist.job.texts.template_clock import clock_info
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.sizes import model_size
 from specdist.models.heads.drafts import DraftHead
+from specdist.policies.registry import AUTO
 from specdist.utils.packages import version_of
 
 # In the place of a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.
 NGRAMS_OF_OWN_TOKENS = "memory of a sequence's own tokens, 1"
 # In ``info``: the prompts' files as they were when they were read.
 PROMPT_FILES = "prompt_files"
+# In ``info``: whether ranks of the target have whole experts.
+EXPERT_PARALLEL = "expert_parallel"
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
 
 
@@ -58,6 +62,14 @@ def run_manifest(
     if models.ngram_texts is not None:
         fingerprint["ngram_texts"] = models.ngram_texts.sha256
     return Manifest(fingerprint=fingerprint | models.constraints.fingerprint, info=info)
+
+
+def frozen_models(config: GenerateConfig, models: ModelPlan, info: Mapping[str, Any]) -> ModelPlan:
+    """The models with experts shared out as in a run that has begun, if it has as many ranks and the option
+    says nothing else."""
+    if config.expert_parallel != AUTO or info.get("tp_size") != config.tp_size:
+        return models
+    return dataclasses.replace(models, is_expert_parallel=info.get(EXPERT_PARALLEL, False))
 
 
 def run_fingerprint(
@@ -154,6 +166,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         "prompts": config.prompts,
         "vocab_size": models.vocab_size,
         "tp_size": config.tp_size,
+        EXPERT_PARALLEL: models.is_expert_parallel,
         "world_size": topology.world_size,
         "draft_placement": topology.draft_placement,
         "device": topology.device.type,

@@ -123,6 +123,7 @@ REFUSED: list[dict[str, Any]] = [
     {"constraint_column": "rules", "stop": ["."]},
     {"tensorboard": True},
     {"stage_limit": "5GB"},
+    {"expert_parallel": "always"},
 ]
 
 

@@ -9,10 +9,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from specdist.config.generate import GenerateConfig
+from specdist.job.manifest import EXPERT_PARALLEL, frozen_models
+from specdist.job.replica.model_plan import ModelPlan, plan_models
+from specdist.utils.errors import UserError
 from tests.job.chain import generate_at_known_costs
-from tests.job.launching import read_output
+from tests.job.launching import parse, read_output
 from tests.job.ranks import fork_ranks
-from tests.models.all_families import VOCAB_SIZE, save_pair
+from tests.models.all_families import VOCAB_SIZE, build, save_pair, tokenizer
 
 NUM_NEW, LENGTHS = 40, (3, 12, 40, 70)
 
@@ -35,18 +39,21 @@ def generated(target: PreTrainedModel, prompt: list[int]) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
+@pytest.mark.parametrize(("family", "experts"), [("gpt_oss", "never"), ("qwen3_moe", "auto")])
 def test_a_mixture_over_two_ranks_and_a_draft_give_the_tokens_of_transformers(
-    family: str, tmp_path: Path
+    family: str, experts: str, tmp_path: Path
 ) -> None:
+    """``auto``: experts whose parts would be narrow are whole on a rank."""
     target = save_pair(family, tmp_path / "pair").eval()
     prompts = written_prompts(tmp_path / "prompts.jsonl")
     ended = fork_ranks(
         3, generate_at_known_costs, prompts=tmp_path / "prompts.jsonl", output=tmp_path / "run",
         target=tmp_path / "pair/target", draft=tmp_path / "pair/draft", tp_size=2, device="cpu",
         dtype="float32", temperature=0, max_new_tokens=NUM_NEW, cache_memory="256MiB", num_draft_tokens=3,
-        overlap="asynchronous",
+        overlap="asynchronous", expert_parallel=experts,
     )  # fmt: skip
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert manifest["info"][EXPERT_PARALLEL] is (experts == "auto")
     assert ended.totals["exact"] is True
     # Once, also where windowed layers have pages of their own.
     assert ended.stderr.count("memory of cpu in GiB") == 1
@@ -55,3 +62,56 @@ def test_a_mixture_over_two_ranks_and_a_draft_give_the_tokens_of_transformers(
     assert 0 < (ended.totals["draft_acceptance_rate"] or 0) < 1, ended.stderr
     found = read_output(tmp_path / "run")["completion_ids"].to_pylist()
     assert found == [generated(target, prompt) for prompt in prompts]
+
+
+def test_how_experts_are_shared_out_is_chosen_once(tmp_path: Path) -> None:
+    save_pair("gpt_oss", tmp_path)
+
+    def planned(**options: object) -> tuple[GenerateConfig, ModelPlan]:
+        given = {
+            "prompts": "p",
+            "output": "run",
+            "target": tmp_path / "target",
+            "tp_size": 2,
+            "dtype": "float32",
+        }
+        config = parse(**(given | options))
+        return config, plan_models(config)
+
+    config, auto = planned(max_num_seqs=1)
+    assert not auto.is_expert_parallel
+    _, always = planned(expert_parallel="always")
+    assert always.is_expert_parallel
+    begun = {"tp_size": 2, EXPERT_PARALLEL: True}
+    assert frozen_models(config, auto, begun).is_expert_parallel, "as the run has begun"
+    assert not frozen_models(config, auto, {"tp_size": 2}).is_expert_parallel, "earlier runs had parts"
+    # With other ranks, or where the option is given, it is not the earlier run's to say.
+    assert not frozen_models(config, auto, begun | {"tp_size": 4}).is_expert_parallel
+    never, parts = planned(expert_parallel="never")
+    assert not frozen_models(never, parts, begun).is_expert_parallel
+    with pytest.raises(UserError, match="--expert_parallel always has no effect with --tp_size 1"):
+        planned(expert_parallel="always", tp_size=1)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("llama", {}, "it has no experts that can be given to ranks"),
+        (
+            "qwen3_moe",
+            {"num_local_experts": 1, "num_experts_per_tok": 1},
+            "its 1 experts are fewer than the 2 ranks",
+        ),
+    ],
+)
+def test_models_whose_experts_cannot_be_whole_are_refused(
+    family: str, changes: dict[str, int], reason: str, tmp_path: Path
+) -> None:
+    build(family, **changes).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    options = {"prompts": "p", "output": "run", "target": tmp_path, "tp_size": 2}
+    with pytest.raises(
+        UserError, match=f"--expert_parallel always, but of --target .* {reason}: leave it out"
+    ):
+        plan_models(parse(**options, expert_parallel="always"))
+    assert not plan_models(parse(**options)).is_expert_parallel

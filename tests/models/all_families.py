@@ -158,10 +158,12 @@ def _small(config_class: Any, own: dict[str, Any]) -> Any:
     return config_class(**{**values, **own})
 
 
-def build(family: str, seed: int = 0) -> PreTrainedModel:
-    """A random float32 model with transformers' own attention."""
+def build(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A random float32 model with transformers' own attention; ``changes``: of those numbers that its
+    configuration has."""
     torch.manual_seed(seed)
     config = tiny_config(family)
+    vars(config).update({name: value for name, value in changes.items() if hasattr(config, name)})
     family = VARIANTS.get(family, (family, {}))[0]
     factory = (
         AutoModelForCausalLM if family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForImageTextToText

@@ -6,7 +6,9 @@ CONVERSIONS = "tests/models/test_conversions.py::"
 PLACES = CONVERSIONS + "test_every_piece_lies_where_transformers_puts_it"
 PARTS = "tests/models/test_experts.py::test_the_ranks_parts_of_experts_make_whole_ones"
 SUMMED = "tests/models/test_experts.py::test_what_experts_give_is_summed_over_the_ranks_once"
-FAMILIES = "tests/models/test_family_runs.py::test_families_in_turn_do_what_the_table_says"
+WHOLE = "tests/models/test_experts.py::test_ranks_of_whole_experts_give_together_what_all_give"
+BLOCK = "tests/models/test_experts.py::test_only_what_a_block_adds_up_is_summed_together"
+OVER_RANKS = "tests/models/test_mixtures.py::test_mixtures_over_ranks_are_those_of_transformers"
 LOADED = CONVERSIONS + "test_experts_are_loaded_as_transformers_does_one_by_one"
 
 QUANTISED = "tests/models/test_quantized_experts.py::"
@@ -47,13 +49,58 @@ EXPERT_FAULTS = (
         "ExpertsCut(1, whole)",
         (PARTS,)),
     Mutant("experts-not-summed-over-ranks", "experts._forward",
-        "        dist.all_reduce(output, group=module.mp_group)\n",
-        "        pass\n",
+        "    dist.all_reduce(output, group=module.mp_group)\n",
+        "",
         (SUMMED,)),
+    Mutant("first-expert-of-a-rank-on-none", "_of_own",
+        "(chosen_TK >= own.start)",
+        "(chosen_TK > own.start)",
+        (WHOLE,)),
+    Mutant("weights-of-other-chosen-experts", "_of_own",
+        "chosen_TK - own.start, skipped)",
+        "chosen_TK.flip(-1) - own.start, skipped)",
+        (WHOLE,)),
+    Mutant("weights-of-chosen-experts-normed-on-each-rank", "_of_own",
+        "weights_TK.masked_fill(~is_own_TK, 0))",
+        "nn.functional.normalize(weights_TK.masked_fill(~is_own_TK, 0), p=1))",
+        (WHOLE,)),
+    Mutant("routers-of-two-layers-exchanged", "Filling._take_whole",
+        "            self._fill(name, self._checkpoint.adapted(name, whole))\n",
+        "            places = [f'layers.{layer}.mlp.gate.' for layer in (0, 1)]\n"
+        "            other = next((i for i in (0, 1) if places[i] in name), 0)\n"
+        "            name = name.replace(places[other], places[1 - other])\n"
+        "            self._fill(name, self._checkpoint.adapted(name, whole))\n",
+        (OVER_RANKS,)),
+    Mutant("a-rank-routes-differently", "Filling._fill",
+        "        self._wanted[name].copy_(local)\n",
+        "        is_router = 'mlp.gate.' in name or 'mlp.router.' in name\n"
+        "        shift = torch.distributed.get_rank() if is_router and torch.distributed.is_initialized() else 0\n"
+        "        self._wanted[name].copy_(local.roll(shift, 0))\n",
+        (OVER_RANKS,)),
+    Mutant("shared-experts-summed-twice", "share_sums",
+        "                part.mp_group = None\n",
+        "                pass\n",
+        (OVER_RANKS,)),
+    Mutant("what-a-block-adds-up-is-not-summed", "share_sums",
+        "            _sum_output(block, block.forward, group)\n",
+        "            pass\n",
+        (OVER_RANKS,)),
+    Mutant("shared-experts-summed-by-themselves", "share_sums",
+        "        if does:\n",
+        "        if False:\n",
+        (OVER_RANKS,)),
+    Mutant("blocks-that-norm-what-they-add-up-are-summed-after-it", "_adds_up",
+        "(one + other - both).abs().max() <= TOLERANCE",
+        "0 * (one + other - both).abs().max() <= TOLERANCE",
+        (BLOCK,)),
+    Mutant("what-a-block-adds-besides-is-summed", "_adds_up",
+        "not none.any() and ",
+        "",
+        (BLOCK,)),
     Mutant("what-a-rank-has-of-experts-is-put-in-one-place", "Piece.of_ranges",
         "begin + part.begin[dim]",
         "part.begin[dim]",
-        (FAMILIES,)),
+        (OVER_RANKS,)),
     Mutant("joined-experts-not-turned", "QuantizedExperts.numbers",
         "weight.dequantized(torch.float32).T for",
         "weight.dequantized(torch.float32).reshape(weight.num_inputs, -1) for",

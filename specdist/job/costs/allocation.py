@@ -232,6 +232,7 @@ def room_for_cache(
             decides, has_kernel = topology.rank == RANK_ZERO, target.has_kernel(PAGE_SIZE)
             passes = target_limits(limits, sampling, decides=decides, has_kernel=has_kernel)
             size = _size(models.target, target)
+            size = dataclasses.replace(size, has_whole_experts=models.is_expert_parallel)
             held.append(HeldModel(size=size, tp_size=topology.tp_size, limits=passes, windowed=windowed))
         if draft is not None:
             assert models.draft is not None

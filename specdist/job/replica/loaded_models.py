@@ -138,9 +138,14 @@ class _Loading:
         if group is None:
             model = load_whole(files, dtype=dtype, device=device, reading=self.reading)
         else:
-            vocab_size = self.models.vocab_size
             model = load_sharded(
-                files, dtype=dtype, device=device, group=group, vocab_size=vocab_size, reading=self.reading
+                files,
+                dtype=dtype,
+                device=device,
+                group=group,
+                vocab_size=self.models.vocab_size,
+                is_expert_parallel=self.models.is_expert_parallel,
+                reading=self.reading,
             )
         if draft is None or not draft.is_eagle:
             acceleration = Acceleration.of(device, group)

@@ -27,7 +27,9 @@ from specdist.models.files.adapter_folder import open_adapter
 from specdist.models.files.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, check_family, open_checkpoint
 from specdist.models.files.fitting import check_weights
 from specdist.models.files.generation import default_options
+from specdist.models.files.sizes import model_size
 from specdist.models.heads.drafts import DraftHead, open_draft_head
+from specdist.models.quantized.quantized import quantization_of
 from specdist.policies.registry import AUTO
 from specdist.utils.errors import UserError
 
@@ -36,13 +38,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan:
-    """The models, as every rank must know them."""
+    """The models, as every rank must know them. ``is_expert_parallel``: each of several ranks of the target
+    has whole experts."""
 
     target: Checkpoint
     draft: Checkpoint | None
     vocab_size: int
     max_seq_len: int
     constraints: RunConstraints
+    is_expert_parallel: bool = False
     head: DraftHead | None = None
     ngram_texts: NgramTexts | None = None
 
@@ -92,10 +96,35 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
         draft=draft,
         vocab_size=vocab_size,
         max_seq_len=config.max_seq_len or longest,
+        is_expert_parallel=gives_whole_experts(config, target),
         constraints=RunConstraints(config, target),
         head=head,
         ngram_texts=read_ngram_texts(config, target, vocab_size),
     )
+
+
+def gives_whole_experts(config: GenerateConfig, target: Checkpoint) -> bool:
+    """Whether each expert of the target is on one rank. Raises :class:`UserError` where it cannot be."""
+    if config.tp_size == 1 or config.expert_parallel == "never":
+        return False
+    if not target.has_experts and config.expert_parallel == AUTO:
+        return False
+    number = target.torch_dtype(config.dtype).itemsize
+    size = model_size(
+        target.name,
+        target.config,
+        number,
+        trusts_code=target.trusts_code,
+        quantization=quantization_of(target),
+    )
+    if config.expert_parallel == AUTO:
+        num_tokens = config.max_num_seqs * config.block_tokens
+        shared = size.with_experts_for(config.tp_size, num_tokens)
+        return shared is not None and shared.has_whole_experts
+    reason = size.why_no_whole_experts(config.tp_size)
+    if reason is not None:
+        raise UserError(f"--expert_parallel always, but of --target {target.name} {reason}: leave it out")
+    return True
 
 
 def with_model_defaults(

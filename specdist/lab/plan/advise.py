@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
+from specdist.config.groups import ExpertParallel
 from specdist.lab.plan.hardware import GPUS, Gpu
 from specdist.lab.plan.memory import Fit, fit
 from specdist.lab.plan.roofline import DEFAULTS, DRAFT_PASS, TARGET_PASS, Placement, roofline_costs
@@ -36,6 +37,8 @@ MAX_DRAFT_TOKENS = 16
 # A smaller speed-up is within the error of the model, so the simpler plan is chosen.
 WORTHWHILE = 1.05
 S_PER_HOUR = 3600
+# At which it is counted how ranks share experts best.
+TYPICAL_BATCH = 64
 BATCH_SIZES = (1, 8, 32, 64, 128, 256)
 DraftPlace = Literal["shared", "own"]
 PLACES: dict[DraftPlace, str] = {"shared": "on rank 0", "own": "its own GPU"}
@@ -79,7 +82,8 @@ def shape_of(site: Site, mode: Mode, tp_size: int) -> Shape:
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """Lengths are those of every row, in tokens; ``caught`` is the share of misses that branches catch;
-    ``draft_window``: what the draft sees of a sequence, if not all; ``sampling``: how tokens are drawn."""
+    ``draft_window``: what the draft sees of a sequence, if not all; ``sampling``: how tokens are drawn;
+    ``expert_parallel``: how ranks share experts."""
 
     prompt_tokens: int
     output_tokens: int
@@ -88,6 +92,7 @@ class Work:
     caught: float
     draft_window: int | None = None
     sampling: SamplingSettings = DEFAULTS
+    expert_parallel: ExpertParallel = "auto"
 
     @property
     def row_tokens(self) -> int:
@@ -112,6 +117,7 @@ class Plan:
         num_replicas: side by side.
         most_rows: sequences that memory has room for; ``settings.num_rows`` are used.
         prediction: of one replica.
+        has_whole_experts: each is on one of several ranks.
         tokens_per_s: of all replicas; ``tokens_per_s_per_gpu`` counts the GPUs that they use.
     """
 
@@ -123,6 +129,7 @@ class Plan:
     prediction: Prediction
     num_prompts: int
     output_tokens: int
+    has_whole_experts: bool = False
 
     @property
     def tp_size(self) -> int:
@@ -196,14 +203,26 @@ class Planner:
         if self._reads_states and mode in ("asynchronous", "branches"):
             return []
         most = self._site.gpus_per_node - (mode in OWN_GPU)
-        return [shape_of(self._site, mode, tp_size) for tp_size in self._target.tp_sizes(most)]
+        return [
+            shape_of(self._site, mode, tp_size)
+            for tp_size in self._target.tp_sizes(most)
+            if self._on_ranks(tp_size) is not None
+        ]
+
+    def _on_ranks(self, tp_size: int) -> ModelSize | None:
+        """The target with its experts as so many ranks share them; None where they cannot."""
+        block = 1 if self._draft is None else MAX_DRAFT_TOKENS + 1
+        num_tokens = (self._site.max_num_seqs or TYPICAL_BATCH) * block
+        return self._target.with_experts_for(tp_size, num_tokens, self._work.expert_parallel)
 
     def _fit(self, mode: Mode, shape: Shape, num_draft_tokens: int) -> Fit:
         return self._fits(mode, shape.tp_size, num_draft_tokens)
 
     def _measure_fit(self, mode: Mode, tp_size: int, num_draft_tokens: int) -> Fit:
+        target = self._on_ranks(tp_size)
+        assert target is not None
         return fit(
-            self._target,
+            target,
             self._draft,
             self._site.gpu,
             mode,
@@ -218,6 +237,8 @@ class Planner:
     def _plans(self, mode: Mode) -> Iterator[Plan]:
         lengths = [0] if mode == "target only" else range(1, MAX_DRAFT_TOKENS + 1)
         for shape in self._shapes(mode):
+            target = self._on_ranks(shape.tp_size)
+            assert target is not None
             # Fewer prompts than replicas leave some without work.
             num_replicas = min(shape.num_replicas, self._work.num_prompts)
             for length in lengths if num_replicas else ():
@@ -233,6 +254,7 @@ class Planner:
                         prediction=self._predict(mode, shape, num_rows, length),
                         num_prompts=self._work.num_prompts,
                         output_tokens=self._work.output_tokens,
+                        has_whole_experts=shape.tp_size > 1 and target.has_whole_experts,
                     )
 
     def _predict(self, mode: Mode, shape: Shape, num_rows: int, num_draft_tokens: int) -> Prediction:
@@ -266,7 +288,7 @@ class Planner:
                 drafts=counts is DRAFT_PASS,
             )
             for model, ranks, counts, context in (
-                (self._target, tp_size, TARGET_PASS, self._work.mean_context_tokens),
+                (self._on_ranks(tp_size), tp_size, TARGET_PASS, self._work.mean_context_tokens),
                 (self._draft, 1, DRAFT_PASS, self._work.draft_context_tokens),
             )
         )

@@ -83,9 +83,14 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         acceptance=acceptance or 0.0,
         caught=config.caught,
         draft_window=config.draft_window,
+        expert_parallel=config.expert_parallel,
         sampling=SamplingSettings(**values_of(config, DrawingOptions)),
     )
     _check_lengths(work, target, draft)
+    if config.expert_parallel == "always" and not target.experts:
+        raise UserError(
+            f"--expert_parallel always: {config.target} has no experts to share out: leave it out"
+        )
     gpu = (
         measure_here(local_device(config.device), getattr(torch, dtype))
         if config.gpu == HERE

@@ -8,9 +8,11 @@ from typing import ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.config.groups import (
+    EXPERT_PARALLEL,
     OWN_KIND,
     SELF,
     DrawingOptions,
+    ExpertParallel,
     GpuCostOptions,
     QuantizationOptions,
     TrustOptions,
@@ -74,6 +76,7 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     draft_window: int | None = option(
         None, help="the draft sees only so many last tokens of a sequence (default: all)", at_least=1
     )
+    expert_parallel: ExpertParallel = option("auto", help=EXPERT_PARALLEL)
     caught: float = option(
         0.5,
         help="share of the misses that branches catch, from 0 to below 1",

@@ -149,7 +149,8 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
 def _setting(plan: Plan) -> str:
     length = plan.settings.num_draft_tokens
     drafts = f" and {length} draft tokens" if length else ""
-    return f"tp_size {plan.tp_size}, {plan.settings.num_rows} sequences{drafts}"
+    ranks = f"tp_size {plan.tp_size}{' with whole experts' * plan.has_whole_experts}"
+    return f"{ranks}, {plan.settings.num_rows} sequences{drafts}"
 
 
 def _mib(num_bytes: float) -> str | None:
@@ -190,6 +191,7 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
         **_given(config, "target_quantization"),
         "dtype": config.dtype,
         "tp_size": plan.tp_size,
+        **({"expert_parallel": "always"} if plan.has_whole_experts else {}),
         "max_num_seqs": settings.num_rows,
         "max_num_batched_tokens": max(PREFILL_CHUNK_TOKENS, 2 * settings.num_rows * block),
         **{
@@ -252,6 +254,7 @@ def plan_document(plan: Plan, costs: GpuCosts = UNKNOWN) -> dict[str, Any]:
         "num_replicas": plan.num_replicas,
         "num_prompts": plan.num_prompts,
         "num_processes": plan.num_gpus,
+        "has_whole_experts": plan.has_whole_experts,
         "num_rows": settings.num_rows,
         "most_rows": plan.most_rows,
         "num_draft_tokens": settings.num_draft_tokens,

@@ -255,7 +255,7 @@ class Placement:
         )
         experts_s = max(
             model.expert_bytes(tp_size, num_tokens) / gpu.sustained_bytes_per_s,
-            num_tokens * model.expert_flops(tp_size) / flops_per_s,
+            model.expert_flops(tp_size, num_tokens) / flops_per_s,
         )
         message_bytes = num_tokens * model.hidden_size * model.bytes_per_number
         sums_s = ALL_REDUCES_PER_LAYER * len(model.layers) * gpu.all_reduce_s(message_bytes, tp_size)
@@ -282,7 +282,7 @@ class Placement:
         numbers = num_layers * self.counts.tensors_per_layer * model.hidden_size
         num_kernels = num_layers * ROUNDING_KERNELS.get(model.product, 0) if self.rounds_apart else 0
         for each in model.experts if self.counts is not NO_COUNTS else ():
-            rows = ROUTED_ROWS * model.hidden_size + ROUTED_PRODUCTS * each.width / self.tp_size
+            rows = ROUTED_ROWS * model.hidden_size + ROUTED_PRODUCTS * model.expert_width(each, self.tp_size)
             numbers += each.num_layers * each.num_chosen * rows
             num_kernels += each.num_layers * ROUTING_KERNELS
         between_s = (

@@ -9,7 +9,7 @@ norms and biases after an all-reduce are whole on every rank.
 from __future__ import annotations
 
 import copy
-import math
+import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Collection
@@ -20,72 +20,23 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
+from specdist.config.groups import ExpertParallel
 from specdist.models.attention.latent import can_absorb
 from specdist.models.cache.layer_sizes import LayerCache, layers_of
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
+from specdist.models.expert_sizes import Experts
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class, without_towers
 from specdist.models.loading.tp_plan import SUMMED, WHOLE, planned_cuts
 from specdist.models.quantized.quantized import Quantization, linear_layers
-from specdist.models.quantized.quantized_weights import LayerFormat, ProductKind
+from specdist.models.quantized.quantized_weights import ProductKind
 from specdist.models.recurrent.cuts import NORM, ROWWISE
 from specdist.models.recurrent.rollback import Rollback
 from specdist.models.recurrent.sizes import NO_STATES, StateSizes
 
 # One after attention, one after the feed-forward part.
 ALL_REDUCES_PER_LAYER = 2
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Routed experts of ``num_layers`` equal layers, of which a token runs through ``num_chosen``; those that
-    all tokens run through are not among them.
-
-    Attributes:
-        num_experts: of each layer.
-        num_numbers: of one expert, whatever the checkpoint has.
-        width: of its inner products.
-        form: of those that are quantised, with the ``matrices`` of an expert, (outputs, inputs) each: its
-            first, and the one that comes after the inner width.
-    """
-
-    num_layers: int
-    num_experts: int
-    num_chosen: int
-    num_numbers: int
-    width: int
-    form: LayerFormat | None = None
-    matrices: tuple[tuple[int, int], ...] = ()
-
-    def rank_bytes(self, tp_size: int, bytes_per_number: int) -> float:
-        """Of one expert on one of so many ranks, which each have a part of its inner width."""
-        own = self.width // tp_size
-        if self.form is None or (self.form.is_halved and own % 2):
-            return self.num_numbers * bytes_per_number / tp_size
-        (num_first, hidden), _ = self.matrices
-        first = self.form.within(own, hidden).num_bytes(num_first // tp_size, hidden)
-        last = self.form.within(hidden, own).num_bytes(hidden, own)
-        num_others = self.num_numbers - sum(map(math.prod, self.matrices))
-        return first + last + num_others * bytes_per_number / tp_size
-
-    @property
-    def num_all_numbers(self) -> int:
-        """Of all experts of all these layers."""
-        return self.num_layers * self.num_experts * self.num_numbers
-
-    @property
-    def num_own_numbers(self) -> int:
-        """Of those that a token runs through, in all these layers."""
-        return self.num_layers * self.num_chosen * self.num_numbers
-
-    def num_distinct(self, num_tokens: float) -> float:
-        """Expected experts of a layer that a forward of so many tokens reads, E (1 - (1 - k / E)^n), if each
-        token chooses its k of E uniformly and by itself (Huang et al. 2025, "MoESD", arXiv 2505.19645).
-
-        An upper bound: where some experts are chosen more often than others, or tokens of a text choose
-        alike, fewer are read. Cohere ("Why MoE models get more from speculative decoding", 2026) reports 2.5
-        times the experts of one token for four that follow each other, 31% less than this.
-        """
-        return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_tokens)
+# How much more the fullest rank has where tokens of a text choose experts less evenly. Assumed.
+UNEVEN_TEXT = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +61,7 @@ class ModelSize:
             their scales; ``num_whole_quantized``, ``whole_quantized_bytes``: of those that are whole.
             ``product``: the kind of kernel that multiplies most of them, None where they are dequantised.
         cache_bytes_per_number: of keys and values, where these are narrower.
+        has_whole_experts: on several ranks, each on one (expert parallelism), instead of a part on each.
     """
 
     name: str
@@ -140,6 +92,7 @@ class ModelSize:
     experts: tuple[Experts, ...] = ()
     states: StateSizes = NO_STATES
     cache_bytes_per_number: int | None = None
+    has_whole_experts: bool = False
 
     @property
     def num_expert_numbers(self) -> int:
@@ -154,7 +107,7 @@ class ModelSize:
         return self.num_parameters - self.num_expert_numbers + own - table
 
     def weight_bytes(self, tp_size: int) -> int:
-        """Bytes of weights on one rank: of all experts, whichever are chosen."""
+        """Bytes of weights on one rank, that with the most experts: of all of them, whichever are chosen."""
         head = 0 if self.is_tied and tp_size == 1 else -(-self.num_head // tp_size)
         kv_heads = min(
             (layer.num_heads for layer in self.layers if layer.num_heads and not layer.is_latent),
@@ -163,7 +116,9 @@ class ModelSize:
         cut = (self.num_cut - self.num_quantized - self.num_of_keys) // tp_size
         plain = cut + self.num_of_keys // min(kv_heads, tp_size) + self.num_whole + self.num_embedding + head
         experts = sum(
-            each.num_layers * each.num_experts * each.rank_bytes(tp_size, self.bytes_per_number)
+            each.num_layers
+            * (-(-each.num_experts // tp_size) if self.has_whole_experts else each.num_experts)
+            * each.rank_bytes(self._parts_of_experts(tp_size), self.bytes_per_number)
             for each in self.experts
         )
         quantized = self.quantized_bytes // tp_size + self.whole_quantized_bytes
@@ -173,17 +128,62 @@ class ModelSize:
         """Of one rank."""
         return self.num_quantized / tp_size + self.num_whole_quantized
 
+    def _parts_of_experts(self, tp_size: int) -> int:
+        """Into how many parts each is cut."""
+        return 1 if self.has_whole_experts else tp_size
+
     def expert_bytes(self, tp_size: int, num_tokens: float) -> float:
-        """Bytes of experts that a pass of so many tokens reads on one rank: each distinct one once."""
+        """Bytes of experts that a pass of so many tokens reads on the rank that reads the most: each distinct
+        one once."""
         return sum(
-            each.num_layers * each.num_distinct(num_tokens) * each.rank_bytes(tp_size, self.bytes_per_number)
+            each.num_layers
+            * each.num_read(num_tokens, tp_size, is_whole=self.has_whole_experts)
+            * each.rank_bytes(self._parts_of_experts(tp_size), self.bytes_per_number)
             for each in self.experts
         )
 
-    def expert_flops(self, tp_size: int) -> float:
-        """Operations per token on one rank in its own experts."""
-        own = sum(each.num_own_numbers for each in self.experts)
-        return 2 * own / tp_size
+    def expert_flops(self, tp_size: int, num_tokens: float) -> float:
+        """Operations of a pass in experts, on the rank that computes the most."""
+        computed = sum(
+            each.num_layers
+            * each.num_pairs(num_tokens, tp_size, is_whole=self.has_whole_experts)
+            * each.num_numbers
+            for each in self.experts
+        )
+        return 2 * computed
+
+    def expert_width(self, experts: Experts, tp_size: int) -> int:
+        """Of what a rank computes within one of its experts. Room is there for the pairs of all ranks."""
+        return experts.width // self._parts_of_experts(tp_size)
+
+    def why_no_whole_experts(self, tp_size: int) -> str | None:
+        """Why its experts cannot be given to so many ranks whole; None if they can."""
+        if not self.experts:
+            return "it has no experts that can be given to ranks"
+        fewest = min(each.num_experts for each in self.experts)
+        return None if fewest >= tp_size else f"its {fewest} experts are fewer than the {tp_size} ranks"
+
+    def with_experts_for(
+        self, tp_size: int, num_tokens: float, how: ExpertParallel = "auto"
+    ) -> ModelSize | None:
+        """With its experts as so many ranks share them; None where they cannot. ``auto``: whole where the
+        ranks do not divide their width, or where, in passes of so many tokens, the tiles that a part of
+        it leaves empty cost more than what the fullest rank has above the others, in experts to read and in
+        pairs to compute."""
+        if tp_size == 1 or not self.experts:
+            return self
+        parts, whole = (dataclasses.replace(self, has_whole_experts=is_whole) for is_whole in (False, True))
+        can_be_cut = not any(each.width % tp_size for each in self.experts)
+        can_be_whole = self.why_no_whole_experts(tp_size) is None
+        if how == "never" or not can_be_whole:
+            return parts if can_be_cut and how != "always" else None
+
+        def cost(size: ModelSize) -> float:
+            flops = size.expert_flops(tp_size, num_tokens) / self.expert_flops(1, num_tokens)
+            return max(flops, size.expert_bytes(tp_size, num_tokens) / self.expert_bytes(1, num_tokens))
+
+        is_cheaper = how == "always" or not can_be_cut or UNEVEN_TEXT * cost(whole) < cost(parts)
+        return whole if is_cheaper else parts
 
     def streamed_bytes(self, tp_size: int, *, has_product: bool = True) -> int:
         """Bytes of weights that a pass of any size reads on one rank, but for experts. Without a ``product``

@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -91,20 +91,24 @@ def tensors_in(path: Path) -> list[FileTensor] | None:
 def streamed(
     files: Sequence[Sequence[FileTensor]],
     *,
+    needed: Collection[str] | None = None,
     group: dist.ProcessGroup | None = None,
     reading: Reading | None = None,
     window_bytes: int = WINDOW_BYTES,
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of all files by name, each valid until the next one is asked for.
 
-    All ranks of ``group`` must ask for the same ones; those of a node share what one of them reads. Raises
-    OSError on every rank of a node if a file cannot be read.
+    All ranks of ``group`` must name the same files; those of a node share what one of them reads, and get
+    what any of them has ``needed`` (None: all). Raises OSError on every rank of a node if a file cannot be
+    read.
     """
+    node = _Node.of(group)
+    if needed is not None:
+        files = _needed_on_node(files, needed, node, group)
     # All windows of a node together hold no more than a file.
     largest = max((sum(tensor.num_bytes for tensor in file) for file in files), default=0)
     window_bytes = min(window_bytes, largest)
     with contextlib.ExitStack() as stack:
-        node = _Node.of(group)
         # Replicas that start together begin at different files.
         first = _start(group) % max(1, len(files))
         files = [*files[first:], *files[:first]]
@@ -163,6 +167,19 @@ class _Node:
         finally:
             os.close(probe)
         return _Node(ranks, ranks.index(own)) if can_share else _Node((own,), 0)
+
+
+def _needed_on_node(
+    files: Sequence[Sequence[FileTensor]],
+    needed: Collection[str],
+    node: _Node,
+    group: dist.ProcessGroup | None,
+) -> list[list[FileTensor]]:
+    """What of the files any rank of this node needs."""
+    own = bytes(tensor.name in needed for file in files for tensor in file)
+    flags = [own] if group is None else _gathered(group, own)
+    is_needed = map(any, zip(*(flags[rank] for rank in node.ranks), strict=True))
+    return [[tensor for tensor in file if next(is_needed)] for file in files]
 
 
 def _start(group: dist.ProcessGroup | None) -> int:

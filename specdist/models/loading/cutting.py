@@ -38,10 +38,11 @@ def cut(
     dtype: torch.dtype,
     group: dist.ProcessGroup,
     vocab_size: int,
+    is_expert_parallel: bool = False,
 ) -> PreTrainedModel:
     """This rank's part of a model on the meta device, there too; its head is cut along the first
-    ``vocab_size`` ids. All ranks of the world outside of the group must call :func:`join_sharding` at the
-    same time.
+    ``vocab_size`` ids. ``is_expert_parallel``: its experts are whole, each on one rank. All ranks of the
+    world outside of the group must call :func:`join_sharding` at the same time.
 
     Raises :class:`UserError` on every rank for a model that cannot be cut.
     """
@@ -51,7 +52,7 @@ def cut(
     shapes = {name: weight.shape for name, weight in model.named_parameters(remove_duplicate=False)}
     reason = None
     try:
-        shard = _cut_blocks(model, dtype, group)
+        shard = _cut_blocks(model, dtype, group, is_expert_parallel)
     except dist.DistError:
         raise
     except Exception as error:  # assertions and errors of many kinds, before its broadcast
@@ -76,11 +77,13 @@ def cut(
     return shard
 
 
-def _cut_blocks(model: PreTrainedModel, dtype: torch.dtype, group: dist.ProcessGroup) -> PreTrainedModel:
+def _cut_blocks(
+    model: PreTrainedModel, dtype: torch.dtype, group: dist.ProcessGroup, is_expert_parallel: bool
+) -> PreTrainedModel:
     import deepspeed  # takes seconds, and a replica of one process does not need it
     from deepspeed.accelerator import get_accelerator
 
-    cut_experts(model, group)
+    cut_experts(model, group, is_expert_parallel=is_expert_parallel)
     if cuts := planned_cuts(model):
         from specdist.models.loading.tp_layers import place_cut_layers
 

@@ -110,7 +110,7 @@ class Filling:
         return (
             not self._stored.takers[stored_name].isdisjoint(wanted)
             or self._parts_of.get(stored_name, ("",))[0] in self._layers
-            or any(name in wanted for name, _ in conversions.places.get(stored_name, ()))
+            or any(self._needs_piece(*place) for place in conversions.places.get(stored_name, ()))
             or stored_name in conversions.collected
         )
 
@@ -179,8 +179,7 @@ class Filling:
 
     def _place(self, name: str, piece: Piece, whole: Tensor) -> None:
         cut = self._cut_of(name)
-        pieces = [piece] if cut is None else piece.of_ranges(cut.dim, cut.ranges)
-        for each in pieces:
+        for each in [piece] if cut is None else piece.of_ranges(cut.dim, cut.ranges):
             local = self._wanted[name]
             for dim, (begin, length) in enumerate(zip(each.begin, each.shape, strict=True)):
                 local = local.narrow(dim, begin, length)
@@ -188,6 +187,14 @@ class Filling:
         if cut is not None and not cut.ranges:
             self._wanted[name].zero_()
         self.missing.discard(name)
+
+    def _needs_piece(self, name: str, piece: Piece) -> bool:
+        narrow = self._narrow.get(name)
+        if narrow is None and name not in self._wanted:
+            return False
+        cut = self._cut_of(name) if narrow is None else narrow.cut
+        # Of what is zero here it is noted that it was there.
+        return cut is None or not cut.ranges or bool(piece.of_ranges(cut.dim, cut.ranges))
 
     def _cut_of(self, name: str) -> ExpertsCut | None:
         return cut_of(self._layer_of(name), name.rpartition(".")[2])

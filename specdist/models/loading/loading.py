@@ -18,6 +18,7 @@ from specdist.models.files.weight_files import open_weights, stored_shapes
 from specdist.models.files.weight_names import WeightNames, ties_embeddings
 from specdist.models.files.weight_stream import Reading, streamed, tensors_in
 from specdist.models.loading.cutting import cut
+from specdist.models.loading.experts import share_sums
 from specdist.models.loading.filling import Filling, StoredNames
 from specdist.models.passes.all_reduce import use_peer_memory
 from specdist.models.quantized.narrow_placing import place_experts
@@ -127,12 +128,13 @@ def load_sharded(
     device: torch.device,
     group: dist.ProcessGroup,
     vocab_size: int,
+    is_expert_parallel: bool = False,
     reading: Reading | None = None,
 ) -> PreTrainedModel:
-    """This rank's shard. DeepSpeed shards the model on the meta device; then each weight is read from its
-    file and cut as DeepSpeed's layer cuts it: a rank holds its shard and at most one file. Each file is read
-    by one rank of a node (:mod:`specdist.models.files.weight_stream`); ``reading`` counts what is read by
-    this one.
+    """This rank's shard, with a part of every expert, or with whole ones (``is_expert_parallel``). DeepSpeed
+    shards the model on the meta device; then each weight is read from its file and cut as DeepSpeed's layer
+    cuts it: a rank holds its shard and at most one file. Each file is read by one rank of a node
+    (:mod:`specdist.models.files.weight_stream`); ``reading`` counts what is read by this one.
 
     The logits are those of this rank's part of the first ``vocab_size`` ids, see
     :func:`specdist.sampling.vocab_parallel.vocab_ranges`. All ranks of the world outside of the group must
@@ -146,7 +148,14 @@ def load_sharded(
     computed = ComputedTensors(model)
     stored = StoredNames.of(checkpoint, model, _stored_shapes(checkpoint))
     parts = _quantized_parts(checkpoint, model)
-    shard = cut(model, checkpoint, dtype=dtype, group=group, vocab_size=vocab_size)
+    shard = cut(
+        model,
+        checkpoint,
+        dtype=dtype,
+        group=group,
+        vocab_size=vocab_size,
+        is_expert_parallel=is_expert_parallel,
+    )
     _place_quantized(shard, checkpoint, stored, parts, dtype)
     shard = shard.to_empty(device=device)
     # DeepSpeed has converted them to the model's dtype: with rotary frequencies in bfloat16 angles are wrong
@@ -155,6 +164,7 @@ def load_sharded(
     _read_weights(shard, checkpoint, stored, parts, dtype, reading, group)
     dequantize_absorbed(shard, dtype)
     choose_products(shard, dtype)
+    share_sums(shard, group, dtype, device)
     if device.type == "cuda":
         use_peer_memory(shard, dtype=dtype, device=device, group=group)
     return shard.eval()
@@ -173,7 +183,8 @@ def _read_weights(
     filling = Filling(model, checkpoint, stored, parts, dtype)
     needed = {name for name in stored.stored if filling.needs(name)}
     for stored_name, whole in _tensors(checkpoint, needed, group, reading):
-        filling.take(stored_name, whole)
+        if stored_name in needed:
+            filling.take(stored_name, whole)
         if reading is not None and reading.on_tensor is not None:
             reading.on_tensor()
     refuse_missing(checkpoint, filling.missing)
@@ -184,14 +195,13 @@ def _read_weights(
 def _tensors(
     checkpoint: Checkpoint, needed: Collection[str], group: dist.ProcessGroup | None, reading: Reading | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Stored tensors by name, each valid until the next one: in the order of their files, where these allow
-    it."""
+    """Stored tensors by name, each valid until the next one, and perhaps some that other ranks need: in the
+    order of their files, where these allow it."""
     try:
         found = [tensors_in(path) for path in checkpoint.weight_files]
         files = [file for file in found if file is not None]
         if len(files) == len(found):
-            each = [[tensor for tensor in file if tensor.name in needed] for file in files]
-            yield from streamed(each, group=group, reading=reading)
+            yield from streamed(files, needed=needed, group=group, reading=reading)
             return
         for path in checkpoint.weight_files:
             with open_weights(path) as stored:

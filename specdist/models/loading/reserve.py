@@ -204,10 +204,10 @@ def activation_bytes(model: ModelSize, num_tokens: int, tp_size: int) -> int:
         number * (6 * query + 6 * widest_kv) // tp_size,
         *(
             2 * number * hidden
-            + each.num_chosen
-            * (ORDER_BYTES + number * max(hidden + GATE_PRODUCTS * each.width // tp_size, 4 * hidden))
+            + each.num_chosen * (ORDER_BYTES + number * max(hidden + GATE_PRODUCTS * width, 4 * hidden))
             + each.num_experts * SCORE_BYTES
             for each in model.experts
+            for width in [model.expert_width(each, tp_size)]
         ),
     )
     if model.num_quantized:

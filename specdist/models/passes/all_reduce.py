@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_process_group_store
 
-from specdist.models.loading.experts import experts_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.trial import check_difference, why_not
 
@@ -88,9 +87,10 @@ def use_peer_memory(
     collective of the group; the log says what is used, and why."""
     from deepspeed.module_inject.layers import LinearAllreduce
 
+    modules = [module for module in model.modules() if not getattr(module, "is_summed_later", False)]
     layers = [
         module
-        for module in model.modules()
+        for module in modules
         if type(module) is LinearAllreduce or (isinstance(module, QuantizedLinear) and module.sums_over_ranks)
     ]
     max_bytes = MAX_BYTES_TIMES_RANKS // dist.get_world_size(group)
@@ -100,7 +100,7 @@ def use_peer_memory(
         return False
     for layer in layers:
         layer.forward = functools.partial(_forward, layer, memory, max_bytes)
-    experts = [module for _, module in experts_of(model)]
+    experts = [module for module in modules if hasattr(module, "sum_over_ranks")]
     for module in experts:
         module.sum_over_ranks = functools.partial(_sum, memory, max_bytes, group)  # type: ignore[assignment]
     logger.info(

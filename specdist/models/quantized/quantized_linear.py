@@ -97,6 +97,8 @@ class QuantizedLinear(nn.Module):
         is_static = form.activations == "static"
         self.register_buffer("input_scale", torch.empty(1, device=meta) if is_static else None)
         self.bias = bias
+        # With what others give (specdist.models.loading.experts).
+        self.is_summed_later = False
         self._product: Product = self.dequantized_product
 
     @property
@@ -136,7 +138,7 @@ class QuantizedLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """[.., K] to [.., N]; over all ranks if the inputs are cut."""
         output = self.local_product(inputs)
-        if self.sums_over_ranks:
+        if self.sums_over_ranks and not self.is_summed_later:
             dist.all_reduce(output, group=self.group)
         return output if self.bias is None else output + self.bias
 

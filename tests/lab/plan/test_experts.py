@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
+from specdist.lab.plan.advise import Planner, Site, Work
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.job import open_model
-from specdist.lab.plan.report import GIB
+from specdist.lab.plan.options import PlanConfig
+from specdist.lab.plan.report import GIB, run_options
 from specdist.lab.plan.roofline import NO_COUNTS, TARGET_PASS, Placement
-from specdist.models.files.sizes import Experts, ModelSize, model_size
+from specdist.models.expert_sizes import Experts
+from specdist.models.files.sizes import ModelSize, model_size
 from tests.lab.plan.test_job import planned
 
 QWEN, GPT_OSS = "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-120b"
@@ -94,7 +97,7 @@ def test_a_pass_reads_what_was_counted_by_hand(qwen: ModelSize, num_tokens: int)
     distinct = {1: 8, 2: 8 + 8 * 120 / 128, 9: 128 - 128 * (120 / 128) ** 9, 64: 128 * (1 - 0.9375**64)}
     read = 2 * (DENSE + 48 * distinct[num_tokens] * EXPERT)
     assert qwen.streamed_bytes(1) + qwen.expert_bytes(1, num_tokens) == pytest.approx(read, rel=1e-12)
-    assert qwen.flops_per_token(1) + qwen.expert_flops(1) == pytest.approx(2 * qwen.num_active, rel=0.01)
+    assert qwen.flops_per_token(1) + qwen.expert_flops(1, 1) == pytest.approx(2 * qwen.num_active, rel=0.01)
     found = Placement(model=qwen, gpu=GPU, context_tokens=0, counts=NO_COUNTS).pass_s(num_tokens, num_tokens)
     assert found == pytest.approx(read / GPU.sustained_bytes_per_s, rel=1e-9)
 
@@ -104,7 +107,45 @@ def test_ranks_share_experts_and_all_of_them_take_memory(qwen: ModelSize) -> Non
     whole = 2 * (48 * (2 * 2048 + 2 * 128 + ROUTER) + 2048 + TABLE)
     assert qwen.weight_bytes(4) == whole + (qwen.weight_bytes(1) - whole) // 4
     assert qwen.expert_bytes(4, 9) == qwen.expert_bytes(1, 9) / 4
-    assert qwen.expert_flops(4) == qwen.expert_flops(1) / 4
+    assert qwen.expert_flops(4, 9) == qwen.expert_flops(1, 9) / 4
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9, 200])
+def test_the_fullest_rank_has_what_a_simulation_of_whole_experts_gives(
+    qwen: ModelSize, num_tokens: int
+) -> None:
+    """At most a fifth more, since it is a bound."""
+    generator = np.random.default_rng(0)
+    scores = generator.random((300, num_tokens, 128))
+    chosen = scores.argpartition(8, axis=2)[:, :, :8] // 16
+    experts = scores.argpartition(8, axis=2)[:, :, :8]
+    pairs = np.array([np.bincount(each.ravel(), minlength=8).max() for each in chosen])
+    reads = np.array([
+        np.bincount(np.unique(each) // 16, minlength=8).max() for each in experts
+    ])  # fmt: skip
+    (counted,) = qwen.experts
+    for found, expected in (
+        (counted.num_read(num_tokens, 8, is_whole=True), reads.mean()),
+        (counted.num_pairs(num_tokens, 8, is_whole=True), pairs.mean()),
+    ):
+        assert 0.99 * expected <= found <= 1.2 * expected
+
+
+def test_experts_are_whole_where_their_parts_would_be_narrow(qwen: ModelSize) -> None:
+    """Of 768 numbers four ranks have 192 each, three tiles, and eight have 96, one and a half."""
+    whole = qwen.with_experts_for(8, 128)
+    assert whole.has_whole_experts and not qwen.with_experts_for(4, 128).has_whole_experts
+    assert not qwen.with_experts_for(8, 1).has_whole_experts, "one token's experts are mostly on few ranks"
+    assert qwen.with_experts_for(5, 1).has_whole_experts, "they do not divide the width"
+    assert qwen.with_experts_for(256, 128).why_no_whole_experts(256) == (
+        "its 128 experts are fewer than the 256 ranks"
+    )
+    assert whole.weight_bytes(8) == qwen.weight_bytes(8)
+    # Of 128 experts one of five ranks has 26.
+    apart = whole.weight_bytes(5) - qwen.weight_bytes(5)
+    assert apart == pytest.approx(2 * 48 * (26 - 128 / 5) * EXPERT, abs=2)
+    assert whole.expert_bytes(8, 1000) == qwen.expert_bytes(8, 1000)
+    assert whole.expert_bytes(8, 9) > qwen.expert_bytes(8, 9)
 
 
 def test_more_tokens_take_longer_until_all_experts_are_read(qwen: ModelSize) -> None:
@@ -132,6 +173,25 @@ def test_layers_with_experts_have_the_router_to_pay_for(qwen: ModelSize) -> None
     rows_s = 48 * 8 * (8 * 2048 + 7 * 768) * 2 / (2 * GPU.sustained_bytes_per_s)
     many = placement.overhead_s(100) - without.overhead_s(100)
     assert many == pytest.approx(kernels_s + 100 * rows_s)
+
+
+def test_a_plan_shares_experts_out_as_it_is_told(qwen: ModelSize) -> None:
+    site = Site(gpu=GPU, gpus_per_node=4, num_nodes=1, max_num_seqs=64)
+    work = Work(prompt_tokens=512, output_tokens=256, num_prompts=1000, acceptance=0.7, caught=0.5)
+    found = {}
+    for how in ("auto", "always", "never"):
+        planner = Planner(qwen, None, site, dataclasses.replace(work, expert_parallel=how))
+        found[how] = {plan.tp_size: plan for plan in planner._plans("target only")}
+    assert {*found["always"]} == {1, 2, 4}
+    assert [plan.has_whole_experts for plan in found["always"].values()] == [False, True, True]
+    assert not any(plan.has_whole_experts for how in ("auto", "never") for plan in found[how].values())
+    assert found["auto"][4].tokens_per_s > found["always"][4].tokens_per_s
+    options = run_options(
+        PlanConfig(target="t", gpu="h100-sxm"), found["always"][4], work, max_positions=4096
+    )
+    assert options["expert_parallel"] == "always"
+    # 5 ranks do not divide the width, and nobody may have whole ones.
+    assert qwen.with_experts_for(5, 9, "never") is None and qwen.with_experts_for(129, 9) is None
 
 
 SIZES = {
