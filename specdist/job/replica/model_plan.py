@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from specdist.config.generate import GenerateConfig
-from specdist.config.groups import SELF
+from specdist.config.groups import HOST_SEQS, SELF
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.texts.constraints import RunConstraints
@@ -118,7 +118,7 @@ def gives_whole_experts(config: GenerateConfig, target: Checkpoint) -> bool:
         quantization=quantization_of(target),
     )
     if config.expert_parallel == AUTO:
-        num_tokens = config.max_num_seqs * config.block_tokens
+        num_tokens = (config.max_num_seqs or HOST_SEQS) * config.block_tokens
         shared = size.with_experts_for(config.tp_size, num_tokens)
         return shared is not None and shared.has_whole_experts
     reason = size.why_no_whole_experts(config.tp_size)
