@@ -7,6 +7,8 @@ import itertools
 
 import torch
 
+from specdist.models.quantized.narrow_experts import narrow_experts_of
+from specdist.models.quantized.quantized_linear import choose_products
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.options import Processing, TokenOptions
 from tests.engine.harness import Harness
@@ -27,6 +29,7 @@ from tests.gpu.engine_runs import (
 from tests.gpu.policies import READS_HEAD, policies
 from tests.models.all_families import build
 from tests.models.families import FAMILIES, noisy_copy, tiny_model
+from tests.models.stored_experts import make_narrow
 
 # A token of which the weights are damaged.
 BAD_TOKEN = 11
@@ -57,6 +60,20 @@ def check_experts() -> None:
     target = build("qwen3_moe").bfloat16()
     pair = Pair(target, noisy_copy(target), dict(MODES["synchronous"]))
     pair.check(RULES["rejection"], POLICIES["fixed"])
+
+
+def check_narrow_experts() -> None:
+    """All experts in one launch, in recorded passes; a CPU takes one after the other."""
+    torch.manual_seed(0)
+    target = build("qwen3_moe").bfloat16()
+    draft = noisy_copy(target)
+    make_narrow(target)
+    pair = Pair(target, draft, dict(MODES["synchronous"]))
+    on_gpu = pair.on_gpu.runners[0].model
+    choose_products(on_gpu, torch.bfloat16)
+    narrow = dict(narrow_experts_of(on_gpu))
+    assert narrow and all(each.product == each.kernel_product for each in narrow.values())
+    pair.check(RULES["rejection"], POLICIES["fixed"], prompts((9, 14)))
 
 
 def check_short_runs() -> None:

@@ -27,6 +27,7 @@ NAMES = {
     "paged_attention": {"attention", "attention with sinks and a window", "attention to latents"},
     # The fault is one of top-p alone.
     "processed_probabilities": {"distribution, top_p", "distribution, top_k and top_p"},
+    "grouped_narrow_product": {"experts, MXFP4", "experts, FP8 in blocks"},
 }
 
 
@@ -90,6 +91,9 @@ FAULTS: dict[str, Callable[..., Any]] = {
     "rotary": lambda queries, keys, cos, sin: RIGHT["rotary"](queries, keys, cos, -sin),
     "gated_activation": not_a_number,
     "write_tokens": without_the_last_token,
+    "grouped_narrow_product": lambda inputs, blocks, *more, **form: RIGHT["grouped_narrow_product"](
+        inputs, blocks, *more, **(form | {"block_tokens": form["block_tokens"] // 16})
+    ),
 }
 
 

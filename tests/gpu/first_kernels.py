@@ -28,6 +28,8 @@ from specdist.models.attention.kernel import TritonKernel
 from specdist.models.attention.plain import plain_attention
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.segments import ragged_segments
+from specdist.models.quantized.narrow_experts import Groups, NarrowExperts
+from specdist.models.quantized.quantized import MXFP4_FORMAT
 from specdist.models.quantized.quantized_linear import Product, QuantizedLinear, products_of
 from specdist.models.quantized.quantized_weights import LayerFormat, quantize
 from specdist.sampling.processing.filters import plain_probabilities
@@ -77,6 +79,7 @@ QUANTISED = {
     "int8 weights": LayerFormat(numbers="int8", rows=1, columns=None),
     "int4 weights": LayerFormat(numbers="int4", rows=1, columns=64),
 }
+EXPERTS = {"MXFP4": MXFP4_FORMAT, "FP8 in blocks": LayerFormat(numbers="float8", rows=128, columns=128)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +130,7 @@ def compare_all(bench: Bench, folder: Path) -> int:
     outcomes += compared(bench, "DeepSeek V3 tp 8", latent_cases(bench))
     outcomes += compared(bench, "all", sampling_cases(bench))
     outcomes += compared(bench, "8B", quantised_cases(bench, bench.shapes["8B"]), refuses=True)
+    outcomes += compared(bench, "gpt-oss-120b", expert_cases(bench))
     say(table(outcomes))
     bench.write(folder / "kernels.json", {"kernels": [asdict(outcome) for outcome in outcomes]})
     wrong = [outcome for outcome in outcomes if not outcome.is_right]
@@ -353,6 +357,38 @@ def quantised_cases(bench: Bench, shape: Shape) -> Iterator[Case]:
             for num_tokens in TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS:
                 tokens = bench.random(num_tokens, num_inputs, seed=1)
                 yield quantised_case(f"{name}: {kernel}", layer, product, tokens)
+
+
+def expert_cases(bench: Bench) -> Iterator[Case]:
+    """Of the first product of a layer of gpt-oss-120b, in two formats: one launch for all experts beside
+    one expert after the other."""
+    num_experts, num_outputs, num_inputs = (4, 64, 128) if bench.is_fake else (128, 5760, 2880)
+    for name, form in EXPERTS.items():
+        shape = (num_experts, num_outputs, num_inputs)
+        narrow = NarrowExperts(form, shape, None, is_transposed=False).to_empty(device=bench.device)
+        for each in narrow.buffers():
+            each.view(torch.uint8).random_(120, 124)  # scales near one, and numbers of both signs
+        if not form.has_powers:
+            narrow.scales.fill_(0.5)
+        for num_tokens in TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS:
+            yield expert_case(f"experts, {name}", narrow, bench.random(4 * num_tokens, num_inputs, seed=1))
+
+
+def expert_case(kernel: str, narrow: NarrowExperts, tokens: Tensor) -> Case:
+    generator = torch.Generator().manual_seed(2)
+    ids_S = torch.randint(narrow.num_experts, (len(tokens),), generator=generator).sort().values
+    groups = Groups(ids_S.to(tokens.device), narrow.num_experts, tokens.dtype)
+    share = len(ids_S.unique()) / narrow.num_experts
+    return Case(
+        kernel=kernel,
+        size=f"{len(tokens)} tokens",
+        run=lambda: narrow.kernel_product(tokens, groups),
+        plain=lambda: narrow.dequantized_product(tokens, groups),
+        difference=relative_norm,
+        limit=QUANTISED_LIMIT,
+        num_bytes=int(share * narrow.num_bytes),
+        num_flop=2 * len(tokens) * narrow.out_features * narrow.in_features,
+    )
 
 
 def quantised_case(

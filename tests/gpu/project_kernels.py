@@ -14,6 +14,7 @@ from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.attention.plain import plain_attention
 from specdist.models.cache.writing import plain_write
 from specdist.models.passes.segments import PagedSegments
+from specdist.models.quantized.quantized_weights import LayerFormat, Numbers, QuantizedWeight
 from specdist.sampling.coupling import waiting_times_of
 from specdist.sampling.distributions import Dense, OneHot
 from specdist.sampling.processing.filters import plain_probabilities
@@ -88,6 +89,32 @@ def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
     return (F.gelu(gates, approximate="tanh") if is_tanh else F.silu(gates)) * ups
 
 
+def grouped_narrow_product(
+    inputs_SK: Tensor,
+    blocks_3M: Tensor,
+    numbers: Tensor,
+    scales_EAB: Tensor,
+    zeros_EAB: Tensor | None,
+    *,
+    kind: Numbers,
+    rows: int,
+    columns: int | None,
+    num_outputs: int,
+    block_tokens: int,
+) -> Tensor:
+    form = LayerFormat(numbers=kind, rows=rows, columns=columns, has_powers=scales_EAB.dtype == torch.uint8)
+    output = inputs_SK.new_zeros(len(inputs_SK), num_outputs)
+    for expert, begin, end in blocks_3M.T.tolist():
+        own = slice(begin, min(end, begin + block_tokens))
+        if begin < end:
+            zeros_AB = None if zeros_EAB is None else zeros_EAB[expert]
+            weight = QuantizedWeight(
+                form, inputs_SK.shape[1], numbers[expert], scales_EAB[expert], zeros_AB
+            ).dequantized(inputs_SK.dtype)
+            output[own] = F.linear(inputs_SK[own], weight)
+    return output
+
+
 ON_HOST: dict[str, Callable[..., Any]] = {
     "paged_attention": paged_attention,
     "processed_probabilities": plain_probabilities,
@@ -98,4 +125,5 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "rotary": rotary,
     "gated_activation": gated_activation,
     "write_tokens": plain_write,
+    "grouped_narrow_product": grouped_narrow_product,
 }

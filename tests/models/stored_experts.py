@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWeight, from_stored
+from specdist.models.files.conversions import Piece
+from specdist.models.loading.experts import experts_of
+from specdist.models.quantized.narrow_experts import narrow_experts_of
+from specdist.models.quantized.narrow_placing import place_experts
+from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWeight, from_stored, quantize
 from tests.models.quantized_checkpoints import words
 
 generator = torch.Generator()
@@ -64,3 +68,25 @@ FORMATS: dict[str, Callable[[int, int], Stored]] = {
     "INT4, groups with zero points": int4,
     "MXFP4": mxfp4,
 }
+
+
+def make_narrow(model: nn.Module) -> None:
+    """Of a model's experts, without biases: INT8 in their place."""
+    form = LayerFormat(numbers="int8", rows=1, columns=None)
+    weights = {
+        f"{name}.{leaf}": weight.detach()
+        for name, module in experts_of(model)
+        for leaf, weight in module.named_parameters()
+    }
+    places = {
+        name: [
+            (name, Piece(name, (index, 0, 0), (1, *weight.shape[1:]), (("unsqueeze", (0,)),)))
+            for index in range(len(weight))
+        ]
+        for name, weight in weights.items()
+    }
+    place_experts(model, "it", dict.fromkeys(weights, form), places, torch.bfloat16)
+    for name, experts in narrow_experts_of(model):
+        experts.to_empty(device="cpu")
+        for index, weight in enumerate(weights[name]):
+            experts.fill((index, 0, 0), quantize(form, weight))

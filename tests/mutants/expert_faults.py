@@ -15,6 +15,7 @@ QUANTISED = "tests/models/test_quantized_experts.py::"
 ONE_BY_ONE = QUANTISED + "test_experts_stored_one_by_one_are_the_numbers_that_are_meant"
 NARROW = "tests/models/test_narrow_experts.py::test_narrow_experts_give_what_their_numbers_give"
 KERNEL = "tests/kernels/test_experts.py::test_experts_products_are_those_of_their_plain_numbers"
+RECORDED = "tests/gpu/test_engine.py::test_narrow_experts_give_the_rows_of_a_cpu_in_recorded_passes"
 BLOCKS = "tests/kernels/test_experts.py::test_blocks_have_every_token_once"
 PLANNED = "tests/lab/plan/test_experts.py::test_quantised_experts_are_planned_as_they_are_held"
 JOINED = QUANTISED + "test_mxfp4_experts_are_what_transformers_makes_of_them"
@@ -138,6 +139,10 @@ EXPERT_FAULTS = (
         "torch.searchsorted(last_E, blocks_M, right=True)",
         "torch.searchsorted(last_E, blocks_M)",
         (KERNEL, BLOCKS)),
+    Mutant("experts-one-after-the-other-on-a-gpu", "NarrowExperts.choose_product",
+        "self.product = trial.found or self.dequantized_product",
+        "self.product = self.dequantized_product",
+        (RECORDED,)),
     Mutant("planner-counts-plain-experts", "Experts.rank_bytes",
         "self.form is None or",
         "self.form is not None or",
