@@ -47,6 +47,8 @@ SMALL: dict[str, Any] = {
     "shared_expert_intermediate_size": 32, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8, "v_head_dim": 16, "hidden_size_per_layer_input": 8, "expert_ffn_hidden_size": 32,
     "vocab_size_per_layer_input": VOCAB_SIZE, "zero_expert_num": 2, "ffn_hidden_size": 96,
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_num_heads": 4, "linear_head_dim": 16,
 }  # fmt: skip
 
 LONGROPE = {
@@ -80,8 +82,6 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "kimi_linear": {
         "layer_types": ["linear_attention", "full_attention"] * 2,
-        "linear_num_heads": 4,
-        "linear_head_dim": 16,
         "num_experts_per_tok": 2,
         "num_experts_per_token": 2,
         "model_max_length": 256,

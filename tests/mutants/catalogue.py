@@ -23,6 +23,7 @@ from tests.mutants.ngram_faults import NGRAM_FAULTS
 from tests.mutants.papers_faults import PAPERS_FAULTS
 from tests.mutants.policy_faults import POLICY_FAULTS
 from tests.mutants.processing_faults import PROCESSING_FAULTS
+from tests.mutants.recurrent_faults import RECURRENT_FAULTS
 from tests.mutants.round_faults import ROUND_FAULTS
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
 from tests.mutants.score_faults import SCORE_FAULTS
@@ -54,6 +55,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *LAUNCH_FAULTS,
     *LAYER_FAULTS,
     *NGRAM_FAULTS,
+    *RECURRENT_FAULTS,
     *MODEL_FAULTS,
     *PROCESSING_FAULTS,
     *PAPERS_FAULTS,

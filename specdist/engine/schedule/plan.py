@@ -83,7 +83,7 @@ class SchedulerSettings:
     @property
     def target_rollback(self) -> Rollback:
         """A block, but for its first token."""
-        return Rollback(self.max_draft_tokens + 1, follows_committed=True)
+        return Rollback(max(1, self.max_draft_tokens), follows_committed=True)
 
     @property
     def draft_rollback(self) -> Rollback:

@@ -45,6 +45,7 @@ class CacheRoom:
         windowed: layers that have pages of their own beside them.
         cache_bytes: memory of all.
         budget_bytes: the most that the cache may take.
+        state_bytes: of the cache, that of recurrent layers.
         memory, needs: memory and reserve of a GPU; None on a host.
     """
 
@@ -52,6 +53,7 @@ class CacheRoom:
     num_pages: int
     cache_bytes: int
     budget_bytes: int
+    state_bytes: int = 0
     windowed: WindowedLayers | None = None
     memory: DeviceMemory | None = None
     needs: Reserve | None = None
@@ -70,6 +72,8 @@ class CacheRoom:
         pages = f"{self.num_pages} pages, {self.num_pages * PAGE_SIZE} tokens"
         if self.windowed is not None:
             pages += f", and {self.windowed.num_pages} pages of layers with windows"
+        if self.state_bytes:
+            pages += f", and {gib(self.state_bytes)} for states of recurrent layers"
         used = f"cache {gib(self.cache_bytes)} ({pages})"
         if self.memory is None or self.needs is None:
             return f"{self.name} in GiB: {gib(self.budget_bytes)} for the cache at most; {used}"
@@ -187,6 +191,7 @@ def room_on_gpu(
         num_pages=num_pages,
         cache_bytes=cache_bytes,
         budget_bytes=budget,
+        state_bytes=sum(held.state_bytes for held in models),
         memory=memory,
         needs=needs,
     )
@@ -282,8 +287,9 @@ def room_for_cache(
             fixed_bytes=of_windowed * (windowed.num_pages if windowed else 0) + of_states,
         )
         room = CacheRoom(
-            name=name, num_pages=num_pages, windowed=windowed, cache_bytes=cache_bytes, budget_bytes=budget
-        )
+            name=name, num_pages=num_pages, windowed=windowed, cache_bytes=cache_bytes, budget_bytes=budget,
+            state_bytes=of_states,
+        )  # fmt: skip
     return room
 
 
@@ -297,6 +303,12 @@ def refusal(config: GenerateConfig, limits: BatchLimits, room: CacheRoom) -> str
             f"--draft_window {config.draft_window} needs {limits.num_window_pages} pages of the draft's "
             f"cache for {limits.scheduling.num_slots} sequences, more than memory holds ({room}): lower it, "
             "or --max_num_seqs"
+        )
+    if room.num_pages < 0 and room.state_bytes:
+        return (
+            f"states of recurrent layers take {gib(room.state_bytes)} GiB for "
+            f"{limits.scheduling.num_slots} sequences at a time, more than memory holds ({room}): lower "
+            "--max_num_seqs" + ("" if config.cache_memory is None else ", or raise --cache_memory")
         )
     short = f"can hold {num_tokens} tokens, fewer than one sequence of --max_seq_len {longest}"
     if config.cache_memory is not None:

@@ -77,9 +77,14 @@ class HeldModel:
         return self.size.state_bytes(self.tp_size, self.limits.rollback)
 
     @property
+    def state_bytes(self) -> int:
+        """Of all sequences and branches."""
+        return self.limits.num_seqs * self.slot_bytes
+
+    @property
     def fixed_bytes(self) -> int:
         """Of what does not follow the page table."""
-        return self.windowed_bytes + self.limits.num_seqs * self.slot_bytes
+        return self.windowed_bytes + self.state_bytes
 
     @property
     def _windowed_token_bytes(self) -> int:

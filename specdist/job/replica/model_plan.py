@@ -75,6 +75,11 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
                 check_eagle_run(config, target, draft, may_read_states=may_read_states)
             else:
                 check_same_tokens(target, draft)
+        if draft.keeps_states and config.draft_window is not None:
+            raise UserError(
+                f"--draft {draft.name} has recurrent layers, whose state is of all tokens of a sequence, and "
+                f"--draft_window {config.draft_window} leaves some out: leave out --draft_window"
+            )
         head = open_draft_head(config, draft)
     chat = config.messages_column and f"--messages_column {config.messages_column}"
     check_chat_template(target, chat)

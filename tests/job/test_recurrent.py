@@ -1,0 +1,84 @@
+"""A run whose models have recurrent layers, as the job builds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdist.config.generate import GenerateConfig
+from specdist.engine.request import Request
+from specdist.engine.schedule.detokenizer import NO_TEXT
+from specdist.engine.schedule.stopping import StopRules
+from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.job.ranks.topology import Topology
+from specdist.job.replica.model_plan import plan_models
+from specdist.job.replica.plan import ReplicaPlan
+from specdist.job.replica.replica import build_replica
+from specdist.llm import NO_PATH
+from specdist.utils.errors import UserError
+from tests.models.all_families import save_pair
+
+NUM_NEW = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("qwen3_5")
+    save_pair("qwen3_5_text", folder)
+    return folder
+
+
+def topology_of(config: GenerateConfig) -> Topology:
+    return Topology(
+        rank=0, world_size=1, tp_size=1, uses_draft=config.uses_draft_model, device=torch.device("cpu")
+    )
+
+
+def config_of(folder: Path, **options: object) -> GenerateConfig:
+    values: dict[str, object] = {
+        "prompts": NO_PATH, "output": NO_PATH, "target": str(folder / "target"), "temperature": 0.0,
+        "max_new_tokens": NUM_NEW, "device": "cpu", "dtype": "float32", "max_num_seqs": 4,
+        "cache_memory": "16MB", "max_num_batched_tokens": 32,
+    }  # fmt: skip
+    return GenerateConfig(**{**values, **options})  # type: ignore[arg-type]
+
+
+def test_rows_that_begin_alike_are_those_of_generate(folder: Path) -> None:
+    """Among them two samples of a row; with measured costs, and with n-grams."""
+    from transformers import AutoModelForCausalLM
+
+    generator = torch.Generator().manual_seed(1)
+    common = torch.randint(2, 96, (40,), generator=generator).tolist()
+    prompts = [[*common, 7, 8, 9], common[:33], [*common, 7, 8, 9], [*common, 3]]
+    model = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
+    expected = [
+        model.generate(torch.tensor([ids]), max_new_tokens=NUM_NEW, do_sample=False)[0, len(ids) :].tolist()
+        for ids in prompts
+    ]
+    for options in (
+        {"draft": str(folder / "draft"), "policy": "goodput"},
+        {"draft": "ngram"},
+    ):
+        config = config_of(folder, **options)
+        plan = ReplicaPlan(config=config, models=plan_models(config), topology=topology_of(config))
+        replica = build_replica(plan)
+        requests = [
+            Request(row_id=row, sample_index=row // 2, prompt_ids=ids) for row, ids in enumerate(prompts)
+        ]
+        rules = StopRules(NO_TEXT, plan.models.target.stop_token_ids())
+        found = list(replica.engine(iter(requests), rules, StatsRecorder()).run())
+        found.sort(key=lambda completion: completion.request.row_id)
+        assert [completion.token_ids for completion in found] == expected, options
+
+
+def test_what_states_do_not_fit_is_refused_by_name(folder: Path) -> None:
+    for options, said in (
+        ({"draft": str(folder / "draft"), "draft_window": 32}, "--draft_window 32"),
+        ({"cache_memory": "50KB"}, "states of recurrent layers take .* lower --max_num_seqs"),
+    ):
+        config = config_of(folder, **options)
+        with pytest.raises(UserError, match=said):
+            plan = ReplicaPlan(config=config, models=plan_models(config), topology=topology_of(config))
+            build_replica(plan)
