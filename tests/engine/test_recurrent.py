@@ -6,11 +6,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from tests.engine.harness import Harness, requests_for
+from specdist.models.cache.pages import PageUpdates
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.recurrent.rollback import Rollback
+from tests.engine.harness import PAGE_SIZE, Harness, paged_runner, requests_for
 from tests.engine.test_greedy import MODES, prompts_of_lengths, reference
 from tests.models.families import _COMMON, noisy_copy, tiny_model
 
@@ -92,3 +96,29 @@ def test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place(
 def test_preempted_sequences_get_their_states_again(family: str) -> None:
     found, stats = generated(family, draft_of(family, "some"), num_pages=24, max_num_batched_tokens=23)
     assert found == expected(family) and stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_an_adopted_branch_goes_on_with_its_own_state(family: str) -> None:
+    """Logits of a draft's runner, against the model's own of the branch's text."""
+    target, prompt = target_of(family), prompts_of_lengths(30)[0]
+    runner = paged_runner(target)
+    runner.allocate(
+        num_pages=16, page_size=PAGE_SIZE, num_slots=1, max_seq_len=48, num_branch_slots=1,
+        max_branch_tokens=8, rollback=Rollback(10),
+    )  # fmt: skip
+    runner.update_pages(PageUpdates(np.zeros(12, int), np.arange(12), np.arange(12)))
+
+    def logits_after(slot: int, begin: int, token_ids: list[int]) -> torch.Tensor:
+        positions = begin + np.arange(len(token_ids))
+        batch = FlatBatch(np.array(token_ids), np.full(len(token_ids), slot), positions)
+        return runner.forward(batch, [len(token_ids) - 1])[0]
+
+    logits_after(0, 0, prompt)
+    slot, branch, place = (np.array([number]) for number in (0, 1, 26))
+    runner.open_branches(slot, branch, place)
+    logits_after(1, 26, [5, 9, 13])
+    runner.adopt_branches(branch, slot, place, np.array([3]))
+    with torch.inference_mode():
+        expected = target(torch.tensor([[*prompt[:26], 5, 9, 13, 21]])).logits[0, -1]
+    assert torch.allclose(logits_after(0, 29, [21]), expected, atol=1e-4)

@@ -9,6 +9,7 @@ DRIFT = STATES + "test_a_thousand_rollbacks_leave_the_state_of_a_run_without_any
 WRONG_PLACE = STATES + "test_positions_that_a_state_does_not_lead_to_are_an_error"
 GREEDY = "tests/engine/test_recurrent.py::test_greedy_tokens_are_those_of_generate_after_every_block"
 AHEAD = "tests/engine/test_recurrent.py::test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place"
+ADOPTED = "tests/engine/test_recurrent.py::test_an_adopted_branch_goes_on_with_its_own_state"
 SIZES = "tests/models/test_sizes.py::test_states_and_keys_are_those_that_a_runner_holds"
 JOB = "tests/job/test_recurrent.py::test_rows_that_begin_alike_are_those_of_generate"
 
@@ -52,7 +53,7 @@ RECURRENT_FAULTS = (
     Mutant("adopted-branches-leave-the-state-behind", "ModelRunner.adopt_branches",
         "self._states.copy(branches_B, slots_B)",
         "pass",
-        (AHEAD,)),
+        (ADOPTED,)),
     Mutant("states-forgotten-in-the-size", "model_size",
         "states=StateSizes.of(model),",
         "",
