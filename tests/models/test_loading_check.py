@@ -22,6 +22,7 @@ from specdist.models.passes.flat import causal_bias
 from specdist.utils.errors import UserError
 from tests.engine.test_rope_borders import BORDER
 from tests.engine.test_rope_borders import model_of as with_border
+from tests.models.all_families import build
 from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model
 from tests.ranks import run_ranks
 
@@ -62,6 +63,31 @@ def test_every_family_can_be_checked(tmp_path: Path, family: str) -> None:
         assert check.last_position >= 1023 and check.layers[0] == 0 and check.layers[-1] == 2
         # Numbers that have nothing to do with each other differ by about 1.4.
         assert check.difference <= check.tolerance < 0.7
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "layers"),
+    [
+        # Layers are what their numbers say.
+        ("flint", {}, (0, 1, 2)),
+        ("deepseek_v3", {"first_k_dense_replace": 2}, (0, 1, 2)),
+        # Texts and images.
+        ("got_ocr2", {}, (0, 2, 3)),
+    ],
+)
+def test_families_in_which_a_few_layers_are_another_model_are_checked(
+    tmp_path: Path, family: str, changes: dict[str, int], layers: tuple[int, ...]
+) -> None:
+    build(family, **changes).save_pretrained(tmp_path)
+    check = checked(tmp_path, torch.float32)
+    assert check.is_checked and check.layers == layers, check.reason
+
+
+def test_why_a_family_is_not_checked_is_said(tmp_path: Path) -> None:
+    build("gemma4_text").save_pretrained(tmp_path)
+    assert checked(tmp_path, torch.float32).reason == (
+        "one table has the inputs of all layers, and cannot be cut to those of a few"
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox", "phi"])

@@ -8,17 +8,19 @@ T tokens of a row, V ids of the vocabulary, H heads, G key/value heads, D head w
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -87,9 +89,10 @@ class Sample:
 def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
     """A sample of the model; the same on every rank."""
     config = checkpoint.config.get_text_config()
-    num_layers = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or []
-    layers = {0, num_layers - 1, *(list(kinds).index(kind) for kind in set(kinds))}
+    if getattr(config, "hidden_size_per_layer_input", None):
+        raise NotImplementedError(
+            "one table has the inputs of all layers, and cannot be cut to those of a few"
+        )
     changed: dict[str, Any] = {}
     border = rope_border(config)
     borders = set() if border is None else {border}
@@ -103,13 +106,35 @@ def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
         num_tokens = min(max(num_tokens, window + NUM_BEYOND_WINDOW), checkpoint.max_positions)
     ends = {min(checkpoint.max_positions, MOST_POSITIONS), *borders}
     return Sample(
-        layers=tuple(sorted(layers)),
+        layers=_choose_layers(checkpoint),
         vocab_ids=tuple(np.unique(np.linspace(0, vocab_size - 1, NUM_IDS).astype(int)).tolist()),
         rows=tuple(
             _spread(num_tokens, end) for end in sorted(ends) if num_tokens <= end <= checkpoint.max_positions
         ),
         config=changed,
     )
+
+
+def _choose_layers(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The first and the last one, and one of every kind; or, where a configuration says by their numbers what
+    layers are, so that others would take their places, the first ones as far as to the last new kind."""
+    config = checkpoint.config.get_text_config()
+    num_layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or []
+    layers = sorted({0, num_layers - 1, *(list(kinds).index(kind) for kind in set(kinds))})
+    *_, stack = find_layers(build_without_weights(checkpoint, torch.float32))
+    made = [_parts(layer) for layer in stack]
+    changed = replace(checkpoint, config=copy.deepcopy(checkpoint.config))
+    for name, value in layered(config, layers).items():
+        setattr(changed.config.get_text_config(), name, value)
+    *_, cut_stack = find_layers(build_without_weights(changed, torch.float32))
+    if [_parts(layer) for layer in cut_stack] == [made[layer] for layer in layers]:
+        return tuple(layers)
+    return tuple(range(1 + max(map(made.index, made))))
+
+
+def _parts(layer: nn.Module) -> list[tuple[str, torch.Size]]:
+    return [(name, weight.shape) for name, weight in layer.named_parameters()]
 
 
 def _spread(num_tokens: int, end: int) -> tuple[int, ...]:
@@ -240,7 +265,10 @@ def run_reference(
             if hasattr(tower, name):  # no text reaches them
                 setattr(tower, name, 1)
     for each in (config, text):
-        each.pad_token_id = None  # an id that the cut vocabulary may lack
+        # An id that the cut vocabulary may lack. Some families must have one.
+        with contextlib.suppress(StrictDataclassFieldValidationError):
+            each.pad_token_id = 0
+            each.pad_token_id = None
     model, report = model_class.from_pretrained(
         None,
         config=config,
@@ -252,15 +280,17 @@ def run_reference(
     missing = set(report["missing_keys"]) - set(without_towers(model).unread)
     if missing:
         raise ValueError(f"{min(missing)} is missing")
-    for name, numbers in stored.numbers.items():
+    made = {name for name, _ in model.named_modules()}
+    for name in made & stored.numbers.keys():  # towers have fewer layers
         # Some scale by the number of layers, or by that of the layer.
-        vars(model.get_submodule(name)).update(numbers)
+        vars(model.get_submodule(name)).update(stored.numbers[name])
     for name, (form, static) in stored.rounded.items():
         if form.activations is not None:
             scale = None if static is None else static.to(device, torch.float32)
             model.get_submodule(name).register_forward_pre_hook(partial(_round_inputs, form, scale))
-    if model._can_set_attn_implementation():
-        model.set_attn_implementation(ATTENTION_NAME)
+    for each in model.modules():  # one of texts and images may not hand it on
+        if isinstance(each, PreTrainedModel) and each._can_set_attn_implementation():
+            each.set_attn_implementation(ATTENTION_NAME)
     model = model.to(device).eval()
     found = [_run_row(model, sample, row, device) for row in range(len(sample.rows))]
     return {name: torch.cat([each[name] for each in found]) for name in found[0]}
