@@ -10,6 +10,9 @@ from importlib.util import find_spec
 
 from specdist.utils.errors import UserError
 
+# Of models that have states, and no keys and values.
+STATES_ARGUMENT = "cache_params"
+
 
 def version_of(package: str) -> str | None:
     """The installed version; None of a package that is absent, or that is found without being installed."""
@@ -20,8 +23,10 @@ def version_of(package: str) -> str | None:
 
 
 def cache_argument(forward: Callable[..., object]) -> str:
-    """By which name a model or layer of transformers takes its keys and values: a new one from 5.24 on."""
-    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+    """By which name a model or layer of transformers takes its keys and values, or its states: a new one
+    from 5.24 on."""
+    taken = inspect.signature(forward).parameters
+    return next((name for name in ("cache", STATES_ARGUMENT) if name in taken), "past_key_values")
 
 
 def check_installed(package: str, needed_by: str, instead: str) -> None:

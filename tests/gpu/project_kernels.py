@@ -15,6 +15,9 @@ from specdist.models.attention.plain import plain_attention
 from specdist.models.cache.writing import plain_write
 from specdist.models.passes.segments import PagedSegments
 from specdist.models.quantized.quantized_weights import LayerFormat, Numbers, QuantizedWeight
+from specdist.models.recurrent import mamba1, mamba2
+from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule
+from specdist.models.recurrent.mamba2 import Mamba2Tokens
 from specdist.sampling.coupling import waiting_times_of
 from specdist.sampling.distributions import Dense, OneHot
 from specdist.sampling.processing.filters import plain_probabilities
@@ -115,6 +118,18 @@ def grouped_narrow_product(
     return output
 
 
+def mamba(state: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
+    *tokens, rates, borders_S = parts
+    module = mamba1 if rates.dim() == 2 else mamba2
+    return module.run(state, Mamba2Tokens(*tokens), rates, borders_S)
+
+
+def delta_rule(state: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
+    *tokens, rates_SHL, borders_S = parts
+    own = DeltaTokens(*tokens, rates_SHL[..., None])
+    return gated_delta_rule(own, state, borders_S.cpu().numpy(), borders_S)
+
+
 ON_HOST: dict[str, Callable[..., Any]] = {
     "paged_attention": paged_attention,
     "processed_probabilities": plain_probabilities,
@@ -126,4 +141,6 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "gated_activation": gated_activation,
     "write_tokens": plain_write,
     "grouped_narrow_product": grouped_narrow_product,
+    "mamba": mamba,
+    "delta_rule": delta_rule,
 }

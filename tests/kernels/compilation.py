@@ -26,7 +26,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specdist.kernels import experts, layers, paged_attention, sampling
+from specdist.kernels import experts, layers, paged_attention, recurrent, sampling
 
 CAPABILITIES = (80, 90, 100)
 # float32 is for tests: on one GPU it is known to fit.
@@ -229,6 +229,27 @@ def expert_variants(dtype: str) -> Iterator[Variant]:
             yield Variant(name, experts.grouped_product_kernel, constants, own, (), experts.OPTIONS)
 
 
+def recurrent_variants(dtype: str) -> Iterator[Variant]:
+    """States as in Falcon-Mamba 7B; Zamba 2, Nemotron-H and Falcon-H1; Qwen3-Next, OLMo-Hybrid and Kimi."""
+    pointers = dict.fromkeys(("x", "b", "c"), DTYPE_POINTERS[dtype])
+    of_tokens = ("queries", "keys", "values", "log_decays")
+    pointers |= dict.fromkeys((*of_tokens, "state", "steps", "rates", "output", "kept"), "*fp32")
+    pointers |= {"borders": "*i64"}
+    for width, state_size, version in ((8192, 16, 1), (64, 64, 2), (64, 128, 2), (64, 256, 2)):
+        constants = {"width": width, "state_size": state_size, "has_rate_of_number": version == 1}
+        constants |= recurrent.mamba_constants(width, state_size)
+        about = f"Mamba {version}, heads of {width}, states of {state_size} ({dtype})"
+        yield Variant(about, recurrent.mamba_kernel, constants, pointers, (), recurrent.OPTIONS)
+    for key_width, value_width, is_fine in ((128, 128, False), (96, 192, False), (128, 128, True)):
+        constants = {"key_width": key_width, "value_width": value_width, "has_decay_of_number": is_fine}
+        constants |= recurrent.delta_rule_constants(key_width, value_width)
+        about = f"delta rule, {key_width} × {value_width}{', fine decays' * is_fine} ({dtype})"
+        yield Variant(about, recurrent.delta_rule_kernel, constants, pointers, (), recurrent.OPTIONS)
+
+
+VARIANTS = (attention_variants, sampling_variants, layer_variants, expert_variants, recurrent_variants)
+
+
 def source_of(variant: Variant) -> ASTSource:
     names = variant.kernel.arg_names
     signature = {
@@ -301,7 +322,7 @@ def main() -> int:
     known = {entry["key"]: Resources(**entry) for entry in entries}
     found = {
         (variant.name, capability): resources_of(variant, capability, known)
-        for variants in (attention_variants, sampling_variants, layer_variants, expert_variants)
+        for variants in VARIANTS
         for dtype, capabilities in DTYPES.items()
         for variant in variants(dtype)
         for capability in capabilities

@@ -17,6 +17,7 @@ from tests.mutants.latent_faults import LATENT_FAULTS
 from tests.mutants.launch_faults import LAUNCH_FAULTS
 from tests.mutants.layer_faults import LAYER_FAULTS
 from tests.mutants.lease_faults import LEASE_FAULTS
+from tests.mutants.mamba_faults import MAMBA_FAULTS
 from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.ngram_faults import NGRAM_FAULTS
@@ -56,6 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *LAYER_FAULTS,
     *NGRAM_FAULTS,
     *RECURRENT_FAULTS,
+    *MAMBA_FAULTS,
     *MODEL_FAULTS,
     *PROCESSING_FAULTS,
     *PAPERS_FAULTS,

@@ -15,7 +15,10 @@ def test_the_cache_has_the_name_that_the_installed_model_takes() -> None:
     def newer(self: object, cache: object = None, **kwargs: object) -> None: ...
     def older(self: object, past_key_values: object = None, **kwargs: object) -> None: ...
 
-    assert (cache_argument(newer), cache_argument(older)) == ("cache", "past_key_values")
+    def of_states(self: object, cache_params: object = None, **kwargs: object) -> None: ...
+
+    names = [cache_argument(each) for each in (newer, older, of_states)]
+    assert names == ["cache", "past_key_values", "cache_params"]
     # Any other is taken for one of the arguments that it hands on, and ignored.
     assert cache_argument(LlamaModel.forward) in LlamaModel.forward.__annotations__
 

@@ -91,8 +91,8 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
     )
     if config.max_seq_len is not None and config.max_seq_len > longest:
         raise UserError(
-            f"--max_seq_len {config.max_seq_len} is more than the {longest} positions that the models "
-            "support: lower it"
+            f"--max_seq_len {config.max_seq_len} is more than the {longest} positions that specdist and "
+            "the models support: lower it"
         )
     vocab_size = common_vocab_size(target, draft)
     sampling_settings(config, target, vocab_size)

@@ -24,6 +24,9 @@ from specdist.models.attention.attention import (
 from specdist.models.attention.latent import use_latents
 from specdist.models.recurrent.kinds import use_mixers
 
+# In the place of a layer's number.
+SHARED = -1
+
 
 def can_page_attention(model_class: type[PreTrainedModel], family: str) -> bool:
     """Whether models of this class and family can run over pages."""
@@ -58,10 +61,22 @@ def use_attention(model: PreTrainedModel, name: str) -> None:
         model.set_attn_implementation(name)
         use_latents(model)
         use_mixers(model)
+        _number_shared_layers(model)
     else:
         adapt(model)
         # As for families of the registry, this name selects the attention, and no mask is built for it.
         model.config._attn_implementation = name
+
+
+def _number_shared_layers(model: nn.Module) -> None:
+    """Let attention that several layers share know in which one it is: Zamba tells it with each call."""
+    for module in model.modules():
+        if getattr(module, "layer_idx", None) == SHARED and not module._forward_pre_hooks:
+            module.register_forward_pre_hook(_take_number, with_kwargs=True)
+
+
+def _take_number(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    module.layer_idx = kwargs["layer_idx"]
 
 
 class PagedGPTNeoAttention(nn.Module):

@@ -117,6 +117,9 @@ def choose_kernel(
             all, and its time is that of the slowest.
     """
 
+    if not kinds:  # no layer attends
+        return None
+
     def check(kernel: PagedKernel) -> None:
         reason = probe_kernel(kernel, kinds, pages)
         if _most([float(reason is not None)], group)[0]:

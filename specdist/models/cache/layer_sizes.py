@@ -9,12 +9,12 @@ from torch import nn
 
 from specdist.models.attention.expanding import Expansion
 from specdist.models.attention.latent import can_absorb, expansion_of_layer
-from specdist.models.files.checkpoint import STATE_LAYER_TYPES, kv_heads_of
+from specdist.models.files.checkpoint import HYBRID, STATE_LAYER_TYPES, TOKENWISE_LAYER_TYPES, kv_heads_of
 
 # The second is GPT-Neo's name.
 SLIDING = ("sliding_attention", "local")
 # Kinds of layers without attention.
-KEYLESS = STATE_LAYER_TYPES
+KEYLESS = (STATE_LAYER_TYPES | TOKENWISE_LAYER_TYPES) - {HYBRID}
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,15 @@ FINGERPRINT_BYTES = 2**20
 UNSHARDABLE_FAMILIES = ("gpt_neo", "xmod")
 # What configurations call the number of experts.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# Layers that keep a state, and not every token: specdist.models.recurrent.
-STATE_LAYER_TYPES = {"linear_attention", "conv"}
+# Of a model without a longest sequence of its own.
+MOST_POSITIONS = 2**17
+# Layers that keep a state (specdist.models.recurrent), and the tokens' keys too, or not.
+HYBRID = "hybrid"
+STATE_LAYER_TYPES = {"linear_attention", "conv", HYBRID}
+# Layers in which no token sees another.
+TOKENWISE_LAYER_TYPES = {"mlp", "moe"}
 # Other kinds (chunked, ...) would be run as full attention without an error.
-LAYER_TYPES = {"full_attention", "sliding_attention", *STATE_LAYER_TYPES}
+LAYER_TYPES = {"full_attention", "sliding_attention", *STATE_LAYER_TYPES, *TOKENWISE_LAYER_TYPES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +93,8 @@ class Checkpoint:
 
     @property
     def max_positions(self) -> int:
-        """Longest sequence that the model was made for."""
-        return int(self.config.get_text_config().max_position_embeddings)
+        """Longest sequence that the model was made for; states alone know no longest one."""
+        return int(getattr(self.config.get_text_config(), "max_position_embeddings", MOST_POSITIONS))
 
     @property
     def vocab_width(self) -> int:
@@ -249,9 +254,10 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
         )
     if not hasattr(config, "num_hidden_layers"):
         raise UserError(f"{what} is of the family {family}, which is not a stack of layers: {other}")
-    # A model within another hands its arguments on.
+    # A model within another hands its arguments on; recurrent layers need none.
     if (
         config is checkpoint.config
+        and set(getattr(config, "layer_types", None) or ["full_attention"]) != {"linear_attention"}
         and "position_ids" not in inspect.signature(model_class.forward).parameters
     ):
         raise UserError(
@@ -262,7 +268,7 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
         return
     if family in UNSHARDABLE_FAMILIES:
         raise UserError(f"{what} is of the family {family}, which cannot be cut over ranks: use --tp_size 1")
-    num_heads = config.num_attention_heads
+    num_heads = getattr(config, "num_attention_heads", 0)
     num_kv_heads = kv_heads_of(config)
     if num_heads % tp_size or (num_kv_heads % tp_size and tp_size % num_kv_heads):
         raise UserError(
@@ -275,7 +281,8 @@ def kv_heads_of(config: Any) -> int:
     """Key/value heads by a text model's configuration."""
     if getattr(config, "multi_query", False):
         return 1
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    num_heads = int(getattr(config, "num_attention_heads", 0))
+    return int(getattr(config, "num_key_value_heads", None) or num_heads)
 
 
 def _ids(found: Any) -> frozenset[int] | None:

@@ -296,7 +296,7 @@ def model_size(
         num_head=num_head,
         is_tied=is_tied,
         hidden_size=text.hidden_size,
-        num_query_heads=text.num_attention_heads,
+        num_query_heads=getattr(text, "num_attention_heads", 0),
         vocab_size=text.vocab_size,
         widest_product=widest,
         keeps_scores=bool(getattr(text, "attn_logit_softcapping", None))
@@ -304,7 +304,7 @@ def model_size(
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
         layers=layers_of(text, model, bytes_per_number),
         # Those of an EAGLE-3 draft need no table: its configuration's number is that of its training.
-        max_positions=sys.maxsize if is_eagle(config) else text.max_position_embeddings,
+        max_positions=getattr(None if is_eagle(config) else text, "max_position_embeddings", sys.maxsize),
         num_whole_products=num_whole_products,
         num_of_keys=num_of_keys,
         num_state_numbers=text.hidden_size if is_eagle(config) else 0,

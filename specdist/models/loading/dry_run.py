@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
@@ -35,7 +36,7 @@ from specdist.models.attention.attention import (
 )
 from specdist.models.attention.rope import rope_border, ropes_of
 from specdist.models.cache.key_value import LayerShape
-from specdist.models.files.checkpoint import STATE_LAYER_TYPES
+from specdist.models.files.checkpoint import STATE_LAYER_TYPES, TOKENWISE_LAYER_TYPES
 from specdist.models.recurrent.kinds import mixer_of
 from specdist.models.recurrent.mixers import Mixer, one_token
 from specdist.models.recurrent.states import StateShape
@@ -170,7 +171,9 @@ def positions_of(model: PreTrainedModel) -> int:
 
 def refuse_foreign(model: PreTrainedModel, shapes: LayerShapes, name: str) -> None:
     """Raises :class:`UserError` if the model's attention is not implemented; ``name``: of the model."""
-    num_layers = model.config.get_text_config().num_hidden_layers
+    config = model.config.get_text_config()
+    kinds = Counter(getattr(config, "layer_types", None) or [])
+    num_layers = config.num_hidden_layers - sum(kinds[kind] for kind in TOKENWISE_LAYER_TYPES)
     reason = ", ".join(sorted(shapes.foreign | _windows_of_the_cache(model, shapes)))
     num_mixing = len({*shapes.shapes, *shapes.states})
     if not reason and num_mixing != num_layers:

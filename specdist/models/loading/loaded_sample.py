@@ -52,9 +52,9 @@ def run_loaded(
     with _only_layers(model, sample):
         plainly = dataclasses.replace(acceleration, is_compiled=False, keeps_latents=False)
         plain = _RecordingRunner(model, device, plainly, model_impl="transformers")
-        windows = {rules.window or 0 for rules in plain.rules.values()}
-        if max(windows) >= sample.num_tokens:
-            raise NotImplementedError(f"a window of {max(windows)} tokens is too long for a check")
+        longest = max((rules.window or 0 for rules in plain.rules.values()), default=0)
+        if longest >= sample.num_tokens:
+            raise NotImplementedError(f"a window of {longest} tokens is too long for a check")
         logits, found = _run(plain, sample), dict[str, Tensor]()
         if is_paged_by_registry(model):  # of other models the reference cannot tell them
             assert isinstance(plain.torch_pass, _RecordingPass)

@@ -36,7 +36,7 @@ from specdist.models.quantized.quantized_experts import QuantizedExperts
 from specdist.models.quantized.quantized_linear import QuantizedLinear, input_scales, rounded_values
 from specdist.models.quantized.quantized_loading import QuantizedParts
 from specdist.models.quantized.quantized_weights import LayerFormat
-from specdist.utils.packages import cache_argument
+from specdist.utils.packages import STATES_ARGUMENT, cache_argument
 
 # Of a row, if its model has no window, and beyond one.
 NUM_TOKENS, NUM_BEYOND_WINDOW = 32, 8
@@ -303,7 +303,8 @@ def _run_row(model: PreTrainedModel, sample: Sample, row: int, device: torch.dev
     token = _found.set(recorded)
     token_ids_1T = torch.from_numpy(sample.tokens(row)).to(device)[None]
     positions_1T = torch.tensor(sample.rows[row], device=device)[None]
-    cache = DynamicCache(config=model.config)
+    cache, cache_name = DynamicCache(config=model.config), cache_argument(model.forward)
+    has_mask = cache_name != STATES_ARGUMENT
     begins = [0, *range(sample.num_tokens - NUM_STEPS, sample.num_tokens)]
     try:
         for begin, end in zip(begins, [*begins[1:], sample.num_tokens], strict=True):
@@ -311,9 +312,9 @@ def _run_row(model: PreTrainedModel, sample: Sample, row: int, device: torch.dev
                 input_ids=token_ids_1T[:, begin:end],
                 position_ids=positions_1T[:, begin:end],
                 # Without it, gaps between positions would be taken for the ends of texts.
-                attention_mask=torch.ones(1, end, dtype=torch.int64, device=device),
+                attention_mask=torch.ones(1, end, dtype=torch.int64, device=device) if has_mask else None,
                 use_cache=True,
-                **{cache_argument(model.forward): cache},
+                **{cache_name: cache},
             )
             recorded.setdefault("logits", []).append(output.logits[0].float().cpu())
     finally:

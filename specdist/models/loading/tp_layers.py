@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from specdist.models.loading.experts import CUTS, ExpertsCut
-from specdist.models.loading.tp_plan import EXPERTS, GRAIN, WHOLE
+from specdist.models.loading.tp_plan import EXPERTS, WHOLE
 from specdist.models.passes.fusing_trials import differences, twin_of
-from specdist.models.recurrent.cuts import COLWISE, EQUAL, NORM, PACKED, ROWWISE, PlannedCut
+from specdist.models.recurrent.cuts import COLWISE, EQUAL, GRAIN, NORM, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.kinds import mixers_of
 from specdist.utils.ranges import range_of_part
 
@@ -50,7 +50,7 @@ def place_cut_layers(
     experts = tuple(f"{name}." for name, cut in cuts.items() if cut.style == EXPERTS)
     for name, mixer in mixers_of(model).items():
         if mixer.num_pieces % num_ranks:
-            raise ValueError(f"{name} has {mixer.num_pieces} heads of keys, or channels")
+            raise ValueError(f"{name} can be cut into {mixer.num_pieces} equal pieces at most")
     owners: dict[str, Any] = {}
     repeats: dict[str, int] = {}
     for name, cut in cuts.items():

@@ -25,8 +25,6 @@ WHOLE = {
     EXPERTS, "moe_identity_expert", "replicated_with_grad_allreduce", "replicate", "embedding_rowwise",
     "embedding_colwise", "mla_kv_a_proj", "local_params",
 }  # fmt: skip
-# DeepSpeed cuts the widths of a feed-forward part between such numbers.
-GRAIN = 64
 # By the last part of the name: what transformers gathers (``colwise_gather_output``), and its counterpart
 # (``rowwise_split_input``). Others are not worth a sum over the ranks.
 GATHERED = {
@@ -63,6 +61,12 @@ GPT2 = {
     "h.*.attn.c_attn": PACKED, "h.*.attn.c_proj": ROWWISE,
     "h.*.mlp.c_fc": COLWISE, "h.*.mlp.c_proj": ROWWISE,
 }  # fmt: skip
+LLAMA = {
+    **dict.fromkeys((f"layers.*.self_attn.{name}_proj" for name in "qkv"), COLWISE),
+    "layers.*.self_attn.o_proj": ROWWISE,
+    "layers.*.feed_forward.gate_proj": COLWISE, "layers.*.feed_forward.up_proj": COLWISE,
+    "layers.*.feed_forward.down_proj": ROWWISE,
+}  # fmt: skip
 # Of families for which transformers has no plan, or not all of it, and DeepSpeed's rules by name do not fit.
 PLANS: dict[str, dict[str, str]] = {
     "bitnet": {"layers.*.self_attn.attn_sub_norm": NORM, "layers.*.mlp.ffn_sub_norm": NORM},
@@ -74,6 +78,7 @@ PLANS: dict[str, dict[str, str]] = {
         "layers.*.shared_mlp.input_linear": PACKED, "layers.*.shared_mlp.output_linear": ROWWISE,
     },
     **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), LFM2),
+    **dict.fromkeys(("bamba", "falcon_h1"), LLAMA),
     "gpt_oss": {"layers.*.mlp.experts": EXPERTS},
     "gpt2": GPT2,
     "gpt_bigcode": GPT2,

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.weight_names import WeightNames
-from specdist.models.loading.tp_plan import GRAIN, SUMMED, WHOLE, planned_cuts
+from specdist.models.loading.tp_plan import SUMMED, WHOLE, planned_cuts
 from specdist.models.quantized.quantized import Quantization, linear_layers, quantization_of
 from specdist.models.quantized.quantized_linear import Cut, QuantizedLinear
 from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWeight, from_stored, quantize
-from specdist.models.recurrent.cuts import ROWWISE, PlannedCut
+from specdist.models.recurrent.cuts import GRAIN, ROWWISE, PlannedCut
 from specdist.utils.errors import UserError
 from specdist.utils.ranges import range_of_part
 

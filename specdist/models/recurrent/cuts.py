@@ -8,6 +8,8 @@ COLWISE, ROWWISE, PACKED = "colwise", "rowwise", "packed_colwise"
 # In no plan of transformers: a norm over the outputs of all ranks; and bare parameters or convolutions of
 # which each rank has an equal piece.
 NORM, EQUAL = "norm_over_ranks", "equal_pieces"
+# DeepSpeed cuts inputs and outputs of linear layers between such numbers.
+GRAIN = 64
 
 
 @dataclass(frozen=True)

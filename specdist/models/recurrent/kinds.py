@@ -13,11 +13,18 @@ from torch import Tensor, nn
 
 from specdist.models.attention.attention import is_running, running_attention
 from specdist.models.recurrent.gated_delta import gated_delta
+from specdist.models.recurrent.mamba1 import Mamba1
+from specdist.models.recurrent.mamba2 import Mamba2
 from specdist.models.recurrent.mixers import Mixer
 from specdist.models.recurrent.short_convolution import short_convolution
 
 # Each tells the mixer of a module that has its parts.
-KINDS: tuple[Callable[[nn.Module], Mixer | None], ...] = (gated_delta, short_convolution)
+KINDS: tuple[Callable[[nn.Module], Mixer | None], ...] = (
+    gated_delta,
+    short_convolution,
+    Mamba2.of,
+    Mamba1.of,
+)
 # The attribute of a module that has one.
 MIXER = "mixer_of_states"
 

@@ -1,0 +1,103 @@
+"""Kernels of recurrent layers, where a device runs them rightly: tried once."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdist.utils.trial import check_difference, first_right
+
+# They take one token after the other: prompts are faster in chunks. Blocks, and the tokens before them that
+# may still be rolled back, are never longer.
+MAX_KERNEL_TOKENS = 128
+# Of the check: sums in another order, in units of the largest number.
+TOLERANCE = 1e-4
+
+logger = logging.getLogger(__name__)
+
+Operator = Callable[..., tuple[Tensor, Tensor]]
+
+
+class Kernels(NamedTuple):
+    """Of :mod:`specdist.kernels.recurrent`."""
+
+    mamba: Operator
+    delta_rule: Operator
+
+
+@functools.cache
+def kernels_on(device: torch.device) -> Kernels | None:
+    """None where plain operations are used."""
+    if device.type != "cuda":
+        return None
+    trial = first_right({"Triton kernels": _kernels}, lambda kernels: check(kernels, device))
+    trial.report(logger, f"recurrent layers on {device}", "plain operations")
+    return trial.found
+
+
+def _kernels() -> Kernels:
+    # Triton is not everywhere.
+    from specdist.kernels.recurrent import delta_rule, mamba
+
+    return Kernels(mamba, delta_rule)
+
+
+@torch.inference_mode()
+def check(kernels: Kernels, device: torch.device) -> None:
+    """Against one token after the other in float64, on widths that no block divides. Raises ValueError."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    borders_S = torch.tensor([0, 2, 3])
+    mamba2 = [random(3, 4, 5, 6), random(3, 3, 4, 5), random(3, 3, 4).exp(), *random(2, 3, 3, 2, 6)]
+    mamba1 = [random(3, 1, 5, 6), random(3, 3, 1, 5), random(3, 3, 5).exp(), *random(2, 3, 3, 1, 6)]
+    keys, values = random(3, 4, 3, 6), random(3, 4, 3, 5)
+    delta = [random(3, 4, 6, 5), random(3, 4, 3, 6), keys / keys.norm(dim=-1, keepdim=True), values]
+    for kernel, arguments, one_by_one in (
+        (kernels.mamba, [*mamba2, -random(4).exp()], _mamba),
+        (kernels.mamba, [*mamba1, -random(5, 6).exp()], _mamba),
+        (kernels.delta_rule, [*delta, -random(3, 4, 3, 1).exp(), random(3, 4, 3).sigmoid()], _delta_rule),
+        (kernels.delta_rule, [*delta, -random(3, 4, 3, 6).exp(), random(3, 4, 3).sigmoid()], _delta_rule),
+    ):
+        found = kernel(*(each.to(device) for each in (*arguments, borders_S)))
+        outputs, states = one_by_one(*(each.double() for each in arguments))
+        wanted = (outputs, states[borders_S, torch.arange(3)])
+        for name, one, other in zip(("outputs", "states"), found, wanted, strict=True):
+            difference = (one.cpu().double() - other).abs().max() / other.abs().max()
+            check_difference(f"{name} differ", float(difference), TOLERANCE)
+
+
+def _mamba(
+    state: Tensor, x: Tensor, steps: Tensor, b: Tensor, c: Tensor, rates: Tensor
+) -> tuple[Tensor, Tensor]:
+    states, outputs = [state], []
+    for step, of_x, of_b, of_c in zip(*(each.unbind(1) for each in (steps, x, b, c)), strict=True):
+        repeats = of_x.shape[1] // of_b.shape[1]
+        of_b, of_c = (each.repeat_interleave(repeats, 1)[:, :, None] for each in (of_b, of_c))
+        # Of heads; or of the numbers of the only one.
+        step, rate = (step[:, :, None], rates[:, None, None]) if rates.dim() == 1 else (step[:, None], rates)
+        state = state * (step[..., None] * rate).exp() + (step * of_x)[..., None] * of_b
+        states.append(state)
+        outputs.append((state * of_c).sum(-1))
+    return torch.stack(outputs, 1), torch.stack(states)
+
+
+def _delta_rule(
+    state: Tensor, queries: Tensor, keys: Tensor, values: Tensor, logs: Tensor, rates: Tensor
+) -> tuple[Tensor, Tensor]:
+    states, outputs = [state], []
+    parts = (each.unbind(2) for each in (queries, keys, values, logs, rates))
+    for query, key, value, log, rate in zip(*parts, strict=True):
+        state = state * log.exp()[..., None]
+        correction = rate[..., None] * (value - (state * key[..., None]).sum(-2))
+        state = state + key[..., None] * correction[..., None, :]
+        states.append(state)
+        outputs.append((state * query[..., None]).sum(-2))
+    return torch.stack(outputs, 2), torch.stack(states)

@@ -1,0 +1,181 @@
+"""Mamba 2 (Dao and Gu, "Transformers are SSMs", arXiv:2405.21060): a state of every head, that a token decays
+and adds to.
+
+    h = exp(dt A) h + dt x B;  y = C h
+
+In chunks, as in the paper's section 6, a token reads the others as attention that decays, and the rest from
+the state before them.
+
+S sequences, L tokens of each, H heads of P numbers in G groups of R, N numbers of a state beside them,
+T flat tokens, E hidden size, I inner size (H × P), C channels of the convolution.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdist.models.recurrent.convolution import causal_convolution
+from specdist.models.recurrent.cuts import EQUAL, GRAIN, PACKED, ROWWISE, PlannedCut
+from specdist.models.recurrent.gated_delta import has_parts
+from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
+from specdist.models.recurrent.states import Places, StateShape
+
+# Of a prompt: more tokens are more work for each, and fewer products.
+CHUNK_TOKENS = 64
+PARTS = (
+    "in_proj", "conv1d", "dt_bias", "D", "norm", "out_proj", "head_dim", "ssm_state_size", "time_step_limit"
+)  # fmt: skip
+
+
+class Mamba2Tokens(NamedTuple):
+    """What tokens do to the state, and read of it: x [S, L, H, P], the time steps, float32 [S, L, H], and B
+    and C [S, L, G, N]. One whose time step is 0 changes nothing."""
+
+    x: Tensor
+    steps: Tensor
+    b: Tensor
+    c: Tensor
+
+    def chunk(self, begin: int, end: int) -> Mamba2Tokens:
+        return Mamba2Tokens(*(part[:, begin:end] for part in self))
+
+
+def run(
+    state_SHPN: Tensor, tokens: Mamba2Tokens, rates_H: Tensor, borders_S: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Outputs of all tokens, float32 [S, L, H, P], and each segment's state after its first ``borders``
+    tokens. ``rates``: negative."""
+    num_tokens = tokens.x.shape[1]
+    is_before_SL = torch.arange(num_tokens, device=borders_S.device) < borders_S[:, None]
+    kept = tokens._replace(steps=tokens.steps * is_before_SL[..., None])
+    kept_SHPN, outputs = _after(state_SHPN, kept, rates_H), []
+    for begin in range(0, num_tokens, CHUNK_TOKENS):
+        end = min(begin + CHUNK_TOKENS, num_tokens)
+        chunk = tokens.chunk(begin, end)
+        outputs.append(_outputs(state_SHPN, chunk, rates_H))
+        if end < num_tokens:
+            state_SHPN = _after(state_SHPN, chunk, rates_H)
+    return torch.cat(outputs, dim=1), kept_SHPN
+
+
+def _after(state_SHPN: Tensor, tokens: Mamba2Tokens, rates_H: Tensor) -> Tensor:
+    """The states after these tokens."""
+    logs_SLH = tokens.steps * rates_H
+    # The sums are of what is after a token, and not differences of others: those lose digits.
+    after_SLH = F.pad(logs_SLH[:, 1:], (0, 0, 0, 1)).flip(1).cumsum(1).flip(1)
+    weighted_SLHP = tokens.x.float() * (tokens.steps * after_SLH.exp())[..., None]
+    weighted = weighted_SLHP.unflatten(2, (tokens.b.shape[2], -1))
+    added = torch.einsum("slgrp,slgn->sgrpn", weighted, tokens.b.float())
+    return state_SHPN * logs_SLH.sum(1).exp()[..., None, None] + added.flatten(1, 2)
+
+
+def _outputs(state_SHPN: Tensor, tokens: Mamba2Tokens, rates_H: Tensor) -> Tensor:
+    """Of a chunk that comes after the states."""
+    num_tokens, num_groups = tokens.b.shape[1:3]
+    b_SLGN, c_SLGN, of_groups = tokens.b.float(), tokens.c.float(), (num_groups, -1)
+    logs_SHL = (tokens.steps * rates_H).transpose(1, 2)
+    # From a token (the second) to a later one: [S, H, L, L].
+    between = logs_SHL[..., None].expand(*logs_SHL.shape, num_tokens).tril(-1).cumsum(-2)
+    is_later_LL = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=between.device).tril()
+    weights = between.masked_fill(~is_later_LL, -torch.inf).exp() * tokens.steps.transpose(1, 2)[:, :, None]
+    scores_SGLL = torch.einsum("slgn,smgn->sglm", c_SLGN, b_SLGN)
+    weights = weights.unflatten(1, of_groups) * scores_SGLL[:, :, None]
+    x_SGRLP = tokens.x.float().unflatten(2, of_groups).permute(0, 2, 3, 1, 4)
+    of_state = torch.einsum("slgn,sgrpn->sgrlp", c_SLGN, state_SHPN.unflatten(1, of_groups))
+    decayed = of_state * logs_SHL.cumsum(-1).exp().unflatten(1, of_groups)[..., None]
+    return (weights @ x_SGRLP + decayed).flatten(1, 2).transpose(1, 2)
+
+
+class Mamba2:
+    """The mixer of Mamba 2, Nemotron-H, Granite 4, Falcon-H1, Bamba and Zamba 2. A row has what goes into the
+    convolution, x, B and C, and the time steps."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    @staticmethod
+    def of(module: nn.Module) -> Mamba2 | None:
+        """If it has the parts."""
+        return Mamba2(module) if has_parts(module, PARTS) else None
+
+    @property
+    def layer(self) -> int:
+        return int(self.module.layer_idx)
+
+    @property
+    def _inner(self) -> int:
+        return int(self.module.A_log.numel() * self.module.head_dim)
+
+    @property
+    def shape(self) -> StateShape:
+        module, num_heads = self.module, self.module.A_log.numel()
+        channels, _, width = module.conv1d.weight.shape
+        return StateShape(
+            channels + num_heads, width - 1, (num_heads, module.head_dim, module.ssm_state_size)
+        )
+
+    @property
+    def num_pieces(self) -> int:
+        """B and C are of a group of heads: of one group they are whole, and so is what multiplies each number
+        by another one (Falcon-H1)."""
+        channels = len(self.module.conv1d.weight)
+        num_groups = (channels - self._inner) // (2 * self.module.ssm_state_size)
+        pieces = math.gcd(num_groups, self._inner // GRAIN)
+        return 0 if pieces == 1 or hasattr(self.module, "mup_vector") else pieces
+
+    @property
+    def cuts(self) -> dict[str, PlannedCut]:
+        if not self.num_pieces:
+            return {}
+        inner, heads = self._inner, self.module.A_log.numel()
+        of_group = (len(self.module.conv1d.weight) - inner) // 2
+        return {
+            "in_proj": PlannedCut(PACKED, (inner, inner, of_group, of_group, heads)),
+            "conv1d": PlannedCut(EQUAL, (inner, of_group, of_group)),
+            **dict.fromkeys(("A_log", "D", "dt_bias", "norm"), PlannedCut(EQUAL)),
+            "out_proj": PlannedCut(ROWWISE),
+        }
+
+    def project(self, hidden_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows [T, R] and gates [T, I]."""
+        module = self.module
+        if (multiplier := getattr(module, "ssm_in_multiplier", None)) is not None:
+            hidden_TE = hidden_TE * multiplier
+        projected = module.in_proj(hidden_TE)
+        if (multipliers := getattr(module, "mup_vector", None)) is not None:
+            projected = projected * multipliers[0, 0]
+        gates_TI, rows_TR = projected.tensor_split([self._inner], dim=-1)
+        return rows_TR, gates_TI
+
+    def scan(self, rows_SLR: Tensor, state_SHPN: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        module, weight_CW = self.module, self.module.conv1d.weight[:, 0]
+        inputs_SLC, steps_SLH = rows_SLR.tensor_split([len(weight_CW)], dim=-1)
+        convolved = causal_convolution(inputs_SLC, weight_CW, module.conv1d.bias, module.activation)
+        x, b, c = convolved.tensor_split([self._inner, (self._inner + len(weight_CW)) // 2], dim=-1)
+        steps_SLH = F.softplus(steps_SLH[:, -x.shape[1] :].float() + module.dt_bias.float())
+        # Places without a token change nothing.
+        steps_SLH = steps_SLH.clamp(*module.time_step_limit) * places.is_live_SL[..., None]
+        b_SLGN, c_SLGN = (each.unflatten(-1, (-1, module.ssm_state_size)) for each in (b, c))
+        tokens = Mamba2Tokens(x.unflatten(-1, (-1, module.head_dim)), steps_SLH, b_SLGN, c_SLGN)
+        rates_H = -module.A_log.float().exp()
+        kernels = kernels_on(x.device) if x.shape[1] <= MAX_KERNEL_TOKENS else None
+        if kernels is None:
+            outputs_SLHP, state_SHPN = run(state_SHPN, tokens, rates_H, places.borders_S)
+        else:
+            outputs_SLHP, state_SHPN = kernels.mamba(state_SHPN, *tokens, rates_H, places.borders_S)
+        outputs_SLHP = outputs_SLHP + tokens.x * module.D.float()[:, None]
+        return outputs_SLHP[:, places.num_carried :].flatten(2), state_SHPN
+
+    def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
+        module = self.module
+        if isinstance(module.norm, nn.Identity):
+            mixed_TO = mixed_TO * F.silu(rest)
+        else:
+            mixed_TO = module.norm(mixed_TO[None], rest[None])[0]
+        output: Tensor = module.out_proj(mixed_TO.to(rest.dtype))
+        return output

@@ -1,0 +1,63 @@
+"""Recurrent layers as their kernels and as plain operations run them, at the shapes that people run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.gpu import project_kernels as plain
+from tests.gpu.first_device import Bench
+
+# By models: (kernel, heads, numbers of a head, groups, numbers of a state beside them); of the delta rule the
+# numbers are a value's, and the others a key's.
+STATES = {
+    "Falcon-Mamba 7B": ("mamba", 1, 8192, 1, 16),
+    "Nemotron-H 8B": ("mamba", 128, 64, 8, 128),
+    "Qwen3-Next 80B": ("delta_rule", 32, 128, 32, 128),
+}
+TINY_STATES = {
+    "Falcon-Mamba 7B": (1, 24, 1, 5),
+    "Nemotron-H 8B": (4, 6, 2, 8),
+    "Qwen3-Next 80B": (2, 6, 2, 8),
+}
+
+Outputs = tuple[Tensor, Tensor]
+
+
+def states(
+    bench: Bench, model: str, num_rows: int, num_tokens: int
+) -> tuple[Callable[[], Outputs], Callable[[], Outputs], int]:
+    """The kernel and its twin on the same numbers, and the bytes of the states, read and written."""
+    from specdist.kernels import recurrent
+
+    name, *sizes = STATES[model]
+    heads, width, groups, state_size = TINY_STATES[model] if bench.is_fake else sizes
+    tokens = num_rows, num_tokens
+    borders = torch.full((num_rows,), num_tokens - 1, device=bench.device)
+    if name == "mamba":
+        state = bench.random(num_rows, heads, width, state_size).float()
+        x = bench.random(*tokens, heads, width, seed=1)
+        steps = bench.random(*tokens, width if heads == 1 else heads, seed=2).float().exp()
+        of_states = [bench.random(*tokens, groups, state_size, seed=seed) for seed in (3, 4)]
+        rates = bench.random(*((width, state_size) if heads == 1 else (heads,)), seed=5)
+        arguments = [state, x, steps, *of_states, -rates.float().exp()]
+    else:
+        state = bench.random(num_rows, heads, state_size, width).float()
+        queries, keys, values = (
+            bench.random(num_rows, heads, num_tokens, size, seed=seed).float()
+            for seed, size in enumerate((state_size, state_size, width), start=1)
+        )
+        keys = keys / keys.norm(dim=-1, keepdim=True)
+        logs = -bench.random(num_rows, heads, num_tokens, 1, seed=4).float().exp()
+        arguments = [state, queries, keys, values, logs, logs[..., 0].sigmoid()]
+    kernel, twin = getattr(recurrent, name), getattr(plain, name)
+    return lambda: kernel(*arguments, borders), lambda: twin(*arguments, borders), 2 * state.nbytes
+
+
+def largest_share(found: Any, expected: Any) -> float:
+    """Of |difference| / (the largest number), over all results."""
+    pairs = zip(found, expected, strict=True)
+    return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)

@@ -1,0 +1,125 @@
+"""Mamba's tokens, in any pieces: the numbers of one after the other, and of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.mamba.modeling_mamba import mamba_selective_scan
+from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
+
+from specdist.models.recurrent import mamba1, mamba2
+from specdist.models.recurrent.kinds import mixer_of
+from specdist.models.recurrent.mixers import Mixer
+from specdist.models.recurrent.states import Places
+from tests.models.all_families import build
+from tests.models.recurrent.tokens import NUM_SEQUENCES, TOLERANCE, MambaTokens, difference
+
+
+def run(
+    tokens: MambaTokens, begin: int, end: int, state: Tensor, borders: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Of the tokens from ``begin`` on: outputs, and states after ``borders`` of them."""
+    module = mamba1 if tokens.rates.dim() == 2 else mamba2
+    return module.run(state, tokens.tokens.chunk(begin, end), tokens.rates, torch.tensor(borders))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("num_tokens", [1, 2, 17, 64, 200])
+def test_any_number_of_tokens_gives_the_numbers_of_one_after_the_other(version: int, num_tokens: int) -> None:
+    """And the state of each sequence at a border of its own."""
+    tokens = MambaTokens(version, num_tokens)
+    outputs, states = tokens.one_by_one()
+    borders = [0, num_tokens, num_tokens // 2]
+    found, kept = run(tokens, 0, num_tokens, tokens.state, borders)
+    assert difference(found, outputs) < TOLERANCE
+    assert difference(kept, states[range(NUM_SEQUENCES), borders]) < TOLERANCE
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_time_steps_of_zero_add_nothing_and_let_nothing_decay(version: int) -> None:
+    """Such as of places before and after a sequence's tokens."""
+    tokens = MambaTokens(version, 30)
+    tokens.tokens.steps[:, :6] = tokens.tokens.steps[:, 20:] = 0
+    padded, padded_state = run(tokens, 0, 30, tokens.state, [30] * NUM_SEQUENCES)
+    found, state = run(tokens, 6, 20, tokens.state, [14] * NUM_SEQUENCES)
+    assert torch.allclose(padded[:, 6:20], found, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(padded_state, state, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_states_do_not_drift_in_a_thousand_rounds(version: int) -> None:
+    """Each runs a block, and keeps the state after some of its tokens."""
+    tokens = MambaTokens(version, 1010)
+    outputs, states = tokens.one_by_one()
+    generator, place, state, worst = torch.Generator().manual_seed(1), 0, tokens.state, 0.0
+    for _ in range(1000):
+        length, accepted = torch.randint(1, 9, (2,), generator=generator).tolist()
+        accepted = int(accepted <= length)
+        found, state = run(tokens, place, place + length, state, [accepted] * NUM_SEQUENCES)
+        worst = max(worst, difference(found, outputs[:, place : place + length]))
+        place += accepted
+    assert place > 500
+    assert worst < TOLERANCE and difference(state, states[:, place]) < TOLERANCE
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_transformers_functions_give_the_same_numbers(version: int) -> None:
+    tokens = MambaTokens(version, 150)
+    found, _ = run(tokens, 0, 150, torch.zeros_like(tokens.state), [0] * NUM_SEQUENCES)
+    x, steps, b, c = tokens.tokens
+    if version == 1:
+        x, steps, b, c = (part.transpose(1, 2) for part in (x[:, :, 0], steps, b[:, :, 0], c[:, :, 0]))
+        wanted = mamba_selective_scan(x, steps, tokens.rates, b, c).transpose(1, 2)[:, :, None]
+    else:
+        wanted = mamba2_chunk_scan(x, steps, tokens.rates, b, c, chunk_size=16)
+    assert difference(found, wanted.double()) < TOLERANCE
+
+
+FAMILIES = (
+    "mamba", "falcon_mamba", "jamba",
+    "mamba2", "nemotron_h", "granitemoehybrid", "falcon_h1", "bamba", "zamba2",
+)  # fmt: skip
+
+
+def places_of(mixer: Mixer, num_carried: int, live: str, border: int) -> Places:
+    """Of one segment; of carried and new places those that have a token are "x"."""
+    is_live, borders = torch.tensor([[place == "x" for place in live]]), torch.tensor([border])
+    num_new = len(live) - num_carried
+    return Places(mixer.shape.num_before, num_carried, num_new, is_live, borders.numpy(), borders)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_modules_give_the_numbers_of_their_own_forward(family: str) -> None:
+    """A block that follows tokens which may still be rolled back, from the state before these: all with
+    weights that differ from head to head."""
+    torch.manual_seed(0)
+    model = build(family)
+    mixers = [mixer for module in model.modules() if (mixer := mixer_of(module)) is not None]
+    assert mixers and all(isinstance(mixer, (mamba1.Mamba1, mamba2.Mamba2)) for mixer in mixers)
+    mixer: Any = mixers[0]
+    for name, parameter in mixer.module.named_parameters():
+        if name in ("A_log", "D", "dt_bias", "conv1d.weight", "conv1d.bias", "dt_proj.bias"):
+            parameter += 0.3 * torch.randn_like(parameter)
+    if family == "falcon_h1":
+        mixer.module.ssm_in_multiplier = 1.5
+        mixer.module.mup_vector += 0.3 * torch.randn_like(mixer.module.mup_vector)
+    hidden = torch.randn(1, 20, model.config.hidden_size)
+    wanted = mixer.module(hidden)[0]
+    rows, rest = mixer.project(hidden[0])
+    num_before, width = mixer.shape.num_before, rows.shape[1]
+    nothing = torch.zeros(1, *mixer.shape.state)
+    first = torch.cat((torch.zeros(num_before, width), rows[:12]))[None]
+    mixed, after_7 = mixer.scan(first, nothing, places_of(mixer, 0, 12 * "x", 7))
+    found = [mixer.output(mixed[0], rest[:12])]
+    # Five of the twelve are run again, and then the others, beside places without a token.
+    rows[: 7 - num_before] = 0
+    second = torch.cat((rows[12 - 7 - num_before :], torch.zeros(2, width)))[None]
+    mixed, after_12 = mixer.scan(second, after_7, places_of(mixer, 7, "--" + 13 * "x" + "--", 7))
+    found.append(mixer.output(mixed[0, :8], rest[12:]))
+    torch.testing.assert_close(torch.cat(found), wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+    _, state = mixer.scan(first, nothing, places_of(mixer, 0, 12 * "x", 12))
+    torch.testing.assert_close(after_12, state, rtol=1e-4, atol=1e-5 * float(state.abs().max()))

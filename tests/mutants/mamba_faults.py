@@ -1,0 +1,79 @@
+"""Faults of Mamba's states and of the kernels of recurrent layers."""
+
+from tests.mutants.mutant import Mutant
+
+MAMBA = "tests/models/recurrent/test_mamba.py::"
+LENGTHS = MAMBA + "test_any_number_of_tokens_gives_the_numbers_of_one_after_the_other"
+MODULES = MAMBA + "test_modules_give_the_numbers_of_their_own_forward"
+PLACES = MAMBA + "test_time_steps_of_zero_add_nothing_and_let_nothing_decay"
+KERNELS = "tests/kernels/test_recurrent.py::"
+OF_MAMBA = KERNELS + "test_mamba_is_that_of_one_token_after_the_other"
+OF_DELTA = KERNELS + "test_the_delta_rule_is_that_of_one_token_after_the_other"
+RIGHT = KERNELS + "test_kernels_are_used_only_if_they_are_right"
+
+MAMBA_FAULTS = (
+    Mutant("mamba2-one-accepted-token-too-many", "mamba2.run",
+        "device=borders_S.device) < borders_S[:, None]",
+        "device=borders_S.device) <= borders_S[:, None]",
+        (LENGTHS + "[17-2]",)),
+    Mutant("mamba2-one-accepted-token-too-few", "mamba2.run",
+        "device=borders_S.device) < borders_S[:, None]",
+        "device=borders_S.device) < borders_S[:, None] - 1",
+        (LENGTHS + "[17-2]",)),
+    Mutant("mamba1-one-accepted-token-too-many", "mamba1.run",
+        "(borders_S > token)",
+        "(borders_S >= token)",
+        (LENGTHS + "[17-1]",)),
+    Mutant("mamba2-chunks-forget-the-state", "mamba2.run",
+        "state_SHPN = _after(state_SHPN, chunk, rates_H)",
+        "state_SHPN = _after(0 * state_SHPN, chunk, rates_H)",
+        (LENGTHS + "[200-2]",)),
+    Mutant("mamba2-decay-of-the-token-itself-left-out", "_after",
+        "F.pad(logs_SLH[:, 1:], (0, 0, 0, 1))",
+        "logs_SLH",
+        (LENGTHS + "[17-2]",)),
+    Mutant("time-steps-biased-as-another-head", "Mamba2.scan",
+        "module.dt_bias.float()",
+        "module.dt_bias.float().roll(1)",
+        (MODULES + "[mamba2]",)),
+    Mutant("mamba2-writes-what-it-reads-with", "Mamba2.scan",
+        "for each in (b, c))",
+        "for each in (c, b))",
+        (MODULES + "[mamba2]",)),
+    Mutant("mamba2-groups-in-another-order", "Mamba2.scan",
+        "each.unflatten(-1, (-1, module.ssm_state_size)) for",
+        "each.unflatten(-1, (-1, module.ssm_state_size)).flip(2) for",
+        (MODULES + "[mamba2]",)),
+    Mutant("places-without-a-token-have-time-steps", "Mamba2.scan",
+        " * places.is_live_SL[..., None]",
+        "",
+        (MODULES + "[mamba2]",)),
+    Mutant("falcon-h1-without-its-multipliers", "Mamba2.project",
+        "projected = projected * multipliers[0, 0]",
+        "pass",
+        (MODULES + "[falcon_h1]",)),
+    Mutant("falcon-mamba-without-its-norms", "Mamba1.scan",
+        "if has_parts(module, NORMS):",
+        "if False:",
+        (MODULES + "[falcon_mamba]",)),
+    Mutant("kernel-keeps-a-mamba-state-one-token-late", "mamba_kernel",
+        "if index == border:",
+        "if index == border + 1:",
+        (OF_MAMBA + "[9-2]",)),
+    Mutant("kernel-reads-another-group", "mamba_kernel",
+        "group = head // (num_heads // num_groups)",
+        "group = head % num_groups",
+        (OF_MAMBA + "[9-2]",)),
+    Mutant("kernel-corrects-before-the-decay", "delta_rule_kernel",
+        "numbers = numbers * tl.exp(tl.load(log_decays + token))",
+        "pass",
+        (OF_DELTA + "[9-1]",)),
+    Mutant("kernel-keeps-a-delta-state-one-token-late", "delta_rule_kernel",
+        "if index == border:",
+        "if index == border + 1:",
+        (OF_DELTA + "[9-1]",)),
+    Mutant("recurrent-kernels-unchecked", "kernels.check",
+        "check_difference(f",
+        "str(f",
+        (RIGHT,)),
+)  # fmt: skip
