@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from specdist.job.costs.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica import replica
 from specdist.job.workload import Workload
+from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.files.sizes import ModelSize
 from specdist.models.loading import memory as memory_module
 from specdist.models.loading.memory import DeviceMemory
@@ -171,18 +173,22 @@ class Fitting:
     sizes: tuple[tuple[ModelSize, int], ...]
     memory: DeviceMemory
     num_seqs: int | None = None
+    max_seq_len: int = 4096
+    may_give_back = True
 
     @property
     def scheduling(self) -> SchedulerSettings:
-        return rows(num_rows=self.num_seqs or 256, max_draft_tokens=16, shares_room=True).scheduling
+        found = rows(num_rows=self.num_seqs or 256, max_draft_tokens=16, shares_room=True).scheduling
+        return dataclasses.replace(found, max_seq_len=self.max_seq_len)
 
     @property
     def limits(self) -> BatchLimits:
         return BatchLimits(scheduling=self.scheduling)
 
-    def room(self, *parts: Any, **options: Any) -> CacheRoom:
+    def room(self, *, windowed: WindowedLayers | None = None) -> CacheRoom:
         target, *draft = self.sizes
-        held = [HeldModel(size=target[0], tp_size=target[1], limits=target_limits(self.limits, PLAIN))]
+        limits = target_limits(self.limits, PLAIN)
+        held = [HeldModel(size=target[0], tp_size=target[1], limits=limits, windowed=windowed)]
         held += [
             HeldModel(size=size, tp_size=1, limits=draft_limits(self.limits, PLAIN)) for size, _ in draft
         ]
@@ -208,10 +214,49 @@ def test_as_many_sequences_run_as_the_cache_holds(
         memory=DeviceMemory(total_bytes=80 * GIB, free_bytes=free_gib * GIB),
     )  # fmt: skip
     monkeypatch.setattr(replica, "_room", lambda plan, loaded, is_connected: plan.room)
-    found = replica._with_room(plan, SimpleNamespace())  # type: ignore[arg-type]
+    found = replica._with_room(plan, SimpleNamespace(target=None))  # type: ignore[arg-type]
     assert found.num_seqs == expected
     half = expected * context_tokens // 2
     assert expected == 32 or plan.room.__func__(found).num_pages * PAGE_SIZE >= half  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "context_tokens", "expected", "is_own"),
+    [
+        # Half of 8,000 tokens in 1 of 6 layers, and windows of 1,024 in the others: room for all 256.
+        (44, 8000, None, True),
+        # The pages of all layers would hold 58 of these sequences, and 39.
+        (24, 8000, 128, True),
+        (18, 8000, 64, True),
+        # Windows do not help sequences that are as short.
+        (20, 900, None, False),
+        # Not one sequence of the longest has room with the pages of all layers.
+        (8, 8000, 16, True),
+    ],
+)
+def test_windows_leave_room_where_memory_is_tight(
+    large: ModelSize, free_gib: int, context_tokens: int, expected: int | None, is_own: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    windows = {index: None if index % 6 == 5 else 1024 for index in range(len(large.layers))}
+    layers = tuple(
+        dataclasses.replace(layer, window=windows[index]) for index, layer in enumerate(large.layers)
+    )
+    plan = Fitting(
+        config=config_of(),
+        topology=Topology(
+            device=torch.device("cuda:0"), world_size=1, tp_size=1, rank=0, uses_draft=False
+        ),
+        workload=Workload(num_context_tokens=context_tokens),
+        sizes=((dataclasses.replace(large, layers=layers), 4),),
+        memory=DeviceMemory(total_bytes=80 * GIB, free_bytes=free_gib * GIB),
+        max_seq_len=32_768,
+    )  # fmt: skip
+    monkeypatch.setattr(replica, "_room", lambda plan, loaded, is_connected: plan.room)
+    loaded: Any = SimpleNamespace(target=SimpleNamespace(windows=windows))
+    found: Any = replica._with_windows(plan, loaded)  # type: ignore[arg-type]
+    assert found.num_seqs == expected
+    assert (replica._rooms(found, loaded)[1].windowed is not None) is is_own
 
 
 def test_only_a_gpu_is_filled_and_a_given_number_stays() -> None:

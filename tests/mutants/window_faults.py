@@ -29,6 +29,10 @@ READ = "tests/models/test_windowed_pages.py::test_logits_are_those_of_plain_forw
 HOST = "tests/models/test_windowed_pages.py::test_a_host_reads_no_pages_before_a_window"
 
 WINDOW_FAULTS = (
+    Mutant("windows-for-all-whatever-memory-holds", "_with_windows",
+        "best, most = tried, of_own",
+        "pass",
+        ("tests/job/test_rank_allocation.py",)),
     Mutant("host-reads-from-a-page-too-late", "AttentionGroup.seen",
         "self.positions_RQ[:, 0] - window + 1",
         "self.positions_RQ[:, -1] - window + 1",

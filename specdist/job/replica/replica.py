@@ -86,6 +86,7 @@ def _agree_on_pages(
     is room for."""
     if plan.config.fills_memory(plan.topology.device.type):
         plan = _with_room(plan, loaded)
+    plan = _with_windows(plan, loaded)
     if plan.topology.device.type == "cuda" and plan.topology.world_size > 1:
         # What cannot fit is refused before a rank runs out of memory in a collective.
         _rooms(plan, loaded, is_connected=False)
@@ -103,11 +104,36 @@ def _with_room(plan: ReplicaPlan, loaded: LoadedModels) -> ReplicaPlan:
     num_seqs = plan.scheduling.max_num_seqs
     while True:
         plan = dataclasses.replace(plan, num_seqs=num_seqs)
-        rooms = gathered(plan.topology, _room(plan, loaded, is_connected=False)())
+        _, rooms = _layouts(plan, loaded, is_connected=False)
         wanted = plan.scheduling.num_slots * plan.workload.num_context_tokens // 2
-        if num_seqs <= least_seqs or min(room.num_pages for room in rooms) * PAGE_SIZE >= wanted:
+        if num_seqs <= least_seqs or max(room.num_pages for room in rooms) * PAGE_SIZE >= wanted:
             return plan
         num_seqs = max(least_seqs, num_seqs // 2)
+
+
+def _with_windows(plan: ReplicaPlan, loaded: LoadedModels) -> ReplicaPlan:
+    """With fewer sequences, halved, if more of them run: windowed layers have pages for all that may run at a
+    time, and where memory is tight these leave too few to the others. Counted as in :func:`_with_room`."""
+    context = plan.workload.num_context_tokens or plan.scheduling.max_seq_len
+    best, most, tried = plan, 0, plan
+    while True:
+        _, rooms = _layouts(tried, loaded, is_connected=False)
+        whole, own = rooms
+        if own.windowed is None:
+            return best
+        num_slots = tried.scheduling.num_slots
+        holds = [room.num_pages >= tried.limits.pages_per_seq for room in rooms]
+        of_whole, of_own = (
+            min(num_slots, room.num_pages * PAGE_SIZE // (context // 2 or 1)) * is_enough
+            for room, is_enough in zip(rooms, holds, strict=True)
+        )
+        if tried is plan:
+            most = max(of_whole, of_own)
+        elif of_own > most and own.num_pages >= whole.num_pages:
+            best, most = tried, of_own
+        if num_slots in (1, of_own):
+            return best
+        tried = dataclasses.replace(tried, num_seqs=num_slots // 2)
 
 
 def _room(plan: ReplicaPlan, loaded: LoadedModels, *, is_connected: bool) -> Callable[..., CacheRoom]:
@@ -124,13 +150,12 @@ def _room(plan: ReplicaPlan, loaded: LoadedModels, *, is_connected: bool) -> Cal
     )
 
 
-def _rooms(
-    plan: ReplicaPlan, loaded: LoadedModels, *, is_connected: bool = True
-) -> tuple[CacheRoom, CacheRoom]:
-    """This rank's, logged once all are connected, and that of the rank with the least. Raises
-    :class:`UserError` on all if it does not hold one sequence. Windowed layers have pages of their own where
-    that leaves others no fewer."""
-    limits, windowed = plan.limits, None
+def _layouts(
+    plan: ReplicaPlan, loaded: LoadedModels, *, is_connected: bool
+) -> tuple[tuple[CacheRoom, CacheRoom], tuple[CacheRoom, CacheRoom]]:
+    """With the pages of all layers, and with pages of their own for windowed layers; without such layers both
+    are the same. On this rank, and on the rank with the least."""
+    windowed = None
     if loaded.target is not None and plan.may_give_back:
         window = longest_window(loaded.target.windows.values(), plan.scheduling.max_seq_len)
         windowed = window and plan.scheduling.windowed_layers(window, PAGE_SIZE)
@@ -142,21 +167,31 @@ def _rooms(
         min((rooms[index] for rooms in everywhere), key=lambda found: found.num_pages) for index in (0, 1)
     )
     of_target = everywhere[RANK_ZERO][1].windowed
-    least = dataclasses.replace(least, windowed=of_target)
+    return own, (least_whole, dataclasses.replace(least, windowed=of_target))
+
+
+def _rooms(
+    plan: ReplicaPlan, loaded: LoadedModels, *, is_connected: bool = True
+) -> tuple[CacheRoom, CacheRoom]:
+    """This rank's, logged once all are connected, and that of the rank with the least. Raises
+    :class:`UserError` on all if it does not hold one sequence. Windowed layers have pages of their own where
+    that leaves others no fewer."""
+    (whole, windowed), (least_whole, least) = _layouts(plan, loaded, is_connected=is_connected)
+    of_target = least.windowed
     is_own = of_target is not None and least.num_pages >= least_whole.num_pages
     if of_target is not None and is_connected and plan.topology.is_rank0:
-        said = "pages of their own"
+        said = f"pages of their own, for {plan.scheduling.num_slots} sequences at a time"
         if not is_own:
             said = (
                 f"the pages of all layers: their own, for {plan.scheduling.num_slots} sequences at a time, "
                 f"would leave {least.num_pages} pages to the others, which have {least_whole.num_pages}"
             )
         logger.info("layers with windows of up to %d tokens have %s", of_target.window, said)
-    chosen, least = (own[1], least) if is_own else (whole, least_whole)
+    chosen, least = (windowed, least) if is_own else (whole, least_whole)
     if is_connected:
         logger.info("%s", chosen)
-    if least.num_pages < limits.pages_per_seq:
-        raise UserError(refusal(plan.config, limits, least))
+    if least.num_pages < plan.limits.pages_per_seq:
+        raise UserError(refusal(plan.config, plan.limits, least))
     return chosen, least
 
 
