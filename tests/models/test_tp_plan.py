@@ -26,6 +26,16 @@ def test_parts_of_joined_projections_are_cut_by_themselves() -> None:
     }
 
 
+def test_attention_of_any_name_is_cut_between_heads() -> None:
+    for family in ("llama", "longcat_flash", "gpt_neox", "gpt2"):
+        found = {
+            name: cut.is_of_heads
+            for name, cut in styles(family, "").items()
+            if "layers.0." in name or "h.0." in name
+        }
+        assert found and found == {name: "att" in name for name in found}, family
+
+
 def test_only_norms_over_all_heads_are_cut() -> None:
     norms = ("self_attn.q_norm", "self_attn.k_norm")
     found = styles("olmo2", "model.layers.1.")

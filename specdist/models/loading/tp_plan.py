@@ -36,6 +36,8 @@ NORMED = {"q_norm": "q_proj", "k_norm": "k_proj"}
 
 # Before an all-reduce in families without a plan; their bias is whole on every rank.
 SUMMED = ("o_proj", "down_proj", "dense_4h_to_h", "attention.dense", "self_attn.dense", "fc2")
+# Attention has one of them.
+OF_HEADS = ("head_dim", "head_size", "num_heads", "num_attention_heads")
 KEYS_VALUES = {"k_proj", "v_proj", "k_norm"}
 # In the name of joined projections.
 QUERIES_TOO = r"qkv|c_attn"
@@ -118,7 +120,7 @@ def planned_cuts(model: PreTrainedModel) -> dict[str, PlannedCut]:
     for name, style in styles.items():
         owner = modules.get(name.rpartition(".")[0])
         parts = _joined(name, modules, styles) if style == PACKED and name in modules else ()
-        is_of_heads = "Attention" in type(owner).__name__
+        is_of_heads = any(hasattr(owner, count) for count in OF_HEADS)
         num_own = 0
         if is_of_heads and (_last(name) in KEYS_VALUES or len(parts) == 3):
             width = parts[1] if parts else _width(modules[name])
