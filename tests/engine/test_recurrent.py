@@ -23,7 +23,9 @@ LINEAR = {
     "linear_value_head_dim": 12, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }  # fmt: skip
 CONV = {"layer_types": ["conv", "full_attention", "conv"]}
-MODELS: dict[str, dict[str, Any]] = {"qwen3_5_text": LINEAR, "lfm2": CONV}
+# Attention and Mamba in every layer.
+MAMBA = {"mamba_n_heads": 4, "mamba_d_ssm": 32, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2}
+MODELS: dict[str, dict[str, Any]] = {"qwen3_5_text": LINEAR, "lfm2": CONV, "falcon_h1": MAMBA}
 LENGTHS = (3, 17, 70, 31, 1, 12)
 
 

@@ -30,20 +30,21 @@ Outputs = tuple[Tensor, Tensor]
 def states(
     bench: Bench, model: str, num_rows: int, num_tokens: int
 ) -> tuple[Callable[[], Outputs], Callable[[], Outputs], int]:
-    """The kernel and its twin on the same numbers, and the bytes of the states, read and written."""
+    """The kernel and its twin on the same numbers, and the bytes of the states, copied, read and written."""
     from specdist.kernels import recurrent
 
     name, *sizes = STATES[model]
     heads, width, groups, state_size = TINY_STATES[model] if bench.is_fake else sizes
     tokens = num_rows, num_tokens
-    borders = torch.full((num_rows,), num_tokens - 1, device=bench.device)
+    slots = torch.arange(num_rows, device=bench.device).flip(0)
+    no, borders = torch.zeros_like(slots, dtype=torch.bool), torch.full_like(slots, num_tokens - 1)
     if name == "mamba":
         state = bench.random(num_rows, heads, width, state_size).float()
         x = bench.random(*tokens, heads, width, seed=1)
         steps = bench.random(*tokens, width if heads == 1 else heads, seed=2).float().exp()
         of_states = [bench.random(*tokens, groups, state_size, seed=seed) for seed in (3, 4)]
         rates = bench.random(*((width, state_size) if heads == 1 else (heads,)), seed=5)
-        arguments = [state, x, steps, *of_states, -rates.float().exp()]
+        arguments = [x, steps, *of_states, -rates.float().exp()]
     else:
         state = bench.random(num_rows, heads, state_size, width).float()
         queries, keys, values = (
@@ -52,9 +53,14 @@ def states(
         )
         keys = keys / keys.norm(dim=-1, keepdim=True)
         logs = -bench.random(num_rows, heads, num_tokens, 1, seed=4).float().exp()
-        arguments = [state, queries, keys, values, logs, logs[..., 0].sigmoid()]
+        arguments = [queries, keys, values, logs, logs.sigmoid()]
+
+    def run(operator: Callable[..., Tensor]) -> Outputs:
+        held = state.clone()
+        return operator(held, slots, no, *arguments, borders), held
+
     kernel, twin = getattr(recurrent, name), getattr(plain, name)
-    return lambda: kernel(*arguments, borders), lambda: twin(*arguments, borders), 2 * state.nbytes
+    return lambda: run(kernel), lambda: run(twin), 4 * state.nbytes
 
 
 def largest_share(found: Any, expected: Any) -> float:

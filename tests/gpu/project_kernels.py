@@ -18,6 +18,7 @@ from specdist.models.quantized.quantized_weights import LayerFormat, Numbers, Qu
 from specdist.models.recurrent import mamba1, mamba2
 from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule
 from specdist.models.recurrent.mamba2 import Mamba2Tokens
+from specdist.models.recurrent.states import SlotStates
 from specdist.sampling.coupling import waiting_times_of
 from specdist.sampling.distributions import Dense, OneHot
 from specdist.sampling.processing.filters import plain_probabilities
@@ -118,16 +119,20 @@ def grouped_narrow_product(
     return output
 
 
-def mamba(state: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
+def mamba(held: Tensor, slots_S: Tensor, is_first_S: Tensor, *parts: Tensor) -> Tensor:
     *tokens, rates, borders_S = parts
-    module = mamba1 if rates.dim() == 2 else mamba2
-    return module.run(state, Mamba2Tokens(*tokens), rates, borders_S)
+    module, states = mamba1 if rates.dim() == 2 else mamba2, SlotStates(held, slots_S, is_first_S)
+    outputs, after = module.run(states.read(), Mamba2Tokens(*tokens), rates, borders_S)
+    states.keep(after)
+    return outputs
 
 
-def delta_rule(state: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
-    *tokens, rates_SHL, borders_S = parts
-    own = DeltaTokens(*tokens, rates_SHL[..., None])
-    return gated_delta_rule(own, state, borders_S.cpu().numpy(), borders_S)
+def delta_rule(held: Tensor, slots_S: Tensor, is_first_S: Tensor, *parts: Tensor) -> Tensor:
+    *tokens, borders_S = parts
+    states = SlotStates(held, slots_S, is_first_S)
+    outputs, after = gated_delta_rule(DeltaTokens(*tokens), states.read(), borders_S.cpu().numpy(), borders_S)
+    states.keep(after)
+    return outputs
 
 
 ON_HOST: dict[str, Callable[..., Any]] = {

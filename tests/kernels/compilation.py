@@ -233,8 +233,8 @@ def recurrent_variants(dtype: str) -> Iterator[Variant]:
     """States as in Falcon-Mamba 7B; Zamba 2, Nemotron-H and Falcon-H1; Qwen3-Next, OLMo-Hybrid and Kimi."""
     pointers = dict.fromkeys(("x", "b", "c"), DTYPE_POINTERS[dtype])
     of_tokens = ("queries", "keys", "values", "log_decays")
-    pointers |= dict.fromkeys((*of_tokens, "state", "steps", "rates", "output", "kept"), "*fp32")
-    pointers |= {"borders": "*i64"}
+    pointers |= dict.fromkeys((*of_tokens, "states", "steps", "rates", "output"), "*fp32")
+    pointers |= {"slots": "*i64", "borders": "*i64", "is_first": "*i1"}
     for width, state_size, version in ((8192, 16, 1), (64, 64, 2), (64, 128, 2), (64, 256, 2)):
         constants = {"width": width, "state_size": state_size, "has_rate_of_number": version == 1}
         constants |= recurrent.mamba_constants(width, state_size)

@@ -22,8 +22,17 @@ def mamba_arguments(tokens: MambaTokens) -> list[Tensor]:
 
 
 def delta_arguments(tokens: DeltaTokens) -> list[Tensor]:
-    rates = tokens.rates[..., 0]
-    return [tokens.state, tokens.queries, tokens.keys, tokens.values, tokens.log_decays, rates]
+    return [tokens.state, tokens.queries, tokens.keys, tokens.values, tokens.log_decays, tokens.rates]
+
+
+def run(operator: Operator, state: Tensor, *parts: Tensor, is_first: bool = False) -> tuple[Tensor, Tensor]:
+    """Outputs, and the states of the sequences' slots, among which are others that nobody may touch."""
+    slots = torch.arange(len(state), device=state.device).flip(0) * 2 + 1
+    held = torch.full((2 * len(state) + 1, *state.shape[1:]), torch.nan, device=state.device)
+    held[slots] = state
+    outputs = operator(held, slots, torch.full_like(slots, is_first, dtype=torch.bool), *parts)
+    assert held[::2].isnan().all()
+    return outputs, held[slots]
 
 
 def borders_of(num_tokens: int) -> list[int]:
@@ -40,7 +49,7 @@ def test_mamba_is_that_of_one_token_after_the_other(
     outputs, states = tokens.one_by_one()
     borders = borders_of(num_tokens)
     arguments = [each.to(device) for each in (*mamba_arguments(tokens), torch.tensor(borders))]
-    found, kept = (each.cpu() for each in mamba(*arguments))
+    found, kept = (each.cpu() for each in run(mamba, *arguments))
     assert difference(found, outputs) < TOLERANCE
     assert difference(kept, states[range(NUM_SEQUENCES), borders]) < TOLERANCE
 
@@ -54,7 +63,7 @@ def test_the_delta_rule_is_that_of_one_token_after_the_other(
     outputs, states = tokens.one_by_one()
     borders = borders_of(num_tokens)
     arguments = [each.to(device) for each in (*delta_arguments(tokens), torch.tensor(borders))]
-    found, kept = (each.cpu() for each in delta_rule(*arguments))
+    found, kept = (each.cpu() for each in run(delta_rule, *arguments))
     assert difference(found, outputs) < TOLERANCE
     assert difference(kept, states[range(NUM_SEQUENCES), borders]) < TOLERANCE
 
@@ -74,7 +83,7 @@ def test_heads_wider_than_a_program_are_shared_among_several(device: torch.devic
     steps, rates = torch.rand(2, 3, heads, generator=generator), -torch.rand(heads, generator=generator)
     state, borders = torch.randn(2, heads, width, state_size, generator=generator), torch.tensor([1, 3])
     arguments = [each.to(device) for each in (state, x, steps, b, c, rates, borders)]
-    found, kept = (each.cpu() for each in mamba(*arguments))
+    found, kept = (each.cpu() for each in run(mamba, *arguments))
     numbers, states = state.double(), [state.double()]
     for token in range(3):
         step = steps[:, token].double()[..., None, None]
@@ -99,7 +108,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_any_pieces(kind: str, device:
     of_sequences = range(6 if kind == "delta rule" else 5)
     arguments[0][1] = torch.nan
     arguments = [each.to(device) for each in arguments]
-    together, kept = operator(*arguments, torch.full((NUM_SEQUENCES,), length, device=device))
+    together, kept = run(operator, *arguments, torch.full((NUM_SEQUENCES,), length, device=device))
     assert together[1].isnan().all() and together[[0, 2]].isfinite().all()
     for sequence in (0, 2):
         own = [
@@ -112,7 +121,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_any_pieces(kind: str, device:
                 each.narrow(time, begin, end - begin) if index in of_sequences else each
                 for index, each in enumerate(own[1:], start=1)
             ]
-            output, state = operator(state, *piece, torch.tensor([end - begin], device=device))
+            output, state = run(operator, state, *piece, torch.tensor([end - begin], device=device))
             found.append(output)
         assert torch.equal(torch.cat(found, time)[0], together[sequence])
         assert torch.equal(state[0], kept[sequence])
@@ -123,9 +132,22 @@ def test_kernels_are_used_only_if_they_are_right(device: torch.device) -> None:
     check(kernels, device)
 
     def late(operator: Operator) -> Operator:
-        """Of a state that is kept one token later."""
+        """Of states that are kept one token later."""
         return lambda *arguments: operator(*arguments[:-1], (arguments[-1] + 1).clamp(max=3))
 
     for wrong in (kernels._replace(mamba=late(mamba)), kernels._replace(delta_rule=late(delta_rule))):
         with pytest.raises(ValueError, match="states differ by"):
             check(wrong, device)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "delta rule"])
+def test_a_sequence_begins_without_a_state_whatever_its_slot_holds(kind: str, device: torch.device) -> None:
+    operator, arguments = (
+        (mamba, mamba_arguments(MambaTokens(2, 3)))
+        if kind == "mamba"
+        else (delta_rule, delta_arguments(DeltaTokens(3, 1, (8, 8))))
+    )
+    state, *parts = (each.to(device) for each in (*arguments, torch.full((NUM_SEQUENCES,), 2)))
+    first = run(operator, torch.full_like(state, torch.nan), *parts, is_first=True)
+    zeros = run(operator, torch.zeros_like(state), *parts)
+    assert all(torch.equal(one, other) for one, other in zip(first, zeros, strict=True))

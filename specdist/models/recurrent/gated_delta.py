@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import COLWISE, EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule, normalized
-from specdist.models.recurrent.states import Places, StateShape
+from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
+from specdist.models.recurrent.states import Places, SlotStates, StateShape
 
 OF_ALL = ("conv1d", "layer_idx", "activation", "conv_kernel_size")
 OF_HEADS = ("A_log", "dt_bias", "head_k_dim", "head_v_dim")
@@ -96,7 +97,7 @@ class GatedDelta:
         parts, gate = self._parts(hidden_TE)
         return torch.cat(parts, dim=-1), gate
 
-    def scan(self, rows_SLR: Tensor, state_S: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def scan(self, rows_SLR: Tensor, states: SlotStates, places: Places) -> Tensor:
         module, (num_values, _), (key_width, value_width) = self.module, self._heads, self._widths
         own_decays, bias = self._decays
         weight = module.conv1d.weight[:, 0]
@@ -123,9 +124,14 @@ class GatedDelta:
             logs.where(is_live, 0.0).transpose(1, 2),
             rates_SLH[..., None].where(is_live, 0.0).transpose(1, 2),
         )
-        outputs, state = gated_delta_rule(tokens, state_S, places.borders, places.borders_S)
+        kernels = kernels_on(rows_SLR.device) if mixed.shape[1] <= MAX_KERNEL_TOKENS else None
+        if kernels is None:
+            outputs, after = gated_delta_rule(tokens, states.read(), places.borders, places.borders_S)
+            states.keep(after)
+        else:
+            outputs = kernels.delta_rule(*states, *tokens, places.borders_S)
         new = outputs[:, :, places.num_carried :].transpose(1, 2)
-        return new.to(rows_SLR.dtype).flatten(2), state
+        return new.to(rows_SLR.dtype).flatten(2)
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
         width = rest.shape[-1]

@@ -20,7 +20,7 @@ TOLERANCE = 1e-4
 
 logger = logging.getLogger(__name__)
 
-Operator = Callable[..., tuple[Tensor, Tensor]]
+Operator = Callable[..., Tensor]
 
 
 class Kernels(NamedTuple):
@@ -55,7 +55,7 @@ def check(kernels: Kernels, device: torch.device) -> None:
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    borders_S = torch.tensor([0, 2, 3])
+    slots_S, borders_S = torch.tensor([3, 0, 2]), torch.tensor([0, 2, 3])
     mamba2 = [random(3, 4, 5, 6), random(3, 3, 4, 5), random(3, 3, 4).exp(), *random(2, 3, 3, 2, 6)]
     mamba1 = [random(3, 1, 5, 6), random(3, 3, 1, 5), random(3, 3, 5).exp(), *random(2, 3, 3, 1, 6)]
     keys, values = random(3, 4, 3, 6), random(3, 4, 3, 5)
@@ -63,13 +63,16 @@ def check(kernels: Kernels, device: torch.device) -> None:
     for kernel, arguments, one_by_one in (
         (kernels.mamba, [*mamba2, -random(4).exp()], _mamba),
         (kernels.mamba, [*mamba1, -random(5, 6).exp()], _mamba),
-        (kernels.delta_rule, [*delta, -random(3, 4, 3, 1).exp(), random(3, 4, 3).sigmoid()], _delta_rule),
-        (kernels.delta_rule, [*delta, -random(3, 4, 3, 6).exp(), random(3, 4, 3).sigmoid()], _delta_rule),
+        (kernels.delta_rule, [*delta, -random(3, 4, 3, 1).exp(), random(3, 4, 3, 1).sigmoid()], _delta_rule),
+        (kernels.delta_rule, [*delta, -random(3, 4, 3, 6).exp(), random(3, 4, 3, 1).sigmoid()], _delta_rule),
     ):
-        found = kernel(*(each.to(device) for each in (*arguments, borders_S)))
+        state, *tokens = (each.to(device) for each in arguments)
+        held, slots = random(4, *state.shape[1:]).to(device), slots_S.to(device)
+        held[slots] = state
+        found = kernel(held, slots, torch.zeros_like(slots, dtype=torch.bool), *tokens, borders_S.to(device))
         outputs, states = one_by_one(*(each.double() for each in arguments))
-        wanted = (outputs, states[borders_S, torch.arange(3)])
-        for name, one, other in zip(("outputs", "states"), found, wanted, strict=True):
+        kept = states[borders_S, torch.arange(3)]
+        for name, one, other in (("outputs", found, outputs), ("states", held[slots], kept)):
             difference = (one.cpu().double() - other).abs().max() / other.abs().max()
             check_difference(f"{name} differ", float(difference), TOLERANCE)
 
@@ -96,7 +99,7 @@ def _delta_rule(
     parts = (each.unbind(2) for each in (queries, keys, values, logs, rates))
     for query, key, value, log, rate in zip(*parts, strict=True):
         state = state * log.exp()[..., None]
-        correction = rate[..., None] * (value - (state * key[..., None]).sum(-2))
+        correction = rate * (value - (state * key[..., None]).sum(-2))
         state = state + key[..., None] * correction[..., None, :]
         states.append(state)
         outputs.append((state * query[..., None]).sum(-2))

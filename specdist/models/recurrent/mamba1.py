@@ -20,7 +20,7 @@ from specdist.models.recurrent.cuts import COLWISE, EQUAL, GRAIN, PACKED, ROWWIS
 from specdist.models.recurrent.gated_delta import has_parts
 from specdist.models.recurrent.kernels import kernels_on
 from specdist.models.recurrent.mamba2 import Mamba2Tokens
-from specdist.models.recurrent.states import Places, StateShape
+from specdist.models.recurrent.states import Places, SlotStates, StateShape
 
 PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "D", "out_proj", "time_step_rank", "ssm_state_size")
 NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
@@ -83,7 +83,7 @@ class Mamba1:
         rows_TP, gates_TP = self.module.in_proj(hidden_TE).chunk(2, dim=-1)
         return rows_TP, gates_TP
 
-    def scan(self, rows_SLP: Tensor, state_S1PN: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def scan(self, rows_SLP: Tensor, states: SlotStates, places: Places) -> Tensor:
         module = self.module
         convolution = module.conv1d
         x_SLP = causal_convolution(rows_SLP, convolution.weight[:, 0], convolution.bias, module.activation)
@@ -97,11 +97,12 @@ class Mamba1:
         rates_PN = -module.A_log.float().exp()
         tokens = Mamba2Tokens(x_SLP[:, :, None], steps_SLP, b_SLN[:, :, None], c_SLN[:, :, None])
         if (kernels := kernels_on(x_SLP.device)) is None:
-            outputs_SL1P, state_S1PN = run(state_S1PN, tokens, rates_PN, places.borders_S)
+            outputs_SL1P, after_S1PN = run(states.read(), tokens, rates_PN, places.borders_S)
+            states.keep(after_S1PN)
         else:
-            outputs_SL1P, state_S1PN = kernels.mamba(state_S1PN, *tokens, rates_PN, places.borders_S)
+            outputs_SL1P = kernels.mamba(*states, *tokens, rates_PN, places.borders_S)
         outputs_SLP = outputs_SL1P[:, :, 0] + x_SLP * module.D.float()
-        return outputs_SLP[:, places.num_carried :], state_S1PN
+        return outputs_SLP[:, places.num_carried :]
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
         output: Tensor = self.module.out_proj((mixed_TO * F.silu(rest)).to(rest.dtype))

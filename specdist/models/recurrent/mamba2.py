@@ -23,7 +23,7 @@ from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import EQUAL, GRAIN, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.gated_delta import has_parts
 from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
-from specdist.models.recurrent.states import Places, StateShape
+from specdist.models.recurrent.states import Places, SlotStates, StateShape
 
 # Of a prompt: more tokens are more work for each, and fewer products.
 CHUNK_TOKENS = 64
@@ -152,7 +152,7 @@ class Mamba2:
         gates_TI, rows_TR = projected.tensor_split([self._inner], dim=-1)
         return rows_TR, gates_TI
 
-    def scan(self, rows_SLR: Tensor, state_SHPN: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def scan(self, rows_SLR: Tensor, states: SlotStates, places: Places) -> Tensor:
         module, weight_CW = self.module, self.module.conv1d.weight[:, 0]
         inputs_SLC, steps_SLH = rows_SLR.tensor_split([len(weight_CW)], dim=-1)
         convolved = causal_convolution(inputs_SLC, weight_CW, module.conv1d.bias, module.activation)
@@ -165,11 +165,12 @@ class Mamba2:
         rates_H = -module.A_log.float().exp()
         kernels = kernels_on(x.device) if x.shape[1] <= MAX_KERNEL_TOKENS else None
         if kernels is None:
-            outputs_SLHP, state_SHPN = run(state_SHPN, tokens, rates_H, places.borders_S)
+            outputs_SLHP, after_SHPN = run(states.read(), tokens, rates_H, places.borders_S)
+            states.keep(after_SHPN)
         else:
-            outputs_SLHP, state_SHPN = kernels.mamba(state_SHPN, *tokens, rates_H, places.borders_S)
+            outputs_SLHP = kernels.mamba(*states, *tokens, rates_H, places.borders_S)
         outputs_SLHP = outputs_SLHP + tokens.x * module.D.float()[:, None]
-        return outputs_SLHP[:, places.num_carried :].flatten(2), state_SHPN
+        return outputs_SLHP[:, places.num_carried :].flatten(2)
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
         module = self.module

@@ -21,7 +21,7 @@ from torch import Tensor
 from specdist.models.attention.attention import LayerAttention
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.recurrent.cuts import PlannedCut
-from specdist.models.recurrent.states import STATE_DTYPE, Places, RecurrentStates, StateShape
+from specdist.models.recurrent.states import Places, RecurrentStates, SlotStates, StateShape
 
 
 class Mixer(Protocol):
@@ -49,10 +49,9 @@ class Mixer(Protocol):
         """Rows [T, R], all that later tokens need of each; and what :meth:`output` needs besides."""
         ...
 
-    def scan(self, rows_SLR: Tensor, state_S: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-        """Outputs [S, Q, O] of the new tokens, and the state at each segment's border. ``state``: float32,
-        empty if there is none; L begins with what is before carried and new places. Places without a token
-        are zeros."""
+    def scan(self, rows_SLR: Tensor, states: SlotStates, places: Places) -> Tensor:
+        """Outputs [S, Q, O] of the new tokens; each slot then has the state at its segment's border. L begins
+        with what is before carried and new places. Places without a token are zeros."""
         ...
 
     def output(self, mixed_TO: Tensor, rest: Any) -> Tensor:
@@ -77,21 +76,15 @@ class StatePass:
 
     def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
         states, layer, groups = self._states, mixer.layer, self._plan.groups
-        ring, state = states.rows[layer].flatten(0, 1), states.states.get(layer)
+        ring, held = states.rows[layer].flatten(0, 1), states.states.get(layer, rows_TR.new_empty(0))
         num_unread = states.num_before - mixer.shape.num_before
         mixed_TO: Tensor | None = None
         for group in groups:
             carried = ring[group.carried_SL].where(group.has_carried_SL[..., None], 0.0)
             new = rows_TR[group.new_SQ].where(group.has_new_SQ[..., None], 0.0)
             rows_SLR = torch.cat((carried, new), dim=1)[:, num_unread:]
-            if state is None:
-                before = rows_SLR.new_zeros(len(rows_SLR), 0, dtype=STATE_DTYPE)
-            else:
-                before = state.index_select(0, group.slots_S)
-                before[group.is_first_S] = 0.0
-            mixed_SQO, after = mixer.scan(rows_SLR, before, group.places)
-            if state is not None:
-                state.index_copy_(0, group.slots_S, after)
+            own = SlotStates(held, group.slots_S, group.is_first_S)
+            mixed_SQO = mixer.scan(rows_SLR, own, group.places)
             if mixed_TO is None:
                 mixed_TO = mixed_SQO.new_empty(len(rows_TR), mixed_SQO.shape[-1])
             sources, targets = group.outputs
@@ -108,5 +101,6 @@ def one_token(mixer: Mixer, rows_1R: Tensor) -> Tensor:
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     is_live = torch.ones(1, 1, dtype=torch.bool, device=device)
     places = Places(shape.num_before, 0, 1, is_live, np.zeros(1, np.int64), zero)
+    states = SlotStates(torch.zeros(1, *(shape.state or (0,)), device=device), zero, is_live[0])
     rows = torch.cat((rows_1R.new_zeros(shape.num_before, rows_1R.shape[1]), rows_1R))
-    return mixer.scan(rows[None], torch.zeros(1, *(shape.state or (0,)), device=device), places)[0][0]
+    return mixer.scan(rows[None], states, places)[0]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.gated_delta import has_parts
-from specdist.models.recurrent.states import Places, StateShape
+from specdist.models.recurrent.states import Places, SlotStates, StateShape
 
 
 class ShortConvolution:
@@ -45,11 +45,9 @@ class ShortConvolution:
         before, after, inputs = self.module.in_proj(hidden_TE).chunk(3, dim=-1)
         return before * inputs, after
 
-    def scan(self, rows_SLR: Tensor, state_S: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def scan(self, rows_SLR: Tensor, states: SlotStates, places: Places) -> Tensor:
         conv = self.module.conv
-        return causal_convolution(rows_SLR, conv.weight[:, 0], conv.bias, None)[
-            :, places.num_carried :
-        ], state_S
+        return causal_convolution(rows_SLR, conv.weight[:, 0], conv.bias, None)[:, places.num_carried :]
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
         found: Tensor = self.module.out_proj(rest * mixed_TO)

@@ -63,6 +63,23 @@ class Places:
     borders_S: Tensor
 
 
+class SlotStates(NamedTuple):
+    """Of one layer, where the segments of a pass have their states: ``held`` are those of all slots, float32
+    [slots, ...]; a sequence's first token has none before it, whatever its slot holds."""
+
+    held: Tensor
+    slots_S: Tensor
+    is_first_S: Tensor
+
+    def read(self) -> Tensor:
+        """Before the pass, [S, ...]."""
+        found = self.held.index_select(0, self.slots_S)
+        return found.masked_fill_(self.is_first_S.view(-1, *[1] * (found.dim() - 1)), 0.0)
+
+    def keep(self, after: Tensor) -> None:
+        self.held.index_copy_(0, self.slots_S, after)
+
+
 @dataclass(frozen=True)
 class _Group:
     """Segments of similar lengths. ``carried_SL``: places in the rings; ``new_SQ``: flat tokens;

@@ -13,7 +13,7 @@ from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from specdist.models.recurrent import mamba1, mamba2
 from specdist.models.recurrent.kinds import mixer_of
 from specdist.models.recurrent.mixers import Mixer
-from specdist.models.recurrent.states import Places
+from specdist.models.recurrent.states import Places, SlotStates
 from tests.models.all_families import build
 from tests.models.recurrent.tokens import NUM_SEQUENCES, TOLERANCE, MambaTokens, difference
 
@@ -111,15 +111,17 @@ def test_modules_give_the_numbers_of_their_own_forward(family: str) -> None:
     wanted = mixer.module(hidden)[0]
     rows, rest = mixer.project(hidden[0])
     num_before, width = mixer.shape.num_before, rows.shape[1]
-    nothing = torch.zeros(1, *mixer.shape.state)
+    zero, no = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.bool)
+    states, others = (SlotStates(torch.ones(1, *mixer.shape.state), zero, no) for _ in range(2))
     first = torch.cat((torch.zeros(num_before, width), rows[:12]))[None]
-    mixed, after_7 = mixer.scan(first, nothing, places_of(mixer, 0, 12 * "x", 7))
+    mixed = mixer.scan(first, states._replace(is_first_S=~no), places_of(mixer, 0, 12 * "x", 7))
     found = [mixer.output(mixed[0], rest[:12])]
     # Five of the twelve are run again, and then the others, beside places without a token.
     rows[: 7 - num_before] = 0
     second = torch.cat((rows[12 - 7 - num_before :], torch.zeros(2, width)))[None]
-    mixed, after_12 = mixer.scan(second, after_7, places_of(mixer, 7, "--" + 13 * "x" + "--", 7))
+    mixed = mixer.scan(second, states, places_of(mixer, 7, "--" + 13 * "x" + "--", 7))
     found.append(mixer.output(mixed[0, :8], rest[12:]))
     torch.testing.assert_close(torch.cat(found), wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
-    _, state = mixer.scan(first, nothing, places_of(mixer, 0, 12 * "x", 12))
-    torch.testing.assert_close(after_12, state, rtol=1e-4, atol=1e-5 * float(state.abs().max()))
+    mixer.scan(first, others._replace(is_first_S=~no), places_of(mixer, 0, 12 * "x", 12))
+    largest = float(others.held.abs().max())
+    torch.testing.assert_close(states.held, others.held, rtol=1e-4, atol=1e-5 * largest)
