@@ -28,6 +28,7 @@ from specdist.models.attention.kernel import TritonKernel
 from specdist.models.attention.plain import plain_attention
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.segments import ragged_segments
+from specdist.models.quantized.input_rounding import RoundedInput, rounded_inputs
 from specdist.models.quantized.narrow_experts import Groups, NarrowExperts
 from specdist.models.quantized.quantized import MXFP4_FORMAT
 from specdist.models.quantized.quantized_linear import Product, QuantizedLinear, products_of
@@ -418,11 +419,12 @@ def quantised_case(
     kernel: str, layer: QuantizedLinear, product: Callable[[], Product], tokens: Tensor
 ) -> Case:
     scales = layer.input_scales(tokens)
+    found = None if scales is None else RoundedInput(rounded_inputs(layer.form, tokens, scales), scales)
     return Case(
         kernel=kernel,
         size=f"{len(tokens)} tokens",
-        run=lambda: product()(tokens, scales),
-        plain=lambda: layer.dequantized_product(tokens, scales),
+        run=lambda: product()(tokens, found),
+        plain=lambda: layer.dequantized_product(tokens, found),
         difference=relative_norm,
         limit=QUANTISED_LIMIT,
         num_bytes=layer.weight.numbers.nbytes,

@@ -31,9 +31,10 @@ from specdist.models.attention.rope import rope_border
 from specdist.models.files.checkpoint import Checkpoint, without_towers
 from specdist.models.files.weight_files import open_weights, stored_shapes
 from specdist.models.files.weight_names import WeightNames
+from specdist.models.quantized.input_rounding import input_scales, rounded_values
 from specdist.models.quantized.quantized import plain_config, quantization_of
 from specdist.models.quantized.quantized_experts import QuantizedExperts
-from specdist.models.quantized.quantized_linear import QuantizedLinear, input_scales, rounded_values
+from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.quantized.quantized_loading import QuantizedParts
 from specdist.models.quantized.quantized_weights import LayerFormat
 from specdist.utils.packages import STATES_ARGUMENT, cache_argument

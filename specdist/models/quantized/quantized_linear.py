@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdist.models.attention.attention import ABSORPTION
-from specdist.models.quantized.quantized_weights import (
-    DTYPES,
-    LIMITS,
-    LayerFormat,
-    QuantizedWeight,
-    rounded,
-    stacked,
+from specdist.models.quantized.input_rounding import (
+    LastInput,
+    RoundedInput,
+    input_scales,
+    rounded_inputs,
+    values_of,
 )
+from specdist.models.quantized.quantized_weights import DTYPES, LayerFormat, QuantizedWeight, stacked
 from specdist.utils.trial import Trial, check_difference, first_right
 
 # Of a trial: rounded scales (bfloat16 in torch's weight-only kernels) and sums in another order, relative to
@@ -44,8 +44,9 @@ MAX_DEQUANTIZED = 2**24
 LEAST_INTEGER_ROWS, WIDTH_MULTIPLE = 32, 16
 INT4_KERNEL = "torch._weight_int4pack_mm"
 
-# Of inputs [T, K] and their scales: [T, N].
-Product = Callable[[Tensor, "Tensor | None"], Tensor]
+
+# Of inputs [T, K], and what they are rounded to, if they are: [T, N].
+Product = Callable[[Tensor, "RoundedInput | None"], Tensor]
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,9 @@ class QuantizedLinear(nn.Module):
         # With what others give (specdist.models.loading.experts).
         self.is_summed_later = False
         self._product: Product = self.dequantized_product
+        # Of all layers, and the module that has this one: see :func:`choose_products`.
+        self.last_input = LastInput()
+        self.owner: str | None = None
 
     @property
     def weight(self) -> QuantizedWeight:
@@ -153,8 +157,25 @@ class QuantizedLinear(nn.Module):
     def local_product(self, inputs: Tensor) -> Tensor:
         """This rank's term of the sum, without the bias."""
         x_TK = inputs.reshape(-1, self.in_features)
-        output: Tensor = self._product(x_TK, self.input_scales(x_TK))
+        output: Tensor = self._product(x_TK, self._rounded(inputs, x_TK))
         return output.view(*inputs.shape[:-1], self.out_features)
+
+    def _rounded(self, inputs: Tensor, x_TK: Tensor) -> RoundedInput | None:
+        reading = self._reading
+        found = None if reading is None else self.last_input.of(inputs, reading, self)
+        if found is None and (scales := self.input_scales(x_TK)) is not None:
+            found = RoundedInput(rounded_inputs(self.form, x_TK, scales), scales)
+            if reading is not None:
+                self.last_input.keep(inputs, reading, self, found)
+        return found
+
+    @property
+    def _reading(self) -> Hashable:
+        """The same of layers that round an input alike; None of one with a scale of its own, or over all
+        ranks."""
+        if self.owner is None or self.form.activations == "static" or self.sums_over_ranks:
+            return None
+        return self.owner, self.form.numbers, self.form.activations, self.form.columns
 
     def input_scales(self, x_TK: Tensor) -> Tensor | None:
         """Of each token [T, 1], of its groups [T, B], or of all [1, 1]: float32. None if inputs are not
@@ -165,10 +186,10 @@ class QuantizedLinear(nn.Module):
             dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
         return found
 
-    def dequantized_product(self, x_TK: Tensor, scales: Tensor | None) -> Tensor:
+    def dequantized_product(self, x_TK: Tensor, found: RoundedInput | None) -> Tensor:
         """What every other product must equal, up to rounding."""
-        if scales is not None:
-            x_TK = rounded_values(self.form, x_TK, scales)
+        if found is not None:
+            x_TK = values_of(self.form, found, x_TK.dtype)
         weight, border = self.weight, self.form.border(0)
         num_rows = max(border, MAX_DEQUANTIZED // self.in_features // border * border)
         slices = [
@@ -184,9 +205,10 @@ class QuantizedLinear(nn.Module):
         x_TK = torch.randn(TRIAL_TOKENS, self.in_features, generator=generator).to(device, dtype)
         scale = self.input_scale
         scales = input_scales(self.form, x_TK, scale if isinstance(scale, Tensor) else None)
+        x = None if scales is None else RoundedInput(rounded_inputs(self.form, x_TK, scales), scales)
 
         def check(product: Product) -> None:
-            expected, found = self.dequantized_product(x_TK, scales), product(x_TK, scales)
+            expected, found = self.dequantized_product(x_TK, x), product(x_TK, x)
             difference = float((found - expected).float().norm() / expected.float().norm())
             check_difference("its numbers differ", difference, TOLERANCES[dtype])
 
@@ -216,7 +238,12 @@ def dequantize_absorbed(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def choose_products(model: nn.Module, dtype: torch.dtype) -> None:
-    """Choose the arithmetic of all quantised layers, and of narrow experts, and log it."""
+    """Choose the arithmetic of all quantised layers, and of narrow experts, and log it. From then on what
+    several layers of a module read is rounded once."""
+    last_input = LastInput()
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantizedLinear):
+            layer.last_input, layer.owner = last_input, name.rpartition(".")[0]
     counts: Counter[str] = Counter()
     refused: dict[str, None] = {}
     for layer in model.modules():
@@ -231,45 +258,6 @@ def choose_products(model: nn.Module, dtype: torch.dtype) -> None:
             ", ".join(f"{number} × {what}" for what, number in counts.items()),
             "".join(refused),
         )
-
-
-def input_scales(form: LayerFormat, x_TK: Tensor, static: Tensor | None = None) -> Tensor | None:
-    """See :meth:`QuantizedLinear.input_scales`; over the inputs of this rank."""
-    if form.activations is None:
-        return None
-    if form.activations == "static":
-        assert static is not None
-        return static.reshape(1, 1)
-    if form.activations == "group":
-        largest = _largest(_grouped(x_TK, form.columns))[..., 0]
-    else:
-        largest = _largest(x_TK)
-    # A token of zeros alone: any scale will do.
-    return (largest / LIMITS[form.numbers]).clamp_min(torch.finfo(torch.float32).tiny)
-
-
-def _largest(x: Tensor) -> Tensor:
-    """Magnitude along the last dimension, which stays: float32, in one kernel."""
-    found: Tensor = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True, dtype=torch.float32)
-    return found
-
-
-def rounded_inputs(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
-    """[T, K] numbers of the format."""
-    if form.activations == "group":
-        scaled = (_grouped(x_TK.float(), form.columns) / scales[..., None]).flatten(1)
-        return rounded(scaled[:, : x_TK.shape[1]], form.numbers)
-    return rounded(x_TK / scales, form.numbers)
-
-
-def rounded_values(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
-    """The inputs as their rounded numbers mean them, in their own dtype."""
-    values = rounded_inputs(form, x_TK, scales).float()
-    if form.activations == "group":
-        values = (_grouped(values, form.columns) * scales[..., None]).flatten(1)[:, : x_TK.shape[1]]
-    else:
-        values = values * scales
-    return values.to(x_TK.dtype)
 
 
 def products_of(layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, Callable[[], Product]]:
@@ -294,10 +282,10 @@ def products_of(layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, Callabl
 def _integer_product(layer: QuantizedLinear) -> Product:
     """int8 times int8, summed in int32."""
 
-    def product(x_TK: Tensor, scales: Tensor | None) -> Tensor:
-        assert scales is not None
+    def product(x_TK: Tensor, found: RoundedInput | None) -> Tensor:
+        assert found is not None
         weight, num_tokens = layer.weight, len(x_TK)
-        numbers = rounded_inputs(layer.form, x_TK, scales)
+        numbers, scales = found
         if x_TK.is_cuda and num_tokens < LEAST_INTEGER_ROWS:
             numbers = F.pad(numbers, (0, 0, 0, LEAST_INTEGER_ROWS - num_tokens))
         sums_TN = torch._int_mm(numbers, weight.numbers.t())[:num_tokens]
@@ -312,10 +300,10 @@ def _scaled_product(layer: QuantizedLinear, *, by_rows: bool) -> Product:
         raise ValueError(f"widths are not multiples of {WIDTH_MULTIPLE}")
     one = torch.ones((), device=layer.weight.numbers.device)
 
-    def product(x_TK: Tensor, scales: Tensor | None) -> Tensor:
-        assert scales is not None
+    def product(x_TK: Tensor, found: RoundedInput | None) -> Tensor:
+        assert found is not None
         weight = layer.weight
-        numbers = rounded_inputs(layer.form, x_TK, scales)
+        numbers, scales = found
         if by_rows:
             return torch._scaled_mm(
                 numbers,
@@ -333,7 +321,7 @@ def _scaled_product(layer: QuantizedLinear, *, by_rows: bool) -> Product:
 def _int8_weights_product(layer: QuantizedLinear) -> Product:
     scales_N = layer.weight.scales_AB[:, 0].expand(layer.out_features).to(torch.bfloat16)
 
-    def product(x_TK: Tensor, _: Tensor | None) -> Tensor:
+    def product(x_TK: Tensor, _: RoundedInput | None) -> Tensor:
         return torch._weight_int8pack_mm(x_TK, layer.weight.numbers, scales_N)
 
     return product
@@ -356,17 +344,8 @@ def _int4_weights_product(layer: QuantizedLinear) -> Product:
         offsets_AB = -weight.zeros_AB * weight.scales_AB
     scales_BA2 = torch.stack([weight.scales_AB.t(), offsets_AB.t()], dim=-1).to(torch.bfloat16).contiguous()
 
-    def product(x_TK: Tensor, _: Tensor | None) -> Tensor:
+    def product(x_TK: Tensor, _: RoundedInput | None) -> Tensor:
         found: Tensor = multiply(x_TK, packed, form.columns, scales_BA2)
         return found
 
     return product
-
-
-def _grouped(x_TK: Tensor, columns: int | None) -> Tensor:
-    """[T, B, columns], the last filled up with zeros."""
-    width = columns or x_TK.shape[1]
-    padding = -x_TK.shape[1] % width
-    return (
-        F.pad(x_TK, (0, padding)).unflatten(-1, (-1, width)) if padding else x_TK.unflatten(-1, (-1, width))
-    )

@@ -1,0 +1,103 @@
+"""Inputs of quantised layers as numbers of their format, with a scale for each token, each group of columns,
+or all.
+
+T tokens, K inputs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdist.models.quantized.quantized_weights import LIMITS, LayerFormat, rounded
+
+
+class RoundedInput(NamedTuple):
+    """Numbers of a layer's format [T, K], and their scales."""
+
+    numbers: Tensor
+    scales: Tensor
+
+
+class LastInput:
+    """What was rounded last in a model: queries, keys and values read the same input, and so do gate and up.
+
+    It serves every reader once, so that an input whose numbers have changed meanwhile is rounded anew.
+    """
+
+    def __init__(self) -> None:
+        self._inputs: weakref.ref[Tensor] | None = None
+        self._reading: Hashable = None
+        self._readers: list[object] = []
+        self._rounded: RoundedInput | None = None
+
+    def of(self, inputs: Tensor, reading: Hashable, reader: object) -> RoundedInput | None:
+        """If this very tensor was rounded for one that reads alike, and this one has not had it."""
+        is_it = self._inputs is not None and self._inputs() is inputs and self._reading == reading
+        if not is_it or any(each is reader for each in self._readers):
+            return None
+        self._readers.append(reader)
+        return self._rounded
+
+    def keep(self, inputs: Tensor, reading: Hashable, reader: object, rounded: RoundedInput) -> None:
+        """Until another is kept."""
+        self._inputs, self._rounded = weakref.ref(inputs), rounded
+        self._reading, self._readers = reading, [reader]
+
+
+def input_scales(form: LayerFormat, x_TK: Tensor, static: Tensor | None = None) -> Tensor | None:
+    """See :meth:`QuantizedLinear.input_scales`; over the inputs of this rank."""
+    if form.activations is None:
+        return None
+    if form.activations == "static":
+        assert static is not None
+        return static.reshape(1, 1)
+    if form.activations == "group":
+        largest = _largest(_grouped(x_TK, form.columns))[..., 0]
+    else:
+        largest = _largest(x_TK)
+    # A token of zeros alone: any scale will do.
+    return (largest / LIMITS[form.numbers]).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Magnitude along the last dimension, which stays: float32, in one kernel."""
+    found: Tensor = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True, dtype=torch.float32)
+    return found
+
+
+def rounded_inputs(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
+    """[T, K] numbers of the format."""
+    if form.activations == "group":
+        scaled = (_grouped(x_TK.float(), form.columns) / scales[..., None]).flatten(1)
+        return rounded(scaled[:, : x_TK.shape[1]], form.numbers)
+    return rounded(x_TK / scales, form.numbers)
+
+
+def rounded_values(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
+    """The inputs as their rounded numbers mean them, in their own dtype."""
+    return values_of(form, RoundedInput(rounded_inputs(form, x_TK, scales), scales), x_TK.dtype)
+
+
+def values_of(form: LayerFormat, found: RoundedInput, dtype: torch.dtype) -> Tensor:
+    """[T, K]: what rounded inputs mean."""
+    values, scales = found.numbers.float(), found.scales
+    if form.activations == "group":
+        values = (_grouped(values, form.columns) * scales[..., None]).flatten(1)[:, : values.shape[1]]
+    else:
+        values = values * scales
+    return values.to(dtype)
+
+
+def _grouped(x_TK: Tensor, columns: int | None) -> Tensor:
+    """[T, B, columns], the last filled up with zeros."""
+    width = columns or x_TK.shape[1]
+    padding = -x_TK.shape[1] % width
+    return (
+        F.pad(x_TK, (0, padding)).unflatten(-1, (-1, width)) if padding else x_TK.unflatten(-1, (-1, width))
+    )
