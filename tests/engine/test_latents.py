@@ -10,6 +10,7 @@ from specdist.models.passes.runner import Acceleration
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import MAX_NEW_TOKENS, prompts_of_lengths, reference
 from tests.engine.test_identity import check_preempted
+from tests.models.all_families import build, near_copy
 from tests.models.families import noisy_copy, tiny_model
 
 Pair = tuple[PreTrainedModel, PreTrainedModel]
@@ -60,3 +61,18 @@ def test_a_draft_works_ahead_with_branches_and_a_window(pair: Pair, is_static: b
         )  # fmt: skip
         found = [completion.token_ids for completion in replica.generate(requests_for(prompts))]
         assert found == [reference(target, prompt, None) for prompt in prompts]
+
+
+def test_prompts_beside_recurrent_layers() -> None:
+    """Of Kimi Linear, in chunks: some of them expand."""
+    target = build("kimi_linear")
+    prompts = prompts_of_lengths(3, 31, 44)
+    replica = Harness(
+        target,
+        near_copy(target),
+        num_draft_tokens=4,
+        max_num_batched_tokens=33,
+        max_new_tokens=MAX_NEW_TOKENS,
+    )
+    found = [completion.token_ids for completion in replica.generate(requests_for(prompts))]
+    assert found == [reference(target, prompt, None) for prompt in prompts]

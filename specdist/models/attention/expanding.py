@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -171,6 +171,12 @@ class ExpandedAttention:
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """Of a layer that keeps keys and values."""
         return self._of_all().attend(layer, call)
+
+    def mix(self, mixer: Any, rows_TR: Tensor) -> Tensor:
+        """Of a recurrent layer beside those that attend: :class:`specdist.models.recurrent.mixers.Mixing`."""
+        mixing: Any = self._of_all()
+        mixed_TO: Tensor = mixing.mix(mixer, rows_TR)
+        return mixed_TO
 
     def attend_latents(self, layer: int, call: AttentionCall, expanding: Expanding) -> Tensor:
         """Output [T, H, V]; the call's queries are the layer's own, and its keys latents."""
