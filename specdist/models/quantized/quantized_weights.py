@@ -169,18 +169,9 @@ class QuantizedWeight:
 
     def integers(self) -> Tensor:
         """[N, K] int8, of int8 and int4."""
-        return self.numbers if self.form.numbers == "int8" else self._halves().to(torch.int8) - 8
-
-    def _halves(self) -> Tensor:
-        """[N, K] of four bits each."""
-        halves = torch.stack([self.numbers & 15, self.numbers >> 4], dim=-1)
-        return halves.flatten(1)[:, : self.num_inputs]
-
-    def _values(self) -> Tensor:
-        """[N, K] float32, before zero points and scales."""
-        if self.form.numbers == "float8":
-            return _float8_values(self.numbers)
-        return _float4_values(self._halves()) if self.form.numbers == "float4" else self.integers().float()
+        if self.form.numbers == "int8":
+            return self.numbers
+        return _halves(self.numbers).flatten(1)[:, : self.num_inputs].to(torch.int8) - 8
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """[N, K]"""
@@ -188,10 +179,26 @@ class QuantizedWeight:
         if self.form.has_powers:
             exponents_AB = scales_AB.to(torch.int32) - EXPONENT_BIAS
             scales_AB = torch.ldexp(torch.ones_like(exponents_AB, dtype=torch.float32), exponents_AB)
+        columns = self.form.columns or self.num_inputs
+        if self.num_inputs % columns == 0:
+            values = values.unflatten(1, (-1, columns))
         if self.zeros_AB is not None:
             values -= _spread(self.zeros_AB.to(torch.float32), values.shape, self.form)
         values *= _spread(scales_AB, values.shape, self.form)
-        return values.to(dtype)
+        return values.to(dtype).view(len(values), self.num_inputs)
+
+    def _values(self) -> Tensor:
+        """[N, K] float32, before zero points and scales. Pairs are looked up by their byte, on a CPU faster
+        than by shifts."""
+        if self.form.numbers == "float8":
+            return _float8_values(self.numbers)
+        if self.form.numbers == "int8":
+            return self.numbers.float()
+        halves = _halves(torch.arange(256, dtype=torch.uint8, device=self.numbers.device))
+        pairs = _float4_values(halves) if self.form.numbers == "float4" else halves.float() - 8
+        places = self.numbers.to(torch.int32).reshape(-1)
+        found = pairs.view(torch.int64).flatten().index_select(0, places).view(torch.float32)
+        return found.view(len(self.numbers), -1)[:, : self.num_inputs].contiguous()
 
     def spread(self, form: LayerFormat) -> QuantizedWeight:
         """The same numbers, with the scales of a format of :meth:`LayerFormat.within`."""
@@ -338,6 +345,11 @@ def _float8_values(numbers: Tensor) -> Tensor:
     return half.view(torch.float16).float() * 2.0**8
 
 
+def _halves(numbers: Tensor) -> Tensor:
+    """[.., 2] of four bits each of a byte."""
+    return torch.stack([numbers & 15, numbers >> 4], dim=-1)
+
+
 def _float4_values(codes: Tensor) -> Tensor:
     """In float32, of a sign, two bits of an exponent and one of a fraction: shifted, they are those of a
     float16 that is 2**14 times smaller."""
@@ -352,8 +364,9 @@ def _positive(scales: Tensor) -> Tensor:
 
 
 def _spread(scales_AB: Tensor, shape: torch.Size, form: LayerFormat) -> Tensor:
-    """Something that broadcasts to ``shape``."""
-    for dim, shared in enumerate((form.rows, form.columns)):
-        if shared is not None and shared > 1:
-            scales_AB = scales_AB.repeat_interleave(shared, dim).narrow(dim, 0, shape[dim])
-    return scales_AB
+    """Something that broadcasts to ``shape``: [N, K], or [N, B, columns] of whole groups."""
+    if form.rows is not None and form.rows > 1:
+        scales_AB = scales_AB.repeat_interleave(form.rows, 0)[: shape[0]]
+    if len(shape) > 2:
+        return scales_AB[..., None]
+    return scales_AB.repeat_interleave(form.columns or shape[1], 1)[:, : shape[1]]
