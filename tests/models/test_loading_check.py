@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from specdist.models.attention.attention import AttentionRules
 from specdist.models.cache.branch_pages import BranchPageTable
-from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.files.checkpoint import EXPERT_COUNTS, open_checkpoint
+from specdist.models.loading.experts import experts_of
 from specdist.models.loading.loading import load_whole
 from specdist.models.loading.loading_check import LoadingCheck, check_loading, relative_difference
 from specdist.models.loading.reference import MOST_POSITIONS, choose_sample
@@ -81,6 +82,33 @@ def test_families_in_which_a_few_layers_are_another_model_are_checked(
     build(family, **changes).save_pretrained(tmp_path)
     check = checked(tmp_path, torch.float32)
     assert check.is_checked and check.layers == layers, check.reason
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "ernie4_5_moe", "gpt_oss"])
+def test_a_few_of_many_experts_are_compared(tmp_path: Path, family: str) -> None:
+    """Stored one by one and joined; of routers that choose groups first, two of each."""
+    counts = dict.fromkeys(EXPERT_COUNTS, 48)
+    build(family, **counts, n_group=4, topk_group=2).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint("--target", str(tmp_path))
+    model = load_whole(checkpoint, dtype=torch.float32, device=CPU)
+    (*_, (_, experts)), before = experts_of(model), dict(vars(model.get_decoder().layers[-1].mlp))
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+
+    def check() -> LoadingCheck:
+        return check_loading(model, checkpoint, dtype=torch.float32, device=CPU, vocab_size=VOCAB_SIZE)
+
+    chosen = choose_sample(checkpoint, VOCAB_SIZE, model).experts.chosen  # type: ignore[union-attr]
+    assert len(chosen) == 16 and {number // 12 for number in chosen} == {0, 1, 2, 3}
+    assert check().is_checked
+    # The loaded model is as it was.
+    assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
+    assert dict(vars(model.get_decoder().layers[-1].mlp)) == before
+    others = [number for number in range(48) if number not in chosen]
+    experts.down_proj.data[others] = 0
+    assert check().is_checked, "only those that are compared are run"
+    experts.down_proj.data[list(chosen[1:3])] = experts.down_proj.data[list(chosen[2:0:-1])]
+    with pytest.raises(UserError, match="logits differ by"):
+        check()
 
 
 def test_why_a_family_is_not_checked_is_said(tmp_path: Path) -> None:
@@ -193,7 +221,8 @@ def test_a_difference_is_that_of_the_worst_token() -> None:
 
 def test_the_sample_is_of_every_kind_of_layer_and_far_apart(tmp_path: Path) -> None:
     checkpoint = open_checkpoint("--target", str(saved(tmp_path, "gemma2", max_position_embeddings=10**5)))
-    sample = choose_sample(checkpoint, VOCAB_SIZE)
+    model = load_whole(checkpoint, dtype=torch.float32, device=CPU)
+    sample = choose_sample(checkpoint, VOCAB_SIZE, model)
     kinds = [checkpoint.config.layer_types[layer] for layer in sample.layers]
     assert set(kinds) == {"full_attention", "sliding_attention"}
     (positions,) = sample.rows

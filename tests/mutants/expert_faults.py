@@ -7,6 +7,7 @@ PLACES = CONVERSIONS + "test_every_piece_lies_where_transformers_puts_it"
 PARTS = "tests/models/test_experts.py::test_the_ranks_parts_of_experts_make_whole_ones"
 SUMMED = "tests/models/test_experts.py::test_what_experts_give_is_summed_over_the_ranks_once"
 WHOLE = "tests/models/test_experts.py::test_ranks_of_whole_experts_give_together_what_all_give"
+FEW = "tests/models/test_loading_check.py::test_a_few_of_many_experts_are_compared"
 BLOCK = "tests/models/test_experts.py::test_only_what_a_block_adds_up_is_summed_together"
 OVER_RANKS = "tests/models/test_mixtures.py::test_mixtures_over_ranks_are_those_of_transformers"
 LOADED = CONVERSIONS + "test_experts_are_loaded_as_transformers_does_one_by_one"
@@ -90,6 +91,19 @@ EXPERT_FAULTS = (
         "        if does:\n",
         "        if False:\n",
         (OVER_RANKS,)),
+    Mutant("other-experts-than-those-that-are-compared", "_of_chosen",
+        "chosen[numbers]",
+        "numbers",
+        (FEW,)),
+    Mutant("compared-experts-in-the-wrong-order", "ExpertSample.renamed",
+        "number = self.chosen.index(int(found[0]))",
+        "number = self.chosen[::-1].index(int(found[0]))",
+        (FEW,)),
+    Mutant("layers-that-take-the-places-of-others-are-compared", "_choose_layers",
+        "    if [_parts(layer) for layer in cut_stack] == [made[layer] for layer in layers]:\n",
+        "    if True:\n",
+        ("tests/models/test_loading_check.py::"
+         "test_families_in_which_a_few_layers_are_another_model_are_checked",)),
     Mutant("blocks-that-norm-what-they-add-up-are-summed-after-it", "_adds_up",
         "(one + other - both).abs().max() <= TOLERANCE",
         "0 * (one + other - both).abs().max() <= TOLERANCE",

@@ -49,7 +49,8 @@ def run_loaded(
     """
     # Recorded passes are compared with unrecorded ones when they are recorded.
     acceleration = dataclasses.replace(acceleration, is_static=False, capturer=None)
-    with _only_layers(model, sample):
+    experts = contextlib.nullcontext() if sample.experts is None else sample.experts.alone(model)
+    with _only_layers(model, sample), experts:
         plainly = dataclasses.replace(acceleration, is_compiled=False, keeps_latents=False)
         plain = _RecordingRunner(model, device, plainly, model_impl="transformers")
         longest = max((rules.window or 0 for rules in plain.rules.values()), default=0)

@@ -3,8 +3,8 @@
 A tensor that is cut wrongly, a missing scale or rotary frequencies in low precision make another model, which
 still answers fluently. So at every start the loaded target runs a few tokens, far apart, through its first
 and last layer (and one of every kind of layer) and its output head. Rank 0 computes the same with a model
-that transformers builds and loads itself, unsharded and in float32, from those layers and a few rows of the
-vocabulary, with transformers' own attention, masks and cache: it shares no code with what is checked. Those
+that transformers builds and loads itself, unsharded and in float32, from those layers, a few rows of the
+vocabulary and a few of many experts, with transformers' own attention, masks and cache: it shares no code with what is checked. Those
 are the layers, the paged cache and the kernels of the run.
 
 Compared are the queries, keys and values of each of these layers after the rotary embedding, so that a wrong
@@ -113,7 +113,7 @@ def check_loading(
     """
     part: Part
     try:
-        sample = choose_sample(checkpoint, vocab_size)
+        sample = choose_sample(checkpoint, vocab_size, model)
         acceleration = Acceleration.of(device)
         found = run_loaded(model, sample, device=device, acceleration=acceleration, model_impl=model_impl)
         part = _own_part(model, found, sample)

@@ -1,4 +1,4 @@
-"""A few layers of a checkpoint and a few rows of its vocabulary, as a small model that transformers runs.
+"""A few layers, rows of the vocabulary and experts of a checkpoint, as a small model that transformers runs.
 
 Nothing here is shared with what is compared with it: transformers builds and loads the small model, makes its
 masks, keeps its cache and computes its attention, one row after the other.
@@ -28,8 +28,9 @@ from transformers.masking_utils import eager_mask
 
 from specdist.models.attention.computed import build_without_weights
 from specdist.models.attention.rope import rope_border
+from specdist.models.expert_sample import ExpertSample
 from specdist.models.files.checkpoint import Checkpoint, without_towers
-from specdist.models.files.weight_files import open_weights, stored_shapes
+from specdist.models.files.weight_files import StoredTensors, open_weights, stored_shapes
 from specdist.models.files.weight_names import WeightNames
 from specdist.models.quantized.input_rounding import input_scales, rounded_values
 from specdist.models.quantized.quantized import plain_config, quantization_of
@@ -65,12 +66,14 @@ class Sample:
         rows: positions of each row's tokens, all rows of one length. With a rope that has a border there is
             one below it, and one past it.
         config: values of the configuration that are others than the checkpoint's.
+        experts: that tokens may choose; None: all.
     """
 
     layers: tuple[int, ...]
     vocab_ids: tuple[int, ...]
     rows: tuple[tuple[int, ...], ...]
     config: Mapping[str, Any]
+    experts: ExpertSample | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -87,8 +90,8 @@ class Sample:
         return np.array(self.vocab_ids)[self.tokens(row)]
 
 
-def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
-    """A sample of the model; the same on every rank."""
+def choose_sample(checkpoint: Checkpoint, vocab_size: int, model: PreTrainedModel) -> Sample:
+    """A sample of the loaded model; the same on every rank."""
     config = checkpoint.config.get_text_config()
     if getattr(config, "hidden_size_per_layer_input", None):
         raise NotImplementedError(
@@ -105,6 +108,7 @@ def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
             # That of other names is in the model's memory already, and the check says so.
             changed = {"sliding_window": window} if hasattr(config, "sliding_window") else {}
         num_tokens = min(max(num_tokens, window + NUM_BEYOND_WINDOW), checkpoint.max_positions)
+    experts = ExpertSample.of(model, config)
     ends = {min(checkpoint.max_positions, MOST_POSITIONS), *borders}
     return Sample(
         layers=_choose_layers(checkpoint),
@@ -112,7 +116,8 @@ def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
         rows=tuple(
             _spread(num_tokens, end) for end in sorted(ends) if num_tokens <= end <= checkpoint.max_positions
         ),
-        config=changed,
+        config=changed | (experts.config if experts is not None else {}),
+        experts=experts,
     )
 
 
@@ -189,7 +194,15 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
             return name
         if int(match[2]) not in sample.layers:
             return None
-        return f"{name[: match.start(2)]}{sample.layers.index(int(match[2]))}{name[match.end(2) :]}"
+        own = f"{name[: match.start(2)]}{sample.layers.index(int(match[2]))}{name[match.end(2) :]}"
+        return own if sample.experts is None else sample.experts.renamed(own)
+
+    of_each = set() if sample.experts is None else sample.experts.of_each(whole_model)
+
+    def read(file: StoredTensors, name: str, meant: str) -> tuple[Tensor, Sequence[int] | None]:
+        if sample.experts is None or names.renamed(meant)[0] not in of_each:
+            return file.read(name), None
+        return sample.experts.read(file, name)
 
     for path in checkpoint.weight_files:
         with open_weights(path) as file:
@@ -201,7 +214,7 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
                     continue
                 if name in experts.places:
                     meant, part = experts.places[name]
-                    of_experts.setdefault(meant, {})[part] = file.read(name)
+                    of_experts.setdefault(meant, {})[part], _ = read(file, name, meant)
                 elif name in places:
                     layer, part = places[name]
                     whole = file.read(name)
@@ -212,9 +225,9 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
                     for taker in takers[name]:
                         found[new_name] = checkpoint.adapted(taker, found[new_name], sample.vocab_ids)
                 else:
-                    found[new_name] = file.read(name)
+                    found[new_name], rows = read(file, name, name)
                     for taker in takers[name]:
-                        found[new_name] = checkpoint.adapted(taker, found[new_name])
+                        found[new_name] = checkpoint.adapted(taker, found[new_name], rows)
     for meant, of_meant in of_experts.items():
         new_name = renamed(meant, ())
         assert new_name is not None
@@ -230,6 +243,8 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
             rounded[new_name.removesuffix(".weight")] = (parts.formats[layer], of_layer.get("input_scale"))
 
     def is_kept(module: str, key: str, value: object) -> bool:
+        if sample.experts is not None and sample.experts.number(key, value) is not value:
+            return False
         # Sizes outside of the layers are those of the sample's vocabulary.
         is_int = type(value) is int and f"{module}.".startswith(stack) and key not in LAYER_NUMBERS
         return is_int or type(value) is float
