@@ -4,8 +4,8 @@ A tensor that is cut wrongly, a missing scale or rotary frequencies in low preci
 still answers fluently. So at every start the loaded target runs a few tokens, far apart, through its first
 and last layer (and one of every kind of layer) and its output head. Rank 0 computes the same with a model
 that transformers builds and loads itself, unsharded and in float32, from those layers, a few rows of the
-vocabulary and a few of many experts, with transformers' own attention, masks and cache: it shares no code with what is checked. Those
-are the layers, the paged cache and the kernels of the run.
+vocabulary and a few of many experts, with transformers' own attention, masks and cache: it shares no code
+with what is checked. Those are the layers, the paged cache and the kernels of the run.
 
 Compared are the queries, keys and values of each of these layers after the rotary embedding, so that a wrong
 position shows even where attention is flat, and the logits, of a prompt in chunks and of a block, whose
