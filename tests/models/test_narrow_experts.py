@@ -58,14 +58,20 @@ def pair_of(layout: str, kind: str) -> Pair:
 
 
 def narrow_of(
-    pair: Pair, rank: int, num_ranks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    pair: Pair,
+    rank: int,
+    num_ranks: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    are_whole: bool = False,
 ) -> Any:
     """What a rank has of the pair's experts, narrow; biases in plain numbers."""
     monkeypatch.setattr(dist, "get_rank", lambda _: rank)
     monkeypatch.setattr(dist, "get_world_size", lambda _: num_ranks)
     holder = nn.ModuleDict({"experts": copy.deepcopy(pair.plain).to("meta")})
     if num_ranks > 1:
-        cut_experts(holder, None)  # type: ignore[arg-type]
+        cut_experts(holder, None, is_expert_parallel=are_whole)  # type: ignore[arg-type]
     places = {
         f"experts.{leaf}": [(piece.source, piece) for piece, _ in found]
         for leaf, found in pair.stored.items()
@@ -80,8 +86,8 @@ def narrow_of(
     for name, weight in module.named_parameters():
         whole, cuts = pair.plain.get_parameter(name), getattr(module, "expert_cuts", {})
         if name in cuts:
-            chosen = [place for own in cuts[name].ranges for place in own]
-            whole = whole[:, chosen] if chosen else torch.zeros_like(whole)
+            chosen = torch.tensor([place for own in cuts[name].ranges for place in own], dtype=torch.int64)
+            whole = whole.index_select(cuts[name].dim, chosen) if len(chosen) else torch.zeros_like(whole)
         weight.data = whole.data.to(dtype)
     return module
 
@@ -125,3 +131,14 @@ def test_what_cannot_stay_narrow_becomes_plain_and_says_why(
     ):
         assert not list(narrow_experts_of(narrow_of(each, 0, num_ranks, torch.float32, monkeypatch)))
         assert f"become plain numbers ({words})" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("layout", ["halves after each other", "turned, halves in turns, with biases"])
+def test_ranks_may_have_whole_narrow_experts(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three ranks one has two; pairs of a token and another rank's expert give nothing."""
+    pair, arguments = pair_of(layout, "MXFP4"), tokens(torch.float32)
+    parts = [narrow_of(pair, rank, 3, torch.float32, monkeypatch, are_whole=True) for rank in range(3)]
+    assert [dict(narrow_experts_of(part))["down_proj"].num_experts for part in parts] == [1, 1, 2]
+    expected = pair.plain(*arguments)
+    found = sum(part(*arguments) for part in parts)
+    assert (found - expected).norm() < TOLERANCES[torch.float32] * expected.norm()
