@@ -2,8 +2,9 @@
 Hopper generation, and TensorRT-LLM's kernels in FlashInfer, made for Blackwell.
 
 Each takes tensors alone, so that a pass with it can be recorded. :mod:`specdist.models.attention.probe`
-decides at the start whether one is used. Of FlashInfer only these kernels can be: its others want the lengths
-of every pass on the host.
+decides at the start whether one is used. Of FlashInfer only these kernels can be: its others want the
+lengths of every pass on the host (for latents ``BatchMLAPagedAttentionWrapper.plan``), or as many queries of
+each sequence, like FlashMLA, whose pages have 64 tokens.
 
 T flat tokens, S segments, H heads, G key/value heads, D head width.
 """
