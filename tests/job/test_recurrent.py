@@ -13,7 +13,7 @@ from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.replica.model_plan import check_goes_back, plan_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
 from specdist.llm import NO_PATH
@@ -71,6 +71,12 @@ def test_rows_that_begin_alike_are_those_of_generate(folder: Path) -> None:
         found = list(replica.engine(iter(requests), rules, StatsRecorder()).run())
         found.sort(key=lambda completion: completion.request.row_id)
         assert [completion.token_ids for completion in found] == expected, options
+
+
+def test_a_draft_that_cannot_go_back_to_any_token_is_refused_where_it_must(folder: Path) -> None:
+    models = plan_models(config_of(folder, draft=str(folder / "draft")))
+    with pytest.raises(UserError, match="recurrent layers, whose state is of a text's end alone"):
+        check_goes_back(models.draft, "another job drafts after every token")
 
 
 def test_what_states_do_not_fit_is_refused_by_name(folder: Path) -> None:

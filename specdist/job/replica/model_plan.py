@@ -199,6 +199,15 @@ def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int = 1
     return checkpoint
 
 
+def check_goes_back(draft: Checkpoint | None, use: str) -> None:
+    """Raises :class:`UserError` for a draft that cannot go back to any token, as ``use`` does."""
+    if draft is not None and draft.keeps_states:
+        raise UserError(
+            f"--draft {draft.name} has recurrent layers, whose state is of a text's end alone, and {use}: "
+            "choose a draft without such layers"
+        )
+
+
 def check_eagle_run(
     config: GenerateConfig, target: Checkpoint, draft: Checkpoint, *, may_read_states: bool
 ) -> None:

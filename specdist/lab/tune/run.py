@@ -19,7 +19,7 @@ from specdist.engine.request import Completion, Request
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.ranks.topology import topology_from_environment
-from specdist.job.replica.model_plan import ModelPlan, plan_models
+from specdist.job.replica.model_plan import ModelPlan, check_goes_back, plan_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import Replica, build_replica
 from specdist.job.rows.row_requests import prompt_encoder
@@ -171,6 +171,7 @@ def collect_trace(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[Exha
     # With goodput a replica measures its costs.
     run_config = config.run_config("goodput", max_draft_tokens=config.max_draft_tokens)
     models = plan_models(run_config)
+    check_goes_back(models.draft, "jobs/tune.py drafts after every token")
     assert models.draft is not None
     networks = load_heads(heads, models.draft)
     encoder = prompt_encoder(run_config, models)

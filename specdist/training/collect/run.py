@@ -24,7 +24,7 @@ from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
-from specdist.job.replica.model_plan import ModelPlan, plan_models
+from specdist.job.replica.model_plan import ModelPlan, check_goes_back, plan_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import Replica, build_replica
 from specdist.job.rows.row_requests import prompt_encoder
@@ -48,6 +48,8 @@ def run_collection(config: CollectConfig) -> int:
 
 def _run(config: CollectConfig, topology: Topology, stop: StopRequest, activity: Activity) -> int:
     models = rank0_first(topology, lambda: plan_models(config.run_config()))
+    if config.hidden_state != "drawing":
+        check_goes_back(models.draft, "--hidden_state own runs another token after each")
     plan = on_rank0(topology, lambda: plan_collection(config, models, topology))
     try:
         log_to_file(Path(config.output), topology, None if plan is None else plan.membership, activity)
