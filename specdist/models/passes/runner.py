@@ -179,7 +179,9 @@ class ModelRunner:
                 device=self.device,
             )
             self.torch_pass.states = self._states
-            logger.info(
+            # Not of the check of loading.
+            logger.log(
+                logging.DEBUG if rollback is NO_ROLLBACK else logging.INFO,
                 "states of %d recurrent layers, %s bytes of each of %d slots: passes are not recorded, and "
                 "no sequence begins after another's prefix",
                 len(self._shapes.states), f"{self.state_bytes(rollback):,}", num_slots + num_branch_slots,
