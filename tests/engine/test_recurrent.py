@@ -9,38 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.recurrent.rollback import Rollback
 from tests.engine.harness import PAGE_SIZE, Harness, paged_runner, requests_for
 from tests.engine.test_greedy import MODES, prompts_of_lengths, reference
-from tests.models.families import _COMMON, noisy_copy, tiny_model
+from tests.models.families import RECURRENT, noisy_copy, tiny_model
 
-LINEAR = {
-    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-}  # fmt: skip
-CONV = {"layer_types": ["conv", "full_attention", "conv"]}
-# Attention and Mamba in every layer.
-MAMBA = {"mamba_n_heads": 4, "mamba_d_ssm": 32, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2}
-MODELS: dict[str, dict[str, Any]] = {"qwen3_5_text": LINEAR, "lfm2": CONV, "falcon_h1": MAMBA}
 LENGTHS = (3, 17, 70, 31, 1, 12)
 
 
 @functools.cache
 def target_of(family: str) -> PreTrainedModel:
-    torch.manual_seed(5)
-    config = AutoConfig.for_model(family, **{**_COMMON, "tie_word_embeddings": False, **MODELS[family]})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "conv" in name and parameter.dim() == 3:
-                parameter.mul_(3.0)
-            elif name.endswith("A_log"):  # heads that remember for long
-                parameter.copy_(torch.linspace(-5.0, 1.0, len(parameter)))
-    return model
+    return tiny_model(family, seed=5)
 
 
 @functools.cache
@@ -61,7 +44,7 @@ def generated(family: str, draft: PreTrainedModel | None, **options: Any) -> tup
     return [each.token_ids for each in completions], replica.stats_recorder.close_shard(0)
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", RECURRENT)
 def test_greedy_tokens_are_those_of_generate_after_every_block(family: str) -> None:
     assert generated(family, None)[0] == expected(family)
     for num_draft_tokens in (1, 8):
@@ -77,7 +60,7 @@ def test_greedy_tokens_are_those_of_generate_after_every_block(family: str) -> N
             assert {"none": share < 0.3, "some": 0.2 < share < 0.97, "all": share > 0.9}[acceptance], share
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", RECURRENT)
 @pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(5, 0), (5, 3)], ids=MODES[1:])
 def test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place(
     family: str, num_ahead_tokens: int, num_branches: int
@@ -94,13 +77,13 @@ def test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place(
             assert (sum(stats.num_branch_hits_per_rank) > 0) == (num_branches > 0)
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", RECURRENT)
 def test_preempted_sequences_get_their_states_again(family: str) -> None:
     found, stats = generated(family, draft_of(family, "some"), num_pages=24, max_num_batched_tokens=23)
     assert found == expected(family) and stats.num_preemptions > 0
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", RECURRENT)
 def test_an_adopted_branch_goes_on_with_its_own_state(family: str) -> None:
     """Logits of a draft's runner, against the model's own of the branch's text."""
     target, prompt = target_of(family), prompts_of_lengths(30)[0]

@@ -64,13 +64,31 @@ CUT: dict[str, dict[str, Any]] = {
     "olmo2": {key: _COMMON[key] for key in _COMMON if key != "head_dim"},
 }
 
+# With recurrent layers: the gated delta rule, short convolutions, and Mamba.
+RECURRENT: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {
+        **_COMMON, "tie_word_embeddings": False, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "lfm2": {
+        **_COMMON, "tie_word_embeddings": False, "layer_types": ["conv", "full_attention", "conv"],
+    },
+    # Attention and Mamba in every layer.
+    "falcon_h1": {
+        **_COMMON, "tie_word_embeddings": False, "mamba_n_heads": 4, "mamba_d_ssm": 32, "mamba_d_head": 8,
+        "mamba_d_state": 8, "mamba_n_groups": 2,
+    },
+}  # fmt: skip
+
 
 def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """A random float32 model with transformers' own attention; the same seed gives the same weights."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **{**(FAMILIES | CUT)[family], **overrides})
+    config = AutoConfig.for_model(family, **{**(FAMILIES | CUT | RECURRENT)[family], **overrides})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     spread_sinks(model)
+    remember_longer(model)
     return model
 
 
@@ -80,6 +98,17 @@ def spread_sinks(model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):
             parameter.copy_(torch.linspace(3.0, -1.0, len(parameter)))
+
+
+@torch.no_grad()
+def remember_longer(model: PreTrainedModel) -> None:
+    """So that what a state lacks of its first tokens, or a convolution of its last, changes the likeliest
+    token."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.copy_(torch.linspace(-5.0, 1.0, len(parameter)))
+        elif "conv" in name and parameter.dim() == 3:
+            parameter.mul_(3.0)
 
 
 def noisy_copy(model: PreTrainedModel, scale: float = 0.02, seed: int = 1) -> PreTrainedModel:

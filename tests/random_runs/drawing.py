@@ -6,9 +6,13 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from tests.models.families import RECURRENT
 from tests.random_runs.case import Case, Row
 
-FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gpt_neox", "gpt2", "phi", "gemma", "qwen2", "gpt_neo")
+FAMILIES = (
+    "llama", "qwen3", "mistral", "gemma2", "gpt_neox", "gpt2", "phi", "gemma", "qwen2", "gpt_neo",
+    "qwen3_5_text", "lfm2", "falcon_h1",
+)  # fmt: skip
 POLICIES = (
     "fixed", "hf_heuristic", "confidence", "draft_verify", "svip", "adaedl", "gammatune", "gammatune_plus",
     "specdecpp", "sprinter", "goodput",
@@ -87,7 +91,7 @@ def _overlap(rng: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     """``synchronous``, ``asynchronous``, or ``auto`` by a script or by costs."""
     if values["draft"] not in ("noisy", "same"):
         return {}
-    has_window = not values["trusts_draft"] and rng.random() < 0.2
+    has_window = not values["trusts_draft"] and rng.random() < 0.2 and values["model"] not in RECURRENT
     window = {"draft_window": rng.randint(4, 14)} if has_window else {}
     most = values["cap"] + 1
     kind = rng.choice(["synchronous", "asynchronous", "asynchronous", "auto", "auto"])
