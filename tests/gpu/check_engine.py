@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from specdist.models.quantized.narrow_experts import narrow_experts_of
 from specdist.models.quantized.quantized_linear import choose_products
+from specdist.models.recurrent.kernels import kernels_on
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.options import Processing, TokenOptions
 from tests.engine.harness import Harness
@@ -27,6 +32,7 @@ from tests.gpu.engine_runs import (
     warnings_into,
 )
 from tests.gpu.policies import READS_HEAD, policies
+from tests.gpu.project_kernels import ON_HOST
 from tests.models.all_families import build
 from tests.models.families import FAMILIES, noisy_copy, tiny_model
 from tests.models.stored_experts import make_narrow
@@ -74,6 +80,32 @@ def check_narrow_experts() -> None:
     narrow = dict(narrow_experts_of(on_gpu))
     assert narrow and all(each.product == each.kernel_product for each in narrow.values())
     pair.check(RULES["rejection"], POLICIES["fixed"], prompts((9, 14)))
+
+
+def check_states() -> None:
+    """Of recurrent layers, by their kernels, which are asked of once; a draft that keeps none is recorded."""
+    kernels = kernels_on(GPU)
+    assert kernels is not None
+    for family in ("jamba", "qwen3_5_text"):
+        torch.manual_seed(0)
+        target = build(family)
+        asked = Counter[str]()
+        with patch.dict(ON_HOST, {name: _counted(name, asked) for name in kernels._fields}):
+            pair = Pair(
+                target, tiny_model("llama", vocab_size=target.config.vocab_size), dict(MODES["branches"])
+            )
+            pair.check(RULES["rejection"], POLICIES["fixed"])
+        assert set(asked) == {"delta_rule" if family == "qwen3_5_text" else "mamba"}
+
+
+def _counted(name: str, asked: Counter[str]) -> Callable[..., Any]:
+    own = ON_HOST[name]
+
+    def run(*args: Any) -> Any:
+        asked[name] += 1
+        return own(*args)
+
+    return run
 
 
 def check_short_runs() -> None:

@@ -24,6 +24,10 @@ def test_narrow_experts_give_the_rows_of_a_cpu_in_recorded_passes() -> None:
     on_device(check_engine.check_narrow_experts)
 
 
+def test_states_give_the_rows_of_a_cpu() -> None:
+    on_device(check_engine.check_states)
+
+
 def test_runs_of_different_lengths_stay_recorded() -> None:
     on_device(check_engine.check_short_runs)
 
