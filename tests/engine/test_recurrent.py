@@ -15,7 +15,7 @@ from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.recurrent.rollback import Rollback
 from tests.engine.harness import PAGE_SIZE, Harness, paged_runner, requests_for
-from tests.engine.test_greedy import MODES, prompts_of_lengths, reference
+from tests.engine.test_greedy import prompts_of_lengths, reference
 from tests.models.families import RECURRENT, noisy_copy, tiny_model
 
 LENGTHS = (3, 17, 70, 31, 1, 12)
@@ -48,7 +48,7 @@ def generated(family: str, draft: PreTrainedModel | None, **options: Any) -> tup
 def test_greedy_tokens_are_those_of_generate_after_every_block(family: str) -> None:
     assert generated(family, None)[0] == expected(family)
     for num_draft_tokens in (1, 8):
-        for acceptance in ("none", "some", "all"):
+        for acceptance in ("none", "some", "all")[num_draft_tokens < 8 :]:
             found, stats = generated(
                 family,
                 draft_of(family, acceptance),
@@ -61,20 +61,15 @@ def test_greedy_tokens_are_those_of_generate_after_every_block(family: str) -> N
 
 
 @pytest.mark.parametrize("family", RECURRENT)
-@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(5, 0), (5, 3)], ids=MODES[1:])
-def test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place(
-    family: str, num_ahead_tokens: int, num_branches: int
-) -> None:
+def test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place(family: str) -> None:
     for acceptance in ("some", "all"):
-        found, stats = generated(
-            family, draft_of(family, acceptance), num_ahead_tokens=num_ahead_tokens, num_branches=num_branches
-        )
+        found, stats = generated(family, draft_of(family, acceptance), num_ahead_tokens=5, num_branches=3)
         assert found == expected(family)
         assert stats.num_ahead_hits > 0
         if acceptance == "all":  # a state that is not that of its place would be of another model
             assert stats.num_misses == 0
         else:
-            assert (sum(stats.num_branch_hits_per_rank) > 0) == (num_branches > 0)
+            assert sum(stats.num_branch_hits_per_rank) > 0
 
 
 @pytest.mark.parametrize("family", RECURRENT)
