@@ -22,7 +22,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 VOCAB_SIZE = 96
 WINDOW, BORDER = 16, 32
@@ -78,11 +81,37 @@ OWN: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8},
     **{
-        f"{family}_text": {
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+        family: {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+            # Published ones have none, and in generate() the cache alone would know of it.
+            "sliding_window": None,
         }
-        for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+        for family in (
+            "qwen2_vl_text",
+            "qwen2_5_vl_text",
+            "qwen3_vl_text",
+            "qwen3_vl_moe_text",
+            "qwen2_5_omni_text",
+            "qwen3_omni_moe_text",
+            "glm4v_text",
+            "glm46v_text",
+            "glm_ocr_text",
+            "glmga_text",
+            "paddleocr_vl_text",
+        )
     },
+    "glm4v_moe_text": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1],
+        }
+    },
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32]},
+    **{f"{name}_thinker": {"vision_start_token_id": 1} for name in ("qwen2_5_omni", "qwen3_omni_moe")},
+    "kosmos_2_5_text_model": {"layers": 2, "embed_dim": 64, "attention_heads": 4, "ffn_dim": 96},
+    "mistral4": {"head_dim": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8},
     "blt": {"encoder_hash_byte_group_vocab": 100},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "kimi_linear": {
@@ -140,7 +169,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 # Models of texts and images, whose text model is that of a family.
-WRAPPERS = ("mistral3", "llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "aya_vision")
+WRAPPERS = tuple(
+    family
+    for family in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+)
 
 FAMILIES = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *WRAPPERS, *VARIANTS)
 

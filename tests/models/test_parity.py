@@ -2,14 +2,18 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
+from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import Acceleration
 from tests.engine.harness import paged_runner
-from tests.models.chunks import check_rows
+from tests.models.chunks import check_rows, give_pages
 from tests.models.families import CUT, FAMILIES, tiny_model
 from tests.models.peft_adapters import write_adapter
 from tests.ranks import run_ranks
@@ -20,6 +24,27 @@ def test_ragged_chunks_match_plain_forwards(family: str) -> None:
     plain = tiny_model(family)
     # Compiled passes: test_compiled.py.
     check_rows(plain, paged_runner(plain, Acceleration()))
+
+
+class WithoutIndex(LlamaForCausalLM):
+    """Ignores which logits are wanted, as some models of texts and sounds do."""
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **kwargs: Any) -> Any:
+        return super().forward(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+
+
+def test_a_model_that_gives_all_logits_is_asked_for_the_wanted_ones() -> None:
+    plain = tiny_model("llama")
+    model = WithoutIndex(plain.config)
+    model.load_state_dict(plain.state_dict())
+    rows = np.arange(2, 42)[None]
+    runner = paged_runner(model, Acceleration())
+    give_pages(runner, rows, page_size=4)
+    asked = np.array([7, 19])
+    logits = runner.forward(FlatBatch(rows[0, :20], np.zeros(20, np.int64), np.arange(20)), asked)
+    with torch.inference_mode():
+        expected = plain(torch.from_numpy(rows)).logits[0, asked]
+    torch.testing.assert_close(logits, expected, atol=5e-5, rtol=5e-5)
 
 
 @pytest.mark.ranks

@@ -41,6 +41,8 @@ FINGERPRINT_BYTES = 2**20
 # What does not fit a family is found when it is cut (specdist.models.loading.cutting). Not so for these: with
 # the first DeepSpeed fails with an assertion, and X-MOD looks at values.
 UNSHARDABLE_FAMILIES = ("gpt_neo", "xmod")
+# In generate() they take no positions.
+SHIFTED_FAMILIES = ("kosmos-2", "kosmos-2.5")
 # What configurations call the number of experts.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Of a model without a longest sequence of its own.
@@ -264,6 +266,14 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
             f"{what} is of the family {family}, whose model ({model_class.__name__}) takes no positions of "
             f"its tokens, and specdist runs tokens of many sequences in one pass: {other}"
         )
+    whole = checkpoint.config.model_type
+    if whole in SHIFTED_FAMILIES:
+        raise UserError(
+            f"{what} is of the family {whole}, which counts the positions of its tokens by itself, and "
+            f"specdist runs tokens of many sequences in one pass: {other}"
+        )
+    if getattr(checkpoint.config, "is_encoder_decoder", False):
+        raise UserError(f"{what} is of the family {whole}, which has an encoder beside its decoder: {other}")
     if tp_size == 1:
         return
     if family in UNSHARDABLE_FAMILIES:

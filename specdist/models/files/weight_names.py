@@ -64,6 +64,12 @@ class WeightNames:
         tied = {name: other for name, other in self._tied.items() if other not in stored}
         return {stored: {name, tied.get(name, name)} & set(self.known) for stored, name in direct.items()}
 
+    def lists(self, stored_names: Iterable[str], stack: str) -> set[str]:
+        """What the files call the list of layers, whose parameters' names begin with ``stack``."""
+        takers = self.takers(stored_names).items()
+        of_layers = [name for name, taken in takers if any(each.startswith(stack) for each in taken)]
+        return {match[1] for match in map(re.compile(r"(\w+)\.\d+\.").search, of_layers) if match}
+
     def converter(self, pattern: str) -> WeightConverter:
         """The last that has the pattern, as in transformers."""
         return next(each for each in reversed(self._converters) if pattern in each.source_patterns)

@@ -165,13 +165,13 @@ class StoredSample:
 
 
 def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) -> StoredSample:
-    """The stored tensors of the sample's layers, numbered anew, and all tensors outside of layers; of tensors
-    over the vocabulary only the sample's rows."""
+    """The tensors of the sample's layers, numbered anew, and all others; over the vocabulary its rows."""
     owner, leaf, _ = find_layers(model)
     (owner_name,) = {name for name, module in model.named_modules() if module is owner}
     stack = f"{owner_name}.{leaf}.".lstrip(".")
-    in_layer = re.compile(rf"(^|\.){re.escape(leaf)}\.(\d+)\.")
     names = WeightNames(model)
+    lists = "|".join({leaf, *names.lists(stored_shapes(checkpoint.weight_files), stack)})
+    in_layer = re.compile(rf"(^|\.)(?:{lists})\.(\d+)\.")
     quantization = quantization_of(checkpoint)
     whole_model = build_without_weights(checkpoint, torch.float32)
     parts = None if quantization is None else QuantizedParts(whole_model, quantization)

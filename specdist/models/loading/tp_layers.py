@@ -147,6 +147,8 @@ class ColumnLinear(LinearLayer):
         self.ranges = own_ranges(cut, linear.out_features, dist.get_rank(group), dist.get_world_size(group))
         super().__init__(linear, group)
         self.is_transposed = linear is not whole
+        if not self.is_transposed:  # also of a weight that files hold in pieces
+            setattr(self, CUTS, dict.fromkeys(("weight", "bias"), ExpertsCut(0, self.ranges)))
 
     def _freeze_partition_sizes(self, total_size: int) -> None:
         """Those of DeepSpeed have no use here."""

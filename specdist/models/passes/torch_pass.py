@@ -6,6 +6,7 @@ T flat tokens, N tokens whose logits are wanted, V vocabulary, H hidden size.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -75,6 +76,7 @@ class TorchPass:
         self._model = model
         self._device = device
         self._shapes = shapes
+        self._takes_index = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self._linears = OneDnnLinears(model) if device.type == "cpu" else None
         dtype = next(model.parameters()).dtype
         self._fused = FusedLayers(model, device, dtype) if is_fused else None
@@ -175,6 +177,13 @@ class TorchPass:
                 stack.enter_context(self._linears.active())
             if self._fused is not None:
                 stack.enter_context(self._fused.active())
+            kept: dict[str, Tensor] = {}
+            if self._takes_index:
+                kept["logits_to_keep"] = logits_index_N
+            else:  # some models of texts and sounds; what others do not know they ignore
+                head = self._model.get_output_embeddings()
+                hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, logits_index_N],))
+                stack.callback(hook.remove)
             caught = stack.enter_context(LastHiddenStates(self._model)) if with_hidden else None
             shapes = self._shapes
             stack.enter_context(attending(attention, shapes.rules, keeps_latents=shapes.keeps_latents))
@@ -182,6 +191,6 @@ class TorchPass:
                 input_ids=token_ids_T[None],
                 position_ids=positions_T[None],
                 use_cache=False,
-                logits_to_keep=logits_index_N,
+                **kept,
             )
         return PassOutputs(output.logits[0], None if caught is None else caught.hidden_NH)
