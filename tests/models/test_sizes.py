@@ -54,6 +54,8 @@ def test_states_and_keys_are_those_that_a_runner_holds(family: str) -> None:
     assert size.cache_bytes_per_token(1) * PAGE_SIZE == runner.bytes_per_page(PAGE_SIZE)
     num_ranks = 1 if family in WHOLE_STATES else 2
     assert num_ranks * size.states.state_bytes(2) == size.states.state_bytes(1)
+    if family in ("qwen3_5_text", "kimi_linear"):  # two heads of keys, and four
+        assert size.tp_sizes(8)[-1] == (2 if family == "qwen3_5_text" else 4)
 
 
 @pytest.mark.ranks

@@ -234,7 +234,8 @@ class ModelSize:
         """Numbers of ranks up to ``most`` that can shard it; several may share a key/value head."""
         kv_heads = {layer.num_heads for layer in self.layers if layer.num_heads and not layer.is_latent}
         most = most if self.is_shardable else min(most, 1)
-        sizes = [size for size in range(1, most + 1) if self.num_query_heads % size == 0]
+        counts = {self.num_query_heads, *self.states.num_pieces}
+        sizes = [size for size in range(1, most + 1) if not any(count % size for count in counts)]
         return [size for size in sizes if all(max(size, n) % min(size, n) == 0 for n in kv_heads)]
 
 

@@ -20,10 +20,12 @@ STATE_COPIES, ROW_COPIES = 3, 20
 
 @dataclass(frozen=True)
 class StateSizes:
-    """Of a model's recurrent layers, with those that tensor parallelism cuts apart from the others."""
+    """Of a model's recurrent layers, with those that tensor parallelism cuts apart from the others;
+    ``num_pieces``: which the number of ranks must divide."""
 
     cut: tuple[StateShape, ...] = ()
     whole: tuple[StateShape, ...] = ()
+    num_pieces: frozenset[int] = frozenset()
 
     @staticmethod
     def of(model: nn.Module) -> StateSizes:
@@ -31,6 +33,7 @@ class StateSizes:
         return StateSizes(
             tuple(mixer.shape for mixer in mixers if mixer.cuts),
             tuple(mixer.shape for mixer in mixers if not mixer.cuts),
+            frozenset(mixer.num_pieces for mixer in mixers if mixer.cuts),
         )
 
     def slot_bytes(self, tp_size: int, rollback: Rollback, number_bytes: int) -> int:
