@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any, Literal
 
 from specdist.data.leases.heartbeat import now_utc
@@ -21,9 +22,8 @@ from specdist.policies.choice import PolicyChoice
 from specdist.utils.table import Table
 from tests.lab.emulation.config import MODE_OPTIONS, EmulationConfig
 from tests.lab.emulation.virtual import tokens_per_s
-from tests.ranks import REPOSITORY
 
-RESULTS = REPOSITORY / "jobs/benchmarks/placements-70b-h100.json"
+RESULTS = Path(__file__).parents[3] / "jobs/benchmarks/placements-70b-h100.json"
 BATCH_SIZES = (1, 8, 32, 64, 128, 256, 512)
 # Rounds of a run: at batch 1 one more prompt is a larger part of the time.
 ROUNDS, MANY_ROUNDS = {1: 300, 8: 160}, 100
