@@ -118,8 +118,8 @@ for folder in sys.argv[1:]:
         found = distance(shared_logits(folder, dtype), wholes[0])
         print(f"{folder} {dtype}: {found:.3g} of {allowed:.3g} allowed")  # noqa: T201 (shown if a rank fails)
         assert found <= allowed, (folder, dtype, found, allowed)
-        # Of latent attention a few numbers of each head are rotated: little is wrong then.
-        if dtype == torch.bfloat16 and not folder.endswith("youtu"):
+        # Of latent attention a few numbers of each head are rotated: little is wrong then. GPT-2 has none.
+        if dtype == torch.bfloat16 and not folder.endswith(("youtu", "gpt2")):
             computed.ComputedTensors.restore = into_converted_buffers  # type: ignore[method-assign]
             found = distance(shared_logits(folder, dtype), wholes[0])
             computed.ComputedTensors.restore = sound  # type: ignore[method-assign]

@@ -45,8 +45,9 @@ def test_a_tower_s_weights_are_neither_read_nor_kept(saved: tuple[Path, str]) ->
     streamed = loading.streamed
 
     def noted(files: Sequence[Sequence[Any]], **options: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        read.extend(tensor.name for file in files for tensor in file)
-        return streamed(files, **options)
+        for name, tensor in streamed(files, **options):
+            read.append(name)
+            yield name, tensor
 
     checkpoint = opened(folder)
     check_weights(checkpoint, 1)
