@@ -143,11 +143,11 @@ def pair_of(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_windows_that_are_passed_by_far_change_no_token(family: str) -> None:
-    """600 tokens; without a draft, and with blocks of up to eight candidates, some of which are rejected."""
+    """300 tokens; without a draft, and with blocks of up to eight candidates, some of which are rejected."""
     target, draft = pair_of(family)
     [request] = requests_for(prompts_of_lengths(33))
     common: dict[str, Any] = {
-        "settings": GREEDY, "max_new_tokens": 600, "max_num_seqs": 1, "max_seq_len": 640, "num_pages": 160,
+        "settings": GREEDY, "max_new_tokens": 300, "max_num_seqs": 1, "max_seq_len": 640, "num_pages": 160,
         "max_num_batched_tokens": 24,
     }  # fmt: skip
     expected, *windowed = (
@@ -155,7 +155,7 @@ def test_windows_that_are_passed_by_far_change_no_token(family: str) -> None:
         for drafts, own in ((8, False), (8, True), (0, True))[: 3 if family == "mistral" else 2]
     )
     [wanted] = expected.generate([request])
-    assert len(wanted.token_ids) == 600
+    assert len(wanted.token_ids) == 300
     for replica in windowed:
         [found] = replica.generate([request])
         assert found.token_ids == wanted.token_ids

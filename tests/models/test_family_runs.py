@@ -16,7 +16,7 @@ from tests.models.family_table import outcome_words
 
 # A mixture stored by expert, joined projections, norms over all heads, one key/value head, images.
 ALWAYS = ("mixtral", "phi3 (longrope)", "olmo2", "gpt_bigcode", "mistral3")
-NUM_IN_TURN = 8
+NUM_IN_TURN = 4
 RUN = json.loads(STORED.read_text(encoding="utf-8"))
 
 
