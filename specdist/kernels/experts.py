@@ -112,7 +112,7 @@ def token_blocks(ends_E: Tensor, num_tokens: int, dtype: torch.dtype) -> tuple[T
     last_E = torch.cumsum((ends_E - begins_E + (size - 1)) // size, 0)
     blocks_M = torch.arange(num_blocks, device=ends_E.device)
     experts_M = torch.searchsorted(last_E, blocks_M, right=True)
-    # Blocks that no expert needs begin behind the tokens of the last.
+    # Blocks that no expert needs begin after the tokens of the last.
     own_M = experts_M.clamp(max=num_experts - 1)
     before_M = torch.nn.functional.pad(last_E[:-1], (1, 0))[own_M]
     first_M = begins_E[own_M] + (blocks_M - before_M) * size

@@ -1,7 +1,7 @@
 """Recurrent layers on short blocks of tokens: Mamba 1 and 2, and the gated delta rule, one kernel each.
 
 A program has a part of one state in registers: it reads it once from its slot, takes the block's tokens one
-after the other, and writes back the state behind the token where it is kept, which is before the last ones
+after the other, and writes back the state after the token where it is kept, which is before the last ones
 where these may still be rolled back. So a pass moves a state twice, whatever the number of its tokens; plain
 operations copy states out of their slots and back, and every product of a chunk moves them. Sums are those of
 one token after the other: a sequence's numbers depend neither on its neighbours nor on how its tokens are cut

@@ -58,7 +58,7 @@ from tests.ranks import REPOSITORY, join, leave
 STORED = REPOSITORY / "tests/models/families.json"
 # So many that rows come to all lengths, even if everything is accepted.
 NUM_NEW = 24
-# Before the windows, across the borders, behind both.
+# Before the windows, across the borders, past both.
 PROMPT_LENGTHS = (3, BORDER - 8, BORDER + 12)
 # Of logits of order 10 in float32; a token that wins by less may lose in another order of summation.
 TIE = 2e-4
@@ -97,7 +97,7 @@ def prompts() -> list[list[int]]:
 
 @torch.no_grad()
 def reference(folder: Path) -> list[dict[str, Any]]:
-    """Of every prompt the tokens of ``generate`` for it alone, and the logits behind them."""
+    """Of every prompt the tokens of ``generate`` for it alone, and the logits after them."""
     architecture = getattr(transformers, AutoConfig.from_pretrained(folder).architectures[0])
     model = architecture.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     found = []

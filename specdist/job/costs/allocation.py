@@ -23,12 +23,11 @@ from specdist.job.replica.model_plan import ModelPlan
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.eagle.eagle import NUM_STATES
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.files.sizes import ModelSize, model_size
+from specdist.models.files.sizes import ModelSize, size_of
 from specdist.models.loading.memory import DeviceMemory, available_memory_bytes, device_memory
 from specdist.models.loading.reserve import PassLimits, Reserve, Sampling, gib, reserve
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN
-from specdist.models.quantized.quantized import quantization_of
 
 # In the place of a number of pages.
 NO_ROOM = -1
@@ -328,13 +327,7 @@ def refusal(config: GenerateConfig, limits: BatchLimits, room: CacheRoom) -> str
 
 def _size(checkpoint: Checkpoint, runner: ModelRunner) -> ModelSize:
     """With the windows that the runner found."""
-    size = model_size(
-        checkpoint.name,
-        checkpoint.config,
-        runner.dtype.itemsize,
-        trusts_code=checkpoint.trusts_code,
-        quantization=quantization_of(checkpoint),
-    )
+    size = size_of(checkpoint, runner.dtype.itemsize)
     layers = enumerate(size.layers)
     own = tuple(dataclasses.replace(layer, window=runner.windows.get(index)) for index, layer in layers)
     return dataclasses.replace(size, layers=own)

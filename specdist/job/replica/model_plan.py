@@ -27,9 +27,8 @@ from specdist.models.files.adapter_folder import open_adapter
 from specdist.models.files.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, check_family, open_checkpoint
 from specdist.models.files.fitting import check_weights
 from specdist.models.files.generation import default_options
-from specdist.models.files.sizes import model_size
+from specdist.models.files.sizes import size_of
 from specdist.models.heads.drafts import DraftHead, open_draft_head
-from specdist.models.quantized.quantized import quantization_of
 from specdist.policies.registry import AUTO
 from specdist.utils.errors import UserError
 
@@ -114,14 +113,7 @@ def gives_whole_experts(config: GenerateConfig, target: Checkpoint) -> bool:
         return False
     if not target.has_experts and config.expert_parallel == AUTO:
         return False
-    number = target.torch_dtype(config.dtype).itemsize
-    size = model_size(
-        target.name,
-        target.config,
-        number,
-        trusts_code=target.trusts_code,
-        quantization=quantization_of(target),
-    )
+    size = size_of(target, target.torch_dtype(config.dtype).itemsize)
     if config.expert_parallel == AUTO:
         num_tokens = (config.max_num_seqs or HOST_SEQS) * config.block_tokens
         shared = size.with_experts_for(config.tp_size, num_tokens)

@@ -41,8 +41,7 @@ from specdist.lab.plan.report import (
 from specdist.lab.plan.shapes import NAMED, named_config
 from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.files.checkpoint import Checkpoint, check_family
-from specdist.models.files.sizes import ModelSize, model_size
-from specdist.models.quantized.quantized import quantization_of
+from specdist.models.files.sizes import ModelSize, size_of
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 from specdist.utils.host import available_memory_bytes
@@ -241,14 +240,7 @@ def open_model(
     )
     check_family(model, 1)
     torch_dtype = model.torch_dtype(dtype)
-    size = model_size(
-        name,
-        config,
-        torch_dtype.itemsize,
-        trusts_code=trust_remote_code,
-        quantization=quantization_of(model),
-    )
-    return size, str(torch_dtype).removeprefix("torch.")
+    return size_of(model, torch_dtype.itemsize), str(torch_dtype).removeprefix("torch.")
 
 
 def acceptance_of(path: Path) -> float:

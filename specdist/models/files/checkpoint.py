@@ -56,7 +56,7 @@ TOKENWISE_LAYER_TYPES = {"mlp", "moe"}
 LAYER_TYPES = {"full_attention", "sliding_attention", *STATE_LAYER_TYPES, *TOKENWISE_LAYER_TYPES}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # each is itself
 class Checkpoint:
     """A model's files on this machine. ``option`` (``--target`` or ``--draft``) is for messages;
     ``trusts_code``: custom code in the folder may be run; ``quantization``: what its layers become while it

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import sys
 from collections import Counter
 from collections.abc import Collection
@@ -25,9 +26,9 @@ from specdist.models.attention.latent import can_absorb
 from specdist.models.cache.layer_sizes import LayerCache, layers_of
 from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
 from specdist.models.expert_sizes import Experts
-from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, auto_class, without_towers
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, Checkpoint, auto_class, without_towers
 from specdist.models.loading.tp_plan import SUMMED, WHOLE, planned_cuts
-from specdist.models.quantized.quantized import Quantization, linear_layers
+from specdist.models.quantized.quantized import Quantization, linear_layers, quantization_of
 from specdist.models.quantized.quantized_weights import ProductKind
 from specdist.models.recurrent.cuts import NORM, ROWWISE
 from specdist.models.recurrent.rollback import Rollback
@@ -237,6 +238,18 @@ class ModelSize:
         counts = {self.num_query_heads, *self.states.num_pieces}
         sizes = [size for size in range(1, most + 1) if not any(count % size for count in counts)]
         return [size for size in sizes if all(max(size, n) % min(size, n) == 0 for n in kv_heads)]
+
+
+@functools.lru_cache(maxsize=8)
+def size_of(checkpoint: Checkpoint, bytes_per_number: int) -> ModelSize:
+    """Of the model that a checkpoint becomes; counted once."""
+    return model_size(
+        checkpoint.name,
+        checkpoint.config,
+        bytes_per_number,
+        trusts_code=checkpoint.trusts_code,
+        quantization=quantization_of(checkpoint),
+    )
 
 
 def model_size(

@@ -88,7 +88,7 @@ def _narrow(
     if form.is_halved and joined[1] % 2:
         raise ValueError(f"a rank has {joined[1]} columns, and two share a byte")
     if form.columns is not None and form.columns & (form.columns - 1):
-        raise ValueError(f"groups of {form.columns} columns, which is no power of two")
+        raise ValueError(f"groups of {form.columns} columns, which is not a power of two")
     return NarrowExperts(form.within(*joined), parameter.shape, cut, is_transposed=module.is_transposed)
 
 

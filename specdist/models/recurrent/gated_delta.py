@@ -9,8 +9,6 @@ keys and V of values, D decays of a head, R numbers of a row, E hidden size.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,31 +17,21 @@ from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import COLWISE, EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule, normalized
 from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
+from specdist.models.recurrent.modules import OfModule, has_parts
 from specdist.models.recurrent.states import Places, SlotStates, StateShape
 
 OF_ALL = ("conv1d", "layer_idx", "activation", "conv_kernel_size")
 OF_HEADS = ("A_log", "dt_bias", "head_k_dim", "head_v_dim")
 
 
-def has_parts(module: nn.Module, names: tuple[str, ...]) -> bool:
-    return all(getattr(module, name, None) is not None for name in names)
-
-
-class GatedDelta:
-    """A :class:`specdist.models.recurrent.mixers.Mixer`; subclasses say where the parts of a row are."""
+class GatedDelta(OfModule):
+    """Subclasses say where the parts of a row are."""
 
     norm, projection = "norm", "out_proj"
     doubles_rates = False
     # Parts that are cut by heads of their outputs, besides what all have.
     by_heads: tuple[str, ...] = ()
     of_decays = ("A_log", "dt_bias")
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-
-    @property
-    def layer(self) -> int:
-        return int(self.module.layer_idx)
 
     @property
     def _widths(self) -> tuple[int, int]:

@@ -9,17 +9,15 @@ S sequences, L tokens of each, P channels, N numbers of a channel's state, T fla
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import COLWISE, EQUAL, GRAIN, PACKED, ROWWISE, PlannedCut
-from specdist.models.recurrent.gated_delta import has_parts
 from specdist.models.recurrent.kernels import kernels_on
 from specdist.models.recurrent.mamba2 import Mamba2Tokens
+from specdist.models.recurrent.modules import OfModule, has_parts
 from specdist.models.recurrent.states import Places, SlotStates, StateShape
 
 PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "D", "out_proj", "time_step_rank", "ssm_state_size")
@@ -42,21 +40,14 @@ def run(
     return torch.stack(outputs, dim=1), kept_S1PN
 
 
-class Mamba1:
+class Mamba1(OfModule):
     """The mixer of Mamba, Falcon-Mamba and Jamba. A row has what goes into the convolution; B, C and the time
     steps are projected from what comes out."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
 
     @staticmethod
     def of(module: nn.Module) -> Mamba1 | None:
         """If it has the parts."""
         return Mamba1(module) if has_parts(module, PARTS) else None
-
-    @property
-    def layer(self) -> int:
-        return int(self.module.layer_idx)
 
     @property
     def shape(self) -> StateShape:

@@ -13,7 +13,7 @@ T flat tokens, E hidden size, I inner size (H × P), C channels of the convoluti
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import EQUAL, GRAIN, PACKED, ROWWISE, PlannedCut
-from specdist.models.recurrent.gated_delta import has_parts
 from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
+from specdist.models.recurrent.modules import OfModule, has_parts
 from specdist.models.recurrent.states import Places, SlotStates, StateShape
 
 # Of a prompt: more tokens are more work for each, and fewer products.
@@ -91,21 +91,14 @@ def _outputs(state_SHPN: Tensor, tokens: Mamba2Tokens, rates_H: Tensor) -> Tenso
     return (weights @ x_SGRLP + decayed).flatten(1, 2).transpose(1, 2)
 
 
-class Mamba2:
+class Mamba2(OfModule):
     """The mixer of Mamba 2, Nemotron-H, Granite 4, Falcon-H1, Bamba and Zamba 2. A row has what goes into the
     convolution, x, B and C, and the time steps."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
 
     @staticmethod
     def of(module: nn.Module) -> Mamba2 | None:
         """If it has the parts."""
         return Mamba2(module) if has_parts(module, PARTS) else None
-
-    @property
-    def layer(self) -> int:
-        return int(self.module.layer_idx)
 
     @property
     def _inner(self) -> int:

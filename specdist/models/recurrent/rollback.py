@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 class Rollback(NamedTuple):
     """At most ``num_tokens`` are ever rolled back. ``follows_committed``: none is that a pass has followed,
-    so that each pass leaves the state behind what it follows."""
+    so that each pass leaves the state after what it follows."""
 
     num_tokens: int
     follows_committed: bool = False

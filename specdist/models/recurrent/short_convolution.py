@@ -6,25 +6,16 @@ hidden size.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import EQUAL, PACKED, ROWWISE, PlannedCut
-from specdist.models.recurrent.gated_delta import has_parts
+from specdist.models.recurrent.modules import OfModule, has_parts
 from specdist.models.recurrent.states import Places, SlotStates, StateShape
 
 
-class ShortConvolution:
-    """A :class:`specdist.models.recurrent.mixers.Mixer`."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-
-    @property
-    def layer(self) -> int:
-        return int(self.module.layer_idx)
+class ShortConvolution(OfModule):
+    """LFM2's mixer."""
 
     @property
     def shape(self) -> StateShape:

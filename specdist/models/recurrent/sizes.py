@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import nn
@@ -46,10 +45,7 @@ class StateSizes:
 
     def state_bytes(self, tp_size: int) -> int:
         """Of the states alone: a pass reads and writes those of its sequences."""
-        cut, whole = (
-            sum(math.prod(shape.state) for shape in shapes if shape.state)
-            for shapes in (self.cut, self.whole)
-        )
+        cut, whole = (sum(shape.num_numbers for shape in shapes) for shapes in (self.cut, self.whole))
         return (cut // tp_size + whole) * STATE_DTYPE.itemsize
 
     def flops(self, tp_size: int) -> float:
@@ -59,16 +55,11 @@ class StateSizes:
     def pass_bytes(self, tp_size: int, num_seqs: int, num_tokens: int, number_bytes: int) -> int:
         """The most that a layer holds at a time in a pass, beside the slots."""
         shapes = (*self.cut, *self.whole)
-        state = max(map(_numbers, shapes), default=0)
+        state = max((shape.num_numbers for shape in shapes), default=0)
         row = max((shape.row_width for shape in shapes), default=0)
         of_states = num_seqs * STATE_COPIES * state * STATE_DTYPE.itemsize
         of_rows = num_tokens * row * (2 * number_bytes + ROW_COPIES * STATE_DTYPE.itemsize)
         return (of_states + of_rows) // (1 if self.whole else tp_size)
-
-
-def _numbers(shape: StateShape) -> int:
-    """Of a layer's state."""
-    return math.prod(shape.state) if shape.state else 0
 
 
 NO_STATES = StateSizes()

@@ -3,7 +3,7 @@
 A state is a sum over all tokens so far, and no token can be taken out of it again. So a slot keeps the state
 after all tokens but the last few, which may still be rolled back, and of these what the layer needs to run
 them: their *rows*, a few kilobytes each, where a copy of the state would take megabytes. A pass runs the rows
-that are still valid once more, then its own tokens, and leaves the state behind those that no later pass can
+that are still valid once more, then its own tokens, and leaves the state after those that no later pass can
 take back (:class:`specdist.models.recurrent.rollback.Rollback`).
 
 Positions alone decide. A pass whose tokens begin at a position keeps the rows before it and drops those after
@@ -15,6 +15,7 @@ T flat tokens, S segments, L places of a segment, R numbers of a row, B branches
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,11 +39,15 @@ class StateShape(NamedTuple):
     num_before: int
     state: tuple[int, ...] = ()
 
+    @property
+    def num_numbers(self) -> int:
+        """Of the state."""
+        return math.prod(self.state) if self.state else 0
+
     def num_bytes(self, rollback: Rollback, number_bytes: int) -> int:
         """Of a slot."""
         rows = (rollback.num_tokens + self.num_before) * self.row_width * number_bytes
-        numbers = int(np.prod(self.state)) if self.state else 0
-        return rows + numbers * STATE_DTYPE.itemsize
+        return rows + self.num_numbers * STATE_DTYPE.itemsize
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class Slots:
         yield from self.mixer.output(mixed_TO, rest).split([len(hidden) for _, _, hidden in parts])
 
     def state_of(self, slot: int, num_tokens: int) -> Tensor:
-        """After so many tokens: one more pass leaves it behind them."""
+        """After so many tokens: one more pass leaves it after them."""
         list(self.run([(slot, num_tokens, torch.zeros(self.num_rollback, WIDTH))]))
         [held] = self.states.states.values()
         return held[slot].clone()
