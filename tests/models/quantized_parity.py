@@ -1,4 +1,5 @@
-"""A rank of the parity test of quantised models: sharded over two ranks they are what they are whole.
+"""A rank of the parity test of quantised models: sharded over two ranks they are what they are whole, but for
+scales of inputs, of which every rank has those of its own columns.
 
 Its arguments are a file for the differences, one of each model, and the models: folders, some of them
 ``FOLDER=KIND`` with the kind of ``--target_quantization``.
@@ -7,11 +8,14 @@ Its arguments are a file for the differences, one of each model, and the models:
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 
 from specdist.models.files.checkpoint import check_family, open_checkpoint
 from specdist.models.files.fitting import check_weights
@@ -34,6 +38,22 @@ def counting(module: torch.nn.Module, **options: Any) -> torch.nn.Module:
     tensors = [*module.parameters(), *module.buffers()]
     allocated.append(sum(tensor.nbytes for tensor in tensors))
     return to_empty(module, **options)
+
+
+def by_ranks(layer: QuantizedLinear, inputs: Tensor) -> Tensor:
+    """A layer whose inputs are rounded with a scale for each half of a token's columns."""
+    sums: Any = 0
+    for part, weight in zip(
+        inputs.chunk(2, dim=-1), layer.weight.dequantized(torch.float32).chunk(2, dim=1), strict=True
+    ):
+        if layer.form.numbers == "int8":
+            scale = part.abs().amax(-1, keepdim=True) / 127.5
+            numbers = (part / scale).round().clamp(-128, 127)
+        else:
+            scale = part.abs().amax(-1, keepdim=True) / 448
+            numbers = (part / scale).to(torch.float8_e4m3fn)
+        sums += (F.linear(numbers.double(), weight.double()) * scale).float()
+    return sums if layer.bias is None else sums + layer.bias
 
 
 torch.nn.Module.to_empty = counting  # type: ignore[method-assign]
@@ -72,6 +92,14 @@ for argument in sys.argv[2:]:
             own_rows = torch.tensor([index for each in layer.cut.ranges for index in each], dtype=torch.int64)
             wanted = wanted.index_select(layer.cut.dim, own_rows)
             assert torch.equal(layer.weight.dequantized(torch.float32), wanted), (argument, name)
+    scaled = [
+        name
+        for name, layer in shard.named_modules()
+        if isinstance(layer, QuantizedLinear) and layer.sums_over_ranks and layer.form.activations == "token"
+    ]
+    for name in scaled:
+        layer = whole.get_submodule(name)
+        layer.forward = partial(by_ranks, layer)
     expected = logits_of(whole, TOKENS)[:, own.start : own.stop]
     difference = relative_difference(logits_of(shard, TOKENS), expected)
     assert difference < 1, (argument, difference)  # not NaN either, which a maximum may lose

@@ -12,6 +12,7 @@ PEER_MEMORY = (
     "tests/models/test_all_reduce.py::test_ranks_sum_through_peers_memory_only_if_it_is_right_on_all_of_them"
 )
 
+ROUNDING = "tests/models/test_input_rounding.py::"
 FAMILIES = "tests/models/test_family_runs.py::test_families_in_turn_do_what_the_table_says"
 WRAPPERS = "tests/models/test_wrappers.py::"
 LEDGER = "tests/engine/test_stats_recorder.py"
@@ -112,12 +113,16 @@ MODEL_FAULTS = (
         "if not is_it:",
         ("tests/models/test_input_rounding.py",)),
     Mutant("a-stored-scale-serves-other-layers", "QuantizedLinear._reading",
-        'or self.form.activations == "static" or',
-        "or",
+        'or self.form.activations == "static"',
+        "",
         ("tests/models/test_input_rounding.py",)),
-    Mutant("a-scale-per-token-of-each-rank-alone", "QuantizedLinear.input_scales",
-        "            dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)\n",
-        "            pass\n",
+    Mutant("inputs-with-the-scale-of-the-largest-token", "values_of",
+        "values = values * scales\n",
+        "values = values * scales.amax(0)\n",
+        (ROUNDING + "test_ranks_with_scales_of_their_own_round_no_more_than_a_whole_layer",)),
+    Mutant("loading-check-with-scales-of-whole-tokens", "rounded_values",
+        "x_TK.split(sizes or x_TK.shape[1], dim=1)",
+        "x_TK.split(x_TK.shape[1], dim=1)",
         (SHARDED_QUANTIZED,)),
     Mutant("every-rank-reads-all-weights", "_Node.of",
         "return _Node(ranks, ranks.index(own)) if can_share else _Node((own,), 0)",

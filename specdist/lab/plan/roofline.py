@@ -25,7 +25,6 @@ from specdist.lab.plan.calibration import Filters
 from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.simulate import ReplicaCosts
 from specdist.models.files.sizes import ALL_REDUCES_PER_LAYER, ModelSize
-from specdist.models.quantized.quantized_weights import SCALE_BYTES
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 
@@ -259,10 +258,6 @@ class Placement:
         )
         message_bytes = num_tokens * model.hidden_size * model.bytes_per_number
         sums_s = ALL_REDUCES_PER_LAYER * len(model.layers) * gpu.all_reduce_s(message_bytes, tp_size)
-        if self.rounds_apart and model.product in ROUNDING_KERNELS:
-            # The largest input of a token over all ranks, before each of these sums.
-            scales_s = gpu.all_reduce_s(num_tokens * SCALE_BYTES, tp_size)
-            sums_s += ALL_REDUCES_PER_LAYER * len(model.layers) * scales_s
         sampling_s = self.sampling_s(num_tokens if num_logits is None else num_logits, num_rows)
         products_s = matrices_s + experts_s + attention_s
         return products_s + sums_s + self.overhead_s(num_tokens) + sampling_s

@@ -134,7 +134,7 @@ def check_loading(
         )
     except Exception as error:  # a family that cannot be cut to a few layers may still be loaded correctly
         return LoadingCheck(reason=_reason(error))
-    rounds = any(form.activations is not None for form, _ in stored.rounded.values())
+    rounds = any(form.activations is not None for form, *_ in stored.rounded.values())
     least = LEAST_ROUNDED_TOLERANCE if rounds else LEAST_TOLERANCE
     exact, rounded = (
         {name: _repeated(name, wanted, whole) for name, wanted in computed.items()}

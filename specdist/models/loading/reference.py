@@ -32,7 +32,7 @@ from specdist.models.expert_sample import ExpertSample
 from specdist.models.files.checkpoint import Checkpoint, without_towers
 from specdist.models.files.weight_files import StoredTensors, open_weights, stored_shapes
 from specdist.models.files.weight_names import WeightNames
-from specdist.models.quantized.input_rounding import input_scales, rounded_values
+from specdist.models.quantized.input_rounding import rounded_values
 from specdist.models.quantized.quantized import plain_config, quantization_of
 from specdist.models.quantized.quantized_experts import QuantizedExperts
 from specdist.models.quantized.quantized_linear import QuantizedLinear
@@ -156,11 +156,11 @@ def _spread(num_tokens: int, end: int) -> tuple[int, ...]:
 @dataclass(frozen=True, kw_only=True)
 class StoredSample:
     """The tensors of a sample, with quantised weights as the numbers that they mean, and by the name of a
-    layer how its inputs are rounded: its format and a stored scale; and by module the numbers that were
-    computed for a model of all layers."""
+    layer how its inputs are rounded: its format, a stored scale, and the columns of each rank if they are
+    cut; and by module the numbers that were computed for a model of all layers."""
 
     tensors: Mapping[str, Tensor]
-    rounded: Mapping[str, tuple[LayerFormat, Tensor | None]]
+    rounded: Mapping[str, tuple[LayerFormat, Tensor | None, tuple[int, ...]]]
     numbers: Mapping[str, Mapping[str, float | int]]
 
 
@@ -239,8 +239,9 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
         assert new_name is not None
         found[new_name] = parts.weight(layer, of_layer).dequantized(torch.float32)
         # The loaded model has some in plain numbers.
-        if isinstance(model.get_submodule(layer), QuantizedLinear):
-            rounded[new_name.removesuffix(".weight")] = (parts.formats[layer], of_layer.get("input_scale"))
+        if isinstance(loaded := model.get_submodule(layer), QuantizedLinear):
+            static, sizes = of_layer.get("input_scale"), loaded.cut.sizes if loaded.cut else ()
+            rounded[new_name.removesuffix(".weight")] = (parts.formats[layer], static, sizes)
 
     def is_kept(module: str, key: str, value: object) -> bool:
         if sample.experts is not None and sample.experts.number(key, value) is not value:
@@ -300,10 +301,10 @@ def run_reference(
     for name in made & stored.numbers.keys():  # towers have fewer layers
         # Some scale by the number of layers, or by that of the layer.
         vars(model.get_submodule(name)).update(stored.numbers[name])
-    for name, (form, static) in stored.rounded.items():
+    for name, (form, static, sizes) in stored.rounded.items():
         if form.activations is not None:
             scale = None if static is None else static.to(device, torch.float32)
-            model.get_submodule(name).register_forward_pre_hook(partial(_round_inputs, form, scale))
+            model.get_submodule(name).register_forward_pre_hook(partial(_round_inputs, form, scale, sizes))
     for each in model.modules():  # one of texts and images may not hand it on
         if isinstance(each, PreTrainedModel) and each._can_set_attn_implementation():
             each.set_attn_implementation(ATTENTION_NAME)
@@ -368,12 +369,10 @@ AttentionMaskInterface.register(ATTENTION_NAME, eager_mask)
 
 
 def _round_inputs(
-    form: LayerFormat, static: Tensor | None, _: nn.Module, inputs: tuple[Tensor]
+    form: LayerFormat, static: Tensor | None, sizes: tuple[int, ...], _: nn.Module, inputs: tuple[Tensor]
 ) -> tuple[Tensor]:
     x_TK = inputs[0].flatten(0, -2)
-    scales = input_scales(form, x_TK, static)
-    assert scales is not None
-    return (rounded_values(form, x_TK, scales).view_as(inputs[0]),)
+    return (rounded_values(form, x_TK, static, sizes).view_as(inputs[0]),)
 
 
 def find_layers(model: PreTrainedModel) -> tuple[nn.Module, str, nn.ModuleList]:

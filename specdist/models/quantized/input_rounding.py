@@ -51,7 +51,7 @@ class LastInput:
 
 
 def input_scales(form: LayerFormat, x_TK: Tensor, static: Tensor | None = None) -> Tensor | None:
-    """See :meth:`QuantizedLinear.input_scales`; over the inputs of this rank."""
+    """See :meth:`QuantizedLinear.input_scales`."""
     if form.activations is None:
         return None
     if form.activations == "static":
@@ -79,9 +79,18 @@ def rounded_inputs(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
     return rounded(x_TK / scales, form.numbers)
 
 
-def rounded_values(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
-    """The inputs as their rounded numbers mean them, in their own dtype."""
-    return values_of(form, RoundedInput(rounded_inputs(form, x_TK, scales), scales), x_TK.dtype)
+def rounded_values(
+    form: LayerFormat, x_TK: Tensor, static: Tensor | None = None, sizes: tuple[int, ...] = ()
+) -> Tensor:
+    """The inputs as their rounded numbers mean them, in their own dtype; ``sizes``: of the ranks' parts,
+    each with scales of its own."""
+    found = []
+    for part in x_TK.split(sizes or x_TK.shape[1], dim=1):
+        scales = input_scales(form, part, static)
+        assert scales is not None
+        rounded_part = RoundedInput(rounded_inputs(form, part, scales), scales)
+        found.append(values_of(form, rounded_part, x_TK.dtype))
+    return torch.cat(found, dim=1)
 
 
 def values_of(form: LayerFormat, found: RoundedInput, dtype: torch.dtype) -> Tensor:

@@ -4,8 +4,8 @@ Where a layer's inputs are rounded too, the product is that of the narrow number
 ``torch._scaled_mm``). Otherwise only the weights are narrow, and torch's kernels for such products read them.
 What a device has no kernel for, or a kernel that a trial finds wrong, is dequantised, a layer at a time.
 
-A layer that is cut along its inputs ends in a sum over the ranks. A scale per token is that of the whole
-token, so the largest input is found over all ranks first: the numbers are those of a layer that is not cut.
+A layer that is cut along its inputs ends in a sum over the ranks. A scale per token is that of a rank's own
+columns, as in vLLM and TensorRT-LLM: no finer scale costs a sum over the ranks, and none rounds more.
 
 T tokens, N outputs, K inputs, A × B scales.
 """
@@ -54,11 +54,12 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Cut:
     """The part of a layer on one rank: outputs (``dim`` 0), of each of joined projections some, or inputs
-    (1)."""
+    (1). ``sizes``: of inputs those of all ranks."""
 
     dim: int
     ranges: tuple[range, ...]
     group: dist.ProcessGroup | None = None
+    sizes: tuple[int, ...] = ()
 
 
 class QuantizedLinear(nn.Module):
@@ -171,9 +172,8 @@ class QuantizedLinear(nn.Module):
 
     @property
     def _reading(self) -> Hashable:
-        """The same of layers that round an input alike; None of one with a scale of its own, or over all
-        ranks."""
-        if self.owner is None or self.form.activations == "static" or self.sums_over_ranks:
+        """The same of layers that round an input alike; None of one with a scale of its own."""
+        if self.owner is None or self.form.activations == "static":
             return None
         return self.owner, self.form.numbers, self.form.activations, self.form.columns
 
@@ -181,10 +181,7 @@ class QuantizedLinear(nn.Module):
         """Of each token [T, 1], of its groups [T, B], or of all [1, 1]: float32. None if inputs are not
         rounded."""
         scale = self.input_scale
-        found = input_scales(self.form, x_TK, scale if isinstance(scale, Tensor) else None)
-        if found is not None and self.form.activations == "token" and self.sums_over_ranks:
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
-        return found
+        return input_scales(self.form, x_TK, scale if isinstance(scale, Tensor) else None)
 
     def dequantized_product(self, x_TK: Tensor, found: RoundedInput | None) -> Tensor:
         """What every other product must equal, up to rounding."""
@@ -203,8 +200,7 @@ class QuantizedLinear(nn.Module):
         device = self.weight.numbers.device
         generator = torch.Generator().manual_seed(self.in_features)
         x_TK = torch.randn(TRIAL_TOKENS, self.in_features, generator=generator).to(device, dtype)
-        scale = self.input_scale
-        scales = input_scales(self.form, x_TK, scale if isinstance(scale, Tensor) else None)
+        scales = self.input_scales(x_TK)
         x = None if scales is None else RoundedInput(rounded_inputs(self.form, x_TK, scales), scales)
 
         def check(product: Product) -> None:

@@ -191,7 +191,8 @@ def _cut_of(name: str, plain: nn.Module) -> Cut | None:
             "not do for quantised layers: use --tp_size 1"
         )
     sizes: Any = plain._partition_sizes
-    return Cut(1 if type(plain) is LinearAllreduce else 0, (range_of_part(sizes, index),), group)
+    own = (range_of_part(sizes, index),)
+    return Cut(1, own, group, tuple(sizes)) if type(plain) is LinearAllreduce else Cut(0, own, group)
 
 
 def _check_borders(
