@@ -1,5 +1,5 @@
-"""What a quantised model differs from transformers' own loading of it, and on two ranks from the whole one with
-the ranks' scales of inputs.
+"""What a quantised model differs from transformers' own loading of it, and on two ranks from the whole one
+with the ranks' scales of inputs.
 
 python -m tests.models.quantized_formats
 
@@ -44,8 +44,8 @@ NUM_LAYERS = 21
 # Of a plain checkpoint, while it is loaded.
 KINDS = ("float8", "int8")
 TOKENS = torch.arange(40) * 37 % VOCAB_SIZE
-# Sums in another order; where inputs are rounded, some move to the next of 8 bits' numbers. With the scales of
-# whole tokens where ranks have their own, integers differ by 0.04 to 0.12, and FP8 by more.
+# Sums in another order; where inputs are rounded, some move to the next of 8 bits' numbers. With the scales
+# of whole tokens where ranks have their own, integers differ by 0.04 to 0.12, and FP8 by more.
 TOLERANCE, ROUNDED_TOLERANCE = 1e-4, 0.035
 
 

@@ -119,7 +119,7 @@ MODEL_FAULTS = (
     Mutant("inputs-with-the-scale-of-the-largest-token", "values_of",
         "values = values * scales\n",
         "values = values * scales.amax(0)\n",
-        (ROUNDING + "test_ranks_with_scales_of_their_own_round_no_more_than_a_whole_layer",)),
+        (ROUNDING + "test_ranks_with_scales_of_their_own_round_no_more_than_one",)),
     Mutant("loading-check-with-scales-of-whole-tokens", "rounded_values",
         "x_TK.split(sizes or x_TK.shape[1], dim=1)",
         "x_TK.split(x_TK.shape[1], dim=1)",
