@@ -30,8 +30,8 @@ from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.cache.pages import PageTable
 from specdist.models.cache.windowed_pages import WindowedLayers
-from specdist.models.eagle.eagle_runner import EagleRunner
-from specdist.models.eagle.states import StatesRunner
+from specdist.models.drafters.runner import DrafterRunner
+from specdist.models.drafters.states import StatesRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, PausingPolicy
 from specdist.policies.ngrams.block_lengths import NgramSettings
@@ -173,7 +173,7 @@ class Assembly:
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
         ``may_be_skipped``: it need not be asked in rounds that are faster without it."""
-        is_lazy = may_be_skipped and self._may_skip(policy) and not isinstance(runner, EagleRunner)
+        is_lazy = may_be_skipped and self._may_skip(policy) and not isinstance(runner, DrafterRunner)
         return DraftWorker(
             runner,
             policy,

@@ -17,9 +17,9 @@ from specdist.engine.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.times.timeline import Timeline
 from specdist.models.attention.adapters import use_paged_attention
-from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, state_layers
-from specdist.models.eagle.eagle_runner import EagleRunner
-from specdist.models.eagle.states import StatesRunner
+from specdist.models.drafters.eagle3 import EAGLE3, LlamaForCausalLMEagle3
+from specdist.models.drafters.eagle3_runner import Eagle3Runner
+from specdist.models.drafters.states import StatesRunner
 from tests.engine.harness import CPU, Harness
 from tests.models.families import tiny_model
 
@@ -103,9 +103,9 @@ class EagleHarness(Harness):
         self.scheduling = _with(self.scheduling, max_draft_tokens=most)
         model = copy.deepcopy(target)
         use_paged_attention(model)
-        layers = state_layers(draft.config, target.config.num_hidden_layers)
-        self.target_runner = StatesRunner(model, CPU, layers)
-        self.draft_runner = EagleRunner(copy.deepcopy(draft), CPU)
+        read = EAGLE3.read_states(draft.config, target.config.num_hidden_layers)
+        self.target_runner = StatesRunner(model, CPU, read)
+        self.draft_runner = Eagle3Runner(copy.deepcopy(draft), CPU)
         self.runners = [self.target_runner, self.draft_runner]
         self.assembly.allocate(self.target_runner)
         self.assembly.allocate_draft(self.draft_runner)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.eagle.eagle_runner import EagleRunner
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.eagle import EagleHarness, eagle_model, eagle_target, expected_probabilities
 from tests.engine.harness import Harness, requests_for
@@ -47,7 +47,7 @@ def test_every_block_is_what_the_published_formulas_say(
     position, those of a draft that was rejected, or another vocabulary would give other probabilities."""
     target = eagle_target(VOCAB_SIZE, family)
     draft = eagle_model(target, IDS)
-    monkeypatch.setattr(EagleRunner, "is_asynchronous", not waits)
+    monkeypatch.setattr(DrafterRunner, "is_asynchronous", not waits)
     replica = EagleHarness(target, draft, settings=SamplingSettings(), max_new_tokens=14, **options)
     replica.generate(requests_for(prompts_of_lengths(1, 17, 2, 26), num_samples=2))
     stats = replica.stats_recorder.close_shard(0)

@@ -84,7 +84,7 @@ def rank_room(
         device=torch.device("cuda:0"), world_size=world_size, tp_size=4, rank=rank, uses_draft=True
     )
     models: Any = SimpleNamespace(
-        target=None, draft=draft and SimpleNamespace(is_eagle=False), is_expert_parallel=False
+        target=None, draft=draft and SimpleNamespace(drafter=None), is_expert_parallel=False
     )
     held: Any = None if draft is None else Runner()
     return room_for_cache(

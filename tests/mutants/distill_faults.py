@@ -112,7 +112,7 @@ DISTILL_FAULTS = (
         "math.ceil(share * self.num_rows)",
         ("tests/data/test_manifest.py::test_the_first_rows_are_whole_shards",)),
     Mutant("eagle-draft-that-the-run-does-not-use-is-trained", "_open_start",
-        "if found.is_eagle:",
+        "if found.drafter is not None:",
         "if not found.option:",
         ("tests/training/drafts/test_distill.py::test_an_eagle_draft_is_not_trained",)),
 )  # fmt: skip

@@ -8,7 +8,7 @@ WHOLE = f"{FORMULAS}[llama]"
 DISTRIBUTION = f"{EAGLE}::test_tokens_follow_the_target_s_distribution"
 
 EAGLE_FAULTS = (
-    Mutant("states-of-the-token-itself", "EaglePass.run",
+    Mutant("states-of-the-token-itself", "DrafterPass.run",
         "before_T = np.maximum(batch.positions_T - 1, 0)",
         "before_T = np.maximum(batch.positions_T, 0)",
         (WHOLE,)),
@@ -28,7 +28,7 @@ EAGLE_FAULTS = (
         "whole_NV.index_copy_(1, self.known_ids, own_Nv)",
         "whole_NV.index_copy_(1, torch.arange(len(self.d2t)), own_Nv)",
         (WHOLE,)),
-    Mutant("first-position-is-seen", "_WithoutFirst.bias",
+    Mutant("first-position-is-seen", "WithoutFirst.bias",
         "        found[:, 0, :, 0].masked_fill_(is_hidden_RQ, -torch.inf)\n",
         "",
         (WHOLE,)),

@@ -75,7 +75,7 @@ class Stats:
     num_rounds: int = stat("rounds (draft, verify, commit)")
     num_messages: int = stat("messages between the target's rank 0 and the draft")
     num_message_bytes: int = stat("total bytes of these messages")
-    num_state_bytes: int = stat("bytes of the target's hidden states that were given to an EAGLE-3 draft")
+    num_state_bytes: int = stat("bytes of the target's hidden states that were given to a drafter of them")
     num_target_messages: int = stat("messages between the target's ranks")
     num_target_message_bytes: int = stat("total bytes of these messages")
     num_ahead_chains: int = stat(
@@ -314,7 +314,7 @@ FIGURES: dict[str, tuple[str, Figure]] = {
         lambda stats, _: _ratio(stats.num_message_bytes, stats.num_rounds),
     ),
     "state_bytes_per_round": (
-        "bytes of hidden states per round, of an EAGLE-3 draft",
+        "bytes of hidden states per round, of a drafter of them",
         lambda stats, _: _ratio(stats.num_state_bytes, stats.num_rounds),
     ),
     "target_message_bytes_per_pass": (

@@ -1,7 +1,7 @@
 """The two ways to a draft: in the process of the target, or of its rank 0, and on a rank of its own.
 
 Target → draft: counts, next tokens and context tokens as one message of integers, and one distribution for
-each sequence whose next token is to be sampled; for an EAGLE-3 draft hidden states, too. Draft → target:
+each sequence whose next token is to be sampled; for a drafter of states hidden states, too. Draft → target:
 token ids and the scalar probability of each candidate.
 """
 

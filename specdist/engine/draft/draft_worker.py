@@ -7,9 +7,9 @@ A draft that works ahead (draft_ahead.py) has drafted on after the candidates. I
 its first token stands in the next token's place and is verified like any candidate: on a *hit* it is the next
 token, and those after it are the next candidates. A draft that takes turns with the target never has a hit.
 
-An EAGLE-3 draft takes turns. Its requests bring the target's states of the tokens committed since the last
-one. In a round's first step it runs again what the target has accepted, now with the target's states in the
-place of its own; in the other steps the state of each drafted token is what its own step has put out.
+A drafter of the target's states takes turns. Its requests bring the states of the tokens committed since the
+last one. In a round's first step it runs again what the target has accepted, now with the target's states in
+the place of its own; in the other steps the state of each drafted token is what its own step has put out.
 
 R sequences that decode, W of them whose next token is sampled here, C tokens of several sequences, one after
 the other.
@@ -34,7 +34,7 @@ from specdist.engine.messages.proposals import DRAW, ProposalReply, ProposalRequ
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import RoleTimes
 from specdist.engine.times.timeline import Timeline, clock_of
-from specdist.models.eagle.eagle_runner import EagleRunner
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.loading.memory import peak_memory_bytes, release_memory
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, PausingPolicy
@@ -114,7 +114,7 @@ class DraftWorker:
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
         self._feedback = Feedback(self._draft_state, self._policy_state, policy, self._ahead.observe)
-        self._eagle = runner if isinstance(runner, EagleRunner) else None
+        self._drafter = runner if isinstance(runner, DrafterRunner) else None
         self._lazy: LazyPrefill | None = None
         if lazy_pages is not None:
             assert isinstance(policy, PausingPolicy) and not self._ahead.is_on
@@ -141,11 +141,11 @@ class DraftWorker:
 
     def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
         """The reply without its times."""
-        if self._eagle is not None:
+        if self._drafter is not None:
             # Before the page table changes: they are of the last pass.
             if request.states is not None:
-                self._eagle.receive(*request.states.places_C, request.states.states_CS)
-            self._eagle.drop_waiting()
+                self._drafter.receive(*request.states.places_C, request.states.states_CS)
+            self._drafter.drop_waiting()
         if self._lazy is not None:
             self._lazy.follow(request)
         self._runner.update_pages(request.page_updates)
@@ -220,7 +220,7 @@ class DraftWorker:
         state.num_ahead[slots_R] = 0
         state.num_misses[slots_R] += is_rejected_R
         kept_R = np.where(is_hit_R, state.num_computed[slots_R], positions_R)
-        if self._eagle is not None:
+        if self._drafter is not None:
             # What was drafted has been run with the draft's own states.
             kept_R = begins_R
         state.num_computed[slots_R] = np.minimum(state.num_computed[slots_R], kept_R)

@@ -1,4 +1,4 @@
-"""Hidden states of the target, as a part of a request to a draft that reads them (EAGLE-3).
+"""Hidden states of the target, as a part of a request to a draft that reads them.
 
 With a request travel the states of all tokens that the last pass has run and that are committed: of each
 block the next token and the accepted candidates, and all of the contexts.
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.eagle.states import StatesRunner
+from specdist.models.drafters.states import StatesRunner
 from specdist.models.passes.flat import FlatBatch, Segments
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments, places_from

@@ -21,7 +21,6 @@ from specdist.job.costs.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan
 from specdist.models.cache.windowed_pages import WindowedLayers
-from specdist.models.eagle.eagle import NUM_STATES
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.sizes import ModelSize, size_of
 from specdist.models.loading.memory import DeviceMemory, available_memory_bytes, device_memory
@@ -229,9 +228,9 @@ def room_for_cache(
     given, name = config.cache_bytes(), f"memory of {topology.device}"
     if topology.device.type == "cuda":
         sampling, held = sampling_of(config), []
-        if models.draft is not None and models.draft.is_eagle:
-            hidden_size = models.target.config.get_text_config().hidden_size
-            limits = dataclasses.replace(limits, num_state_numbers=NUM_STATES * hidden_size)
+        if models.draft is not None and models.draft.drafter is not None:
+            num_numbers = models.draft.drafter.num_read_numbers(models.draft.config)
+            limits = dataclasses.replace(limits, num_state_numbers=num_numbers)
         if target is not None:
             decides, has_kernel = topology.rank == RANK_ZERO, target.has_kernel(PAGE_SIZE)
             passes = target_limits(limits, sampling, decides=decides, has_kernel=has_kernel)

@@ -19,7 +19,7 @@ class BatchLimits:
     Attributes:
         num_branch_slots, max_branch_tokens: of the draft, on the rank that holds it.
         is_asynchronous: the draft works while the target does.
-        num_state_numbers: of every token, that an EAGLE-3 draft reads.
+        num_state_numbers: of every token, that a drafter reads.
     """
 
     scheduling: SchedulerSettings

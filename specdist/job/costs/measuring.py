@@ -36,7 +36,7 @@ from specdist.job.costs.round_times import (
 )
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.workload import Workload
-from specdist.models.eagle.eagle_runner import EagleRunner
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import ContextCosts, CostModel, Curve
 
@@ -127,7 +127,7 @@ def measure_costs(
     context = context_of(assembly, workload)[0]
     costs = combined_costs(of_target, of_draft_rank, everywhere[RANK_ZERO][1], context, num_rows)
     # Not of a draft that reads the target's states, which nobody sends it here.
-    if has_host and not isinstance(draft, EagleRunner):
+    if has_host and not isinstance(draft, DrafterRunner):
         assert target is not None and draft is not None
         begin("measuring rounds of the engine")
         times = host_times(assembly, target, draft, costs, num_rows, budget.until(1.0), workload.text_ids)

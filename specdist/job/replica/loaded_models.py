@@ -16,10 +16,8 @@ from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.logs import quiet_libraries
 from specdist.job.ranks.topology import Topology, gathered, init_deepspeed
 from specdist.job.replica.model_plan import ModelPlan
-from specdist.models.eagle.eagle import state_layers
-from specdist.models.eagle.eagle_loading import load_eagle
-from specdist.models.eagle.eagle_runner import EagleRunner
-from specdist.models.eagle.states import StatesRunner
+from specdist.models.drafters.drafters import load_drafter
+from specdist.models.drafters.states import StatesRunner
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.staged_files import staged
 from specdist.models.files.weight_stream import Reading
@@ -147,20 +145,22 @@ class _Loading:
                 is_expert_parallel=self.models.is_expert_parallel,
                 reading=self.reading,
             )
-        if draft is None or not draft.is_eagle:
+        if draft is None or draft.drafter is None:
             acceleration = Acceleration.of(device, group)
             return ModelRunner(
                 model, device, acceleration, model_impl=self.config.model_impl, on_pass=on_pass
             )
         num_layers = self.models.target.config.get_text_config().num_hidden_layers
-        return StatesRunner(model, device, state_layers(draft.config, num_layers), on_pass, group)
+        read = draft.drafter.read_states(draft.config, num_layers)
+        return StatesRunner(model, device, read, on_pass, group)
 
     def _draft(self, files: Checkpoint) -> ModelRunner:
         device, on_pass, head = self.topology.device, self.activity.step, self.models.head
         dtype = files.torch_dtype(self.config.dtype)
-        if files.is_eagle:
-            model = load_eagle(files, self.models.target, dtype=dtype, device=device)
-            return EagleRunner(model, device, on_pass)
+        if files.drafter is not None:
+            return load_drafter(
+                files, self.models.target, dtype=dtype, device=device, counted=self.reading, on_pass=on_pass
+            )
         return ModelRunner(
             load_whole(files, dtype=dtype, device=device, reading=self.reading),
             device,

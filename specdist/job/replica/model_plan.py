@@ -22,7 +22,7 @@ from specdist.job.texts.tokens import (
 )
 from specdist.models.attention.rope import recomputed_from, rope_borders
 from specdist.models.cache.draft_window import DraftWindow
-from specdist.models.eagle.eagle_loading import check_eagle
+from specdist.models.drafters.drafters import check_drafter
 from specdist.models.files.adapter_folder import open_adapter
 from specdist.models.files.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, check_family, open_checkpoint
 from specdist.models.files.fitting import check_weights
@@ -56,8 +56,8 @@ class ModelPlan:
 
 
 def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> ModelPlan:
-    """Open and check both checkpoints. ``may_read_states``: the draft may be an EAGLE-3 draft. Raises
-    :class:`UserError`."""
+    """Open and check both checkpoints. ``may_read_states``: the draft may be one that reads the
+    target's. Raises :class:`UserError`."""
     target = _open_model("--target", config.target, config, config.tp_size)
     draft = head = None
     if config.uses_draft_model:
@@ -70,8 +70,8 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
             check_weights(draft, 1)
         else:
             draft = _open_model("--draft", config.draft, config)
-            if draft.is_eagle:
-                check_eagle_run(config, target, draft, may_read_states=may_read_states)
+            if draft.drafter is not None:
+                check_drafter_run(config, target, draft, may_read_states=may_read_states)
             else:
                 check_same_tokens(target, draft)
         if draft.keeps_states and config.draft_window is not None:
@@ -84,9 +84,9 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
     check_chat_template(target, chat)
     check_chat_variables(target, config.chat_format)
     check_split_special_tokens(target, config.split_special_tokens)
-    # Positions of an EAGLE-3 draft need no table: its configuration's number is that of its training.
+    # Positions of a drafter need no table: its configuration's number is that of its training.
     longest = min(
-        model.max_positions for model in (target, draft) if model is not None and not model.is_eagle
+        model.max_positions for model in (target, draft) if model is not None and model.drafter is None
     )
     if config.max_seq_len is not None and config.max_seq_len > longest:
         raise UserError(
@@ -181,7 +181,7 @@ def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int = 1
         option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
     )
     checkpoint = dataclasses.replace(checkpoint, quantization=quantization)
-    if checkpoint.is_eagle and option == "--draft":
+    if checkpoint.drafter is not None and option == "--draft":
         return checkpoint
     check_family(checkpoint, tp_size)
     check_weights(checkpoint, tp_size)
@@ -200,18 +200,19 @@ def check_goes_back(draft: Checkpoint | None, use: str) -> None:
         )
 
 
-def check_eagle_run(
+def check_drafter_run(
     config: GenerateConfig, target: Checkpoint, draft: Checkpoint, *, may_read_states: bool
 ) -> None:
     """Raises :class:`UserError` for a draft that does not fit the target, and for options that it cannot
     have."""
-    what = f"--draft {draft.name}"
+    assert draft.drafter is not None
+    what = f"--draft {draft.name} is {draft.drafter.what}"
     if not may_read_states:
         raise UserError(
-            f"{what} is an EAGLE-3 draft, which jobs/generate.py alone can use: name a draft that runs "
+            f"{what}, which jobs/generate.py alone can use: name a draft that runs "
             "without the target's states"
         )
-    why = f"{what} is an EAGLE-3 draft, which reads the states of its one target, and takes turns with it"
+    why = f"{what}, which reads the states of its one target, and takes turns with it"
     given = {
         "overlap asynchronous": config.overlap == "asynchronous",
         "draft_window": config.draft_window is not None,
@@ -223,14 +224,14 @@ def check_eagle_run(
     for name, is_given in given.items():
         if is_given:
             raise UserError(f"{why}: leave out --{name}, or choose a draft model of its own")
-    check_eagle(draft, target)
+    check_drafter(draft, target)
 
 
 def settled(config: GenerateConfig, draft: Checkpoint | None) -> GenerateConfig:
     """The options as the draft needs them: one that reads the target's states takes turns with it."""
-    if draft is None or not draft.is_eagle or config.overlap != AUTO:
+    if draft is None or draft.drafter is None or config.overlap != AUTO:
         return config
-    logger.info("--draft %s is an EAGLE-3 draft, which takes turns with its target", draft.name)
+    logger.info("--draft %s is %s, which takes turns with its target", draft.name, draft.drafter.what)
     return dataclasses.replace(config, overlap="synchronous")
 
 

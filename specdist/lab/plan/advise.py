@@ -161,7 +161,7 @@ class Planner:
         self._draft = draft
         self._site = site
         self._work = work
-        # An EAGLE-3 draft takes turns with its target.
+        # A drafter of states takes turns with its target.
         self._reads_states = draft is not None and draft.num_read_numbers > 0
         self._costs = cache(self._measure)
         self._fits = cache(self._measure_fit)

@@ -30,7 +30,7 @@ class ReplicaCosts:
         draft_prefill: of the draft by the tokens of a prompt.
         round_s: of the host, for every round.
         proposal_s: of a proposal of any length: messages to the draft's rank and back, bookkeeping.
-        state_bytes: of the target's states of one token, which an EAGLE-3 draft reads; ``state_s``: seconds
+        state_bytes: of the target's states of one token, which a drafter reads; ``state_s``: seconds
             that these are on their way to a rank of its own.
         target_prefill: of the target by tokens without any that is sampled from; None: as ``passes``.
     """

@@ -24,7 +24,8 @@ from transformers import (
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from specdist.models.attention.adapters import can_page_attention
-from specdist.models.eagle.eagle import is_eagle
+from specdist.models.drafters.declaration import Drafter
+from specdist.models.drafters.kinds import drafter_of
 from specdist.models.files.damage import reading
 from specdist.models.files.lora import LoraAdapter
 from specdist.models.files.weight_files import PICKLE_SUFFIX, find_weight_files
@@ -74,9 +75,9 @@ class Checkpoint:
     is_self: bool = False
 
     @property
-    def is_eagle(self) -> bool:
-        """Whether it is an EAGLE-3 draft, which no other part of transformers knows."""
-        return is_eagle(self.config)
+    def drafter(self) -> Drafter | None:
+        """The kind of a draft that reads the target's states; None for other models."""
+        return drafter_of(self.config)
 
     @property
     def has_experts(self) -> bool:

@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from specdist.config.groups import ExpertParallel
 from specdist.models.attention.latent import can_absorb
 from specdist.models.cache.layer_sizes import LayerCache, layers_of
-from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, is_eagle
+from specdist.models.drafters.kinds import drafter_of
 from specdist.models.expert_sizes import Experts
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, Checkpoint, auto_class, without_towers
 from specdist.models.loading.tp_plan import SUMMED, WHOLE, planned_cuts
@@ -56,7 +56,7 @@ class ModelSize:
         keeps_scores: attention caps its scores or has sinks, which only kernels do without all scores.
         is_shardable: whether DeepSpeed can shard the family.
         num_whole_products: of the matrices among those that are whole on every rank.
-        num_state_numbers: of the state that an EAGLE-3 draft keeps of a token beside its keys and values;
+        num_state_numbers: of the state that a drafter keeps of a token beside its keys and values;
             num_read_numbers: of those of the target that it reads of each token.
         num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
             their scales; ``num_whole_quantized``, ``whole_quantized_bytes``: of those that are whole.
@@ -262,10 +262,11 @@ def model_size(
 ) -> ModelSize:
     """Count a model from its configuration. ``trusts_code``: custom code in its folder may be run to build
     it."""
+    drafter = drafter_of(config)
     with torch.device("meta"):
         model = (
-            LlamaForCausalLMEagle3(copy.deepcopy(config))
-            if is_eagle(config)
+            drafter.build(copy.deepcopy(config))
+            if drafter is not None
             else without_towers(auto_class(config).from_config(config, trust_remote_code=trusts_code))
         )
     text = config.get_text_config()
@@ -317,12 +318,12 @@ def model_size(
         or any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
         layers=layers_of(text, model, bytes_per_number),
-        # Those of an EAGLE-3 draft need no table: its configuration's number is that of its training.
-        max_positions=getattr(None if is_eagle(config) else text, "max_position_embeddings", sys.maxsize),
+        # Those of a drafter need no table: its configuration's number is that of its training.
+        max_positions=getattr(None if drafter else text, "max_position_embeddings", sys.maxsize),
         num_whole_products=num_whole_products,
         num_of_keys=num_of_keys,
-        num_state_numbers=text.hidden_size if is_eagle(config) else 0,
-        num_read_numbers=model.state_width if isinstance(model, LlamaForCausalLMEagle3) else 0,
+        num_state_numbers=drafter.num_kept_numbers(config) if drafter else 0,
+        num_read_numbers=drafter.num_read_numbers(config) if drafter else 0,
         num_quantized=sum(numbers.values()),
         quantized_bytes=num_bytes,
         num_whole_quantized=sum(whole_numbers.values()),

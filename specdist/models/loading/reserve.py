@@ -82,7 +82,7 @@ class PassLimits:
         decides: this rank gets logits of the whole vocabulary, others only of their part.
         num_run_steps: of the longest recorded run, of a draft.
         has_kernel: attention reads pages where they lie, without a mask.
-        num_state_numbers: that the target's pass leaves of every token for an EAGLE-3 draft.
+        num_state_numbers: that the target's pass leaves of every token for a drafter.
         rollback: of recurrent layers.
     """
 

@@ -197,10 +197,10 @@ def _open_start(config: DistillConfig, models: ModelPlan) -> Checkpoint:
         trust_remote_code=config.trust_remote_code,
         allow_pickle=config.allow_pickle,
     )
-    if found.is_eagle:  # not of a run that uses it, which has refused it
+    if found.drafter is not None:  # not of a run that uses it, which has refused it
         raise UserError(
-            f"--draft {config.draft} is an EAGLE-3 draft, which is not trained here: name the folder of a "
-            "draft model, or use --layers N to start from the target's first layers"
+            f"--draft {config.draft} is {found.drafter.what}, which is not trained here: name the folder "
+            "of a draft model, or use --layers N to start from the target's first layers"
         )
     return found
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specdist.models.eagle.eagle import LlamaForCausalLMEagle3, check_eagle_config
+from specdist.models.drafters.eagle3 import LlamaForCausalLMEagle3, check_eagle3_config
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.damage import reading
 from specdist.models.files.weight_files import open_weights
+from specdist.models.files.weight_stream import Reading
 from specdist.models.loading.loading import refuse_missing
 from specdist.models.quantized.quantized_loading import PLAIN_KINDS
 from specdist.utils.errors import UserError
@@ -23,13 +24,13 @@ PREFIX = "model."
 MAP_KINDS = {"d2t": "I64", "t2d": "BOOL"}
 
 
-def check_eagle(draft: Checkpoint, target: Checkpoint) -> None:
+def check_eagle3(draft: Checkpoint, target: Checkpoint) -> None:
     """Compare the draft with the target, and its configuration with the headers of its files.
 
     Raises :class:`UserError` for a draft of another target, another form, or with other tensors.
     """
     what = f"{draft.option} {draft.name}"
-    check_eagle_config(what, draft.config, target.config)
+    check_eagle3_config(what, draft.config, target.config)
     with reading(f"{what}: config.json"), torch.device("meta"):
         expected = LlamaForCausalLMEagle3(copy.deepcopy(draft.config)).state_dict()
     found: set[str] = set()
@@ -59,8 +60,13 @@ def check_eagle(draft: Checkpoint, target: Checkpoint) -> None:
         _embedding_place(target)
 
 
-def load_eagle(
-    draft: Checkpoint, target: Checkpoint, *, dtype: torch.dtype, device: torch.device
+def load_eagle3(
+    draft: Checkpoint,
+    target: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    counted: Reading | None = None,
 ) -> LlamaForCausalLMEagle3:
     """The draft on one device. Raises :class:`UserError` if files have changed since they were checked."""
     with torch.device("meta"):
@@ -78,6 +84,8 @@ def load_eagle(
                     name = stored.removeprefix(PREFIX)
                     wanted[name].copy_(file.read(stored))
                     missing.discard(name)
+                    if counted is not None:
+                        counted.num_bytes += wanted[name].nbytes
         if EMBEDDING in missing:
             wanted[EMBEDDING].copy_(target_embedding(target))
             missing.discard(EMBEDDING)

@@ -1,6 +1,6 @@
-"""The hidden states that an EAGLE-3 draft reads, as they leave a target's layers.
+"""The hidden states that a drafter reads, as they leave a target's layers.
 
-T flat tokens, N tokens whose logits are wanted, E hidden size, S numbers of three states, side by side.
+T flat tokens, N tokens whose logits are wanted, S numbers of the states that are read, side by side.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdist.models.drafters.declaration import ReadStates
 from specdist.models.loading.reference import find_layers
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import Acceleration, ModelRunner
 
 
 class StatesRunner(ModelRunner):
-    """A target whose passes leave the hidden states before some layers.
+    """A target whose passes leave hidden states of some layers.
 
-    A hook at each of these layers gets them for every family, sharded or not: they are whole on every rank.
+    Hooks get them for every family, sharded or not: they are whole on every rank.
     It needs transformers' own layers, and passes that are not recorded.
 
     Attributes:
@@ -36,12 +37,17 @@ class StatesRunner(ModelRunner):
         self,
         model: PreTrainedModel,
         device: torch.device,
-        layers: Sequence[int],
+        read: ReadStates,
         on_pass: Callable[[], None] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         """``group``: the ranks that share the model; None for a whole model."""
-        self._layers = [find_layers(model)[2][layer] for layer in layers]
+        stack = list(find_layers(model)[2])
+        # What leaves the last one has no layer that it goes into.
+        self._layers = [stack[layer] for layer in read.before if layer < len(stack)]
+        self._leaving = stack[-1:] if len(stack) in read.before else []
+        if read.has_final:
+            self._leaving.append(model.get_decoder() if hasattr(model, "get_decoder") else model.base_model)
         acceleration = dataclasses.replace(
             Acceleration.of(device, group), is_static=False, is_fused=False, is_compiled=False
         )
@@ -51,12 +57,14 @@ class StatesRunner(ModelRunner):
         self.last = None
         states: list[Tensor] = []
 
-        def catch(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        def catch(layer: nn.Module, inputs: tuple[Any, ...], outputs: Any = None) -> None:
             del layer
+            found = inputs if outputs is None else outputs
             # Of a batch that is one row for the model. Later layers may add to it in place.
-            states.append(inputs[0][0].clone())
+            states.append((found if isinstance(found, Tensor) else found[0])[0].clone())
 
         hooks = [layer.register_forward_pre_hook(catch) for layer in self._layers]
+        hooks += [layer.register_forward_hook(catch) for layer in self._leaving]
         try:
             logits_NV = super().forward(batch, logits_index)
         finally:

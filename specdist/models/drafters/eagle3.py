@@ -26,6 +26,7 @@ from transformers.models.llama.modeling_llama import (
     rotate_half,
 )
 
+from specdist.models.drafters.declaration import Drafter, ReadStates
 from specdist.utils.errors import UserError
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -35,32 +36,6 @@ NUM_STATES = 3
 UNKNOWN_LOGIT = -1e30
 # From queries [N, H, D], keys and values [T, G, D] to [N, H, D].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def is_eagle(config: Any) -> bool:
-    """Whether a configuration is of an EAGLE-3 draft."""
-    names = getattr(config, "architectures", None) or ()
-    return any(name in ARCHITECTURES for name in names)
-
-
-def state_layers(config: Any, num_target_layers: int) -> tuple[int, ...]:
-    """The target's layers before which the states are taken, counted from 0, in their order.
-
-    Raises ValueError for others than three that the target has.
-    """
-    own = getattr(config, "eagle_config", None) or {}
-    name = "eagle_aux_hidden_state_layer_ids"
-    named = own.get(name) if isinstance(own, dict) else None
-    given = named or getattr(config, name, None)
-    layers = tuple(sorted(given or (2, num_target_layers // 2, num_target_layers - 3)))
-    if len(set(layers)) != NUM_STATES or not all(
-        type(layer) is int and 0 <= layer < num_target_layers for layer in layers
-    ):
-        raise ValueError(
-            f"the draft reads the states before layers {', '.join(map(str, layers))} ({name}), and not three "
-            f"of the target's {num_target_layers}"
-        )
-    return layers
 
 
 class Rotation(NamedTuple):
@@ -137,11 +112,9 @@ class LlamaForCausalLMEagle3(PreTrainedModel):  # type: ignore[misc, unused-igno
         super().__init__(config)
         vocab_size = config.vocab_size
         num_own = getattr(config, "draft_vocab_size", None) or vocab_size
-        state_size = getattr(config, "target_hidden_size", None) or config.hidden_size
         self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size)
-        self.fc = nn.Linear(
-            NUM_STATES * state_size, config.hidden_size, bias=bool(getattr(config, "bias", 0))
-        )
+        num_read = NUM_STATES * _state_size(config)
+        self.fc = nn.Linear(num_read, config.hidden_size, bias=bool(getattr(config, "bias", 0)))
         self.midlayer = EagleLayer(config)
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, num_own, bias=False)
@@ -155,11 +128,6 @@ class LlamaForCausalLMEagle3(PreTrainedModel):  # type: ignore[misc, unused-igno
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
-
-    @property
-    def state_width(self) -> int:
-        """S."""
-        return self.fc.in_features
 
     @property
     def known_ids(self) -> Tensor:
@@ -198,7 +166,48 @@ class LlamaForCausalLMEagle3(PreTrainedModel):  # type: ignore[misc, unused-igno
         return whole_NV.index_copy_(1, self.known_ids, own_Nv)
 
 
-def check_eagle_config(what: str, config: Any, target_config: Any) -> None:
+class Eagle3(Drafter):
+    """Drafts token by token from three of the target's states."""
+
+    what = "an EAGLE-3 draft"
+
+    def fits(self, config: Any) -> bool:
+        names = getattr(config, "architectures", None) or ()
+        return any(name in ARCHITECTURES for name in names)
+
+    def build(self, config: Any) -> PreTrainedModel:
+        return LlamaForCausalLMEagle3(config)
+
+    def read_states(self, config: Any, num_target_layers: int) -> ReadStates:
+        own = getattr(config, "eagle_config", None) or {}
+        name = "eagle_aux_hidden_state_layer_ids"
+        named = own.get(name) if isinstance(own, dict) else None
+        given = named or getattr(config, name, None)
+        layers = tuple(sorted(given or (2, num_target_layers // 2, num_target_layers - 3)))
+        if len(set(layers)) != NUM_STATES or not all(
+            type(layer) is int and 0 <= layer < num_target_layers for layer in layers
+        ):
+            raise ValueError(
+                f"the draft reads the states before layers {', '.join(map(str, layers))} ({name}), and not "
+                f"three of the target's {num_target_layers}"
+            )
+        return ReadStates(layers)
+
+    def num_read_numbers(self, config: Any) -> int:
+        return NUM_STATES * _state_size(config)
+
+    def num_kept_numbers(self, config: Any) -> int:
+        return int(config.hidden_size)
+
+
+EAGLE3 = Eagle3()
+
+
+def _state_size(config: Any) -> int:
+    return getattr(config, "target_hidden_size", None) or config.hidden_size
+
+
+def check_eagle3_config(what: str, config: Any, target_config: Any) -> None:
     """Refuse a draft of another form than the published one, or for another target. ``what`` names it.
 
     Raises :class:`UserError`.
@@ -209,13 +218,14 @@ def check_eagle_config(what: str, config: Any, target_config: Any) -> None:
         wrong.append(f"a {config.model_type} draft with {config.num_hidden_layers} layers, not one of Llama")
     if getattr(config, "norm_before_residual", False):
         wrong.append("norm_before_residual, which is not read here")
-    state_size = getattr(config, "target_hidden_size", None) or config.hidden_size
-    if state_size != text.hidden_size:
-        wrong.append(f"hidden states of {state_size} numbers, and the target's have {text.hidden_size}")
+    if _state_size(config) != text.hidden_size:
+        wrong.append(
+            f"hidden states of {_state_size(config)} numbers, and the target's have {text.hidden_size}"
+        )
     if config.vocab_size != text.vocab_size:
         wrong.append(f"a target of {config.vocab_size} ids, and this one has {text.vocab_size}")
     try:
-        state_layers(config, text.num_hidden_layers)
+        EAGLE3.read_states(config, text.num_hidden_layers)
     except ValueError as error:
         wrong.append(str(error))
     if wrong:

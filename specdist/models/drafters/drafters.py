@@ -1,0 +1,66 @@
+"""Checks and loads a drafter of the target's states, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from specdist.models.drafters.declaration import Drafter
+from specdist.models.drafters.eagle3 import EAGLE3
+from specdist.models.drafters.eagle3_loading import check_eagle3, load_eagle3
+from specdist.models.drafters.eagle3_runner import Eagle3Runner
+from specdist.models.drafters.runner import DrafterRunner
+from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.files.weight_stream import Reading
+
+
+class Loader(Protocol):
+    """Of the drafter and its target; raises :class:`UserError` if files have changed since the check."""
+
+    def __call__(
+        self,
+        draft: Checkpoint,
+        target: Checkpoint,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        counted: Reading | None = None,
+    ) -> PreTrainedModel: ...
+
+
+class _Loading(NamedTuple):
+    check: Callable[[Checkpoint, Checkpoint], None]
+    load: Loader
+    runner: type[DrafterRunner]
+
+
+LOADINGS: dict[Drafter, _Loading] = {EAGLE3: _Loading(check_eagle3, load_eagle3, Eagle3Runner)}
+
+
+def check_drafter(draft: Checkpoint, target: Checkpoint) -> None:
+    """Compare the drafter with its target, and with the headers of its files.
+
+    Raises :class:`UserError` for one of another target, or of a form that is not read here.
+    """
+    assert draft.drafter is not None
+    LOADINGS[draft.drafter].check(draft, target)
+
+
+def load_drafter(
+    draft: Checkpoint,
+    target: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    counted: Reading | None = None,
+    on_pass: Callable[[], None] | None = None,
+) -> DrafterRunner:
+    """The drafter on one device. ``counted``: what is read. Raises :class:`UserError` if files have changed
+    since they were checked."""
+    assert draft.drafter is not None
+    kind = LOADINGS[draft.drafter]
+    model = kind.load(draft, target, dtype=dtype, device=device, counted=counted)
+    return kind.runner(model, device, on_pass)

@@ -1,0 +1,15 @@
+"""Which kind of drafter a configuration is of: asked here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdist.models.drafters.declaration import Drafter
+from specdist.models.drafters.eagle3 import EAGLE3
+
+DRAFTERS: tuple[Drafter, ...] = (EAGLE3,)
+
+
+def drafter_of(config: Any) -> Drafter | None:
+    """The kind of drafter; None for a model that runs without a target's states."""
+    return next((kind for kind in DRAFTERS if kind.fits(config)), None)
