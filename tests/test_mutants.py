@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.catalogue import MUTANTS
-from tests.mutants.mutant import REPOSITORY, Mutant
+from tests.mutants.mutant import REPOSITORY, Mutant, Place, definitions, read_sources
 
 NUM_DANGEROUS = 13
 TIMEOUT_S = 280
@@ -62,15 +62,27 @@ def _meaning(path: Path, text: str) -> str:
     return ast.dump(ast.parse(text)) if path.suffix == ".py" else text
 
 
+def _around(place: Place, text: str) -> tuple[int, int]:
+    """Where the module's own definition that holds a place begins and ends; without one, the whole text."""
+    if place.path.suffix == ".py":
+        for name, (begin, end) in definitions(text):
+            if "." not in name and begin <= place.offset < end:
+                return begin, end
+    return 0, len(text)
+
+
 def test_every_mutant_can_be_planted() -> None:
     """Its text is in the code exactly once, the result is other code but valid, and its tests exist."""
     read = cache(lambda name: (REPOSITORY / name).read_text())
-    syntax = cache(lambda path: _meaning(path, read(path)))
-    wrong = []
+    meaning = cache(_meaning)
+    sources, wrong = read_sources(), []
     for mutant in MUTANTS:
         try:
-            path, planted = mutant.planted()
-            is_other_code = _meaning(path, planted) != syntax(path)
+            place, planted = mutant.planted(sources)
+            text = sources[place.path]
+            begin, end = _around(place, text)
+            own = planted[begin : end + len(planted) - len(text)]
+            is_other_code = meaning(place.path, own) != meaning(place.path, text[begin:end])
         except (OSError, ValueError, SyntaxError) as error:
             wrong.append(f"{mutant.name}: {error}")
             continue
@@ -93,9 +105,9 @@ def test_a_mutant_is_found_by_what_holds_its_text_wherever_that_is(tmp_path: Pat
         path.write_text(text if path.suffix == ".py" else "int LIMIT = 1;\n")
 
     def place(where: str, old: str) -> str:
-        path, planted = Mutant("of a test", where, old, "2", ()).planted(tmp_path)
-        assert planted == (tmp_path / path).read_text().replace(old, "2")
-        return path.name
+        found, planted = Mutant("of a test", where, old, "2", ()).planted(read_sources(tmp_path))
+        assert planted == (tmp_path / found.path).read_text().replace(old, "2")
+        return found.path.name
 
     assert place("two.LIMIT", "1") == "two.py"
     assert place("one.A.size", "property") == place("one.A", "property") == place("one", "1") == "one.py"

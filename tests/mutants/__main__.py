@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tests.mutants.catalogue import MUTANTS
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, read_sources
 from tests.mutants.planting import TIME_OUT, Run, import_libraries
 
 SOUND_LIMIT_S = 3600
@@ -47,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         and (not options.dangerous or mutant.is_dangerous)
     ]
     if options.list:
+        sources = read_sources()
         for mutant in mutants:
-            print(f"{mutant.name}  ({mutant.find().path}, {mutant.where})\n    {'  '.join(mutant.tests)}")
+            print(f"{mutant.name}  ({mutant.find(sources).path}, {mutant.where})\n    {'  '.join(mutant.tests)}")
         return 0
     import_libraries()
     sound_s = 0.0 if options.skip_sound else _time_of_sound_code(mutants)

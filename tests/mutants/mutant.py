@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SUFFIXES = (".py", ".c", ".h", ".css", ".html")
+Sources = Mapping[Path, str]
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,11 @@ class Mutant:
     tests: tuple[str, ...]
     is_dangerous: bool = False
 
-    def find(self, root: Path = REPOSITORY) -> Place:
-        """Where the text stands below ``root``. Raises ValueError unless that is one place."""
+    def find(self, sources: Sources) -> Place:
+        """Where the text stands. Raises ValueError unless that is one place."""
         places = [
-            Place(path.relative_to(root), begin + text[begin:end].index(self.old))
-            for path, text in _sources(root)
+            Place(path, begin + text[begin:end].index(self.old))
+            for path, text in sources.items()
             if self.old in text
             for begin, end in _spans(path, text, self.where)
             if text.count(self.old, begin, end) == 1
@@ -54,11 +55,11 @@ class Mutant:
             )
         return places[0]
 
-    def planted(self, root: Path = REPOSITORY) -> tuple[Path, str]:
-        """A file's path below ``root``, and its text with the fault. Raises as :meth:`find`."""
-        place = self.find(root)
-        text = (root / place.path).read_text()
-        return place.path, text[: place.offset] + self.new + text[place.offset + len(self.old) :]
+    def planted(self, sources: Sources) -> tuple[Place, str]:
+        """Where the text stands, and that file's with the fault. Raises as :meth:`find`."""
+        place = self.find(sources)
+        text = sources[place.path]
+        return place, text[: place.offset] + self.new + text[place.offset + len(self.old) :]
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,12 @@ class Place:
     offset: int
 
 
-def _sources(root: Path) -> list[tuple[Path, str]]:
-    """Every text of the package and of the instruments."""
+def read_sources(root: Path = REPOSITORY) -> Sources:
+    """Every text of the package and of the instruments, by its path below ``root``."""
     # The instruments are code, too; tests are not.
     found = [path for room in ("specdist", "tests/lab") for path in sorted((root / room).rglob("*"))]
     paths = [path for path in found if path.suffix in SUFFIXES and not path.name.startswith("test_")]
-    return [(path, _text(path, path.stat().st_mtime_ns)) for path in paths]
-
-
-@cache
-def _text(path: Path, time_ns: int) -> str:
-    """As it was at that time."""
-    return path.read_text()
+    return {path.relative_to(root): path.read_text() for path in paths}
 
 
 def _spans(path: Path, text: str, where: str) -> Iterator[tuple[int, int]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutant import REPOSITORY, Mutant
+from tests.mutants.mutant import REPOSITORY, Mutant, read_sources
 
 # What tests import beside the package; an optional one may be missing.
 LIBRARIES = (
@@ -70,8 +70,8 @@ def copy_repository(root: Path, mutant: Mutant | None) -> None:
         else:
             shutil.copy(source, root / item)
     if mutant is not None:
-        path, text = mutant.planted()
-        (root / path).write_text(text)
+        place, text = mutant.planted(read_sources())
+        (root / place.path).write_text(text)
 
 
 class Run:
