@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         sources = read_sources()
         for mutant in mutants:
-            print(f"{mutant.name}  ({mutant.find(sources).path}, {mutant.where})\n    {'  '.join(mutant.tests)}")
+            print(
+                f"{mutant.name}  ({mutant.find(sources).path}, {mutant.where})\n    {'  '.join(mutant.tests)}"
+            )
         return 0
     import_libraries()
     sound_s = 0.0 if options.skip_sound else _time_of_sound_code(mutants)
