@@ -40,7 +40,7 @@ DEFAULT_ON_GPU = f"""
     NonFiniteGuard StaticPasses StaticRuns     CheckedGraphs InputStaging AttentionGroup PagedSegments
     VarlenKernel SymmetricMemory DraftDistributions     sampling_kernels DraftDraws Winners
     BranchPageTable KeyValueCache writer_on DraftFeatures Goodput CostModel     RoundChooser
-    residual_norm paged_attention process_kernel
+    residual_norm paged_attention search_kernel
 """
 
 

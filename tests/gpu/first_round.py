@@ -47,7 +47,17 @@ NS_PER_MS = 1e6
 # Of kernels' names, the first that occurs. cuBLAS calls its products by many names.
 KINDS = {
     "attention": ("attend_kernel", "join_kernel", "flash", "fmha"),
-    "sampling": ("process_kernel", "draw_kernel", "race_kernel"),
+    "sampling": (
+        "survey_kernel",
+        "weigh_kernel",
+        "list_kernel",
+        "search_kernel",
+        "normalize_kernel",
+        "mass_kernel",
+        "draw_kernel",
+        "race_kernel",
+        "winner_kernel",
+    ),
     "small steps of layers": ("norm_kernel", "rotary_kernel", "gate_kernel", "write_kernel"),
     "products": ("gemm", "gemv", "nvjet", "cutlass", "splitk", "cublas"),
     "copies": ("memcpy", "memset"),

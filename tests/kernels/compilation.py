@@ -26,12 +26,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specdist.kernels import experts, layers, paged_attention, recurrent, sampling
+from specdist.kernels import experts, filters, layers, paged_attention, recurrent, sampling
 
 CAPABILITIES = (80, 90, 100)
 # float32 is for tests: on one GPU it is known to fit.
 DTYPES = {"bfloat16": CAPABILITIES, "float32": (90,)}
 DTYPE_POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
+MACHINE_CODE = r"/\*([0-9a-f]{4,})\*/\s+(.*?);"
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -52,7 +53,7 @@ class Variant:
 class Resources:
     """``key``: of what is compiled and of the compiler: with the same one the numbers are the same. Of the
     loops that have no other inside: ``loop_instructions`` of the longest, ``loop_barriers`` of the one with
-    most."""
+    most. ``instructions``: of all, None of what was compiled before they were counted."""
 
     name: str
     capability: int
@@ -62,6 +63,7 @@ class Resources:
     stack_bytes: int
     loop_instructions: int
     loop_barriers: int
+    instructions: int | None = None
 
 
 def attention_variants(dtype: str) -> Iterator[Variant]:
@@ -123,33 +125,30 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
 
 
 def sampling_variants(dtype: str) -> Iterator[Variant]:
-    """With both filters, with one, and with none."""
-    pointers = {"logits": DTYPE_POINTERS[dtype], "probabilities": "*fp32", "uniforms": "*fp64"}
-    pointers |= dict.fromkeys(("words", "drawn"), "*i64")
-    floats = ("temperature", "top_p")
-    num_digits = sampling.NUM_DIGITS[getattr(torch, dtype)]
-    kernels = [
-        (
-            f"process, {about} ({dtype})",
-            sampling.process_kernel,
-            {"has_top_k": has_top_k, "has_top_p": has_top_p, "num_digits": num_digits},
-        )
-        for about, has_top_k, has_top_p in (
-            ("top-k and top-p", True, True),
-            ("top-p", False, True),
-            ("temperature alone", False, False),
-        )
-    ]
-    kernels += [
-        ("draw", sampling.draw_kernel, {"num_blocks": 64}),
-        ("race", sampling.race_kernel, {"unit": 2.0**-sampling.UNIFORM_BITS}),
-    ]
-    for name, kernel, constants in kernels:
-        wanted = {"block": sampling.BLOCK, "threads": sampling.THREADS, **constants}
-        wanted = {key: value for key, value in wanted.items() if key in kernel.arg_names}
-        is_process = kernel is sampling.process_kernel
-        options = sampling.PROCESS_OPTIONS if is_process else sampling.OPTIONS
-        yield Variant(name, kernel, wanted, pointers, floats, options)
+    """Of 128,256 ids; with both filters, with one, and with none."""
+    pointer = DTYPE_POINTERS[dtype]
+    pointers = {"logits": pointer, "listed": pointer, "probabilities": "*fp32", "notes": "*fp32"}
+    pointers |= dict.fromkeys(("uniforms", "sums", "speeds"), "*fp64")
+    pointers |= {"words": "*i64", "drawn": "*i64", "winners": "*i32"}
+    shared = filters.constants(128_256, getattr(torch, dtype)) | {"unit": 2.0**-sampling.UNIFORM_BITS}
+
+    def variant(name: str, kernel: Any, **constants: bool) -> Variant:
+        wanted = {key: value for key, value in (shared | constants).items() if key in kernel.arg_names}
+        return Variant(name, kernel, wanted, pointers, ("temperature", "top_p"), filters.OPTIONS)
+
+    yield variant(f"survey ({dtype})", filters.survey_kernel)
+    for about, has_top_k, has_top_p in (("top-k and top-p", True, True), ("top-p", False, True)):
+        used = {"has_top_k": has_top_k, "has_top_p": has_top_p}
+        yield variant(f"weigh, {about} ({dtype})", filters.weigh_kernel, **used)
+        yield variant(f"list, {about} ({dtype})", filters.list_kernel, **used)
+        yield variant(f"search, {about} ({dtype})", filters.search_kernel, **used)
+    yield variant(f"normalize, filtered ({dtype})", filters.normalize_kernel, is_filtered=True)
+    yield variant(f"normalize, temperature alone ({dtype})", filters.normalize_kernel, is_filtered=False)
+    if dtype != "float32":
+        yield variant("mass", sampling.mass_kernel)
+        yield variant("draw", sampling.draw_kernel)
+        yield variant("race", sampling.race_kernel)
+        yield variant("winner", sampling.winner_kernel)
 
 
 def layer_variants(dtype: str) -> Iterator[Variant]:
@@ -289,14 +288,14 @@ def resources_of(variant: Variant, capability: int, known: dict[str, Resources])
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
     assert found is not None, usage
     registers, stack, local = map(int, found.groups())
-    shared, loops = compiled.metadata.shared, loops_of(code)
+    shared, loops, size = compiled.metadata.shared, loops_of(code), len(re.findall(MACHINE_CODE, code))
     longest, most = (max(counts, default=0) for counts in zip(*loops, strict=True)) if loops else (0, 0)
-    return Resources(variant.name, capability, key, registers, shared, stack + local, longest, most)
+    return Resources(variant.name, capability, key, registers, shared, stack + local, longest, most, size)
 
 
 def loops_of(code: str) -> list[tuple[int, int]]:
     """Of each innermost loop of machine code as cuobjdump prints it: instructions and barriers."""
-    lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", code)
+    lines = re.findall(MACHINE_CODE, code)
     places = {int(address, 16): index for index, (address, _) in enumerate(lines)}
     loops = []
     for end, (_, instruction) in enumerate(lines):

@@ -6,9 +6,9 @@ ones of all its tokens, as many as uniform routing is expected to choose, which 
 :class:`specdist.models.files.sizes.Experts`. The context length enters through reading the
 cache. The small kernels between matrices, launches and synchronisations are as many as ``python -m
 tests.gpu.counts`` has counted in the engine (``counted.json``); what each of them costs is a figure of the
-GPU. Sampling is what the kernels of :mod:`specdist.kernels.sampling` read, and how often: every distribution
-is one program's, on one multiprocessor, so that few of them leave most of a GPU idle; what policies compute
-of a draft's distributions (entropies) is left out.
+GPU. Sampling is what the kernels of :mod:`specdist.kernels.sampling` read, and the instructions that they
+issue for it, part by part of each row, and digit by digit of a threshold; what policies compute of a draft's
+distributions (entropies) is left out.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ PACKING_S = 100e-6
 CACHED_FACTOR = 2.0
 # The job's own.
 DEFAULTS = SamplingSettings()
-# A program has four warps for each of a multiprocessor's four schedulers, and two fit on one.
-WARPS_PER_SCHEDULER, PROGRAMS_PER_MULTIPROCESSOR = 4, 2
-# Ids of a row that a loop reads at a time, and the instructions of its loops for these, compiled for sm_90:
-# the largest logit, the sum and the probabilities; with filters the listing of likely ids for the sum.
-PROCESS_BLOCK, PLAIN_LOOPS, FILTERED_LOOPS = 4096, (64, 103, 131), (64, 167, 147)
-DRAW_BLOCK, DRAW_INSTRUCTIONS = 2048, 80
-# A search for a threshold: of a digit of four bits, and of 512 listed ids. How many of these there are is
-# assumed: a few ids of a thousand are likely.
-DIGIT_INSTRUCTIONS, LISTED_INSTRUCTIONS, NUM_LISTED = 300, 68, 4
+# Ids of a part of a row. It is a program's, which has two warps for each of a multiprocessor's schedulers.
+PART, WARPS_PER_SCHEDULER = 4096, 2
+# Instructions of a warp of each kernel, compiled for sm_90: of a part the largest logit and the
+# probabilities; with filters also sums from limits on, and the list of the logits between two of them.
+PLAIN_KERNELS, FILTERING_KERNELS = (280, 368), (280, 832, 752, 392)
+# Of a row the search for a threshold in its list, for each digit of four bits beside the rest. As many digits
+# are assumed that both limits share, and that a digit needs one look at the list.
+SEARCH, DIGIT, NUM_SHARED_DIGITS = 540, 370, 2
 NUM_DIGITS = {2: 4, 4: 8}
+# A part's mass, and a row's draw.
+MASS, DRAW = 184, 1328
 # From a load to the first instruction that needs it, and the clock of a busy GPU. Assumed.
 LOAD_CYCLES = 600
 CYCLES_PER_S = 1.7e9
@@ -154,29 +155,23 @@ class SamplingTimes:
         measured = self.gpu.sampling_curves.get(self._filters)
         if measured is not None:
             return measured.process_s(num_rows, self.model.vocab_size)
+        number = self.model.bytes_per_number
         num_searches = int(self._has_top_k) + int(self.settings.top_p < 1)
-        loops = FILTERED_LOOPS if num_searches else PLAIN_LOOPS
-        num_blocks = -(-self.model.vocab_size // PROCESS_BLOCK)
-        num_digits = num_searches * NUM_DIGITS[self.model.bytes_per_number]
-        return self._programs_s(
-            num_rows,
-            bytes_per_id=len(loops) * self.model.bytes_per_number + FLOAT_BYTES,
-            num_loads=num_blocks * len(loops) + num_digits * NUM_LISTED,
-            num_instructions=num_blocks * sum(loops)
-            + num_digits * (DIGIT_INSTRUCTIONS + NUM_LISTED * LISTED_INSTRUCTIONS),
-        )
+        kernels = FILTERING_KERNELS if num_searches else PLAIN_KERNELS
+        moved = [number] * (len(kernels) - 1) + [number + FLOAT_BYTES]
+        seconds = sum(self._parts_s(num_rows, *each) for each in zip(kernels, moved, strict=True))
+        num_digits = num_searches * (NUM_DIGITS[number] - NUM_SHARED_DIGITS)
+        if num_searches:
+            seconds += self._programs_s(num_rows, SEARCH + num_digits * DIGIT, num_loads=2 + num_digits)
+        return seconds + (len(kernels) - 1 + bool(num_searches)) * self._launch_s
 
     def draw_s(self, num_rows: float) -> float:
         """Seconds to draw from as many distributions."""
         measured = self.gpu.sampling_curves.get(self._filters)
         if measured is not None:
             return measured.draw_s(num_rows, self.model.vocab_size)
-        num_blocks = -(-self.model.vocab_size // DRAW_BLOCK)
-        return self._programs_s(
-            num_rows,
-            bytes_per_id=FLOAT_BYTES,
-            num_loads=num_blocks,
-            num_instructions=num_blocks * DRAW_INSTRUCTIONS,
+        return (
+            self._parts_s(num_rows, MASS, FLOAT_BYTES) + self._programs_s(num_rows, DRAW, 2) + self._launch_s
         )
 
     @property
@@ -190,19 +185,25 @@ class SamplingTimes:
             return "top_k and top_p" if has_top_p else "top_k"
         return "top_p" if has_top_p else "none"
 
-    def _programs_s(
-        self, num_rows: float, *, bytes_per_id: float, num_loads: int, num_instructions: int
-    ) -> float:
-        """Of a program per row. Two on a multiprocessor wait for their loads together, and issue their
-        instructions one after the other."""
+    def _parts_s(self, num_rows: float, num_instructions: int, bytes_per_id: float) -> float:
+        """Of a program for each part of a row, for which its ids are read or written."""
+        num_programs = num_rows * -(-self.model.vocab_size // PART)
         moving_s = self._moving_s(num_rows * bytes_per_id)
+        return max(moving_s, self._programs_s(num_programs, num_instructions, 1))
+
+    def _programs_s(self, num_programs: float, num_instructions: int, num_loads: int) -> float:
+        """Those on a multiprocessor wait for their loads together, and issue their instructions one after the
+        other."""
         if self.gpu.is_host:
-            return moving_s
-        num_places = PROGRAMS_PER_MULTIPROCESSOR * self.gpu.num_multiprocessors
-        cycles = LOAD_CYCLES * num_loads * math.ceil(num_rows / num_places)
-        each = WARPS_PER_SCHEDULER * num_instructions
-        cycles += each * math.ceil(num_rows / self.gpu.num_multiprocessors)
-        return max(moving_s, cycles / CYCLES_PER_S)
+            return 0.0
+        num_turns = math.ceil(num_programs / self.gpu.num_multiprocessors)
+        cycles = LOAD_CYCLES * num_loads + num_turns * WARPS_PER_SCHEDULER * num_instructions
+        return cycles / CYCLES_PER_S
+
+    @property
+    def _launch_s(self) -> float:
+        """Of a kernel more than the one that an operator is counted as."""
+        return 0.0 if self.gpu.is_host else self.gpu.kernel_s
 
     def _gathering_s(self, num_rows: float, tp_size: int) -> float:
         """Of whole logits on one rank, where the parts are joined."""
