@@ -83,18 +83,22 @@ def check_narrow_experts() -> None:
 
 
 def check_states() -> None:
-    """Of recurrent layers, by their kernels, which are asked of once; a draft that keeps none is recorded."""
+    """Of recurrent layers, by their kernels, in recorded passes of the target and runs of the draft."""
     kernels = kernels_on(GPU)
     assert kernels is not None
-    for family in ("jamba", "qwen3_5_text"):
+    for family, mode in (("jamba", "synchronous"), ("qwen3_5_text", "branches")):
         torch.manual_seed(0)
         target = build(family)
         asked = Counter[str]()
         with patch.dict(ON_HOST, {name: _counted(name, asked) for name in kernels._fields}):
-            pair = Pair(
-                target, tiny_model("llama", vocab_size=target.config.vocab_size), dict(MODES["branches"])
-            )
-            pair.check(RULES["rejection"], POLICIES["fixed"])
+            pair = Pair(target, noisy_copy(target), dict(MODES[mode]))
+            pair.check(RULES["rejection"], POLICIES["fixed"], prompts((9, 14)))
+        target_runner, draft_runner = pair.on_gpu.runners
+        recorded = (
+            target_runner._static,
+            draft_runner.runs if mode == "synchronous" else draft_runner._static,
+        )
+        assert all(each is not None and each._graphs._replays for each in recorded)
         assert set(asked) == {"delta_rule" if family == "qwen3_5_text" else "mamba"}
 
 

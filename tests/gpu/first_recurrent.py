@@ -35,29 +35,31 @@ def states(
 
     name, *sizes = STATES[model]
     heads, width, groups, state_size = TINY_STATES[model] if bench.is_fake else sizes
-    tokens = num_rows, num_tokens
-    slots = torch.arange(num_rows, device=bench.device).flip(0)
-    no, borders = torch.zeros_like(slots, dtype=torch.bool), torch.full_like(slots, num_tokens - 1)
+    num_places = num_rows * num_tokens
+    slots, firsts = torch.arange(num_rows).flip(0), torch.arange(0, num_places, num_tokens)
+    numbers = (slots, torch.zeros_like(slots), firsts, firsts + num_tokens, firsts + num_tokens - 1)
+    runs = torch.stack(numbers).to(bench.device)
     if name == "mamba":
         state = bench.random(num_rows, heads, width, state_size).float()
-        x = bench.random(*tokens, heads, width, seed=1)
-        steps = bench.random(*tokens, width if heads == 1 else heads, seed=2).float().exp()
-        of_states = [bench.random(*tokens, groups, state_size, seed=seed) for seed in (3, 4)]
+        x = bench.random(num_places, heads, width, seed=1)
+        steps = bench.random(num_places, width if heads == 1 else heads, seed=2).float().exp()
+        of_states = [bench.random(num_places, groups, state_size, seed=seed) for seed in (3, 4)]
         rates = bench.random(*((width, state_size) if heads == 1 else (heads,)), seed=5)
         arguments = [x, steps, *of_states, -rates.float().exp()]
     else:
         state = bench.random(num_rows, heads, state_size, width).float()
         queries, keys, values = (
-            bench.random(num_rows, heads, num_tokens, size, seed=seed).float()
+            bench.random(num_places, heads, size, seed=seed).float()
             for seed, size in enumerate((state_size, state_size, width), start=1)
         )
         keys = keys / keys.norm(dim=-1, keepdim=True)
-        logs = -bench.random(num_rows, heads, num_tokens, 1, seed=4).float().exp()
-        arguments = [queries, keys, values, logs, logs.sigmoid()]
+        logs = -bench.random(num_places, heads, 1, seed=4).float().exp()
+        arguments = [queries, keys, values, logs, logs[..., 0].sigmoid()]
 
-    def run(operator: Callable[..., Tensor]) -> Outputs:
-        held = state.clone()
-        return operator(held, slots, no, *arguments, borders), held
+    def run(operator: Callable[..., None]) -> Outputs:
+        held, output = state.clone(), torch.zeros(num_places, heads, width, device=bench.device)
+        operator(output, held, runs, *arguments)
+        return output, held
 
     kernel, twin = getattr(recurrent, name), getattr(plain, name)
     return lambda: run(kernel), lambda: run(twin), 4 * state.nbytes

@@ -18,7 +18,7 @@ from specdist.models.quantized.quantized_weights import LayerFormat, Numbers, Qu
 from specdist.models.recurrent import mamba1, mamba2
 from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule
 from specdist.models.recurrent.mamba2 import Mamba2Tokens
-from specdist.models.recurrent.states import SlotStates
+from specdist.models.recurrent.states import Padded, Runs, padded_of, recur
 from specdist.sampling.coupling import waiting_times_of
 from specdist.sampling.distributions import Dense, OneHot
 from specdist.sampling.processing.filters import plain_probabilities
@@ -119,20 +119,38 @@ def grouped_narrow_product(
     return output
 
 
-def mamba(held: Tensor, slots_S: Tensor, is_first_S: Tensor, *parts: Tensor) -> Tensor:
-    *tokens, rates, borders_S = parts
-    module, states = mamba1 if rates.dim() == 2 else mamba2, SlotStates(held, slots_S, is_first_S)
-    outputs, after = module.run(states.read(), Mamba2Tokens(*tokens), rates, borders_S)
-    states.keep(after)
-    return outputs
+def mamba(output: Tensor, held: Tensor, numbers_5S: Tensor, *parts: Tensor) -> None:
+    *tokens, rates = parts
+    module, line = mamba1 if rates.dim() == 2 else mamba2, Mamba2Tokens(*tokens)
+
+    def plain(state: Tensor, padded: Padded) -> tuple[Tensor, Tensor]:
+        return module.run(state, line.at(padded), rates, padded.borders_S)
+
+    _recur(output, held, numbers_5S, plain)
 
 
-def delta_rule(held: Tensor, slots_S: Tensor, is_first_S: Tensor, *parts: Tensor) -> Tensor:
-    *tokens, borders_S = parts
-    states = SlotStates(held, slots_S, is_first_S)
-    outputs, after = gated_delta_rule(DeltaTokens(*tokens), states.read(), borders_S.cpu().numpy(), borders_S)
-    states.keep(after)
-    return outputs
+def delta_rule(output: Tensor, held: Tensor, numbers_5S: Tensor, *line: Tensor) -> None:
+    def plain(state: Tensor, padded: Padded) -> tuple[Tensor, Tensor]:
+        tokens = DeltaTokens.of(padded, *line)
+        found, after = gated_delta_rule(tokens, state, padded.borders, padded.borders_S)
+        return found.transpose(1, 2), after
+
+    _recur(output, held, numbers_5S, plain)
+
+
+def _recur(
+    output: Tensor,
+    held: Tensor,
+    numbers_5S: Tensor,
+    plain: Callable[[Tensor, Padded], tuple[Tensor, Tensor]],
+) -> None:
+    """Where a run has no border its outputs are written alone; where it has no tokens nothing is."""
+    has_tokens_S, leaves_S = numbers_5S[3] > numbers_5S[2], numbers_5S[4] >= 0
+    for is_own_S, own_held in ((has_tokens_S & leaves_S, held), (has_tokens_S & ~leaves_S, held.clone())):
+        if is_own_S.any():
+            own_5S = numbers_5S[:, is_own_S]
+            own_5S[4] = own_5S[4].maximum(own_5S[2])
+            recur(output, own_held, [Runs(own_5S, padded_of(own_5S.numpy(), held.device))], None, plain)
 
 
 ON_HOST: dict[str, Callable[..., Any]] = {

@@ -233,7 +233,7 @@ def recurrent_variants(dtype: str) -> Iterator[Variant]:
     pointers = dict.fromkeys(("x", "b", "c"), DTYPE_POINTERS[dtype])
     of_tokens = ("queries", "keys", "values", "log_decays")
     pointers |= dict.fromkeys((*of_tokens, "states", "steps", "rates", "output"), "*fp32")
-    pointers |= {"slots": "*i64", "borders": "*i64", "is_first": "*i1"}
+    pointers["runs"] = "*i64"
     for width, state_size, version in ((8192, 16, 1), (64, 64, 2), (64, 128, 2), (64, 256, 2)):
         constants = {"width": width, "state_size": state_size, "has_rate_of_number": version == 1}
         constants |= recurrent.mamba_constants(width, state_size)

@@ -3,6 +3,8 @@ bits beside any neighbour and in any pieces."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,28 +13,47 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 
 from specdist.kernels.recurrent import delta_rule, mamba
 from specdist.models.recurrent.kernels import Kernels, Operator, check
-from tests.models.recurrent.tokens import NUM_SEQUENCES, TOLERANCE, DeltaTokens, MambaTokens, difference
+from tests.models.recurrent.tokens import (
+    NUM_SEQUENCES,
+    TOLERANCE,
+    DeltaTokens,
+    MambaTokens,
+    difference,
+    in_line,
+    runs_of,
+)
 
 NUM_TOKENS = (1, 9)
 
 
 def mamba_arguments(tokens: MambaTokens) -> list[Tensor]:
-    """As the operator takes them."""
-    return [tokens.state, *tokens.tokens, tokens.rates]
+    """Sequences' states, and tokens as the operator takes them."""
+    return [tokens.state, *map(in_line, tokens.tokens), tokens.rates]
 
 
 def delta_arguments(tokens: DeltaTokens) -> list[Tensor]:
-    return [tokens.state, tokens.queries, tokens.keys, tokens.values, tokens.log_decays, tokens.rates]
+    return [tokens.state, *tokens.in_line()]
 
 
-def run(operator: Operator, state: Tensor, *parts: Tensor, is_first: bool = False) -> tuple[Tensor, Tensor]:
-    """Outputs, and the states of the sequences' slots, among which are others that nobody may touch."""
-    slots = torch.arange(len(state), device=state.device).flip(0) * 2 + 1
+def run(
+    operator: Operator,
+    num_tokens: int,
+    borders: Sequence[int],
+    state: Tensor,
+    *parts: Tensor,
+    is_first: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Outputs [S, L, H, ...], and the states of the sequences' slots, among which are others that nobody may
+    touch, like the places between."""
+    slots = torch.arange(len(state)).flip(0) * 2 + 1
     held = torch.full((2 * len(state) + 1, *state.shape[1:]), torch.nan, device=state.device)
     held[slots] = state
-    outputs = operator(held, slots, torch.full_like(slots, is_first, dtype=torch.bool), *parts)
-    assert held[::2].isnan().all()
-    return outputs, held[slots]
+    runs = runs_of(num_tokens, slots, borders, is_first=is_first).to(state.device)
+    width = parts[2 if operator is delta_rule else 0].shape[-1]
+    output = torch.full((len(parts[0]), state.shape[1], width), torch.nan, device=state.device)
+    operator(output, held, runs, *parts)
+    assert held[::2].isnan().all() and output[:: num_tokens + 1].isnan().all()
+    return output.unflatten(0, (-1, num_tokens + 1))[:, 1:], held[slots]
 
 
 def borders_of(num_tokens: int) -> list[int]:
@@ -48,8 +69,8 @@ def test_mamba_is_that_of_one_token_after_the_other(
     tokens = MambaTokens(version, num_tokens)
     outputs, states = tokens.one_by_one()
     borders = borders_of(num_tokens)
-    arguments = [each.to(device) for each in (*mamba_arguments(tokens), torch.tensor(borders))]
-    found, kept = (each.cpu() for each in run(mamba, *arguments))
+    arguments = [each.to(device) for each in mamba_arguments(tokens)]
+    found, kept = (each.cpu() for each in run(mamba, num_tokens, borders, *arguments))
     assert difference(found, outputs) < TOLERANCE
     assert difference(kept, states[range(NUM_SEQUENCES), borders]) < TOLERANCE
 
@@ -62,9 +83,9 @@ def test_the_delta_rule_is_that_of_one_token_after_the_other(
     tokens = DeltaTokens(num_tokens, num_decays, (20, 9))
     outputs, states = tokens.one_by_one()
     borders = borders_of(num_tokens)
-    arguments = [each.to(device) for each in (*delta_arguments(tokens), torch.tensor(borders))]
-    found, kept = (each.cpu() for each in run(delta_rule, *arguments))
-    assert difference(found, outputs) < TOLERANCE
+    arguments = [each.to(device) for each in delta_arguments(tokens)]
+    found, kept = (each.cpu() for each in run(delta_rule, num_tokens, borders, *arguments))
+    assert difference(found.transpose(1, 2), outputs) < TOLERANCE
     assert difference(kept, states[range(NUM_SEQUENCES), borders]) < TOLERANCE
 
 
@@ -72,7 +93,8 @@ def test_heads_wider_than_a_program_are_shared_among_several(device: torch.devic
     """States of 256 numbers, in half precision, side by side with others, as a projection leaves them."""
     generator = torch.Generator().manual_seed(0)
     heads, groups, width, state_size = 4, 2, 24, 256
-    row = torch.randn(2, 3, heads * width + 2 * groups * state_size, generator=generator).bfloat16()
+    row = torch.randn(2, 4, heads * width + 2 * groups * state_size, generator=generator).bfloat16()
+    row = row.flatten(0, 1)  # three tokens of each sequence, after a place of none
     parts = row.split([heads * width, groups * state_size, groups * state_size], dim=-1)
     x, b, c = (
         part.unflatten(-1, sizes)
@@ -80,10 +102,11 @@ def test_heads_wider_than_a_program_are_shared_among_several(device: torch.devic
             parts, [(heads, width), (groups, state_size), (groups, state_size)], strict=True
         )
     )
-    steps, rates = torch.rand(2, 3, heads, generator=generator), -torch.rand(heads, generator=generator)
-    state, borders = torch.randn(2, heads, width, state_size, generator=generator), torch.tensor([1, 3])
-    arguments = [each.to(device) for each in (state, x, steps, b, c, rates, borders)]
-    found, kept = (each.cpu() for each in run(mamba, *arguments))
+    steps, rates = torch.rand(8, heads, generator=generator), -torch.rand(heads, generator=generator)
+    state = torch.randn(2, heads, width, state_size, generator=generator)
+    arguments = [each.to(device) for each in (state, x, steps, b, c, rates)]
+    found, kept = (each.cpu() for each in run(mamba, 3, [1, 3], *arguments))
+    x, b, c, steps = (each.unflatten(0, (2, 4))[:, 1:] for each in (x, b, c, steps))
     numbers, states = state.double(), [state.double()]
     for token in range(3):
         step = steps[:, token].double()[..., None, None]
@@ -100,31 +123,25 @@ def test_a_sequence_has_the_same_bits_alone_and_in_any_pieces(kind: str, device:
     """Also beside one whose numbers are not finite."""
     length, cut = 7, 3
     if kind == "delta rule":
-        operator, time, arguments = delta_rule, 2, delta_arguments(DeltaTokens(length, 1, (8, 8)))
+        operator, arguments = delta_rule, delta_arguments(DeltaTokens(length, 1, (8, 8)))
     else:
         version = 1 if kind == "mamba 1" else 2
-        operator, time, arguments = mamba, 1, mamba_arguments(MambaTokens(version, length))
-    # What is of every sequence; rates of Mamba's heads are the layer's.
-    of_sequences = range(6 if kind == "delta rule" else 5)
+        operator, arguments = mamba, mamba_arguments(MambaTokens(version, length))
     arguments[0][1] = torch.nan
-    arguments = [each.to(device) for each in arguments]
-    together, kept = run(operator, *arguments, torch.full((NUM_SEQUENCES,), length, device=device))
+    state, *parts = (each.to(device) for each in arguments)
+    together, kept = run(operator, length, NUM_SEQUENCES * [length], state, *parts)
     assert together[1].isnan().all() and together[[0, 2]].isfinite().all()
     for sequence in (0, 2):
-        own = [
-            each[sequence : sequence + 1] if index in of_sequences else each
-            for index, each in enumerate(arguments)
-        ]
-        found, state = [], own[0]
+        held, slot = state[sequence : sequence + 1].clone(), torch.zeros(1, dtype=torch.int64)
+        found = torch.full((len(parts[0]), *together.shape[2:]), torch.nan, device=device)
         for begin, end in ((0, cut), (cut, length)):
-            piece = [
-                each.narrow(time, begin, end - begin) if index in of_sequences else each
-                for index, each in enumerate(own[1:], start=1)
-            ]
-            output, state = run(operator, state, *piece, torch.tensor([end - begin], device=device))
-            found.append(output)
-        assert torch.equal(torch.cat(found, time)[0], together[sequence])
-        assert torch.equal(state[0], kept[sequence])
+            first = sequence * (length + 1) + 1
+            numbers = runs_of(end - begin, slot, [end - begin], begin=begin) + torch.tensor([0, 0, 1, 1, 1])[
+                :, None
+            ] * (first - 1)
+            operator(found, held, numbers.to(device), *parts)
+        assert torch.equal(found.unflatten(0, (-1, length + 1))[sequence, 1:], together[sequence])
+        assert torch.equal(held[0], kept[sequence])
 
 
 def test_kernels_are_used_only_if_they_are_right(device: torch.device) -> None:
@@ -133,7 +150,11 @@ def test_kernels_are_used_only_if_they_are_right(device: torch.device) -> None:
 
     def late(operator: Operator) -> Operator:
         """Of states that are kept one token later."""
-        return lambda *arguments: operator(*arguments[:-1], (arguments[-1] + 1).clamp(max=3))
+
+        def run(output: Tensor, held: Tensor, runs: Tensor, *parts: Tensor) -> None:
+            operator(output, held, torch.stack((*runs[:4], torch.minimum(runs[3], runs[4] + 1))), *parts)
+
+        return run
 
     for wrong in (kernels._replace(mamba=late(mamba)), kernels._replace(delta_rule=late(delta_rule))):
         with pytest.raises(ValueError, match="states differ by"):
@@ -147,7 +168,30 @@ def test_a_sequence_begins_without_a_state_whatever_its_slot_holds(kind: str, de
         if kind == "mamba"
         else (delta_rule, delta_arguments(DeltaTokens(3, 1, (8, 8))))
     )
-    state, *parts = (each.to(device) for each in (*arguments, torch.full((NUM_SEQUENCES,), 2)))
-    first = run(operator, torch.full_like(state, torch.nan), *parts, is_first=True)
-    zeros = run(operator, torch.zeros_like(state), *parts)
+    state, *parts = (each.to(device) for each in arguments)
+    borders = NUM_SEQUENCES * [2]
+    first = run(operator, 3, borders, torch.full_like(state, torch.nan), *parts, is_first=True)
+    zeros = run(operator, 3, borders, torch.zeros_like(state), *parts)
     assert all(torch.equal(one, other) for one, other in zip(first, zeros, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["mamba", "delta rule"])
+def test_without_a_border_nothing_is_left_and_without_tokens_nothing_is_written(
+    kind: str, device: torch.device
+) -> None:
+    """As of recordings, and of padding."""
+    operator, arguments = (
+        (mamba, mamba_arguments(MambaTokens(2, 3)))
+        if kind == "mamba"
+        else (delta_rule, delta_arguments(DeltaTokens(3, 1, (8, 8))))
+    )
+    state, *parts = (each.to(device) for each in arguments)
+    wanted, _ = run(operator, 3, NUM_SEQUENCES * [0], state, *parts)
+    held, slots = state.clone(), torch.arange(NUM_SEQUENCES)
+    runs = runs_of(3, slots, [-9, -9, -9])
+    runs[3, 1] = runs[2, 1]
+    output = torch.full((len(parts[0]), *wanted.shape[2:]), torch.nan, device=device)
+    operator(output, held, runs.to(device), *parts)
+    assert torch.equal(held, state)
+    found = output.unflatten(0, (-1, 4))[:, 1:]
+    assert torch.equal(found[[0, 2]], wanted[[0, 2]]) and found[1].isnan().all()

@@ -15,6 +15,7 @@ from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.models.passes.static_runs import MAX_RUN_GRAPHS, DraftedRun, StaticRuns, difference_of_runs
+from specdist.models.recurrent.rollback import Rollback
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.draft_draws import DraftDraws, Drawn
 from specdist.sampling.random import Purpose, RandomKeys
@@ -22,6 +23,7 @@ from specdist.utils.ranges import arange_segments
 from tests.engine.harness import paged_runner
 from tests.installed import needs
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
+from tests.models.recurrent.twins import use_twins
 from tests.models.tape import TapeCapturer
 
 RULES = {
@@ -49,7 +51,10 @@ def draws(rule: str) -> DraftDraws:
 
 def runner_of(model: torch.nn.Module, acceleration: Acceleration, tokens: np.ndarray) -> ModelRunner:
     runner = paged_runner(model, acceleration)
-    runner.allocate(num_pages=NUM_PAGES * 3, page_size=PAGE_SIZE, num_slots=3, max_seq_len=24)
+    rollback = Rollback(max(NUM_STEPS) + 2)
+    runner.allocate(
+        num_pages=NUM_PAGES * 3, page_size=PAGE_SIZE, num_slots=3, max_seq_len=24, rollback=rollback
+    )
     slots, places = np.repeat(np.arange(3), NUM_OWN_PAGES), arange_segments(np.array(NUM_OWN_PAGES))
     runner.update_pages(PageUpdates(slots, places, np.arange(len(slots))))
     # Of the last sequence all tokens are beyond the border of a rope that has one.
@@ -95,17 +100,22 @@ def single_steps(
 
 
 @pytest.mark.parametrize(
-    ("rule", "more"),
+    ("rule", "family", "more"),
     [
-        *((rule, {}) for rule in RULES),
+        *((rule, "llama", {}) for rule in RULES),
         # Before, its frequencies were chosen on the host: such passes are not recorded.
-        pytest.param("greedy", {"rope_parameters": LONGROPE}, marks=needs("transformers", "5.23")),
+        pytest.param("greedy", "llama", {"rope_parameters": LONGROPE}, marks=needs("transformers", "5.23")),
+        ("rejection", "qwen3_5_text", {}),
+        ("greedy", "falcon_h1", {}),
     ],
 )
-def test_a_run_gives_what_single_steps_give(rule: str, more: dict[str, Any]) -> None:
+def test_a_run_gives_what_single_steps_give(
+    rule: str, family: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also when it is replayed with other tokens and random numbers, and whatever takes fewer steps writes
     nowhere else: the passes after it see the same caches."""
-    model, capturer = noisy_copy(tiny_model("llama", **more)), TapeCapturer()
+    use_twins(monkeypatch)
+    model, capturer = noisy_copy(tiny_model(family, **more)), TapeCapturer()
     how = draws(rule)
     given: list[tuple[DraftedRun, Tensor, Tensor]] = []
     for seed in range(3):

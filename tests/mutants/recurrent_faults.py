@@ -7,6 +7,10 @@ BLOCKS = STATES + "test_blocks_chunks_and_rollbacks_give_transformers_outputs"
 BRANCH = STATES + "test_a_branch_has_the_state_of_its_sequence_and_gives_its_own_back"
 DRIFT = STATES + "test_a_thousand_rollbacks_leave_the_state_of_a_run_without_any"
 WRONG_PLACE = STATES + "test_positions_that_a_state_does_not_lead_to_are_an_error"
+RECORDED_TESTS = "tests/models/recurrent/test_recorded.py::"
+RECORDED = RECORDED_TESTS + "test_recorded_passes_are_right_for_every_acceptance"
+LONG = RECORDED_TESTS + "test_long_chunks_are_not_recorded"
+RUNS = "tests/models/test_static_runs.py::test_a_run_gives_what_single_steps_give"
 GREEDY = "tests/engine/test_recurrent.py::test_greedy_tokens_are_those_of_generate_after_every_block"
 AHEAD = "tests/engine/test_recurrent.py::test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place"
 ADOPTED = "tests/engine/test_recurrent.py::test_an_adopted_branch_goes_on_with_its_own_state"
@@ -14,26 +18,50 @@ SIZES = "tests/models/test_sizes.py::test_states_and_keys_are_those_that_a_runne
 JOB = "tests/job/test_recurrent.py::test_rows_that_begin_alike_are_those_of_generate"
 
 RECURRENT_FAULTS = (
-    Mutant("state-with-a-token-too-many", "RecurrentStates._group",
-        "borders = num_carried + kept_S - begins_S",
-        "borders = num_carried + kept_S - begins_S + 1",
+    Mutant("state-with-a-token-too-many", "RecurrentStates._laid_out",
+        "run_S + kept_S - begins_S,",
+        "run_S + kept_S - begins_S + 1,",
         (BLOCKS,)),
-    Mutant("state-with-a-token-too-few", "RecurrentStates._group",
-        "borders = num_carried + kept_S - begins_S",
-        "borders = np.maximum(num_carried + kept_S - begins_S - 1, 0)",
+    Mutant("state-with-a-token-too-few", "RecurrentStates._laid_out",
+        "run_S + kept_S - begins_S,",
+        "(run_S + kept_S - begins_S - 1).maximum(run_S + applied_S - begins_S),",
         (BLOCKS,)),
-    Mutant("convolution-sees-a-token-too-few", "RecurrentStates._group",
-        "np.maximum(applied_S - self.num_before, 0)",
-        "np.maximum(applied_S - self.num_before + 1, 0)",
+    Mutant("convolution-sees-a-token-too-few", "RecurrentStates._laid_out",
+        "(applied_S - self.num_before).clamp",
+        "(applied_S - self.num_before + 1).clamp",
         (BLOCKS,)),
-    Mutant("state-of-another-slot", "RecurrentStates._group",
-        "slots_S=on_device(slots_S.astype(np.int64))",
-        "slots_S=on_device(np.sort(slots_S).astype(np.int64))",
+    Mutant("state-of-another-slot", "RecurrentStates._laid_out",
+        "                slots_S,\n",
+        "                slots_S.sort().values,\n",
         (BLOCKS,)),
-    Mutant("sequences-begin-with-the-state-of-the-one-before", "RecurrentStates._group",
-        "is_first_S=on_device(begins_S == 0)",
-        "is_first_S=on_device(begins_S < 0)",
+    Mutant("sequences-begin-with-the-state-of-the-one-before", "RecurrentStates._laid_out",
+        "applied_S == 0,",
+        "applied_S < 0,",
         (BLOCKS,)),
+    Mutant("recorded-passes-with-a-stale-number-of-applied-tokens", "RecurrentStates.recorded_places",
+        "Told(*told_5S.long())",
+        "Told(*told_5S.long())._replace(applied_S=torch.from_numpy(self._applied[:told_5S.shape[1]].copy()))",
+        (RECORDED + "[mamba2]",)),
+    Mutant("recorded-passes-one-position-late", "pack_told",
+        "told_5S[:, : len(told.slots_S)] = told",
+        "told_5S[:, : len(told.slots_S)] = told._replace(begins_S=told.begins_S + (told.begins_S > 0))",
+        (RECORDED + "[lfm2]",)),
+    Mutant("recording-leaves-states-several-times", "run_once",
+        "each[-1].fill_(NOT_KEPT)",
+        "pass",
+        (RECORDED + "[qwen3_5_text]",)),
+    Mutant("runs-go-on-from-the-state-before-them", "StaticRuns._pack_told",
+        "positions = num_keys_A[rows] + step - 1",
+        "positions = num_keys_A[rows]",
+        (RUNS + "[greedy-falcon_h1-more6]",)),
+    Mutant("whoever-takes-no-step-leaves-a-state", "StaticRuns._pack_told",
+        "np.array([0, 0, 1, 0, NOT_KEPT])",
+        "np.array([0, 0, 1, 0, 1])",
+        (RUNS + "[greedy-falcon_h1-more6]",)),
+    Mutant("long-chunks-token-by-token", "StaticPasses.choose_bucket",
+        "segments.lengths_S.max() > MAX_KERNEL_TOKENS",
+        "False",
+        (LONG,)),
     Mutant("a-lone-tokens-state-is-kept-without-its-length", "RecurrentStates.plan",
         "self._applied[slots_S], self._ends[slots_S] = kept_S, ends_S",
         "self._applied[slots_S], self._ends[slots_S] = np.where(lengths_S > 1, kept_S, applied_S), ends_S",

@@ -196,6 +196,10 @@ class CheckedGraphs:
     def is_known(self, key: Hashable) -> bool:
         return key in self._replays
 
+    def is_settled(self, key: Hashable) -> bool:
+        """A run of it is one of the function, or of its recording."""
+        return self.is_full or key in self._seen
+
     def run(
         self, key: Hashable, function: Callable[[], Tensor], difference: Difference | None = None
     ) -> Tensor:

@@ -179,14 +179,11 @@ class ModelRunner:
                 device=self.device,
             )
             self.torch_pass.states = self._states
+            what = f"{len(self._shapes.states)} recurrent layers, {self.state_bytes(rollback):,} bytes a slot"
             # Not of the check of loading.
-            logger.log(
-                logging.DEBUG if rollback is NO_ROLLBACK else logging.INFO,
-                "states of %d recurrent layers, %s bytes of each of %d slots: passes are not recorded, and "
-                "no sequence begins after another's prefix",
-                len(self._shapes.states), f"{self.state_bytes(rollback):,}", num_slots + num_branch_slots,
-            )  # fmt: skip
-        is_static = acceleration.is_static and self._states is None
+            level = logging.DEBUG if rollback is NO_ROLLBACK else logging.INFO
+            logger.log(level, "states of %s: no sequence begins after another's prefix", what)
+        is_static = acceleration.is_static and (self._states is None or self._states.can_be_recorded)
         num_scratch = NUM_SCRATCH_PAGES if is_static else 0
         num_windowed = 0 if windowed is None else windowed.num_pages
         num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
@@ -226,7 +223,10 @@ class ModelRunner:
                 device=self.device,
                 capturer=acceleration.capturer,
                 takes_features=self.head_uses_features,
-                num_more_inputs=num_run_inputs(len(self._table.pages), 0 if window is None else width),
+                num_more_inputs=num_run_inputs(
+                    len(self._table.pages), width * bool(window), bool(self._states)
+                ),
+                states=self._states,
             )
             self.runs = StaticRuns(
                 self._static,

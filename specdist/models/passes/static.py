@@ -12,7 +12,7 @@ T tokens, S segments, P pages per segment, N tokens whose logits are wanted, V v
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +23,12 @@ from specdist.models.attention.attention import GroupedAttention, LayerAttention
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.passes.flat import FlatBatch, Segments, cache_indices
-from specdist.models.passes.graphs import Capturer, CheckedGraphs
+from specdist.models.passes.graphs import Capturer, CheckedGraphs, Difference
 from specdist.models.passes.segments import PagedSegments, aligned
 from specdist.models.passes.staging import InputStaging
+from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS
+from specdist.models.recurrent.mixers import StatePass
+from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, RecurrentStates, Told
 
 # Longer passes are bound by their products: launching the kernels takes less time than running them.
 MAX_TOKENS = 2048
@@ -49,17 +52,20 @@ class Bucket(NamedTuple):
     num_pages: int
     num_logits: int
     has_windowed: bool = False
+    has_states: bool = False
 
     @property
     def part_lengths(self) -> list[int]:
         """Of the packed inputs: token ids, positions, logits index, cache indices, used keys, first queries,
-        block table; cache indices and tables of windowed layers also, if they have pages of their own."""
+        what recurrent layers are told, block table; cache indices and tables of windowed layers also, if they
+        have pages of their own."""
         lengths = [
             *2 * [self.num_tokens],
             self.num_logits,
             *self.num_groups * [self.num_tokens],
             self.num_segments,
             self.num_segments + 1,
+            self.has_states * NUM_TOLD * self.num_segments,
             *self.num_groups * [self.num_segments * self.num_pages],
         ]
         return [aligned(length) for length in lengths]
@@ -106,6 +112,33 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+def pack_told(room: np.ndarray, num_segments: int, told: Told) -> None:
+    """Padding has no tokens and leaves nothing."""
+    room.fill(0)
+    told_5S = room[: NUM_TOLD * num_segments].reshape(NUM_TOLD, num_segments)
+    told_5S[-1] = NOT_KEPT
+    told_5S[:, : len(told.slots_S)] = told
+
+
+def run_once(
+    graphs: CheckedGraphs,
+    key: Hashable,
+    function: Callable[[], Tensor],
+    told: Sequence[Tensor],
+    difference: Difference | None = None,
+) -> Tensor:
+    """As :meth:`CheckedGraphs.run`, of a function that leaves states as ``told``, [5, ...] each. To record it
+    takes several runs, of which only the last one may leave anything."""
+    if told and not graphs.is_settled(key):
+        kept = [each[-1].clone() for each in told]
+        for each in told:
+            each[-1].fill_(NOT_KEPT)
+        graphs.run(key, function, difference)
+        for each, right in zip(told, kept, strict=True):
+            each[-1].copy_(right)
+    return graphs.run(key, function, difference)
+
+
 class StaticPasses:
     """The static passes of one runner, which share their buffers."""
 
@@ -123,6 +156,7 @@ class StaticPasses:
         capturer: Capturer | None,
         takes_features: bool = False,
         num_more_inputs: int = 0,
+        states: RecurrentStates | None = None,
     ) -> None:
         """
         Args:
@@ -134,6 +168,7 @@ class StaticPasses:
             capturer: None runs every pass unrecorded.
             takes_features: ``run_model`` gets features of the tokens whose logits are wanted; else None.
             num_more_inputs: room for inputs besides those of a pass.
+            states: of recurrent layers, if the model has any.
         """
         self.run_model = run_model
         self.cache = cache
@@ -141,9 +176,10 @@ class StaticPasses:
         self.scratch_page, self.windowed_scratch_page = scratch_page, windowed_scratch_page
         self.table_width = table_width
         self.device = device
+        self.states = states
         self._graphs = CheckedGraphs(capturer)
         sizes = MAX_TOKENS, _power_of_two(most_segments) + 1, table_width, MAX_TOKENS
-        largest = Bucket(*sizes, has_windowed=windowed_scratch_page is not None)
+        largest = self._with_parts(Bucket(*sizes))
         self.staging = InputStaging(sum(largest.part_lengths) + num_more_inputs, device)
         # They may be on the device already, so they are not among the staged inputs.
         self.features_3N = torch.zeros(3, MAX_TOKENS, device=device) if takes_features else None
@@ -165,15 +201,22 @@ class StaticPasses:
             return None
         self.pack(bucket, batch, segments, logits_index, page_table)
         self.send(bucket, batch, features_3N)
-        logits = self._graphs.run(bucket, lambda: self.compute(bucket))
+        told = [] if self.states is None else [self.told_of(bucket)]
+        logits = run_once(self._graphs, bucket, lambda: self.compute(bucket), told)
         # A replay of another pass may write to the same memory.
         logits = logits[: len(logits_index)]
         return logits.clone() if is_copied else logits
 
     def choose_bucket(self, segments: Segments, num_logits: int) -> Bucket | None:
+        if self.states is not None and segments.lengths_S.max() > MAX_KERNEL_TOKENS:
+            return None  # in chunks they are faster
         page_size = self.cache.page_size
         bucket = choose_bucket(segments, num_logits, page_size=page_size, table_width=self.table_width)
-        return bucket and bucket._replace(has_windowed=self.windowed_scratch_page is not None)
+        return bucket and self._with_parts(bucket)
+
+    def _with_parts(self, bucket: Bucket) -> Bucket:
+        has_windowed = self.windowed_scratch_page is not None
+        return bucket._replace(has_windowed=has_windowed, has_states=self.states is not None)
 
     def pack(
         self,
@@ -189,8 +232,14 @@ class StaticPasses:
         host = self.staging.host()
         ends, num_groups = np.cumsum(bucket.part_lengths), bucket.num_groups
         token_ids, positions, logits, *parts = np.split(host[: ends[-1]], ends[:-1])
-        (used, starts), tables = parts[num_groups : num_groups + 2], parts[-num_groups:]
+        (used, starts, told), tables = parts[num_groups : num_groups + 3], parts[-num_groups:]
         num_tokens, num_segments = len(batch), len(segments.lengths_S)
+        if self.states is not None:
+            firsts_S = segments.starts_S
+            planned = self.states.plan(
+                batch.slots_T[firsts_S], batch.positions_T[firsts_S], segments.lengths_S
+            )
+            pack_told(told, bucket.num_segments, planned)
         token_ids.fill(0)
         if not isinstance(batch.token_ids_T, Tensor):
             token_ids[:num_tokens] = batch.token_ids_T
@@ -238,10 +287,22 @@ class StaticPasses:
 
     def table_of(self, bucket: Bucket, group: int = 0) -> Tensor:
         """The pages of the segments [S, P] in the device's buffer; ``group`` 1: of windowed layers."""
-        parts = self.staging.buffer[: sum(bucket.part_lengths)].split(bucket.part_lengths)
         num_segments, num_pages = bucket.num_segments, bucket.num_pages
-        table = parts[group - bucket.num_groups]
+        table = self._parts_of(bucket)[group - bucket.num_groups]
         return table[: num_segments * num_pages].view(num_segments, num_pages)
+
+    def told_of(self, bucket: Bucket) -> Tensor:
+        """What recurrent layers are told [5, S], in the device's buffer."""
+        told = self._parts_of(bucket)[-1 - bucket.num_groups]
+        return told[: NUM_TOLD * bucket.num_segments].view(NUM_TOLD, -1)
+
+    def _parts_of(self, bucket: Bucket) -> tuple[Tensor, ...]:
+        return self.staging.buffer[: sum(bucket.part_lengths)].split(bucket.part_lengths)
+
+    def with_states(self, attention: LayerAttention, told_5S: Tensor, num_tokens: int) -> LayerAttention:
+        """A pass whose recurrent layers are told so much."""
+        assert self.states is not None
+        return StatePass(attention, self.states, self.states.recorded_places(told_5S, num_tokens))
 
     @torch.inference_mode()
     def compute(self, bucket: Bucket) -> Tensor:
@@ -271,6 +332,8 @@ class StaticPasses:
         attention: LayerAttention = attentions[0]
         if bucket.has_windowed:
             attention = GroupedAttention(self.cache.windowed, attentions[1], attentions[0])
+        if self.states is not None:
+            attention = self.with_states(attention, self.told_of(bucket), bucket.num_tokens)
         num_logits = bucket.num_logits
         features_3N = None if self.features_3N is None else self.features_3N[:, :num_logits]
         return self.run_model(

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import KernelAttention
 from specdist.models.cache.branch_pages import BranchPageTable
 from specdist.models.cache.draft_window import WindowPageTable
@@ -27,7 +28,8 @@ from specdist.models.passes.flat import FlatBatch, Segments, as_seen, cache_indi
 from specdist.models.passes.graphs import TOLERANCES, Capturer, CheckedGraphs
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.segments import PagedSegments, aligned
-from specdist.models.passes.static import Bucket, StaticPasses, bucket_of_tokens
+from specdist.models.passes.static import Bucket, StaticPasses, bucket_of_tokens, run_once
+from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, RecurrentStates
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
 
@@ -52,7 +54,8 @@ class DraftedRun(NamedTuple):
 
 class _Inputs(NamedTuple):
     """Of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [3, S]; of a window also
-    ``tables``: the pages [D - 1, S, P] that each step's token sees."""
+    ``tables``: the pages [D - 1, S, P] that each step's token sees; ``told``: to recurrent layers, [5, D - 1,
+    S] or nothing."""
 
     positions: Tensor
     cache_index: Tensor
@@ -60,20 +63,21 @@ class _Inputs(NamedTuple):
     starts: Tensor
     keys: Tensor
     tables: Tensor
+    told: Tensor
 
 
-def lengths_of(num_rows: int, num_steps: int, num_pages: int = 0) -> list[int]:
+def lengths_of(num_rows: int, num_steps: int, num_pages: int = 0, has_states: bool = False) -> list[int]:
     """Of the parts of :class:`_Inputs`, in int32, rounded up as those of a pass; ``num_pages``: of a window's
     tables."""
     room, num_passes = aligned(num_rows), num_steps - 1
-    tables = num_passes * room * num_pages
-    return [*3 * [num_passes * room], aligned(num_rows + 1), NUM_KEYS * KEY_NUMBERS * room, tables]
+    tables, told = num_passes * room * num_pages, has_states * NUM_TOLD * num_passes * room
+    return [*3 * [num_passes * room], aligned(num_rows + 1), NUM_KEYS * KEY_NUMBERS * room, tables, told]
 
 
-def num_run_inputs(num_slots: int, num_pages: int = 0) -> int:
+def num_run_inputs(num_slots: int, num_pages: int = 0, has_states: bool = False) -> int:
     """Most inputs that a run has besides those of its first pass; ``num_pages``: seen by a token in a window,
     else 0."""
-    return sum(lengths_of(bucket_of_tokens(num_slots), LONGEST_RUN, num_pages))
+    return sum(lengths_of(bucket_of_tokens(num_slots), LONGEST_RUN, num_pages, has_states))
 
 
 class StaticRuns:
@@ -148,15 +152,21 @@ class StaticRuns:
             takes_part_DA = np.arange(num_steps)[:, None] < num_steps_A
             return difference_of_runs(found, expected, takes_part_DA, self._tolerance)
 
+        told: list[Tensor] = []
+        if self._passes.states is not None:
+            told = [self._passes.told_of(bucket), self._inputs(bucket, num_steps).told]
+
         def take_steps() -> Tensor:
-            return self._graphs.run(
+            return run_once(
+                self._graphs,
                 key,
                 lambda: self._compute(key, bucket, num_steps, draws),
+                told,
                 difference,
             )
 
         columns = take_steps()
-        if is_new:
+        if is_new and not told:
             # To record a run takes several, and rounding may decide otherwise in one of them: what was drawn,
             # its scores and what the cache has of it must be of the same one.
             columns = take_steps()
@@ -180,7 +190,9 @@ class StaticRuns:
         lengths = self._lengths(bucket, num_steps)
         first = sum(bucket.part_lengths)
         host = passes.staging.host()[first : first + sum(lengths)]
-        positions, cache_index, used, starts, key_words, tables = np.split(host, np.cumsum(lengths)[:-1])
+        positions, cache_index, used, starts, key_words, tables, told = np.split(
+            host, np.cumsum(lengths)[:-1]
+        )
         page_size = passes.cache.page_size
         places = np.arange(len(cache_index)) % page_size
         positions.fill(0)
@@ -200,25 +212,45 @@ class StaticRuns:
         if self._has_window:
             tables.fill(passes.scratch_page)
             tables.reshape(-1, bucket.num_pages)[lines] = pages_SP[seen.slots_T]
+        if passes.states is not None:
+            self._pack_told(passes.states, told, slots_A, num_keys_A, num_steps_A)
         words = np.zeros((NUM_KEYS, len(key_words) // (NUM_KEYS * KEY_NUMBERS)), np.int64)
         words[:, :num_rows] = keys.stream_keys_N, keys.positions_N, keys.num_misses_N
         key_words[:] = words.view(np.int32).ravel()
         return sum(lengths)
 
+    @staticmethod
+    def _pack_told(
+        states: RecurrentStates,
+        room: np.ndarray,
+        slots_A: np.ndarray,
+        num_keys_A: np.ndarray,
+        num_steps_A: np.ndarray,
+    ) -> None:
+        """Of all passes but the first. Who takes no part begins a sequence, and leaves nothing."""
+        told_5DS = room.reshape(NUM_TOLD, int(num_steps_A.max()) - 1, -1)
+        told_5DS[:] = np.array([0, 0, 1, 0, NOT_KEPT])[:, None, None]
+        for step in range(1, num_steps_A.max()):
+            rows = np.flatnonzero(step < num_steps_A)
+            positions = num_keys_A[rows] + step - 1
+            told_5DS[:, step - 1, rows] = states.plan(slots_A[rows], positions, np.ones_like(positions))
+
     def _lengths(self, bucket: Bucket, num_steps: int) -> list[int]:
-        return lengths_of(bucket.num_logits, num_steps, bucket.num_pages if self._has_window else 0)
+        num_pages = bucket.num_pages if self._has_window else 0
+        return lengths_of(bucket.num_logits, num_steps, num_pages, bucket.has_states)
 
     def _inputs(self, bucket: Bucket, num_steps: int) -> _Inputs:
         """Views of the device's buffer."""
         num_rows, lengths = bucket.num_logits, self._lengths(bucket, num_steps)
         first = sum(bucket.part_lengths)
-        *parts, starts, keys, tables = self._passes.staging.buffer[first : first + sum(lengths)].split(
+        *parts, starts, keys, tables, told = self._passes.staging.buffer[first : first + sum(lengths)].split(
             lengths
         )
         positions, cache_index, used = (part.view(num_steps - 1, -1)[:, :num_rows] for part in parts)
         keys_3S = keys.view(torch.int64).view(NUM_KEYS, -1)[:, :num_rows]
         tables_DSP = tables.view(num_steps - 1, -1, bucket.num_pages)[:, :num_rows]
-        return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_3S, tables_DSP)
+        told_5DS = told.view(NUM_TOLD, num_steps - 1, -1)[:, :, :num_rows]
+        return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_3S, tables_DSP, told_5DS)
 
     @torch.inference_mode()
     def _compute(self, key: Hashable, bucket: Bucket, num_steps: int, draws: DraftDraws) -> Tensor:
@@ -245,7 +277,11 @@ class StaticRuns:
                     num_queries=1,
                     num_keys=table_SP.shape[1] * passes.cache.page_size,
                 )
-                attention = KernelAttention(passes.cache, passes.kernel, segments, cache_index[step - 1])
+                attention: LayerAttention = KernelAttention(
+                    passes.cache, passes.kernel, segments, cache_index[step - 1]
+                )
+                if passes.states is not None:
+                    attention = passes.with_states(attention, inputs.told[:, step - 1], num_rows)
                 told_3S = None if passes.features_3N is None else features_3S
                 outputs = passes.run_model(ids_S, positions[step - 1], lines_S, attention, told_3S)
             uniforms_S = None if uniforms_DS is None else uniforms_DS[step]

@@ -151,7 +151,9 @@ class TorchPass:
         attention, windowed_SP = self._over(batch, pages_SP), batch.windowed_pages_SP
         if windowed_SP is not None:
             attention = GroupedAttention(self._cache.windowed, self._over(batch, windowed_SP), attention)
-        return attention if self.states is None else StatePass(attention, self.states, batch)
+        if self.states is None:
+            return attention
+        return StatePass(attention, self.states, self.states.places(batch))
 
     def _over(self, batch: FlatBatch, pages_SP: np.ndarray) -> LayerAttention:
         assert self._cache is not None, NOT_ALLOCATED

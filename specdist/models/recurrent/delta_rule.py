@@ -8,8 +8,8 @@ of what the state has for its key, to the degree of its rate:
 Within a chunk the corrections of all tokens are the solution of a triangular system, and the state after any
 of its tokens is the first state, decayed, and the sum of corrections so far, each decayed since.
 
-S segments, L tokens of each, C of a chunk, H heads, K width of keys and V of values, D decays of a head: one,
-or one for each of its keys' numbers (Kimi Team 2025, arXiv:2510.26692).
+S segments, L tokens of each, C of a chunk, N places of all, H heads, K width of keys and V of values, D
+decays of a head: one, or one for each of its keys' numbers (Kimi Team 2025, arXiv:2510.26692).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from specdist.models.recurrent.states import Padded
 
 # Decays of single numbers are compared token by token: a chunk takes memory with the square of its length.
 CHUNK_TOKENS, FINE_CHUNK_TOKENS = 64, 16
@@ -35,6 +37,19 @@ class DeltaTokens(NamedTuple):
     values: Tensor
     log_decays: Tensor
     rates: Tensor
+
+    @staticmethod
+    def of(
+        padded: Padded,
+        queries_NHK: Tensor,
+        keys_NHK: Tensor,
+        values_NHV: Tensor,
+        log_decays_NHD: Tensor,
+        rates_NH: Tensor,
+    ) -> DeltaTokens:
+        """Of a line of places, the tokens at these."""
+        line = (queries_NHK, keys_NHK, values_NHV, log_decays_NHD, rates_NH[..., None])
+        return DeltaTokens(*(each[padded.places_SP].transpose(1, 2) for each in line))
 
     def chunk(self, begin: int, end: int) -> DeltaTokens:
         return DeltaTokens(*(part[:, :, begin:end] for part in self))

@@ -3,11 +3,13 @@
 They differ in how projections are joined, and in whether a head has one decay or one for each of its keys'
 numbers. A row has a token's queries, keys and values before their convolution, its decays and its rates.
 
-T flat tokens, S segments, L places of a segment, Q new tokens of it, H heads of values, G of keys, K width of
-keys and V of values, D decays of a head, R numbers of a row, E hidden size.
+T flat tokens, L places with rows, N places that are run, H heads of values, G of keys, K width of keys and V
+of values, D decays of a head, R numbers of a row, E hidden size, S segments.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +18,9 @@ from torch import Tensor, nn
 from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import COLWISE, EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule, normalized
-from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
+from specdist.models.recurrent.kernels import kernels_on
 from specdist.models.recurrent.modules import OfModule, has_parts
-from specdist.models.recurrent.states import Places, SlotStates, StateShape
+from specdist.models.recurrent.states import Padded, Runs, StateShape, recur
 
 OF_ALL = ("conv1d", "layer_idx", "activation", "conv_kernel_size")
 OF_HEADS = ("A_log", "dt_bias", "head_k_dim", "head_v_dim")
@@ -85,41 +87,38 @@ class GatedDelta(OfModule):
         parts, gate = self._parts(hidden_TE)
         return torch.cat(parts, dim=-1), gate
 
-    def scan(self, rows_SLR: Tensor, states: SlotStates, places: Places) -> Tensor:
+    def scan(self, rows_LR: Tensor, held: Tensor, runs: Sequence[Runs]) -> Tensor:
         module, (num_values, _), (key_width, value_width) = self.module, self._heads, self._widths
         own_decays, bias = self._decays
         weight = module.conv1d.weight[:, 0]
-        mixed, decays, rates = rows_SLR.split((len(weight), bias.numel(), num_values), dim=-1)
+        mixed, decays, rates = rows_LR.split((len(weight), bias.numel(), num_values), dim=-1)
         mixed = causal_convolution(mixed, weight, module.conv1d.bias, module.activation)
-        decays, rates = decays[:, -mixed.shape[1] :], rates[:, -mixed.shape[1] :]
+        num_places = len(mixed)
         queries, keys, values = mixed.split(self._channels, dim=-1)
-        rates_SLH = rates.sigmoid().float() * (2.0 if self.doubles_rates else 1.0)
-        decays = F.softplus(decays.float() + bias.float()).unflatten(-1, (num_values, -1))
-        logs = -own_decays.float().exp().view(-1, 1) * decays
-        is_live = places.is_live_SL[:, :, None, None]
+        rates_NH = rates[-num_places:].sigmoid().float() * (2.0 if self.doubles_rates else 1.0)
+        decays = F.softplus(decays[-num_places:].float() + bias.float()).unflatten(-1, (num_values, -1))
+        logs_NHD = -own_decays.float().exp().view(-1, 1) * decays
 
         def of_heads(flat: Tensor, width: int) -> Tensor:
             of_each = flat.unflatten(-1, (-1, width)).float()
             # Each head of keys serves as many consecutive ones of values.
-            if of_each.shape[2] != num_values:
-                of_each = of_each.repeat_interleave(num_values // of_each.shape[2], dim=2)
-            return of_each.transpose(1, 2)
+            if of_each.shape[1] != num_values:
+                of_each = of_each.repeat_interleave(num_values // of_each.shape[1], dim=1)
+            return of_each
 
-        tokens = DeltaTokens(
-            normalized(of_heads(queries, key_width)) * key_width**-0.5,
-            normalized(of_heads(keys, key_width)),
-            of_heads(values, value_width),
-            logs.where(is_live, 0.0).transpose(1, 2),
-            rates_SLH[..., None].where(is_live, 0.0).transpose(1, 2),
-        )
-        kernels = kernels_on(rows_SLR.device) if mixed.shape[1] <= MAX_KERNEL_TOKENS else None
-        if kernels is None:
-            outputs, after = gated_delta_rule(tokens, states.read(), places.borders, places.borders_S)
-            states.keep(after)
-        else:
-            outputs = kernels.delta_rule(*states, *tokens, places.borders_S)
-        new = outputs[:, :, places.num_carried :].transpose(1, 2)
-        return new.to(rows_SLR.dtype).flatten(2)
+        queries_NHK = normalized(of_heads(queries, key_width)) * key_width**-0.5
+        keys_NHK, values_NHV = normalized(of_heads(keys, key_width)), of_heads(values, value_width)
+        tokens = (queries_NHK, keys_NHK, values_NHV, logs_NHD, rates_NH)
+        kernels, output = kernels_on(rows_LR.device), torch.zeros_like(values_NHV)
+
+        def plain(state_SHKV: Tensor, padded: Padded) -> tuple[Tensor, Tensor]:
+            found, after = gated_delta_rule(
+                DeltaTokens.of(padded, *tokens), state_SHKV, padded.borders, padded.borders_S
+            )
+            return found.transpose(1, 2), after
+
+        kernel = kernels and (lambda numbers_5S: kernels.delta_rule(output, held, numbers_5S, *tokens))
+        return recur(output, held, runs, kernel, plain).to(rows_LR.dtype).flatten(1)
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
         width = rest.shape[-1]

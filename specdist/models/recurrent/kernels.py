@@ -1,4 +1,7 @@
-"""Kernels of recurrent layers, where a device runs them rightly: tried once."""
+"""Kernels of recurrent layers, where a device runs them rightly: tried once.
+
+S sequences, H heads, N places that are run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ TOLERANCE = 1e-4
 
 logger = logging.getLogger(__name__)
 
-Operator = Callable[..., Tensor]
+Operator = Callable[..., None]
 
 
 class Kernels(NamedTuple):
@@ -36,7 +39,7 @@ def kernels_on(device: torch.device) -> Kernels | None:
     if device.type != "cuda":
         return None
     trial = first_right({"Triton kernels": _kernels}, lambda kernels: check(kernels, device))
-    trial.report(logger, f"recurrent layers on {device}", "plain operations")
+    trial.report(logger, f"recurrent layers on {device}", "plain operations, of which no pass is recorded")
     return trial.found
 
 
@@ -55,25 +58,34 @@ def check(kernels: Kernels, device: torch.device) -> None:
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    slots_S, borders_S = torch.tensor([3, 0, 2]), torch.tensor([0, 2, 3])
-    mamba2 = [random(3, 4, 5, 6), random(3, 3, 4, 5), random(3, 3, 4).exp(), *random(2, 3, 3, 2, 6)]
-    mamba1 = [random(3, 1, 5, 6), random(3, 3, 1, 5), random(3, 3, 5).exp(), *random(2, 3, 3, 1, 6)]
-    keys, values = random(3, 4, 3, 6), random(3, 4, 3, 5)
-    delta = [random(3, 4, 6, 5), random(3, 4, 3, 6), keys / keys.norm(dim=-1, keepdim=True), values]
-    for kernel, arguments, one_by_one in (
-        (kernels.mamba, [*mamba2, -random(4).exp()], _mamba),
-        (kernels.mamba, [*mamba1, -random(5, 6).exp()], _mamba),
-        (kernels.delta_rule, [*delta, -random(3, 4, 3, 1).exp(), random(3, 4, 3, 1).sigmoid()], _delta_rule),
-        (kernels.delta_rule, [*delta, -random(3, 4, 3, 6).exp(), random(3, 4, 3, 1).sigmoid()], _delta_rule),
+    # Three tokens of each sequence, after a place that nobody runs.
+    slots_S, borders_S, firsts_S = torch.tensor([3, 0, 2]), torch.tensor([0, 2, 3]), torch.arange(1, 13, 4)
+    runs = torch.stack((slots_S, torch.zeros_like(slots_S), firsts_S, firsts_S + 3, firsts_S + borders_S))
+    tokens_SL = firsts_S[:, None] + torch.arange(3)
+    mamba2 = [random(12, 4, 5), random(12, 4).exp(), *random(2, 12, 2, 6)]
+    mamba1 = [random(12, 1, 5), random(12, 5).exp(), *random(2, 12, 1, 6)]
+    keys = random(12, 4, 6)
+    delta = [random(12, 4, 6), keys / keys.norm(dim=-1, keepdim=True), random(12, 4, 5)]
+    fine, rates = -random(12, 4, 6).exp(), random(12, 4).sigmoid()
+    for kernel, state, tokens, of_layer, one_by_one in (
+        (kernels.mamba, random(4, 4, 5, 6), mamba2, [-random(4).exp()], _mamba),
+        (kernels.mamba, random(4, 1, 5, 6), mamba1, [-random(5, 6).exp()], _mamba),
+        (kernels.delta_rule, random(4, 4, 6, 5), [*delta, fine[..., :1], rates], [], _delta_rule),
+        (kernels.delta_rule, random(4, 4, 6, 5), [*delta, fine, rates], [], _delta_rule),
     ):
-        state, *tokens = (each.to(device) for each in arguments)
-        held, slots = random(4, *state.shape[1:]).to(device), slots_S.to(device)
-        held[slots] = state
-        found = kernel(held, slots, torch.zeros_like(slots, dtype=torch.bool), *tokens, borders_S.to(device))
-        outputs, states = one_by_one(*(each.double() for each in arguments))
+        held, found = (
+            state.to(device, copy=True),
+            torch.full((12, *state.shape[1:2], 5), torch.nan, device=device),
+        )
+        kernel(found, held, *(each.to(device) for each in (runs, *tokens, *of_layer)))
+        of_sequences = (state[slots_S], *(each[tokens_SL] for each in tokens), *of_layer)
+        outputs, states = one_by_one(*(each.double() for each in of_sequences))
         kept = states[borders_S, torch.arange(3)]
-        for name, one, other in (("outputs", found, outputs), ("states", held[slots], kept)):
-            difference = (one.cpu().double() - other).abs().max() / other.abs().max()
+        for name, one, other in (
+            ("outputs", found.cpu()[tokens_SL], outputs),
+            ("states", held.cpu()[slots_S], kept),
+        ):
+            difference = (one.double() - other).abs().max() / other.abs().max()
             check_difference(f"{name} differ", float(difference), TOLERANCE)
 
 
@@ -96,11 +108,11 @@ def _delta_rule(
     state: Tensor, queries: Tensor, keys: Tensor, values: Tensor, logs: Tensor, rates: Tensor
 ) -> tuple[Tensor, Tensor]:
     states, outputs = [state], []
-    parts = (each.unbind(2) for each in (queries, keys, values, logs, rates))
+    parts = (each.unbind(1) for each in (queries, keys, values, logs, rates[..., None]))
     for query, key, value, log, rate in zip(*parts, strict=True):
         state = state * log.exp()[..., None]
         correction = rate * (value - (state * key[..., None]).sum(-2))
         state = state + key[..., None] * correction[..., None, :]
         states.append(state)
         outputs.append((state * query[..., None]).sum(-2))
-    return torch.stack(outputs, 2), torch.stack(states)
+    return torch.stack(outputs, 1), torch.stack(states)

@@ -4,10 +4,13 @@ at a rate of its own.
 As in :mod:`specdist.models.recurrent.mamba2`, with channels as the numbers of one head, which have time steps
 of their own. The rates of a state's numbers differ, so tokens follow one another, as in transformers.
 
-S sequences, L tokens of each, P channels, N numbers of a channel's state, T flat tokens, E hidden size.
+S sequences, L tokens of each, P channels, N numbers of a channel's state, T flat tokens, or places of them, E
+hidden size.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +18,9 @@ from torch import Tensor, nn
 
 from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import COLWISE, EQUAL, GRAIN, PACKED, ROWWISE, PlannedCut
-from specdist.models.recurrent.kernels import kernels_on
-from specdist.models.recurrent.mamba2 import Mamba2Tokens
+from specdist.models.recurrent.mamba2 import Mamba2Tokens, outputs_of
 from specdist.models.recurrent.modules import OfModule, has_parts
-from specdist.models.recurrent.states import Places, SlotStates, StateShape
+from specdist.models.recurrent.states import Runs, StateShape
 
 PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "D", "out_proj", "time_step_rank", "ssm_state_size")
 NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
@@ -74,26 +76,20 @@ class Mamba1(OfModule):
         rows_TP, gates_TP = self.module.in_proj(hidden_TE).chunk(2, dim=-1)
         return rows_TP, gates_TP
 
-    def scan(self, rows_SLP: Tensor, states: SlotStates, places: Places) -> Tensor:
+    def scan(self, rows_LP: Tensor, held: Tensor, runs: Sequence[Runs]) -> Tensor:
         module = self.module
         convolution = module.conv1d
-        x_SLP = causal_convolution(rows_SLP, convolution.weight[:, 0], convolution.bias, module.activation)
+        x_TP = causal_convolution(rows_LP, convolution.weight[:, 0], convolution.bias, module.activation)
         widths = [module.time_step_rank, module.ssm_state_size, module.ssm_state_size]
-        parts = module.x_proj(x_SLP).split(widths, dim=-1)
+        parts = module.x_proj(x_TP).split(widths, dim=-1)
         if has_parts(module, NORMS):
             parts = [getattr(module, name)(part) for name, part in zip(NORMS, parts, strict=True)]
-        steps, b_SLN, c_SLN = parts
-        # Places without a token change nothing.
-        steps_SLP = F.softplus(module.dt_proj(steps).float()) * places.is_live_SL[..., None]
+        steps, b_TN, c_TN = parts
+        steps_TP = F.softplus(module.dt_proj(steps).float())
+        tokens = Mamba2Tokens(x_TP[:, None], steps_TP, b_TN[:, None], c_TN[:, None])
         rates_PN = -module.A_log.float().exp()
-        tokens = Mamba2Tokens(x_SLP[:, :, None], steps_SLP, b_SLN[:, :, None], c_SLN[:, :, None])
-        if (kernels := kernels_on(x_SLP.device)) is None:
-            outputs_SL1P, after_S1PN = run(states.read(), tokens, rates_PN, places.borders_S)
-            states.keep(after_S1PN)
-        else:
-            outputs_SL1P = kernels.mamba(*states, *tokens, rates_PN, places.borders_S)
-        outputs_SLP = outputs_SL1P[:, :, 0] + x_SLP * module.D.float()
-        return outputs_SLP[:, places.num_carried :]
+        outputs_T1P = outputs_of(tokens, held, runs, rates_PN, run, is_chunked=False)
+        return outputs_T1P[:, 0] + x_TP * module.D.float()
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
         output: Tensor = self.module.out_proj((mixed_TO * F.silu(rest)).to(rest.dtype))

@@ -7,12 +7,13 @@ In chunks, as in the paper's section 6, a token reads the others as attention th
 the state before them.
 
 S sequences, L tokens of each, H heads of P numbers in G groups of R, N numbers of a state beside them,
-T flat tokens, E hidden size, I inner size (H × P), C channels of the convolution.
+T flat tokens, or places of them, E hidden size, I inner size (H × P), C channels of the convolution.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,15 +22,18 @@ from torch import Tensor, nn
 
 from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import EQUAL, GRAIN, PACKED, ROWWISE, PlannedCut
-from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
+from specdist.models.recurrent.kernels import kernels_on
 from specdist.models.recurrent.modules import OfModule, has_parts
-from specdist.models.recurrent.states import Places, SlotStates, StateShape
+from specdist.models.recurrent.states import Padded, Runs, StateShape, recur
 
 # Of a prompt: more tokens are more work for each, and fewer products.
 CHUNK_TOKENS = 64
 PARTS = (
     "in_proj", "conv1d", "dt_bias", "D", "norm", "out_proj", "head_dim", "ssm_state_size", "time_step_limit"
 )  # fmt: skip
+
+
+Run = Callable[[Tensor, "Mamba2Tokens", Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Mamba2Tokens(NamedTuple):
@@ -40,6 +44,10 @@ class Mamba2Tokens(NamedTuple):
     steps: Tensor
     b: Tensor
     c: Tensor
+
+    def at(self, padded: Padded) -> Mamba2Tokens:
+        """Of a line of places, the tokens at these."""
+        return Mamba2Tokens(*(each[padded.places_SP] for each in self))
 
     def chunk(self, begin: int, end: int) -> Mamba2Tokens:
         return Mamba2Tokens(*(part[:, begin:end] for part in self))
@@ -89,6 +97,19 @@ def _outputs(state_SHPN: Tensor, tokens: Mamba2Tokens, rates_H: Tensor) -> Tenso
     of_state = torch.einsum("slgn,sgrpn->sgrlp", c_SLGN, state_SHPN.unflatten(1, of_groups))
     decayed = of_state * logs_SHL.cumsum(-1).exp().unflatten(1, of_groups)[..., None]
     return (weights @ x_SGRLP + decayed).flatten(1, 2).transpose(1, 2)
+
+
+def outputs_of(
+    tokens: Mamba2Tokens, held: Tensor, runs: Sequence[Runs], rates: Tensor, run: Run, *, is_chunked: bool
+) -> Tensor:
+    """float32 [T, H, P] of a line of tokens; ``run``: by plain operations, of those of some sequences."""
+    kernels, output = kernels_on(held.device), torch.zeros(tokens.x.shape, device=held.device)
+
+    def plain(state_SHPN: Tensor, padded: Padded) -> tuple[Tensor, Tensor]:
+        return run(state_SHPN, tokens.at(padded), rates, padded.borders_S)
+
+    kernel = kernels and (lambda numbers_5S: kernels.mamba(output, held, numbers_5S, *tokens, rates))
+    return recur(output, held, runs, kernel, plain, is_chunked=is_chunked)
 
 
 class Mamba2(OfModule):
@@ -145,25 +166,19 @@ class Mamba2(OfModule):
         gates_TI, rows_TR = projected.tensor_split([self._inner], dim=-1)
         return rows_TR, gates_TI
 
-    def scan(self, rows_SLR: Tensor, states: SlotStates, places: Places) -> Tensor:
+    def scan(self, rows_LR: Tensor, held: Tensor, runs: Sequence[Runs]) -> Tensor:
         module, weight_CW = self.module, self.module.conv1d.weight[:, 0]
-        inputs_SLC, steps_SLH = rows_SLR.tensor_split([len(weight_CW)], dim=-1)
-        convolved = causal_convolution(inputs_SLC, weight_CW, module.conv1d.bias, module.activation)
+        inputs_LC, steps_LH = rows_LR.tensor_split([len(weight_CW)], dim=-1)
+        convolved = causal_convolution(inputs_LC, weight_CW, module.conv1d.bias, module.activation)
         x, b, c = convolved.tensor_split([self._inner, (self._inner + len(weight_CW)) // 2], dim=-1)
-        steps_SLH = F.softplus(steps_SLH[:, -x.shape[1] :].float() + module.dt_bias.float())
-        # Places without a token change nothing.
-        steps_SLH = steps_SLH.clamp(*module.time_step_limit) * places.is_live_SL[..., None]
-        b_SLGN, c_SLGN = (each.unflatten(-1, (-1, module.ssm_state_size)) for each in (b, c))
-        tokens = Mamba2Tokens(x.unflatten(-1, (-1, module.head_dim)), steps_SLH, b_SLGN, c_SLGN)
+        steps_TH = F.softplus(steps_LH[-len(x) :].float() + module.dt_bias.float())
+        b_TGN, c_TGN = (each.unflatten(-1, (-1, module.ssm_state_size)) for each in (b, c))
+        tokens = Mamba2Tokens(
+            x.unflatten(-1, (-1, module.head_dim)), steps_TH.clamp(*module.time_step_limit), b_TGN, c_TGN
+        )
         rates_H = -module.A_log.float().exp()
-        kernels = kernels_on(x.device) if x.shape[1] <= MAX_KERNEL_TOKENS else None
-        if kernels is None:
-            outputs_SLHP, after_SHPN = run(states.read(), tokens, rates_H, places.borders_S)
-            states.keep(after_SHPN)
-        else:
-            outputs_SLHP = kernels.mamba(*states, *tokens, rates_H, places.borders_S)
-        outputs_SLHP = outputs_SLHP + tokens.x * module.D.float()[:, None]
-        return outputs_SLHP[:, places.num_carried :].flatten(2)
+        output = outputs_of(tokens, held, runs, rates_H, run, is_chunked=True)
+        return (output + tokens.x * module.D.float()[:, None]).flatten(1)
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
         module = self.module

@@ -1,17 +1,18 @@
 """Modules with a gated short convolution and no other state: of LFM2 (arXiv:2511.23404).
 
-A row has a token's input of the convolution. T flat tokens, S segments, L places of a segment, R channels, E
-hidden size.
+A row has a token's input of the convolution. T flat tokens, L places with rows, R channels, E hidden size.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.modules import OfModule, has_parts
-from specdist.models.recurrent.states import Places, SlotStates, StateShape
+from specdist.models.recurrent.states import Runs, StateShape
 
 
 class ShortConvolution(OfModule):
@@ -36,9 +37,9 @@ class ShortConvolution(OfModule):
         before, after, inputs = self.module.in_proj(hidden_TE).chunk(3, dim=-1)
         return before * inputs, after
 
-    def scan(self, rows_SLR: Tensor, states: SlotStates, places: Places) -> Tensor:
+    def scan(self, rows_LR: Tensor, held: Tensor, runs: Sequence[Runs]) -> Tensor:
         conv = self.module.conv
-        return causal_convolution(rows_SLR, conv.weight[:, 0], conv.bias, None)[:, places.num_carried :]
+        return causal_convolution(rows_LR, conv.weight[:, 0], conv.bias, None)
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
         found: Tensor = self.module.out_proj(rest * mixed_TO)

@@ -10,15 +10,20 @@ Positions alone decide. A pass whose tokens begin at a position keeps the rows b
 it; a sequence's first token begins without a state. So engine and draft need to say nothing of acceptance:
 as with pages, what has been rolled back is overwritten.
 
-T flat tokens, S segments, L places of a segment, R numbers of a row, B branches.
+A pass lays its rows out in one line of places: of each segment those that come before its own, as many of
+every one, then its own. Where they are follows from a few numbers of each segment (:class:`Told`), on the
+device, too, so that a recorded pass is right for whatever was accepted.
+
+T flat tokens, S segments, L places with rows, N places that are run (all but the first few), C places of a
+segment before its own, R numbers of a row, B branches, P places of the longest of some segments.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,9 +31,12 @@ from torch import Tensor
 
 from specdist.models.cache.key_value import untouched_zeros
 from specdist.models.passes.flat import FlatBatch, Segments
+from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
 from specdist.models.recurrent.rollback import Rollback
 
 STATE_DTYPE = torch.float32
+# In place of the logarithm of lengths.
+BY_KERNEL = -1
 
 
 class StateShape(NamedTuple):
@@ -50,66 +58,96 @@ class StateShape(NamedTuple):
         return rows + self.num_numbers * STATE_DTYPE.itemsize
 
 
+class Told(NamedTuple):
+    """What a pass is told of its segments, integers on the host or on the device: the slots of their
+    sequences, the positions of their first tokens, their numbers of tokens, and how many of the sequence's
+    tokens the slot's state is after, before the pass and after it. With :data:`NOT_KEPT` the pass leaves the
+    slot as it is."""
+
+    slots_S: Any
+    begins_S: Any
+    lengths_S: Any
+    applied_S: Any
+    kept_S: Any
+
+
+NUM_TOLD = len(Told._fields)
+NOT_KEPT = -1
+
+
 @dataclass(frozen=True)
-class Places:
-    """Of segments that run together: each has ``num_before`` places that only a convolution reads, then
-    ``num_carried`` with rows of earlier passes, the last at the end, then ``num_new``.
+class Padded:
+    """Some segments beside one another, for plain operations.
 
     Attributes:
-        is_live_SL: of carried and new places, those that have a token; the others must change nothing.
-        borders: after so many of them the state is kept, on the host; ``borders_S``: on the device.
+        places_SP: of each segment, from its first one on; then the last one again, which comes after all that
+            is wanted.
+        borders: the state is kept after so many of them, on the host; ``borders_S``: on the device.
+        outputs: which of all S × P are wanted, and their places.
     """
 
-    num_before: int
-    num_carried: int
-    num_new: int
-    is_live_SL: Tensor
+    places_SP: Tensor
     borders: np.ndarray
     borders_S: Tensor
-
-
-class SlotStates(NamedTuple):
-    """Of one layer, where the segments of a pass have their states: ``held`` are those of all slots, float32
-    [slots, ...]; a sequence's first token has none before it, whatever its slot holds."""
-
-    held: Tensor
-    slots_S: Tensor
-    is_first_S: Tensor
-
-    def read(self) -> Tensor:
-        """Before the pass, [S, ...]."""
-        found = self.held.index_select(0, self.slots_S)
-        return found.masked_fill_(self.is_first_S.view(-1, *[1] * (found.dim() - 1)), 0.0)
-
-    def keep(self, after: Tensor) -> None:
-        self.held.index_copy_(0, self.slots_S, after)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Segments of similar lengths. ``carried_SL``: places in the rings; ``new_SQ``: flat tokens;
-    ``outputs``: places in the group's (segment, new) order, and the flat tokens that they are of."""
-
-    places: Places
-    slots_S: Tensor
-    is_first_S: Tensor
-    carried_SL: Tensor
-    has_carried_SL: Tensor
-    new_SQ: Tensor
-    has_new_SQ: Tensor
     outputs: tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class StatePlan:
-    """Of a pass; ``kept``: flat tokens whose rows are kept, and their places in the rings."""
+class Runs:
+    """Segments that run together.
 
-    groups: list[_Group]
-    kept: tuple[Tensor, Tensor]
+    Attributes:
+        numbers_5S: int64: the slot; 1 if it has no state yet, whatever it holds; the first place that is run
+            and the one after the last; and the one before which the slot's state is kept, negative if it is
+            not.
+        padded: for plain operations; None where a kernel runs them.
+    """
+
+    numbers_5S: Tensor
+    padded: Padded | None
+
+    def read(self, held: Tensor) -> Tensor:
+        """Of one layer's states of all slots, float32 [slots, ...], those before the pass: [S, ...]."""
+        found = held.index_select(0, self.numbers_5S[0])
+        return found.masked_fill_(self.numbers_5S[1].bool().view(-1, *[1] * (found.dim() - 1)), 0.0)
+
+    def keep(self, held: Tensor, after: Tensor) -> None:
+        held.index_copy_(0, self.numbers_5S[0], after)
+
+
+class Line(NamedTuple):
+    """Where a pass's rows are.
+
+    Attributes:
+        ring_B: places in the ring of the rows that come before any segment's own; ``before_B``: where they
+            are laid out.
+        new_T: where the tokens' own rows are laid out; ``ring_T``: their places in the ring.
+        outputs_T: where among the places that are run the tokens' outputs are.
+    """
+
+    ring_B: Tensor
+    before_B: Tensor
+    new_T: Tensor
+    ring_T: Tensor
+    outputs_T: Tensor
+
+
+class Places(NamedTuple):
+    """Of a pass, on the device, with all segments."""
+
+    line: Line
+    runs: Sequence[Runs]
 
 
 class RecurrentStates:
-    """The memory of all slots, and which tokens each one's state and rows are of."""
+    """The memory of all slots, and which tokens each one's state and rows are of.
+
+    Attributes:
+        rows: of each layer, [slots × places of a ring + 2, R]: the last two are zeros, and what nobody reads.
+        states: of each layer, float32 [slots, ...].
+        num_before: of each segment the first places are only read by a convolution.
+        room: of each segment, before its own.
+    """
 
     def __init__(
         self,
@@ -122,15 +160,26 @@ class RecurrentStates:
     ) -> None:
         self._rollback, self._device = rollback, device
         self.num_before = max(shape.num_before for shape in shapes.values())
-        self._ring = rollback.num_tokens + self.num_before
+        self._ring = self.room = rollback.num_tokens + self.num_before
         self.rows: dict[int, Tensor] = {}
         self.states: dict[int, Tensor] = {}
+        self._num_rows = num_slots * self._ring
         for layer, shape in shapes.items():
-            self.rows[layer] = untouched_zeros((num_slots, self._ring, shape.row_width), dtype, device)
+            self.rows[layer] = untouched_zeros((self._num_rows + 2, shape.row_width), dtype, device)
             if shape.state:
                 self.states[layer] = untouched_zeros((num_slots, *shape.state), STATE_DTYPE, device)
+        self.has_kernels = bool(self.states) and kernels_on(device) is not None
         # The state is after so many tokens, and the rows reach up to these.
         self._applied, self._ends = np.zeros((2, num_slots), np.int64)
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Plain operations need the host."""
+        return self.has_kernels or not self.states or self._device.type == "cpu"
+
+    def rings(self, layer: int) -> Tensor:
+        """Rows by slot, [slots, places, R]."""
+        return self.rows[layer][: self._num_rows].unflatten(0, (-1, self._ring))
 
     def assume(self, slots: np.ndarray, lengths: np.ndarray) -> None:
         """For passes that are only timed: as if each slot had a state of so many tokens."""
@@ -140,17 +189,15 @@ class RecurrentStates:
         """Let slots have the states of others; no target is a source."""
         self._applied[targets_B], self._ends[targets_B] = self._applied[sources_B], self._ends[sources_B]
         sources, targets = (torch.from_numpy(slots).to(self._device) for slots in (sources_B, targets_B))
-        for held in (*self.rows.values(), *self.states.values()):
+        for held in (*map(self.rings, self.rows), *self.states.values()):
             held.index_copy_(0, targets, held.index_select(0, sources))
 
-    def plan(self, batch: FlatBatch) -> StatePlan:
-        """Of a pass over these tokens; to be run before the next one is planned.
+    def plan(self, slots_S: np.ndarray, begins_S: np.ndarray, lengths_S: np.ndarray) -> Told:
+        """Of a pass over so many tokens of each slot, from these positions on; to be run before the next one
+        is planned.
 
         Raises RuntimeError for tokens that a slot's state does not lead to.
         """
-        segments = Segments.of(batch)
-        starts_S, lengths_S = segments.starts_S, segments.lengths_S
-        slots_S, begins_S = batch.slots_T[starts_S], batch.positions_T[starts_S]
         ends_S = begins_S + lengths_S
         applied_S = np.where(begins_S, self._applied[slots_S], 0)
         is_wrong_S = (begins_S < applied_S) | ((begins_S > self._ends[slots_S]) & (begins_S > 0))
@@ -164,57 +211,109 @@ class RecurrentStates:
         if self._rollback.follows_committed:
             kept_S = np.maximum(kept_S, begins_S)
         self._applied[slots_S], self._ends[slots_S] = kept_S, ends_S
-        buckets_S = np.ceil(np.log2(lengths_S)).astype(np.int64)
-        groups = []
-        for bucket in np.unique(buckets_S):
-            members = np.flatnonzero(buckets_S == bucket)
-            columns = (slots_S, starts_S, begins_S, lengths_S, applied_S, kept_S)
-            groups.append(self._group(*(column_S[members] for column_S in columns)))
-        # The others would have the same places.
-        is_kept_T = batch.positions_T >= np.repeat(ends_S - self._ring, lengths_S)
-        kept_T = np.flatnonzero(is_kept_T)
-        return StatePlan(groups, (self._on_device(kept_T), self._on_device(self._places(batch, kept_T))))
+        return Told(slots_S, begins_S, lengths_S, applied_S, kept_S)
 
-    def _places(self, batch: FlatBatch, tokens: np.ndarray) -> np.ndarray:
-        found: np.ndarray = batch.slots_T[tokens] * self._ring + batch.positions_T[tokens] % self._ring
+    def places(self, batch: FlatBatch) -> Places:
+        """Of a pass over these tokens, as :meth:`plan`."""
+        segments = Segments.of(batch)
+        starts_S = segments.starts_S
+        told = self.plan(batch.slots_T[starts_S], batch.positions_T[starts_S], segments.lengths_S)
+        on_host = Told(*(torch.from_numpy(each.astype(np.int64)) for each in told))
+        line, numbers_5S = self._laid_out(on_host, len(batch))
+        return Places(Line(*(each.to(self._device) for each in line)), self._runs(numbers_5S.numpy()))
+
+    def recorded_places(self, told_5S: Tensor, num_tokens: int) -> Places:
+        """The same of what is on the device. No shape depends on it, and padding follows the last segment."""
+        line, numbers_5S = self._laid_out(Told(*told_5S.long()), num_tokens)
+        is_alone = self.has_kernels or not self.states
+        runs = [Runs(numbers_5S, None)] if is_alone else self._runs(numbers_5S.numpy())
+        return Places(line, runs)
+
+    def _laid_out(self, told: Told, num_tokens: int) -> tuple[Line, Tensor]:
+        """What :class:`Places` and :class:`Runs` have."""
+        slots_S, begins_S, lengths_S, applied_S, kept_S = told
+        device, ring, room = slots_S.device, self._ring, self.room
+        ends_S = lengths_S.cumsum(0)
+        starts_S, zero = ends_S - lengths_S, self._num_rows
+        # The first place of each segment's own tokens.
+        own_S = starts_S + room * torch.arange(1, len(slots_S) + 1, device=device)
+        tokens_T = torch.arange(num_tokens, device=device)
+        segment_T = torch.searchsorted(ends_S, tokens_T, right=True).clamp_(max=len(slots_S) - 1)
+        offsets_T = tokens_T - starts_S[segment_T]
+        positions_T = begins_S[segment_T] + offsets_T
+        # The others would have the same places in the ring.
+        is_kept_T = (offsets_T >= lengths_S[segment_T] - ring) & (kept_S[segment_T] >= 0)
+        ring_T = torch.where(is_kept_T, slots_S[segment_T] * ring + positions_T % ring, zero + 1)
+        before_C = torch.arange(-room, 0, device=device)
+        positions_SC = begins_S[:, None] + before_C
+        is_there_SC = positions_SC >= (applied_S - self.num_before).clamp(min=0)[:, None]
+        carried_SC = torch.where(is_there_SC, slots_S[:, None] * ring + positions_SC % ring, zero)
+        new_T, run_S = own_S[segment_T] + offsets_T, own_S - self.num_before
+        numbers_5S = torch.stack(
+            (
+                slots_S,
+                applied_S == 0,
+                run_S + applied_S - begins_S,
+                run_S + lengths_S,
+                torch.where(kept_S >= 0, run_S + kept_S - begins_S, NOT_KEPT),
+            )
+        )
+        before_N = (own_S[:, None] + before_C).flatten()
+        return Line(carried_SC.flatten(), before_N, new_T, ring_T, new_T - self.num_before), numbers_5S
+
+    def _runs(self, numbers_5S: np.ndarray) -> list[Runs]:
+        """Those that kernels run together; of others those of similar lengths."""
+        lengths_S = numbers_5S[3] - numbers_5S[2]
+        buckets_S = np.ceil(np.log2(np.maximum(lengths_S, 1))).astype(np.int64)
+        if self.has_kernels:
+            buckets_S[lengths_S <= MAX_KERNEL_TOKENS] = BY_KERNEL
+        # Padding of static passes has no tokens, or no state.
+        is_used_S = (lengths_S > 0) & (numbers_5S[4] >= 0)
+        found = []
+        for bucket in np.unique(buckets_S[is_used_S]):
+            own_5S = np.ascontiguousarray(numbers_5S[:, is_used_S & (buckets_S == bucket)])
+            padded = None if bucket == BY_KERNEL else padded_of(own_5S, self._device)
+            found.append(Runs(torch.from_numpy(own_5S).to(self._device), padded))
         return found
 
-    def _group(
-        self,
-        slots_S: np.ndarray,
-        starts_S: np.ndarray,
-        begins_S: np.ndarray,
-        lengths_S: np.ndarray,
-        applied_S: np.ndarray,
-        kept_S: np.ndarray,
-    ) -> _Group:
-        num_carried, num_new = int((begins_S - applied_S).max()), int(lengths_S.max())
-        num_read = self.num_before + num_carried
-        positions_SL = begins_S[:, None] - num_read + np.arange(num_read)
-        has_carried_SL = positions_SL >= np.maximum(applied_S - self.num_before, 0)[:, None]
-        carried_SL = np.where(has_carried_SL, slots_S[:, None] * self._ring + positions_SL % self._ring, 0)
-        offsets_Q = np.arange(num_new)
-        has_new_SQ = offsets_Q < lengths_S[:, None]
-        new_SQ = starts_S[:, None] + np.minimum(offsets_Q, lengths_S[:, None] - 1)
-        is_live_SL = np.concatenate(
-            [(positions_SL >= applied_S[:, None])[:, self.num_before :], has_new_SQ], axis=1
-        )
-        borders = num_carried + kept_S - begins_S
-        real = np.flatnonzero(has_new_SQ)
-        on_device = self._on_device
-        places = Places(
-            self.num_before, num_carried, num_new, on_device(is_live_SL), borders, on_device(borders)
-        )
-        return _Group(
-            places=places,
-            slots_S=on_device(slots_S.astype(np.int64)),
-            is_first_S=on_device(begins_S == 0),
-            carried_SL=on_device(carried_SL),
-            has_carried_SL=on_device(has_carried_SL),
-            new_SQ=on_device(new_SQ),
-            has_new_SQ=on_device(has_new_SQ),
-            outputs=(on_device(real), on_device(new_SQ.ravel()[real])),
-        )
 
-    def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+def recur(
+    output: Tensor,
+    held: Tensor,
+    runs: Sequence[Runs],
+    kernel: Callable[[Tensor], None] | None,
+    plain: Callable[[Tensor, Padded], tuple[Tensor, Tensor]],
+    *,
+    is_chunked: bool = True,
+) -> Tensor:
+    """Write the outputs [N, ...] of all runs, zeros at first, and leave each slot's state as they say.
+
+    Args:
+        held: of one layer, float32 [slots, ...].
+        kernel: of the numbers of runs, writes outputs and states.
+        plain: of the states before padded runs, [S, ...], to outputs [S, P, ...] and the states at their
+            borders; ``is_chunked``: it is the faster one on many tokens.
+    """
+    for own in runs:
+        if kernel is not None and (own.padded is None or not is_chunked):
+            kernel(own.numbers_5S)
+            continue
+        assert own.padded is not None
+        found, after = plain(own.read(held), own.padded)
+        own.keep(held, after)
+        sources, targets = own.padded.outputs
+        output.index_copy_(0, targets, found.flatten(0, 1)[sources])
+    return output
+
+
+def padded_of(numbers_5S: np.ndarray, device: torch.device) -> Padded:
+    """Of :class:`Runs` on the host."""
+    firsts_S, lengths_S = numbers_5S[2], numbers_5S[3] - numbers_5S[2]
+    offsets_P = np.arange(lengths_S.max())
+    places_SP = firsts_S[:, None] + np.minimum(offsets_P, lengths_S[:, None] - 1)
+    borders, wanted_N = numbers_5S[4] - firsts_S, np.flatnonzero(offsets_P < lengths_S[:, None])
+    places, borders_S, *outputs = (
+        torch.from_numpy(each).to(device)
+        for each in (places_SP, borders, wanted_N, places_SP.ravel()[wanted_N])
+    )
+    return Padded(places, borders, borders_S, (outputs[0], outputs[1]))

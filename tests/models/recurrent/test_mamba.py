@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,8 +13,7 @@ from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
 from specdist.models.recurrent import mamba1, mamba2
 from specdist.models.recurrent.kinds import mixer_of
-from specdist.models.recurrent.mixers import Mixer
-from specdist.models.recurrent.states import Places, SlotStates
+from specdist.models.recurrent.states import Runs, padded_of
 from tests.models.all_families import build
 from tests.models.recurrent.tokens import NUM_SEQUENCES, TOLERANCE, MambaTokens, difference
 
@@ -84,11 +84,10 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def places_of(mixer: Mixer, num_carried: int, live: str, border: int) -> Places:
-    """Of one segment; of carried and new places those that have a token are "x"."""
-    is_live, borders = torch.tensor([[place == "x" for place in live]]), torch.tensor([border])
-    num_new = len(live) - num_carried
-    return Places(mixer.shape.num_before, num_carried, num_new, is_live, borders.numpy(), borders)
+def runs(first: int, end: int, border: int, *, is_first: bool = False) -> list[Runs]:
+    """Of one segment, places in the line of those that are run."""
+    numbers = np.array([[0], [is_first], [first], [end], [border]])
+    return [Runs(torch.from_numpy(numbers), padded_of(numbers, torch.device("cpu")))]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -111,17 +110,15 @@ def test_modules_give_the_numbers_of_their_own_forward(family: str) -> None:
     wanted = mixer.module(hidden)[0]
     rows, rest = mixer.project(hidden[0])
     num_before, width = mixer.shape.num_before, rows.shape[1]
-    zero, no = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.bool)
-    states, others = (SlotStates(torch.ones(1, *mixer.shape.state), zero, no) for _ in range(2))
-    first = torch.cat((torch.zeros(num_before, width), rows[:12]))[None]
-    mixed = mixer.scan(first, states._replace(is_first_S=~no), places_of(mixer, 0, 12 * "x", 7))
-    found = [mixer.output(mixed[0], rest[:12])]
+    held, others = torch.ones(2, 1, *mixer.shape.state)
+    first = torch.cat((torch.zeros(num_before, width), rows[:12]))
+    mixed = mixer.scan(first, held, runs(0, 12, 7, is_first=True))
+    found = [mixer.output(mixed, rest[:12])]
     # Five of the twelve are run again, and then the others, beside places without a token.
-    rows[: 7 - num_before] = 0
-    second = torch.cat((rows[12 - 7 - num_before :], torch.zeros(2, width)))[None]
-    mixed = mixer.scan(second, states, places_of(mixer, 7, "--" + 13 * "x" + "--", 7))
-    found.append(mixer.output(mixed[0, :8], rest[12:]))
+    second = torch.cat((torch.zeros(2, width), rows[7 - num_before :], torch.zeros(2, width)))
+    mixed = mixer.scan(second, held, runs(2, 15, 4))
+    found.append(mixer.output(mixed[7:15], rest[12:]))
     torch.testing.assert_close(torch.cat(found), wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
-    mixer.scan(first, others._replace(is_first_S=~no), places_of(mixer, 0, 12 * "x", 12))
-    largest = float(others.held.abs().max())
-    torch.testing.assert_close(states.held, others.held, rtol=1e-4, atol=1e-5 * largest)
+    mixer.scan(first, others, runs(0, 12, 9, is_first=True))
+    largest = float(others.abs().max())
+    torch.testing.assert_close(held, others, rtol=1e-4, atol=1e-5 * largest)

@@ -67,7 +67,7 @@ class Slots:
         self.states = RecurrentStates(
             {0: mixer.shape}, num_slots=NUM_SLOTS, rollback=rollback, dtype=torch.float32, device=CPU
         )
-        for held in (*self.states.rows.values(), *self.states.states.values()):
+        for held in (self.states.rings(0), *self.states.states.values()):
             held.fill_(torch.nan)  # of a sequence that was there before
 
     @torch.inference_mode()
@@ -77,7 +77,7 @@ class Slots:
         positions_T = np.concatenate([begin + np.arange(len(hidden)) for _, begin, hidden in parts])
         batch = FlatBatch(np.zeros(len(slots_T), np.int64), slots_T, positions_T)
         rows_TR, rest = self.mixer.project(torch.cat([hidden for _, _, hidden in parts]))
-        mixed_TO = StatePass(_NO_ATTENTION, self.states, batch).mix(self.mixer, rows_TR)
+        mixed_TO = StatePass(_NO_ATTENTION, self.states, self.states.places(batch)).mix(self.mixer, rows_TR)
         yield from self.mixer.output(mixed_TO, rest).split([len(hidden) for _, _, hidden in parts])
 
     def state_of(self, slot: int, num_tokens: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,20 @@ from specdist.models.recurrent.mamba2 import Mamba2Tokens
 # Of sums in another order, in units of the largest number.
 TOLERANCE = 1e-5
 NUM_SEQUENCES, HEADS, WIDTH, GROUPS, STATE = 3, 6, 5, 2, 7
+
+
+def in_line(tokens_SL: Tensor) -> Tensor:
+    """[T, ...]: each sequence's tokens, after a place that is of none."""
+    return torch.nn.functional.pad(tokens_SL, (*2 * (tokens_SL.dim() - 2) * [0], 1, 0)).flatten(0, 1)
+
+
+def runs_of(
+    num_tokens: int, slots: Tensor, borders: Sequence[int], *, is_first: bool = False, begin: int = 0
+) -> Tensor:
+    """Of tokens in such a line, those from ``begin`` on, [5, S]; the states after ``borders`` of them."""
+    firsts = torch.arange(len(slots)) * (num_tokens + 1) + 1 + begin
+    is_first_S = torch.full_like(slots, is_first)
+    return torch.stack((slots, is_first_S, firsts, firsts + num_tokens, firsts + torch.tensor(borders)))
 
 
 class MambaTokens:
@@ -68,6 +84,14 @@ class DeltaTokens:
         self.log_decays = -(2 * random(num_tokens, num_decays)).exp()
         self.rates = random(num_tokens, 1).sigmoid()
         self.state = random(key_width, value_width)
+
+    def in_line(self) -> list[Tensor]:
+        """As the kernel takes them."""
+        parts = (self.queries, self.keys, self.values, self.log_decays)
+        return [
+            *(in_line(part.transpose(1, 2)) for part in parts),
+            in_line(self.rates[..., 0].transpose(1, 2)),
+        ]
 
     def one_by_one(self) -> tuple[Tensor, Tensor]:
         """In float64: outputs [S, H, L, V], and states after 0, 1, ... tokens [S, L + 1, H, K, V]."""
