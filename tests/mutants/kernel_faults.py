@@ -176,7 +176,7 @@ KERNEL_FAULTS = (
         "else rules.window",
         (PROBE + "test_of_two_libraries_the_faster_one_is_used",)),
     Mutant("scores-of-another-run-than-draws", "StaticRuns.run",
-        "        if is_new:\n",
+        "        if is_new and not told:\n",
         "        if False:\n",
         (RUNS + "test_draws_scores_and_cache_are_of_the_same_run",)),
 )
