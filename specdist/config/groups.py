@@ -35,6 +35,8 @@ OWN_KIND = Rule(
 BYTES_PER_UNIT = {
     "": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9
 }  # fmt: skip
+# A draft that is the target's own multi-token prediction head.
+MTP = "mtp"
 SIZE = Rule(lambda size: bytes_of(size) is not None, "is not a size: write it like 8GiB")
 
 
@@ -61,7 +63,8 @@ class ModelOptions:
     draft: str | None = option(
         None, rule=OWN_KIND,
         help="hub id or folder of the small model; self:int4, self:int8, self:float8 = the target's own "
-        "weights, quantised; ngram = no model, candidates from a row's own tokens; none = target only",
+        "weights, quantised; mtp = its multi-token prediction head; ngram = no model, candidates "
+        "from a row's own tokens; none = target only",
     )  # fmt: skip
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")

@@ -19,6 +19,8 @@ from specdist.engine.times.timeline import Timeline
 from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.drafters.eagle3 import EAGLE3, LlamaForCausalLMEagle3
 from specdist.models.drafters.eagle3_runner import Eagle3Runner
+from specdist.models.drafters.kinds import drafter_of
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.drafters.states import StatesRunner
 from tests.engine.harness import CPU, Harness
 from tests.models.families import tiny_model
@@ -97,19 +99,23 @@ class Watched:
 class EagleHarness(Harness):
     """An engine whose draft reads the target's states; ``blocks``: all that was drafted."""
 
-    def __init__(self, target: PreTrainedModel, draft: LlamaForCausalLMEagle3, **options: Any) -> None:
+    def __init__(self, target: PreTrainedModel, draft: PreTrainedModel, **options: Any) -> None:
         super().__init__(target, None, **{"num_draft_tokens": 3, **options})
         most = self.policy.max_draft_tokens
         self.scheduling = _with(self.scheduling, max_draft_tokens=most)
         model = copy.deepcopy(target)
         use_paged_attention(model)
-        read = EAGLE3.read_states(draft.config, target.config.num_hidden_layers)
+        kind = drafter_of(draft.config) or EAGLE3  # whose name only files have
+        read = kind.read_states(draft.config, target.config.num_hidden_layers)
         self.target_runner = StatesRunner(model, CPU, read)
-        self.draft_runner = Eagle3Runner(copy.deepcopy(draft), CPU)
+        self.draft_runner = self.runner_of(draft)
         self.runners = [self.target_runner, self.draft_runner]
         self.assembly.allocate(self.target_runner)
         self.assembly.allocate_draft(self.draft_runner)
         self.blocks: list[Drafted] = []
+
+    def runner_of(self, draft: PreTrainedModel) -> DrafterRunner:
+        return Eagle3Runner(copy.deepcopy(draft), CPU)
 
     def proposer(self) -> Proposer:
         worker = self.assembly.draft_worker(self.draft_runner, self.policy)

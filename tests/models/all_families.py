@@ -207,12 +207,12 @@ def build(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         AutoModelForCausalLM if family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForImageTextToText
     )
     model = factory.from_config(config, attn_implementation="eager").float().eval()
-    _spread(model, seed)
+    spread(model, seed)
     return model
 
 
 @torch.no_grad()
-def _spread(model: PreTrainedModel, seed: int) -> None:
+def spread(model: PreTrainedModel, seed: int) -> None:
     """Weights of a size at which a wrong mask or position changes the likeliest token; norms and biases that
     are not all the same, where a wrong cut would show nothing."""
     generator = torch.Generator().manual_seed(seed)

@@ -19,6 +19,7 @@ from tests.mutants.layer_faults import LAYER_FAULTS
 from tests.mutants.lease_faults import LEASE_FAULTS
 from tests.mutants.mamba_faults import MAMBA_FAULTS
 from tests.mutants.model_faults import MODEL_FAULTS
+from tests.mutants.mtp_faults import MTP_FAULTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.ngram_faults import NGRAM_FAULTS
 from tests.mutants.papers_faults import PAPERS_FAULTS
@@ -47,6 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STATS_FAULTS,
     *DISTILL_FAULTS,
     *EAGLE_FAULTS,
+    *MTP_FAULTS,
     *EXPERT_FAULTS,
     *FORMAT_FAULTS,
     *HOST_FAULTS,

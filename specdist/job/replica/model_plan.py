@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from specdist.config.generate import GenerateConfig
-from specdist.config.groups import HOST_SEQS, SELF
+from specdist.config.groups import HOST_SEQS, MTP, SELF
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.texts.constraints import RunConstraints
@@ -23,6 +23,7 @@ from specdist.job.texts.tokens import (
 from specdist.models.attention.rope import recomputed_from, rope_borders
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.drafters.drafters import check_drafter
+from specdist.models.drafters.mtp_loading import open_mtp
 from specdist.models.files.adapter_folder import open_adapter
 from specdist.models.files.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, check_family, open_checkpoint
 from specdist.models.files.fitting import check_weights
@@ -68,12 +69,14 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
                 target, option="--draft", name=config.draft, quantization=kind, is_self=True
             )
             check_weights(draft, 1)
+        elif config.draft == MTP:
+            draft = open_mtp(target, config.draft)
         else:
             draft = _open_model("--draft", config.draft, config)
-            if draft.drafter is not None:
-                check_drafter_run(config, target, draft, may_read_states=may_read_states)
-            else:
+            if draft.drafter is None:
                 check_same_tokens(target, draft)
+        if draft.drafter is not None:
+            check_drafter_run(config, target, draft, may_read_states=may_read_states)
         if draft.keeps_states and config.draft_window is not None:
             raise UserError(
                 f"--draft {draft.name} has recurrent layers, whose state is of all tokens of a sequence, and "

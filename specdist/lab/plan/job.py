@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig
 
-from specdist.config.groups import SELF, DrawingOptions, values_of
+from specdist.config.groups import MTP, SELF, DrawingOptions, values_of
 from specdist.data.store.files import write_atomically
 from specdist.engine.times.timeline import timed
 from specdist.job.ranks.topology import local_device
@@ -40,6 +40,7 @@ from specdist.lab.plan.report import (
 )
 from specdist.lab.plan.shapes import NAMED, named_config
 from specdist.models.cpu.linear import OneDnnLinears
+from specdist.models.drafters.mtp_loading import head_config
 from specdist.models.files.checkpoint import Checkpoint, check_family
 from specdist.models.files.sizes import ModelSize, size_of
 from specdist.sampling.distributions import SamplingSettings
@@ -64,14 +65,15 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     )
     draft = None
     if config.draft is not None:
-        is_self = config.draft.startswith(SELF)
+        is_self, is_head = config.draft.startswith(SELF), config.draft == MTP
         # Without --dtype each model has its own, as in the job.
         draft, _ = open_model(
             "--draft",
-            config.target if is_self else config.draft,
+            config.target if is_self or is_head else config.draft,
             config.dtype,
             quantization=config.draft.removeprefix(SELF) if is_self else config.draft_quantization,
             is_self=is_self,
+            is_head=is_head,
             **trusts,
         )
     acceptance = config.acceptance if config.trace is None else acceptance_of(Path(config.trace))
@@ -212,8 +214,10 @@ def open_model(
     trust_remote_code: bool = False,
     quantization: str | None = None,
     is_self: bool = False,
+    is_head: bool = False,
 ) -> tuple[ModelSize, str]:
-    """The sizes of a model and the type of its numbers, by its name or from its configuration alone.
+    """The sizes of a model, or of its multi-token prediction head (``is_head``), and the type of its numbers,
+    by its name or from its configuration alone.
 
     Raises :class:`UserError` if it cannot be read, or its family is not supported.
     """
@@ -239,6 +243,8 @@ def open_model(
         is_self=is_self,
     )
     check_family(model, 1)
+    if is_head:
+        model = dataclasses.replace(model, config=head_config(config, MTP, name))
     torch_dtype = model.torch_dtype(dtype)
     return size_of(model, torch_dtype.itemsize), str(torch_dtype).removeprefix("torch.")
 

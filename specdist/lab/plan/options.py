@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from specdist.config.arguments import option
 from specdist.config.groups import (
     EXPERT_PARALLEL,
+    MTP,
     OWN_KIND,
     SELF,
     DrawingOptions,
@@ -38,7 +39,7 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     target: str = option(help=f"hub id or folder of the large model, or one of {', '.join(NAMED)}")
     draft: str | None = option(
         None,
-        help=f"the same of the small model, or {SELF}int4; none = target only",
+        help=f"the same of the small model, {SELF}int4 or {MTP}; none = target only",
         rule=OWN_KIND,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(

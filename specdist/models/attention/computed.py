@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedModel
 
-from specdist.models.files.checkpoint import Checkpoint, auto_class, without_towers
+from specdist.models.files.checkpoint import Checkpoint, build_model
 from specdist.models.quantized.quantized import plain_config
 
 
@@ -28,10 +28,8 @@ def build_without_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrai
     ``torch.device("meta")`` buffers made by ``torch.ones`` and the like would lose their values.
     """
     with _parameters_on_meta():
-        model: PreTrainedModel = auto_class(checkpoint.config).from_config(
-            copy.deepcopy(plain_config(checkpoint)), dtype=dtype, trust_remote_code=checkpoint.trusts_code
-        )
-    return without_towers(model)
+        config = copy.deepcopy(plain_config(checkpoint))
+        return build_model(config, trusts_code=checkpoint.trusts_code, dtype=dtype)
 
 
 @contextlib.contextmanager

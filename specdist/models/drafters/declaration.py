@@ -43,8 +43,9 @@ class Drafter(ABC):
         """Whether a configuration is of a drafter of this kind."""
 
     @abstractmethod
-    def build(self, config: Any) -> PreTrainedModel:
-        """The model of a configuration, on the device of the context. The configuration becomes its own."""
+    def build(self, config: Any, **options: Any) -> PreTrainedModel:
+        """The model of a configuration, on the device of the context. The configuration becomes its own;
+        ``options``: as of transformers' ``from_config``."""
 
     @abstractmethod
     def read_states(self, config: Any, num_target_layers: int) -> ReadStates:

@@ -12,6 +12,9 @@ from specdist.models.drafters.declaration import Drafter
 from specdist.models.drafters.eagle3 import EAGLE3
 from specdist.models.drafters.eagle3_loading import check_eagle3, load_eagle3
 from specdist.models.drafters.eagle3_runner import Eagle3Runner
+from specdist.models.drafters.mtp import MTP
+from specdist.models.drafters.mtp_loading import check_mtp, load_mtp
+from specdist.models.drafters.mtp_runner import MtpRunner
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.weight_stream import Reading
@@ -37,7 +40,10 @@ class _Loading(NamedTuple):
     runner: type[DrafterRunner]
 
 
-LOADINGS: dict[Drafter, _Loading] = {EAGLE3: _Loading(check_eagle3, load_eagle3, Eagle3Runner)}
+LOADINGS: dict[Drafter, _Loading] = {
+    EAGLE3: _Loading(check_eagle3, load_eagle3, Eagle3Runner),
+    MTP: _Loading(check_mtp, load_mtp, MtpRunner),
+}
 
 
 def check_drafter(draft: Checkpoint, target: Checkpoint) -> None:

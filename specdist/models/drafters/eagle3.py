@@ -175,7 +175,8 @@ class Eagle3(Drafter):
         names = getattr(config, "architectures", None) or ()
         return any(name in ARCHITECTURES for name in names)
 
-    def build(self, config: Any) -> PreTrainedModel:
+    def build(self, config: Any, **options: Any) -> PreTrainedModel:
+        del options
         return LlamaForCausalLMEagle3(config)
 
     def read_states(self, config: Any, num_target_layers: int) -> ReadStates:

@@ -6,8 +6,9 @@ from typing import Any
 
 from specdist.models.drafters.declaration import Drafter
 from specdist.models.drafters.eagle3 import EAGLE3
+from specdist.models.drafters.mtp import MTP
 
-DRAFTERS: tuple[Drafter, ...] = (EAGLE3,)
+DRAFTERS: tuple[Drafter, ...] = (EAGLE3, MTP)
 
 
 def drafter_of(config: Any) -> Drafter | None:

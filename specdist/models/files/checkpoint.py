@@ -206,6 +206,15 @@ def auto_class(config: Any) -> Any:
     return AutoModelForImageTextToText if is_known else AutoModelForCausalLM
 
 
+def build_model(config: Any, *, trusts_code: bool = False, **options: Any) -> PreTrainedModel:
+    """The model of texts of a configuration, which becomes its own; with weights that mean nothing.
+    ``options``: as of transformers' ``from_config``."""
+    drafter = drafter_of(config)
+    if drafter is not None:
+        return drafter.build(config, **options)
+    return without_towers(auto_class(config).from_config(config, trust_remote_code=trusts_code, **options))
+
+
 def without_towers(model: PreTrainedModel) -> PreTrainedModel:
     """The model without what it has for images and sounds beside its text model: other models, which no text
     reaches. ``model.unread`` has their parameters and buffers by name; files may hold them."""

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import torch
 from transformers import PreTrainedModel
 
-from specdist.models.files.checkpoint import Checkpoint, auto_class, without_towers
+from specdist.models.files.checkpoint import Checkpoint, build_model
 from specdist.models.files.conversions import conversions_of
 from specdist.models.files.damage import reading
 from specdist.models.files.weight_files import open_weights
@@ -53,11 +53,7 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
             "both again"
         )
     with reading(f"{what}: config.json"), torch.device("meta"):
-        model = without_towers(
-            auto_class(checkpoint.config).from_config(
-                copy.deepcopy(plain_config(checkpoint)), trust_remote_code=checkpoint.trusts_code
-            )
-        )
+        model = build_model(copy.deepcopy(plain_config(checkpoint)), trusts_code=checkpoint.trusts_code)
     check_attention(model, what)
     names = WeightNames(model)
     experts = QuantizedExperts(names, quantization, shapes)

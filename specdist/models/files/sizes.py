@@ -26,7 +26,7 @@ from specdist.models.attention.latent import can_absorb
 from specdist.models.cache.layer_sizes import LayerCache, layers_of
 from specdist.models.drafters.kinds import drafter_of
 from specdist.models.expert_sizes import Experts
-from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, Checkpoint, auto_class, without_towers
+from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES, Checkpoint, build_model
 from specdist.models.loading.tp_plan import SUMMED, WHOLE, planned_cuts
 from specdist.models.quantized.quantized import Quantization, linear_layers, quantization_of
 from specdist.models.quantized.quantized_weights import ProductKind
@@ -264,11 +264,7 @@ def model_size(
     it."""
     drafter = drafter_of(config)
     with torch.device("meta"):
-        model = (
-            drafter.build(copy.deepcopy(config))
-            if drafter is not None
-            else without_towers(auto_class(config).from_config(config, trust_remote_code=trusts_code))
-        )
+        model = build_model(copy.deepcopy(config), trusts_code=trusts_code)
     text = config.get_text_config()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = head is not None and head.weight is embedding.weight

@@ -10,11 +10,15 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+from specdist.models.drafters.mtp import FileNames
 from specdist.models.quantized.narrow_experts import narrow_experts_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 
 # Stored by earlier versions of transformers in many published files: now computed, or unused.
 HARMLESS = re.compile(r"(rotary_emb\.inv_freq|(^|\.)position_ids|\.att(n|ention)\.(masked_)?bias)$")
+
+# No name of a parameter.
+OF_ANOTHER = ""
 
 
 def ties_embeddings(model: PreTrainedModel) -> bool:
@@ -23,6 +27,13 @@ def ties_embeddings(model: PreTrainedModel) -> bool:
     return bool(
         next((each.tie_word_embeddings for each in parts if hasattr(each, "tie_word_embeddings")), False)
     )
+
+
+def _beyond(model: PreTrainedModel) -> list[str]:
+    """Patterns of names of layers after the model's: those of multi-token prediction."""
+    text = model.config.get_text_config()
+    num_beyond = getattr(text, "num_nextn_predict_layers", None) or 0
+    return [rf"^model\.layers\.{text.num_hidden_layers + number}\." for number in range(num_beyond)]
 
 
 class WeightNames:
@@ -42,8 +53,10 @@ class WeightNames:
         self.known |= {name: each.expert(0).numbers for name, each in narrow_experts_of(model)}
         self._named = self.known | self._unread
         self._computed = {name for name, _ in model.named_buffers() if name not in self.known}
-        ignored = model._keys_to_ignore_on_load_unexpected or ()
+        ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), *_beyond(model)]
         self._ignored = [re.compile(pattern) for pattern in ignored]
+        # Of a drafter that is a part of another model's files.
+        self._file_names: FileNames | None = getattr(model, "file_names", None)
         self._tied: dict[str, str] = {}
         if ties_embeddings(model):
             # Files usually hold such a pair once; in a sharded model they are two parameters.
@@ -76,6 +89,8 @@ class WeightNames:
 
     def is_harmless(self, stored_name: str) -> bool:
         """Whether a tensor that no parameter takes is known to be unused, by transformers or by its name."""
+        if self._file_names is not None and self._file_names.own(stored_name) is None:
+            return True
         name = self.renamed(stored_name)[0]
         return (
             name in self._unread
@@ -87,6 +102,11 @@ class WeightNames:
     def renamed(self, stored_name: str) -> tuple[str, str | None]:
         """The (first) parameter that it becomes and, where transformers converts it, as it does with single
         experts, the pattern of its conversion that fits its name."""
+        if self._file_names is not None:
+            own = self._file_names.own(stored_name)
+            if own is None:
+                return OF_ANOTHER, None
+            stored_name = own
         known = self._named
         found = rename_source_key(stored_name, self._renamings, self._converters, self._prefix, known)
         if found[0] not in known and stored_name in known:

@@ -36,7 +36,8 @@ def load_whole(
 ) -> PreTrainedModel:
     """All of the model on one device, its files read in sequence where their format allows it. ``reading``
     counts what is. Raises :class:`UserError` if the files do not hold every parameter."""
-    if quantization_of(checkpoint) is not None or _is_plain(checkpoint, dtype):
+    is_part = checkpoint.drafter is not None  # of the files of another model
+    if is_part or quantization_of(checkpoint) is not None or _is_plain(checkpoint, dtype):
         return _load_read(checkpoint, dtype=dtype, device=device, reading=reading)
     if device.type != "cpu":
         check_installed("accelerate", f"{checkpoint.option} {checkpoint.name} on a GPU", "use --device cpu")

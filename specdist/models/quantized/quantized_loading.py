@@ -49,9 +49,13 @@ class QuantizedParts:
         self._names = WeightNames(model)
         linears = linear_layers(model)
         self.shapes = {name: (layer.out_features, layer.in_features) for name, layer in linears.items()}
-        formats = {name: quantization.format_of(name, shape[1]) for name, shape in self.shapes.items()}
+        files = getattr(model, "file_names", None)
+        stored_as = {name: name if files is None else files.stored(name) for name in linears}
+        formats = {
+            name: quantization.format_of(stored_as[name], shape[1]) for name, shape in self.shapes.items()
+        }
         self.formats = {name: form for name, form in formats.items() if form is not None}
-        stored = {name: quantization.stored_format_of(name) for name in linears}
+        stored = {name: quantization.stored_format_of(stored_as[name]) for name in linears}
         self.stored_formats = {name: form for name, form in stored.items() if form is not None}
 
     def expected(self, layer: str) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.config.generate import GenerateConfig
-from specdist.config.groups import is_own
+from specdist.config.groups import MTP, is_own
 from specdist.config.removed import OF_DISTILL, OF_GENERATE, Removed
 from specdist.config.speculation import NGRAM
 from specdist.utils.errors import UserError
@@ -127,7 +127,7 @@ class DistillConfig(GenerateConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layers is None and (self.draft in (None, NGRAM) or is_own(self.draft)):
+        if self.layers is None and (self.draft in (None, NGRAM, MTP) or is_own(self.draft)):
             raise UserError(
                 f"--draft {self.draft or 'none'} cannot be trained: name the folder of a draft model, or "
                 "use --layers N to start from the target's first layers"

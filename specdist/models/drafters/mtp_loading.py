@@ -1,0 +1,68 @@
+"""Opens, checks and loads the MTP head of a target's checkpoint, from the target's own files."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from specdist.models.drafters.mtp import FORMS, FileNames, mtp_config
+from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.files.damage import reading
+from specdist.models.files.fitting import check_weights
+from specdist.models.files.weight_files import stored_shapes
+from specdist.models.files.weight_stream import Reading
+from specdist.models.loading.loading import load_whole
+from specdist.utils.errors import UserError
+
+REMEDY = "name a draft model with --draft, or ngram"
+
+
+def head_config(config: Any, draft: str, target: str) -> Any:
+    """Of the head of a target with this configuration. Raises :class:`UserError` for a family whose heads are
+    not read."""
+    family = config.get_text_config().model_type
+    if family not in FORMS:
+        raise UserError(
+            f"--draft {draft}: --target {target} is of the family {family}, whose heads of several "
+            f"tokens specdist does not read (it reads those of {', '.join(FORMS)}): {REMEDY}"
+        )
+    return mtp_config(config)
+
+
+def open_mtp(target: Checkpoint, draft: str) -> Checkpoint:
+    """The target's files as those of a draft. Raises :class:`UserError` for a family whose heads are not
+    read, and for files without any."""
+    config = head_config(target.config, draft, target.name)
+    what = f"--draft {draft}: --target {target.name}"
+    if target.adapter is not None:
+        raise UserError(
+            f"{what} is merged with --target_adapter, which its head was not trained with: {REMEDY}"
+        )
+    names = FileNames(config)
+    with reading(f"--target {target.name}: its weight files"):
+        stored = stored_shapes(target.weight_files)
+    if not any(map(names.is_of_module, stored)):
+        raise UserError(f"{what} holds no multi-token prediction head in its files: {REMEDY}")
+    return dataclasses.replace(target, option="--draft", name=draft, config=config)
+
+
+def check_mtp(draft: Checkpoint, target: Checkpoint) -> None:
+    """Compare the head's layer with the headers of the files. Raises :class:`UserError`."""
+    del target
+    check_weights(draft, 1)
+
+
+def load_mtp(
+    draft: Checkpoint,
+    target: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    counted: Reading | None = None,
+) -> PreTrainedModel:
+    """The head on one device, with the embedding and the output head of the model."""
+    del target
+    return load_whole(draft, dtype=dtype, device=device, reading=counted)

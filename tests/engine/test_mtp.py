@@ -1,0 +1,105 @@
+"""A target's own MTP heads: what they draft is what the papers say, and the tokens stay the target's.
+
+Of the chi-square tests' p-values, sound code gave @@@.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import Harness, requests_for
+from tests.engine.mtp import FAMILIES, MtpHarness, expected_probabilities, mtp_head, mtp_target
+from tests.engine.test_eagle import prompts_of_lengths, text_probabilities
+from tests.statistics import chi_square_p_value
+
+VOCAB_SIZE = 24
+ALARM = 1e-5
+# Contexts in chunks, and preemptions.
+CROWDED = {"max_num_batched_tokens": 20, "num_pages": 14, "max_num_seqs": 4}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_block_is_what_the_papers_say(family: str) -> None:
+    """Computed anew for every candidate, from the whole text before it: states of another position or from
+    before the norm, those of a draft that was rejected, or a norm left out would give other probabilities."""
+    target = mtp_target(family, VOCAB_SIZE)
+    head = mtp_head(target)
+    options = CROWDED if family == "glm4_moe" else {}
+    replica = MtpHarness(
+        target, head, settings=SamplingSettings(), max_new_tokens=14 if options else 9, **options
+    )
+    replica.generate(requests_for(prompts_of_lengths(1, 17, 2, 26), num_samples=2 if options else 1))
+    stats = replica.stats_recorder.close_shard(0)
+    assert (stats.num_preemptions > 0) == bool(options)
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    drafted = [block for block in replica.blocks if block.candidates]
+    assert len(drafted) > 12
+    for block in drafted[::3]:
+        np.testing.assert_allclose(
+            block.probabilities, expected_probabilities(target, head, block), rtol=5e-4, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("settings", [SamplingSettings(temperature=0.0), SamplingSettings(is_coupled=True)])
+def test_greedy_and_coupled_tokens_are_those_of_the_target_alone(settings: SamplingSettings) -> None:
+    """On a target with recurrent layers, whose head has none."""
+    target = mtp_target("qwen3_5_text", VOCAB_SIZE)
+    requests = requests_for(prompts_of_lengths(3, 17, 1, 31))
+    expected = Harness(target, None, max_new_tokens=10, settings=settings).generate(requests)
+    replica = MtpHarness(target, mtp_head(target), max_new_tokens=10, settings=settings)
+    found = replica.generate(requests)
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    stats = replica.stats_recorder.close_shard(0)
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+def test_tokens_follow_the_target_s_distribution() -> None:
+    """Whole completions of four tokens, against the target's own distribution by enumeration."""
+    vocab_size, num_tokens, prompt = 6, 4, [1, 4, 2]
+    target = mtp_target("deepseek_v3", vocab_size, num_hidden_layers=2)
+    # Flatter than its random weights make it, so that every completion has a chance.
+    with torch.no_grad():
+        target.lm_head.weight.mul_(0.4)
+    settings = SamplingSettings()
+    replica = MtpHarness(
+        target,
+        mtp_head(target),
+        settings=settings,
+        max_new_tokens=num_tokens,
+        max_num_seqs=400,
+        max_num_batched_tokens=3000,
+        num_pages=2000,
+    )
+    completions = replica.generate(requests_for([prompt], num_samples=2000))
+    texts = list(itertools.product(range(vocab_size), repeat=num_tokens))
+    index = {text: place for place, text in enumerate(texts)}
+    counts = torch.zeros(len(texts), dtype=torch.int64)
+    for completion in completions:
+        counts[index[tuple(completion.token_ids)]] += 1
+    found = chi_square_p_value(counts, text_probabilities(target, settings, prompt, texts))
+    assert found > ALARM, found
+    stats = replica.stats_recorder.close_shard(0)
+    assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
+
+
+def test_a_perfect_head_is_always_right() -> None:
+    """A target of one layer that sees no other token; its head has the same layer, and hands it the embedding
+    of a token alone. So what the head says of a token's successor is what the target will say."""
+    target = mtp_target("glm4_moe", VOCAB_SIZE, num_hidden_layers=1, first_k_dense_replace=0)
+    head = mtp_head(target)
+    with torch.no_grad():
+        embedding = target.model.embed_tokens.weight
+        # Of the size that the head's norm gives them.
+        embedding.div_(embedding.square().mean(dim=1, keepdim=True).sqrt())
+        target.model.layers[0].self_attn.o_proj.weight.zero_()
+        own = {name: weight for name, weight in target.state_dict().items() if "eh_proj" not in name}
+        head.load_state_dict(own, strict=False)
+        head.mtp.enorm.weight.fill_(1.0)
+        head.mtp.eh_proj.weight.copy_(torch.cat([torch.eye(64), torch.zeros(64, 64)], dim=1))
+    replica = MtpHarness(target, head, settings=SamplingSettings(), max_new_tokens=24)
+    replica.generate(requests_for(prompts_of_lengths(2, 17)))
+    stats = replica.stats_recorder.close_shard(0)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 30

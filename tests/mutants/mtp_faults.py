@@ -1,0 +1,34 @@
+"""Faults in MTP heads: what they read of the target, how they join it, and which tensors they are made of."""
+
+from tests.mutants.mutant import Mutant
+
+PAPERS = "tests/engine/test_mtp.py::test_every_block_is_what_the_papers_say[ernie4_5_moe]"
+FILES = "tests/models/drafters/test_mtp.py::test_published_files_give_the_head_and_the_target"
+PERFECT = "tests/engine/test_mtp.py::test_a_perfect_head_is_always_right"
+
+MTP_FAULTS = (
+    Mutant("head-reads-states-before-the-final-norm", "StatesRunner.__init__",
+        'self._leaving.append(model.get_decoder() if hasattr(model, "get_decoder") else model.base_model)',
+        "self._leaving.append(stack[-1])",
+        (PAPERS,)),
+    Mutant("states-are-joined-without-their-norm", "JoinedStates.forward",
+        "self.hnorm(states)",
+        "states",
+        (PAPERS,)),
+    Mutant("states-stand-before-embeddings", "JoinedStates.forward",
+        "[self.enorm(embedded), self.hnorm(states)]",
+        "[self.hnorm(states), self.enorm(embedded)]",
+        (PERFECT,)),
+    Mutant("head-sees-the-first-token", "MtpPass.attention_to",
+        "keys_class=WithoutFirst",
+        "keys_class=group.keys_class",
+        (PAPERS,)),
+    Mutant("norms-of-a-head-change-places", "_QWEN",
+        '("mtp.pre_fc_norm_embedding.", "mtp.enorm."),\n    ("mtp.pre_fc_norm_hidden.", "mtp.hnorm."),',
+        '("mtp.pre_fc_norm_embedding.", "mtp.hnorm."),\n    ("mtp.pre_fc_norm_hidden.", "mtp.enorm."),',
+        (f"{FILES}[qwen3_next]",)),
+    Mutant("head-has-the-experts-of-the-first-layer", "FileNames.own",
+        "return own + stored.removeprefix(prefix) if own else None",
+        'return own + stored.removeprefix(prefix) if own and "experts" not in stored else None',
+        (f"{FILES}[deepseek_v3]",)),
+)
