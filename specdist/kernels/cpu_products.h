@@ -1,7 +1,8 @@
 /* Products of packed weights with the inputs of a pass's tokens.
 
    Weights are packed in panels of PANEL outputs. In float32 a panel is [inputs, PANEL]; in bfloat16 it is
-   [inputs / 2, PANEL, 2], as the instructions for products of pairs take it. */
+   [inputs / 2, PANEL, 2], as tiles take it. Without tiles its numbers are widened in registers, for all tokens
+   of a group: Intel's instruction for products of pairs does half as many in a cycle as the one for float32. */
 
 #include <math.h>
 #include <stdint.h>
@@ -23,7 +24,7 @@
 #define TOKENS 6
 #endif
 #define PANEL (2 * WIDTH)
-#define STEPS 256 /* of inputs whose weights stay in the nearest cache until all tokens have met them */
+#define INPUTS 256 /* whose weights stay in the nearest cache until all tokens have met them */
 #define AHEAD 64  /* steps from the weights in use to those that are fetched for a single group */
 #define GROUPS 16 /* of tokens that share a look at the weights: their sums stay near, too */
 #define MOST_SUMS 24 /* vectors */
@@ -79,21 +80,13 @@ INLINE int64_t first_of_group(int64_t group, int64_t num_tokens) {
     return group * num_tokens / num_groups(num_tokens);
 }
 
-/* Inputs of each group as the kernel reads them: [inputs, tokens], or in bfloat16 [inputs / 2, tokens, 2]. */
+/* Inputs of each group as the kernel reads them: [inputs, tokens], for bfloat16 rounded to it. */
 static void pack_group(const float *inputs, int64_t size, int64_t num_tokens, float *packed, int is_half) {
-    if (is_half) {
-        uint16_t *pairs = (uint16_t *)packed;
-        for (int64_t token = 0; token < num_tokens; token++)
-            for (int64_t index = 0; index < size; index += 2) {
-                uint16_t *pair = pairs + (index / 2 * num_tokens + token) * 2;
-                pair[0] = to_half(inputs[token * size + index]);
-                pair[1] = to_half(inputs[token * size + index + 1]);
-            }
-        return;
-    }
     for (int64_t token = 0; token < num_tokens; token++)
-        for (int64_t index = 0; index < size; index++)
-            packed[index * num_tokens + token] = inputs[token * size + index];
+        for (int64_t index = 0; index < size; index++) {
+            float number = inputs[token * size + index];
+            packed[index * num_tokens + token] = is_half ? from_half(to_half(number)) : number;
+        }
 }
 
 /* As an instruction: compilers do not fuse every sum of products, and the same sums must have the same bits. */
@@ -107,29 +100,14 @@ INLINE Vector fused(Vector one, Vector other, Vector sum) {
 #endif
 }
 
-INLINE void add_products(Vector *sums, const float *input, const float *weights, int is_half) {
-    if (!is_half) {
-        for (int half = 0; half < 2; half++)
-            sums[half] = fused(*input - (Vector){0}, *(const Vector *)(weights + half * WIDTH), sums[half]);
-        return;
-    }
-#if defined(__AVX512BF16__)
-    int32_t pair;
-    memcpy(&pair, input, 4);
-    __m512bh inputs = (__m512bh)_mm512_set1_epi32(pair);
-    for (int half = 0; half < 2; half++)
-        sums[half] = (Vector)_mm512_dpbf16_ps((__m512)sums[half], inputs,
-                                              (__m512bh)_mm512_load_si512(weights + half * WIDTH));
-#else
-    uint32_t pair;
-    memcpy(&pair, input, 4);
-    union { uint32_t bits; float number; } first = {pair << 16}, second = {pair & 0xffff0000u};
+/* The weights of two vectors of outputs: of one input, or in bfloat16 of one of a pair. */
+INLINE void read_weights(const float *weights, int which, Vector *found, int is_half) {
     for (int half = 0; half < 2; half++) {
-        Integers pairs = *(const Integers *)(weights + half * WIDTH);
-        sums[half] = fused(first.number - (Vector){0}, (Vector)(pairs << 16), sums[half]);
-        sums[half] = fused(second.number - (Vector){0}, (Vector)(pairs & (int32_t)0xffff0000), sums[half]);
+        Integers bits = *(const Integers *)(weights + half * WIDTH);
+        if (is_half)
+            bits = which ? bits & (int32_t)0xffff0000 : bits << 16;
+        found[half] = (Vector)bits;
     }
-#endif
 }
 
 /* Adds the products of so many steps to the sums of `num_panels` panels, for a group of tokens. Several panels
@@ -144,10 +122,18 @@ INLINE void panels_of(const float *inputs, const float *weights, int64_t steps, 
             fetch(ahead + step * stride + half * WIDTH * 4);
 #pragma GCC unroll 16
         for (int panel = 0; panel < num_panels; panel++)
+#pragma GCC unroll 2
+            for (int which = 0; which < 1 + is_half; which++) {
+                Vector read[2];
+                read_weights(weights + panel * panel_size + step * PANEL, which, read, is_half);
+                const float *input = inputs + (step * (1 + is_half) + which) * num_tokens;
 #pragma GCC unroll 16
-            for (int token = 0; token < num_tokens; token++)
-                add_products(sums + 2 * (panel * num_tokens + token), inputs + step * num_tokens + token,
-                             weights + panel * panel_size + step * PANEL, is_half);
+                for (int token = 0; token < num_tokens; token++) {
+                    Vector *sum = sums + 2 * (panel * num_tokens + token), number = input[token] - (Vector){0};
+                    sum[0] = fused(number, read[0], sum[0]);
+                    sum[1] = fused(number, read[1], sum[1]);
+                }
+            }
     }
     for (int index = 0; index < num_tokens * num_panels * 2; index++)
         ((Vector *)sums_out)[index] = sums[index];
@@ -213,14 +199,15 @@ INLINE void use_sums(const Product *product, float *sums, int64_t panel, int num
    meet a few weights after one another, and fetch those that come next. */
 INLINE void multiply_panels(const Product *product, const float *packed, int64_t num_tokens, void *outputs, Use use,
                      int is_half, int64_t thread, int64_t num_threads) {
-    int64_t steps = is_half ? product->num_inputs / 2 : product->num_inputs;
+    int64_t size_of_step = is_half ? 2 : 1, steps = product->num_inputs / size_of_step;
     int64_t num_panels = (product->num_outputs + PANEL - 1) / PANEL, all_groups = num_groups(num_tokens);
     int64_t end = num_panels * (thread + 1) / num_threads;
     int at_once = panels_at_once(num_tokens);
     float sums[GROUPS * MOST_SUMS * WIDTH] __attribute__((aligned(64)));
     for (int64_t first_group = 0; first_group < all_groups; first_group += GROUPS) {
         int64_t groups = all_groups - first_group < GROUPS ? all_groups - first_group : GROUPS;
-        int64_t most_steps = groups == 1 ? steps : STEPS, ahead = groups == 1 ? AHEAD : STEPS;
+        int64_t together = INPUTS / size_of_step; /* steps */
+        int64_t most_steps = groups == 1 ? steps : together, ahead = groups == 1 ? AHEAD : together;
         int64_t stride = (PANEL * 4 + groups - 1) / groups;
         for (int64_t panel = num_panels * thread / num_threads; panel < end;) {
             int count = end - panel >= at_once ? at_once : 1;
@@ -234,7 +221,7 @@ INLINE void multiply_panels(const Product *product, const float *packed, int64_t
                 for (int64_t group = 0; group < groups; group++) {
                     int64_t first = first_of_group(first_group + group, num_tokens);
                     int size = (int)(first_of_group(first_group + group + 1, num_tokens) - first);
-                    kernel(packed + first * steps + step * size, block, now, steps * PANEL, size,
+                    kernel(packed + (first * steps + step * size) * size_of_step, block, now, steps * PANEL, size,
                            (const char *)(block + ahead * PANEL) + group * now * stride, stride,
                            sums + group * MOST_SUMS * WIDTH);
                 }
@@ -270,7 +257,7 @@ static void pack(const Product *product, const float *inputs, int64_t num_tokens
     for (int64_t group = thread; group < num_groups(num_tokens); group += num_threads) {
         int64_t first = first_of_group(group, num_tokens);
         pack_group(inputs + first * size, size, first_of_group(group + 1, num_tokens) - first,
-                   packed + first * (is_half ? size / 2 : size), is_half);
+                   packed + first * size, is_half);
     }
 }
 

@@ -31,8 +31,8 @@ TILES = "amx_bf16"
 COMPILED = ("llama", "qwen2", "qwen3", "mistral")
 # More than fit into the registers or are attended to at once, and over the ends of pages, blocks and windows.
 LENGTHS, PAGE_SIZE = (75, 38), 4
-# See STEPS and GROUPS of the code: pairs of inputs in bfloat16, and twelve tokens to a group.
-MOST_STEPS, MANY_TOKENS = 256, 16 * 12 + 20
+# See INPUTS and GROUPS of the code; twelve tokens to a group.
+MOST_INPUTS, MANY_TOKENS = 256, 16 * 12 + 20
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, cpu_library.COMPILERS)), reason="this machine has no C compiler"
@@ -108,6 +108,7 @@ def test_logits_are_the_same_bits_in_any_batch(dtype: torch.dtype, num_threads: 
     generator = np.random.default_rng(0)
     rows = [generator.integers(2, VOCAB_SIZE, size=length) for length in LENGTHS]
     runner = paged_runner(tiny_model("mistral").to(dtype))
+    assert runner.compiled is not None
     runner.allocate(num_pages=64, page_size=PAGE_SIZE, num_slots=2, max_seq_len=max(LENGTHS))
     before = torch.get_num_threads()
     try:
@@ -126,10 +127,11 @@ def test_more_inputs_and_tokens_than_a_cache_keeps(dtype: torch.dtype) -> None:
     """Products whose inputs are taken in several parts, the last one shorter, and more tokens than share a
     look at the weights: transformers' numbers, and the bits of single tokens. The check at the start has
     neither."""
-    plain = tiny_model("llama", intermediate_size=2 * MOST_STEPS + 38, max_position_embeddings=256).to(dtype)
+    plain = tiny_model("llama", intermediate_size=2 * MOST_INPUTS + 38, max_position_embeddings=256).to(dtype)
     [row] = np.random.default_rng(0).integers(2, VOCAB_SIZE, size=(1, MANY_TOKENS))
     expected = copy.deepcopy(plain).float()(torch.from_numpy(row)[None]).logits[0]
     runner = paged_runner(plain)
+    assert runner.compiled is not None
     runner.allocate(num_pages=-(-MANY_TOKENS // 16), page_size=16, num_slots=1, max_seq_len=MANY_TOKENS)
     runner.pages.pages[:] = np.arange(runner.pages.pages.size)
     found = []
