@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import nn
 
 from specdist.models.attention.kernel import TritonKernel, VarlenKernel
 from specdist.models.loading.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import Acceleration
+from specdist.models.quantized.quantized_linear import QuantizedLinear, choose_products
+from specdist.models.quantized.quantized_weights import LayerFormat, quantize
 from tests.engine.harness import paged_runner
 from tests.gpu.device import DEVICE, Counts
 from tests.gpu.engine_runs import GPU
@@ -49,3 +53,24 @@ def check_kernels(family: str, most: int) -> None:
         assert after <= most < before, found
         if family == "llama":
             assert after <= KERNELS_PER_LAYER and others <= OTHER_KERNELS, found
+
+
+def check_rounding() -> None:
+    """Of an input that three layers read, before and after, and the numbers are the same."""
+    for numbers, most in (("float8", 6), ("int8", 7)):
+        form = LayerFormat(numbers=numbers, rows=1, columns=None, activations="token")
+        layers = nn.ModuleList(QuantizedLinear(form, 32, 48).to_empty(device=GPU) for _ in range(3))
+        weight = torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
+        for layer in layers:
+            layer.fill(quantize(form, weight), {})
+        choose_products(layers, torch.bfloat16)
+        assert layers[0].last_input.has_kernel
+        inputs, rounded, counts = torch.randn(5, 48).bfloat16().to(GPU), [], []
+        for has_kernel in (False, True):
+            layers[0].last_input.has_kernel = has_kernel
+            own = inputs.clone()
+            DEVICE.reset()
+            rounded.append([layer._rounded(own, own) for layer in layers])
+            counts.append(DEVICE.counts().num_kernels)
+        assert counts == [most, 1], (numbers, counts)
+        assert torch.equal(rounded[0][2].numbers.float().cpu(), rounded[1][2].numbers.float().cpu())

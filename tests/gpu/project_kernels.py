@@ -14,6 +14,7 @@ from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.attention.plain import plain_attention
 from specdist.models.cache.writing import plain_write
 from specdist.models.passes.segments import PagedSegments
+from specdist.models.quantized.input_rounding import input_scales, rounded_inputs
 from specdist.models.quantized.quantized_weights import LayerFormat, Numbers, QuantizedWeight
 from specdist.models.recurrent import mamba1, mamba2
 from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule
@@ -153,6 +154,13 @@ def _recur(
             recur(output, own_held, [Runs(own_5S, padded_of(own_5S.numpy(), held.device))], None, plain)
 
 
+def rounded_rows(inputs_MW: Tensor, *, limit: float, is_float8: bool) -> tuple[Tensor, Tensor]:
+    form = LayerFormat(numbers="float8" if is_float8 else "int8", rows=1, columns=None, activations="token")
+    scales = input_scales(form, inputs_MW)
+    assert scales is not None
+    return rounded_inputs(form, inputs_MW, scales), scales
+
+
 ON_HOST: dict[str, Callable[..., Any]] = {
     "paged_attention": paged_attention,
     "processed_probabilities": plain_probabilities,
@@ -162,6 +170,7 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "residual_norm": residual_norm,
     "rotary": rotary,
     "gated_activation": gated_activation,
+    "rounded_rows": rounded_rows,
     "write_tokens": plain_write,
     "grouped_narrow_product": grouped_narrow_product,
     "mamba": mamba,

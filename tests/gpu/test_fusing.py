@@ -19,3 +19,8 @@ pytestmark = needs_fake_device
 def test_a_layer_has_few_kernels(family: str, most: int) -> None:
     """The last two have four norms; one kernel more than with the attention of the project."""
     on_device(check_fusing.check_kernels, family, most)
+
+
+def test_a_token_is_rounded_by_one_kernel() -> None:
+    """For all layers that read it; in plain operations by six or seven."""
+    on_device(check_fusing.check_rounding)

@@ -26,7 +26,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specdist.kernels import experts, filters, layers, paged_attention, recurrent, sampling
+from specdist.kernels import (
+    experts,
+    filters,
+    layers,
+    paged_attention,
+    recurrent,
+    rounding,
+    sampling,
+)
 
 CAPABILITIES = (80, 90, 100)
 # float32 is for tests: on one GPU it is known to fit.
@@ -198,6 +206,16 @@ def layer_variants(dtype: str) -> Iterator[Variant]:
         yield Variant(about, layers.write_kernel, constants, pointers, (), layers.OPTIONS)
 
 
+def rounding_variants(dtype: str) -> Iterator[Variant]:
+    """Of inputs of 70B models over four ranks, and whole; to int8, too."""
+    pointers = {"inputs": DTYPE_POINTERS[dtype], "narrow": "*u8", "scales": "*fp32"}
+    for width, is_float8 in ((2048, True), (2048, False), (8192, True), (28672, True)):
+        constants = {"width": width, "is_float8": is_float8, **layers.norm_constants(width)}
+        about = f"rounding of {width} to {'float8' if is_float8 else 'int8'} ({dtype})"
+        options = layers.norm_options(width)
+        yield Variant(about, rounding.round_kernel, constants, pointers, ("limit",), options)
+
+
 def expert_variants(dtype: str) -> Iterator[Variant]:
     """The first products of gpt-oss's experts, of DeepSeek's, and of INT4 in groups, for few and many tokens
     of each."""
@@ -246,7 +264,10 @@ def recurrent_variants(dtype: str) -> Iterator[Variant]:
         yield Variant(about, recurrent.delta_rule_kernel, constants, pointers, (), recurrent.OPTIONS)
 
 
-VARIANTS = (attention_variants, sampling_variants, layer_variants, expert_variants, recurrent_variants)
+VARIANTS = (
+    attention_variants, sampling_variants, layer_variants, rounding_variants, expert_variants,
+    recurrent_variants,
+)  # fmt: skip
 
 
 def source_of(variant: Variant) -> ASTSource:

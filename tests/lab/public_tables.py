@@ -47,7 +47,7 @@ UNITS = {
 }  # fmt: skip
 NOTES = (
     "FP8: their kernels before the products round inputs, with the checkpoint's scales, and keys and values "
-    "are FP8, too (an assumption for NIM). *This engine* rounds with operations of its own, with scales that "
+    "are FP8, too (an assumption for NIM). *This engine* rounds with kernels of its own, with scales that "
     "it finds on every rank, and keeps keys and values of 16 bits.",
     "Without a batch size as many sequences run as memory holds; of a larger one, no more.",
     "nano-PEARL's acceptance is not published: {acceptance:.2f} gives its first row, which therefore says "

@@ -8,10 +8,23 @@ RESIDUALS = KERNELS + "::test_a_residual_with_its_norms_is_what_they_are_alone"
 ROTARY = KERNELS + "::test_rotary_embeddings_are_those_of_transformers"
 GATES = KERNELS + "::test_gated_activations_are_the_plain_ones"
 WRITING = KERNELS + "::test_keys_and_values_are_written_where_they_belong"
+ROUNDING = "tests/kernels/test_rounding.py::"
 FUSING = "tests/kernels/test_fusing.py::"
 COUNTS = "tests/gpu/test_fusing.py::test_a_layer_has_few_kernels[llama-15]"
 
 LAYER_FAULTS = (
+    Mutant("float8-ties-away-from-zero", "rounding._float8",
+        "((magnitudes >> 20) & 1)",
+        "1",
+        (ROUNDING + "test_every_float8_and_every_middle_between_two",)),
+    Mutant("float8-without-subnormal-numbers", "rounding._float8",
+        "tl.where(magnitudes < 0x3C800000, small, normal)",
+        "normal",
+        (ROUNDING + "test_every_float8_and_every_middle_between_two",)),
+    Mutant("a-kernel-with-wrong-scales-rounds", "check_kernel",
+        '    check_difference("scales of tokens differ", off, SCALE_TOLERANCE)\n',
+        "    del off\n",
+        (ROUNDING + "test_a_kernel_that_rounds_otherwise_is_not_used",)),
     Mutant("norm-counts-padding-of-block", "_normed",
         "tl.sum(numbers * numbers, 1) / width",
         "tl.sum(numbers * numbers, 1) / block_width",

@@ -62,9 +62,9 @@ RESIDUAL_BYTES = 60
 ROUND_S = 0.5e-3
 # Assumed for the messages to the draft's rank and back; in one process it is less.
 PROPOSAL_S = 0.2e-3
-# Plain operations of a layer's seven products with four inputs: six that find scales and round an input, one
-# more of integers, and three that scale their sums.
-ROUNDING_KERNELS: dict[str | None, int] = {"float8": 4 * 6, "int8": 4 * 7 + 7 * 3}
+# Kernels for a layer's seven products with four inputs: one that rounds an input, and of integers three that
+# scale their sums.
+ROUNDING_KERNELS: dict[str | None, int] = {"float8": 4, "int8": 4 + 7 * 3}
 # Of a layer with experts beside a dense one, by transformers' router and grouped products: operations, each
 # of at least a kernel, and what they read or write for every expert of a token, in rows of the hidden size
 # and of the inner width. Counted from the code.

@@ -15,6 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdist.models.quantized.quantized_weights import LIMITS, LayerFormat, rounded
+from specdist.utils.trial import check_difference
+
+TRIAL_TOKENS = 5
+# Of scales, and the share of numbers that may be the next one: where it is to divide by a number, torch
+# multiplies by its inverse on CUDA.
+SCALE_TOLERANCE, MOST_MOVED = 1e-6, 0.01
 
 
 class RoundedInput(NamedTuple):
@@ -28,9 +34,11 @@ class LastInput:
     """What was rounded last in a model: queries, keys and values read the same input, and so do gate and up.
 
     It serves every reader once, so that an input whose numbers have changed meanwhile is rounded anew.
+    ``has_kernel``: scales per token are found, and tokens rounded, by one kernel.
     """
 
     def __init__(self) -> None:
+        self.has_kernel = False
         self._inputs: weakref.ref[Tensor] | None = None
         self._reading: Hashable = None
         self._readers: list[object] = []
@@ -48,6 +56,28 @@ class LastInput:
         """Until another is kept."""
         self._inputs, self._rounded = weakref.ref(inputs), rounded
         self._reading, self._readers = reading, [reader]
+
+
+def round_tokens(form: LayerFormat, x_TK: Tensor) -> RoundedInput:
+    """With a scale for each, by the project's kernel. Raises ValueError for tokens too wide for it."""
+    # Triton is not everywhere.
+    from specdist.kernels.rounding import rounded_rows
+
+    is_float8 = form.numbers == "float8"
+    return RoundedInput(*rounded_rows(x_TK, limit=LIMITS[form.numbers], is_float8=is_float8))
+
+
+def check_kernel(form: LayerFormat, device: torch.device, dtype: torch.dtype, width: int) -> None:
+    """Raises ValueError if the kernel rounds tokens to other numbers than plain operations do."""
+    generator = torch.Generator().manual_seed(0)
+    x_TK = torch.randn(TRIAL_TOKENS, width, generator=generator).to(device, dtype)
+    scales = input_scales(form, x_TK)
+    assert scales is not None
+    found = round_tokens(form, x_TK)
+    off = float((found.scales / scales - 1).abs().max())
+    check_difference("scales of tokens differ", off, SCALE_TOLERANCE)
+    moved = float((found.numbers.float() != rounded_inputs(form, x_TK, scales).float()).float().mean())
+    check_difference("numbers of tokens differ in a share", moved, MOST_MOVED)
 
 
 def input_scales(form: LayerFormat, x_TK: Tensor, static: Tensor | None = None) -> Tensor | None:

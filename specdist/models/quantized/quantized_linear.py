@@ -25,9 +25,12 @@ from torch import Tensor, nn
 
 from specdist.models.attention.attention import ABSORPTION
 from specdist.models.quantized.input_rounding import (
+    TRIAL_TOKENS,
     LastInput,
     RoundedInput,
+    check_kernel,
     input_scales,
+    round_tokens,
     rounded_inputs,
     values_of,
 )
@@ -37,7 +40,6 @@ from specdist.utils.trial import Trial, check_difference, first_right
 # Of a trial: rounded scales (bfloat16 in torch's weight-only kernels) and sums in another order, relative to
 # the size of the outputs.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
-TRIAL_TOKENS = 5
 # Numbers of a layer that are dequantised at a time: three copies of them, in float32, are held.
 MAX_DEQUANTIZED = 2**24
 # CUDA's integer products want more than 16 rows, and float8 ones widths of whole 16 numbers.
@@ -164,9 +166,12 @@ class QuantizedLinear(nn.Module):
     def _rounded(self, inputs: Tensor, x_TK: Tensor) -> RoundedInput | None:
         reading = self._reading
         found = None if reading is None else self.last_input.of(inputs, reading, self)
-        if found is None and (scales := self.input_scales(x_TK)) is not None:
-            found = RoundedInput(rounded_inputs(self.form, x_TK, scales), scales)
-            if reading is not None:
+        if found is None:
+            if self.last_input.has_kernel and self.form.activations == "token":
+                found = round_tokens(self.form, x_TK)
+            elif (scales := self.input_scales(x_TK)) is not None:
+                found = RoundedInput(rounded_inputs(self.form, x_TK, scales), scales)
+            if found is not None and reading is not None:
                 self.last_input.keep(inputs, reading, self, found)
         return found
 
@@ -240,6 +245,10 @@ def choose_products(model: nn.Module, dtype: torch.dtype) -> None:
     for name, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear):
             layer.last_input, layer.owner = last_input, name.rpartition(".")[0]
+    tokens = [layer for layer in model.modules() if isinstance(layer, QuantizedLinear)]
+    tokens = [layer for layer in tokens if layer.form.activations == "token"]
+    if tokens and tokens[0].numbers.is_cuda:
+        _try_rounding(last_input, tokens, dtype)
     counts: Counter[str] = Counter()
     refused: dict[str, None] = {}
     for layer in model.modules():
@@ -254,6 +263,20 @@ def choose_products(model: nn.Module, dtype: torch.dtype) -> None:
             ", ".join(f"{number} × {what}" for what, number in counts.items()),
             "".join(refused),
         )
+
+
+def _try_rounding(last_input: LastInput, layers: list[QuantizedLinear], dtype: torch.dtype) -> None:
+    """Round the inputs of these in one kernel, if it does so rightly."""
+    forms = {layer.form for layer in layers}
+    device, width = layers[0].weight.numbers.device, max(layer.in_features for layer in layers)
+
+    def check(_: object) -> None:
+        for form in forms:
+            check_kernel(form, device, dtype, width)
+
+    trial = first_right({"one kernel": lambda: True}, check)
+    last_input.has_kernel = trial.found or False
+    trial.report(logger, "inputs rounded per token", "plain operations, which are slower")
 
 
 def products_of(layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, Callable[[], Product]]:
