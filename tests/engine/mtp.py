@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.drafters.mtp import MTP, mtp_config
@@ -20,11 +20,28 @@ from tests.engine.eagle import Drafted, EagleHarness
 from tests.models.all_families import build, spread
 
 # Families whose files have heads, by the names of their text models.
-FAMILIES = ("deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "ernie4_5_moe")
+FAMILIES = (
+    "deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "ernie4_5_moe", "mimo",
+)  # fmt: skip
+
+
+class MiMoConfig(Qwen2Config):
+    """As its code on the hub has it."""
+
+    model_type = "mimo"
 
 
 def mtp_target(family: str, vocab_size: int, **changes: Any) -> PreTrainedModel:
-    return with_norms(build(family, seed=3, vocab_size=vocab_size, **changes))
+    if family != "mimo":
+        return with_norms(build(family, seed=3, vocab_size=vocab_size, **changes))
+    model = build("qwen2", seed=3, vocab_size=vocab_size, **changes)
+    config = MiMoConfig(
+        **{name: value for name, value in model.config.to_dict().items() if name != "model_type"}
+    )
+    config._attn_implementation = "eager"
+    renamed = Qwen2ForCausalLM(config).float().eval()
+    renamed.load_state_dict(model.state_dict())
+    return with_norms(renamed)
 
 
 @torch.no_grad()
@@ -72,6 +89,8 @@ def expected_probabilities(
     for candidate in block.candidates:
         embedded = weights["model.embed_tokens.weight"][torch.tensor(tokens)]
         parts = [head.mtp.enorm(embedded), head.mtp.hnorm(torch.stack(states))]
+        if target.config.model_type == "mimo":
+            parts.reverse()
         joined = torch.cat(parts, dim=-1) @ weights["mtp.eh_proj.weight"].T
         output = head.model.norm(_layer(head, joined))[-1]
         own = (output @ weights["lm_head.weight"].T / temperature).softmax(dim=-1)
@@ -114,6 +133,13 @@ PUBLISHED = {
     "qwen3_next": _QWEN,
     "qwen3_5_text": _QWEN,
     "qwen3_5_moe_text": _QWEN,
+    "mimo": {
+        "mtp.enorm.": "model.mtp_layers.0.token_layernorm.",
+        "mtp.hnorm.": "model.mtp_layers.0.hidden_layernorm.",
+        "mtp.eh_proj.": "model.mtp_layers.0.input_proj.",
+        "model.norm.": "model.mtp_layers.0.final_layernorm.",
+        "model.layers.0.": "model.mtp_layers.0.",
+    },
     "ernie4_5_moe": {
         "mtp.enorm.": "model.mtp_emb_norm.0.",
         "mtp.hnorm.": "model.mtp_hidden_norm.0.",
@@ -124,7 +150,7 @@ PUBLISHED = {
 
 
 def save_head(head: PreTrainedModel, family: str, num_layers: int, folder: Path) -> None:
-    """Beside the model's files, under the names that published files have."""
+    """Into the model's file, under the names that published files have."""
     head.save_pretrained(folder / "head")
     stored = load_file(folder / "head" / "model.safetensors")
     shutil.rmtree(folder / "head")
@@ -137,4 +163,5 @@ def save_head(head: PreTrainedModel, family: str, num_layers: int, folder: Path)
     if family == "deepseek_v3":  # has copies, which are not read
         for name in ("shared_head.head", "embed_tokens"):
             renamed[f"model.layers.{num_layers}.{name}.weight"] = torch.zeros(2, 2)
-    save_file(renamed, folder / "mtp.safetensors")
+    own = load_file(folder / "model.safetensors")
+    save_file(own | renamed, folder / "model.safetensors", metadata={"format": "pt"})

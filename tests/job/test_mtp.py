@@ -70,4 +70,4 @@ def test_a_target_without_a_head_is_refused_before_anything_is_read(
     mtp: dict[str, Any], pair: Pair, no_models: None, tmp_path: Path
 ) -> None:
     ended = run_here(**(mtp | {"target": pair.target}), output=tmp_path / "run")
-    refused(ended, "--draft mtp", "of the family llama, whose", "name a draft model with --draft")
+    refused(ended, "--draft mtp", "of the family llama, and", "name a draft model with --draft")

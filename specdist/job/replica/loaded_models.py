@@ -112,7 +112,7 @@ class _Loading:
         if self.models.draft is not None and topology.holds_draft:
             self.activity.begin("loading the draft")
             with self._staged(self.models.draft) as files:
-                draft = self._draft(files)
+                draft = self._draft(files, target)
         return group, target, draft
 
     def compare(self, target: ModelRunner | None, group: dist.ProcessGroup | None) -> LoadingCheck | None:
@@ -154,12 +154,18 @@ class _Loading:
         read = draft.drafter.read_states(draft.config, num_layers)
         return StatesRunner(model, device, read, on_pass, group)
 
-    def _draft(self, files: Checkpoint) -> ModelRunner:
+    def _draft(self, files: Checkpoint, target: ModelRunner | None) -> ModelRunner:
         device, on_pass, head = self.topology.device, self.activity.step, self.models.head
         dtype = files.torch_dtype(self.config.dtype)
         if files.drafter is not None:
             return load_drafter(
-                files, self.models.target, dtype=dtype, device=device, counted=self.reading, on_pass=on_pass
+                files,
+                self.models.target,
+                dtype=dtype,
+                device=device,
+                counted=self.reading,
+                beside=None if target is None else target.model,
+                on_pass=on_pass,
             )
         return ModelRunner(
             load_whole(files, dtype=dtype, device=device, reading=self.reading),

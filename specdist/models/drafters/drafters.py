@@ -31,6 +31,7 @@ class Loader(Protocol):
         dtype: torch.dtype,
         device: torch.device,
         counted: Reading | None = None,
+        beside: PreTrainedModel | None = None,
     ) -> PreTrainedModel: ...
 
 
@@ -62,11 +63,12 @@ def load_drafter(
     dtype: torch.dtype,
     device: torch.device,
     counted: Reading | None = None,
+    beside: PreTrainedModel | None = None,
     on_pass: Callable[[], None] | None = None,
 ) -> DrafterRunner:
-    """The drafter on one device. ``counted``: what is read. Raises :class:`UserError` if files have changed
-    since they were checked."""
+    """The drafter on one device. ``counted``: what is read; ``beside``: the target, where that device has it.
+    Raises :class:`UserError` if files have changed since they were checked."""
     assert draft.drafter is not None
     kind = LOADINGS[draft.drafter]
-    model = kind.load(draft, target, dtype=dtype, device=device, counted=counted)
+    model = kind.load(draft, target, dtype=dtype, device=device, counted=counted, beside=beside)
     return kind.runner(model, device, on_pass)

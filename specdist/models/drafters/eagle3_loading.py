@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdist.models.drafters.eagle3 import LlamaForCausalLMEagle3, check_eagle3_config
@@ -67,6 +68,7 @@ def load_eagle3(
     dtype: torch.dtype,
     device: torch.device,
     counted: Reading | None = None,
+    beside: PreTrainedModel | None = None,
 ) -> LlamaForCausalLMEagle3:
     """The draft on one device. Raises :class:`UserError` if files have changed since they were checked."""
     with torch.device("meta"):

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from specdist.models.drafters.declaration import Drafter, ReadStates
 
 ARCHITECTURE = "MultiTokenPrediction"
+PROJECTION = "mtp.eh_proj"
+OWN_TO_A_FAMILY = ("model_type", "auto_map")
 SHARED = re.compile(r"^(?:model\.(?:language_model\.)?(embed_tokens\.)|(lm_head\.))")
 _DEEPSEEK = (
     ("model.layers.{}.enorm.", "mtp.enorm."),
@@ -48,6 +50,8 @@ class Form(NamedTuple):
     """Of a family's modules.
 
     Attributes:
+        states_first: before the embeddings, where both are joined.
+        family: of transformers, whose layers they have, where their own is not one of those.
         parts: what files call a part of the first module, with the number of the model's layers, and what it
             is called in the model of one layer; "" for what is not read.
         changes: to the family's configuration, for a layer with the number 0.
@@ -57,6 +61,8 @@ class Form(NamedTuple):
     parts: tuple[tuple[str, str], ...]
     changes: dict[str, Any]
     has_norm: bool = True
+    states_first: bool = False
+    family: str | None = None
 
 
 FORMS = {
@@ -65,6 +71,18 @@ FORMS = {
     "qwen3_next": Form(_QWEN, {"mlp_only_layers": [], "decoder_sparse_step": 1}),
     "qwen3_5_text": Form(_QWEN, {}),
     "qwen3_5_moe_text": Form(_QWEN, {}),
+    "mimo": Form(
+        (
+            ("model.mtp_layers.0.token_layernorm.", "mtp.enorm."),
+            ("model.mtp_layers.0.hidden_layernorm.", "mtp.hnorm."),
+            ("model.mtp_layers.0.input_proj.", "mtp.eh_proj."),
+            ("model.mtp_layers.0.final_layernorm.", "model.norm."),
+            ("model.mtp_layers.0.", "model.layers.0."),
+        ),
+        {},
+        states_first=True,
+        family="qwen2",
+    ),
     "ernie4_5_moe": Form(
         (
             ("model.mtp_emb_norm.0.", "mtp.enorm."),
@@ -82,13 +100,19 @@ FORMS = {
 def mtp_config(config: Any) -> Any:
     """Of the first module of a model with this configuration, whose family has a :class:`Form`."""
     text = copy.deepcopy(config.get_text_config())
+    family, form = text.model_type, FORMS[text.model_type]
+    if form.family is not None:
+        values = {name: value for name, value in text.to_dict().items() if name not in OWN_TO_A_FAMILY}
+        text = CONFIG_MAPPING[form.family](**values)
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
         text.quantization_config = quantization
-    text.architectures, text.mtp_layer, text.num_hidden_layers = [ARCHITECTURE], text.num_hidden_layers, 1
+    text.dtype = config.dtype or text.dtype
+    text.architectures, text.mtp_family = [ARCHITECTURE], family
+    text.mtp_layer, text.num_hidden_layers = text.num_hidden_layers, 1
     if getattr(text, "layer_types", None) is not None:
         text.layer_types = ["full_attention"]
-    for name, value in FORMS[text.model_type].changes.items():
+    for name, value in form.changes.items():
         setattr(text, name, value)
     return text
 
@@ -97,7 +121,7 @@ class FileNames:
     """What a module's parts are called in the files of its model."""
 
     def __init__(self, config: Any) -> None:
-        parts = FORMS[config.model_type].parts
+        parts = FORMS[config.mtp_family].parts
         self._parts = [(stored.format(config.mtp_layer), own) for stored, own in parts]
 
     def is_of_module(self, stored: str) -> bool:
@@ -113,6 +137,11 @@ class FileNames:
             return None
         return f"model.{stored[shared.start(1) :]}" if shared[1] else stored
 
+    def has_scales(self, stored_names: Iterable[str]) -> bool:
+        """Whether there are parts of the projection beside its weight: then it is quantised."""
+        own = [self.own(name) or "" for name in stored_names]
+        return any(name.startswith(f"{PROJECTION}.") and name != f"{PROJECTION}.weight" for name in own)
+
     def stored(self, own: str) -> str:
         """The other way."""
         found = [
@@ -124,13 +153,17 @@ class FileNames:
 class JoinedStates(nn.Module):
     """Gives a layer the embeddings [1, T, E] of tokens joined with the states before them."""
 
-    def __init__(self, norm: type[nn.Module], hidden_size: int, eps: float) -> None:
+    def __init__(self, norm: type[nn.Module], config: Any) -> None:
         super().__init__()
-        self.enorm, self.hnorm = norm(hidden_size, eps=eps), norm(hidden_size, eps=eps)
-        self.eh_proj = _Projection(2 * hidden_size, hidden_size, bias=False)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.enorm, self.hnorm = norm(size, eps=eps), norm(size, eps=eps)
+        projection = nn.Linear if getattr(config, "mtp_projection_is_quantized", False) else _Projection
+        self.eh_proj = projection(2 * size, size, bias=False)
+        self._states_first = FORMS[config.mtp_family].states_first
 
     def forward(self, embedded: Tensor, states: Tensor) -> Tensor:
-        joined: Tensor = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(states)], dim=-1))
+        parts = [self.enorm(embedded), self.hnorm(states)]
+        joined: Tensor = self.eh_proj(torch.cat(parts[::-1] if self._states_first else parts, dim=-1))
         return joined
 
 
@@ -166,8 +199,8 @@ class MultiTokenPrediction(Drafter):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)
         norm = model.model.norm
         dtype = next(model.parameters()).dtype
-        model.mtp = JoinedStates(type(norm), config.hidden_size, config.rms_norm_eps).to(dtype)
-        if not FORMS[config.model_type].has_norm:
+        model.mtp = JoinedStates(type(norm), config).to(dtype)
+        if not FORMS[config.mtp_family].has_norm:
             model.model.norm = nn.Identity()
         model.file_names = FileNames(config)
         return model

@@ -26,8 +26,8 @@ def head_config(config: Any, draft: str, target: str) -> Any:
     family = config.get_text_config().model_type
     if family not in FORMS:
         raise UserError(
-            f"--draft {draft}: --target {target} is of the family {family}, whose heads of several "
-            f"tokens specdist does not read (it reads those of {', '.join(FORMS)}): {REMEDY}"
+            f"--draft {draft}: --target {target} is of the family {family}, and specdist reads multi-token "
+            f"prediction heads of these alone: {', '.join(FORMS)}; {REMEDY}"
         )
     return mtp_config(config)
 
@@ -46,6 +46,7 @@ def open_mtp(target: Checkpoint, draft: str) -> Checkpoint:
         stored = stored_shapes(target.weight_files)
     if not any(map(names.is_of_module, stored)):
         raise UserError(f"{what} holds no multi-token prediction head in its files: {REMEDY}")
+    config.mtp_projection_is_quantized = names.has_scales(stored)
     return dataclasses.replace(target, option="--draft", name=draft, config=config)
 
 
@@ -62,7 +63,18 @@ def load_mtp(
     dtype: torch.dtype,
     device: torch.device,
     counted: Reading | None = None,
+    beside: PreTrainedModel | None = None,
 ) -> PreTrainedModel:
-    """The head on one device, with the embedding and the output head of the model."""
+    """The head on one device, with the embedding and the output head of the model: where it is ``beside`` it,
+    the same ones."""
     del target
-    return load_whole(draft, dtype=dtype, device=device, reading=counted)
+    model = load_whole(draft, dtype=dtype, device=device, reading=counted)
+    for part in ("input_embeddings", "output_embeddings") if beside is not None else ():
+        own, theirs = (getattr(each, f"get_{part}")() for each in (model, beside))
+        # Not an output head of which a rank has a part.
+        if type(own) is type(theirs) and (own.weight.shape, own.weight.dtype) == (
+            theirs.weight.shape,
+            theirs.weight.dtype,
+        ):
+            getattr(model, f"set_{part}")(theirs)
+    return model

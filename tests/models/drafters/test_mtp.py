@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.drafters.drafters import check_drafter, load_drafter
 from specdist.models.drafters.mtp_loading import open_mtp
+from specdist.models.drafters.mtp_runner import MtpRunner
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.files.fitting import check_weights
 from specdist.models.files.sizes import size_of
 from specdist.models.loading.loading import load_whole
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.errors import UserError
 from tests.engine.mtp import FAMILIES, mtp_head, mtp_target, save_head
+from tests.models.quantized_checkpoints import LAYOUTS, write
 
 CPU = torch.device("cpu")
+IN_BLOCKS = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 32,
+    "kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+# As on the hub: of a family that transformers does not have, whose model holds its head and does not run it.
+CODE = """
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2MLP, Qwen2RMSNorm
+
+class MiMoConfig(Qwen2Config):
+    model_type = "mimo"
+
+class MiMoMTPLayers(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        size = config.hidden_size
+        for name in ("input", "post_attention", "token", "hidden", "final"):
+            self.add_module(f"{name}_layernorm", Qwen2RMSNorm(size))
+        self.input_proj = nn.Linear(2 * size, size, bias=False)
+        self.self_attn, self.mlp = Qwen2Attention(config, 0), Qwen2MLP(config)
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    config_class = MiMoConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.mtp_layers = nn.ModuleList([MiMoMTPLayers(config)])
+"""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -25,7 +68,10 @@ def test_published_files_give_the_head_and_the_target(family: str, tmp_path: Pat
     head = mtp_head(target)
     target.save_pretrained(tmp_path)
     save_head(head, family, target.config.num_hidden_layers, tmp_path)
-    checkpoint = open_checkpoint("--target", str(tmp_path))
+    is_foreign = family == "mimo"
+    if is_foreign:
+        give_code(tmp_path)
+    checkpoint = open_checkpoint("--target", str(tmp_path), trust_remote_code=is_foreign)
     check_weights(checkpoint, 1)
     loaded = load_whole(checkpoint, dtype=torch.float32, device=CPU)
     for name, weight in target.state_dict().items():
@@ -43,10 +89,72 @@ def test_published_files_give_the_head_and_the_target(family: str, tmp_path: Pat
     assert runner.bytes_per_page(16) == 16 * size.cache_bytes_per_token(1)
 
 
+def give_code(folder: Path) -> None:
+    (folder / "modeling_mimo.py").write_text(CODE)
+    config = json.loads((folder / "config.json").read_text())
+    code = {"AutoConfig": "modeling_mimo.MiMoConfig", "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": code}))
+
+
 def test_a_target_without_a_head_is_refused(tmp_path: Path) -> None:
     mtp_target("glm4_moe", 96).save_pretrained(tmp_path / "bare")
     with pytest.raises(UserError, match="holds no multi-token prediction head in its files"):
         open_mtp(open_checkpoint("--target", str(tmp_path / "bare")), "mtp")
     mtp_target("qwen3", 96).save_pretrained(tmp_path / "other")
-    with pytest.raises(UserError, match="of the family qwen3, whose"):
+    with pytest.raises(UserError, match="of the family qwen3, and"):
         open_mtp(open_checkpoint("--target", str(tmp_path / "other")), "mtp")
+
+
+@pytest.mark.parametrize("projection_is_quantized", [False, True])
+def test_a_quantised_head_says_what_its_plain_numbers_say(
+    projection_is_quantized: bool, tmp_path: Path
+) -> None:
+    """In blocks of float8, experts and latent attention with it; published projections are plain, or not.
+    Rounding moves little probability, and reading one layer's scales for another's moves most of it."""
+    target = DeepseekV3ForCausalLM(DeepseekV3Config(**IN_BLOCKS)).float().eval()
+    head = mtp_head(target)
+    target.save_pretrained(tmp_path)
+    save_head(head, "deepseek_v3", 2, tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    projection = weights.pop("model.layers.2.eh_proj.weight")
+    plain = {"model.layers.2.eh_proj.weight": projection}
+    save_file(weights | (plain if projection_is_quantized else {}), path)
+    write(tmp_path, *LAYOUTS["FP8 in blocks (fp8)"])
+    save_file(load_file(path) | ({} if projection_is_quantized else plain), path)
+    checkpoint = open_checkpoint("--target", str(tmp_path))
+    draft = open_mtp(checkpoint, "mtp")
+    check_drafter(draft, checkpoint)
+    runner = load_drafter(draft, checkpoint, dtype=torch.float32, device=CPU)
+    quantized = {name for name, each in runner.model.named_modules() if isinstance(each, QuantizedLinear)}
+    assert {"model.layers.0.self_attn.o_proj", "model.layers.0.mlp.shared_experts.up_proj"} <= quantized
+    assert ("mtp.eh_proj" in quantized) == projection_is_quantized
+    use_paged_attention(head)
+    distributions = [distribution(each) for each in (runner, MtpRunner(head, CPU))]
+    moved = (distributions[0] - distributions[1]).abs().sum(dim=1) / 2
+    assert 0 < moved.median() < 0.02  # of a token at a border between experts more
+
+
+def distribution(runner: DrafterRunner) -> Tensor:
+    """[T, V]: after ten tokens with random states before them."""
+    num_tokens = 10
+    runner.allocate(num_pages=4, page_size=4, num_slots=1, max_seq_len=16)
+    runner.pages.pages[0, :4] = np.arange(4)
+    slots, positions = np.zeros(num_tokens, np.int64), np.arange(num_tokens)
+    states = torch.randn(num_tokens, 64, generator=torch.Generator().manual_seed(1))
+    runner.receive(slots, positions, states)
+    batch = FlatBatch(2 + positions[1:], slots[1:], positions[1:])
+    return runner.forward(batch, np.arange(num_tokens - 1)).softmax(dim=-1)
+
+
+def test_a_head_beside_its_model_has_the_same_embedding(tmp_path: Path) -> None:
+    """And output head: they are in memory once."""
+    target = mtp_target("glm4_moe", 96)
+    target.save_pretrained(tmp_path)
+    save_head(mtp_head(target), "glm4_moe", target.config.num_hidden_layers, tmp_path)
+    checkpoint = open_checkpoint("--target", str(tmp_path))
+    draft = open_mtp(checkpoint, "mtp")
+    loaded = load_whole(checkpoint, dtype=torch.float32, device=CPU)
+    runner = load_drafter(draft, checkpoint, dtype=torch.float32, device=CPU, beside=loaded)
+    assert runner.model.get_input_embeddings() is loaded.get_input_embeddings()
+    assert runner.model.get_output_embeddings() is loaded.get_output_embeddings()
