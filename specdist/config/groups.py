@@ -227,7 +227,7 @@ class GpuCostOptions:
     gpu_watts: float | None = option(
         None, rule=within(above=0, below=math.inf, text="must be a number of watts above 0"),
         help="power of a GPU at work, with its share of the node's: the energy of a million tokens is told "
-        "then",
+        "then; without it that of the GPUs alone, by their counters, where nvidia-ml-py is installed",
     )  # fmt: skip
 
 

@@ -67,8 +67,9 @@ def write_card(folder: RunFolder) -> None:
     if folder.card_path.exists():
         return
     schema = open_shard(folder.paths(0), verify=False).schema
-    costs = GpuCosts.of(options_of(folder.config_path))
-    content = card_text(folder.manifest, schema, total_stats(folder), costs).encode()
+    total = total_stats(folder)
+    costs = GpuCosts.of(options_of(folder.config_path), total.summary())
+    content = card_text(folder.manifest, schema, total, costs).encode()
     write_atomically(folder.card_path, lambda file: file.write(content))
 
 

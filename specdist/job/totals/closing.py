@@ -96,7 +96,7 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
             f"{figures['tokens_per_s']:,.1f} tokens/s, {figures['tokens_per_s_per_device']:,.1f} per device; "
             f"{total.num_completion_tokens:,} tokens"
         )
-        costs = GpuCosts.of(options_of(folder.config_path)).text(figures["tokens_per_s_per_device"])
+        costs = GpuCosts.of(options_of(folder.config_path), figures).text(figures["tokens_per_s_per_device"])
         speed += f"; {costs}" if costs else ""
     if figures["time_to_first_token_s"] is not None:
         speed += f"; the first one {figures['time_to_first_token_s']:,.1f} s after a replica's start"

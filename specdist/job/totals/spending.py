@@ -1,4 +1,4 @@
-"""What tokens cost, where the user says what a GPU does: ``--gpu_price`` and ``--gpu_watts``."""
+"""What tokens cost: ``--gpu_price``, and ``--gpu_watts`` or what the GPUs' counters told."""
 
 from __future__ import annotations
 
@@ -17,15 +17,22 @@ MILLION = 10**6
 
 @dataclass(frozen=True)
 class GpuCosts:
-    """Of one GPU: its price per hour, in any currency, and the power that it takes; None where unknown."""
+    """Of one GPU: its price per hour, in any currency, and the power that it takes; ``measured_kwh``: of a
+    million tokens. None where unknown."""
 
     price: float | None = None
     watts: float | None = None
+    measured_kwh: float | None = None
 
     @staticmethod
-    def of(options: Mapping[str, Any]) -> GpuCosts:
-        """From the options of a run or a plan."""
-        return GpuCosts(options.get("gpu_price"), options.get("gpu_watts"))
+    def of(options: Mapping[str, Any], figures: Mapping[str, Any] | None = None) -> GpuCosts:
+        """From the options of a run or a plan, and a run's figures. Watts that were given, the node's share
+        among them, come before what the GPUs measured of themselves."""
+        return GpuCosts(
+            options.get("gpu_price"),
+            options.get("gpu_watts"),
+            (figures or {}).get("measured_kwh_per_million_tokens"),
+        )
 
     def per_million(self, tokens_per_s_per_gpu: float | None) -> dict[str, float]:
         """Price and kilowatt-hours of a million tokens, as far as they are known."""
@@ -37,6 +44,8 @@ class GpuCosts:
             found["price_per_million_tokens"] = hours * self.price
         if self.watts is not None:
             found["kwh_per_million_tokens"] = hours * self.watts / W_PER_KW
+        elif self.measured_kwh is not None:
+            found["measured_kwh_per_million_tokens"] = self.measured_kwh
         return found
 
     def text(self, tokens_per_s_per_gpu: float | None) -> str:
@@ -47,6 +56,7 @@ class GpuCosts:
             for key, name in (
                 ("price_per_million_tokens", "price {:.3g}"),
                 ("kwh_per_million_tokens", "{:.3g} kWh"),
+                ("measured_kwh_per_million_tokens", "{:.3g} kWh of its GPUs (measured)"),
             )
             if key in found
         ]

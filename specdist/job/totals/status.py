@@ -160,7 +160,9 @@ class StatusReader:
     def _costs(self) -> str:
         info = self._folder.manifest.info
         figures = self._total.stats.summary(info.get("num_devices", info.get("world_size", 1)))
-        return GpuCosts.of(options_of(self._folder.config_path)).text(figures["tokens_per_s_per_device"])
+        return GpuCosts.of(options_of(self._folder.config_path), figures).text(
+            figures["tokens_per_s_per_device"]
+        )
 
     def _see_done(self, num_shards: int) -> None:
         recorded = self._folder.recorded_shards(set(range(num_shards)) - self._done)

@@ -31,6 +31,7 @@ GROUPS = {
 SPENT = {
     "price_per_million_tokens": "price of a million tokens",
     "kwh_per_million_tokens": "kWh for a million tokens",
+    "measured_kwh_per_million_tokens": "kWh of the GPUs for a million tokens",
 }
 NOT_COMPARED = ("output", "overwrite")
 
@@ -104,9 +105,13 @@ def summary_tiles(run: ReportedRun) -> Markup:
             f"in {count(len(run.shards))} shard{'s' * (len(run.shards) > 1)}, all replicas together",
         ),
     ]
-    costs = GpuCosts.of(run.config).per_million(figures["tokens_per_s_per_device"])
+    costs = GpuCosts.of(run.config, figures).per_million(figures["tokens_per_s_per_device"])
     found += [
-        (SPENT[name], f"{value:.3g}", "of completions, by the options of the run")
+        (
+            SPENT[name],
+            f"{value:.3g}",
+            "of completions, " + ("measured" if name.startswith("measured") else "by the options of the run"),
+        )
         for name, value in costs.items()
     ]
     return tiles(found)
