@@ -37,7 +37,7 @@ from specdist.sampling.processing.filters import plain_probabilities
 from specdist.utils.errors import short_text
 from tests.gpu import project_kernels as plain
 from tests.gpu.first_device import Bench, Shape, say, step, table
-from tests.gpu.first_recurrent import STATES, largest_share, states
+from tests.gpu.first_recurrent import STATES, by_library, largest_share, states
 
 PAGE_SIZE = 16
 RULES = AttentionRules(None, None, None)
@@ -77,6 +77,8 @@ FILTERS: dict[str, tuple[int, float]] = {
 ATTENTION_LIMIT, LAYER_LIMIT, QUANTISED_LIMIT = 2.5e-2, 1.6e-2, 2e-2
 # Of float32 sums in another order, in units of the largest number.
 RECURRENT_LIMIT = 1e-4
+# The same of numbers rounded to bfloat16.
+LIBRARY_LIMIT = 4e-2
 # Total variation; a sum that is rounded otherwise may put a threshold next to where it was.
 MASS_LIMIT, ROWS_PER_OTHER_THRESHOLD = 1e-4, 32
 EPSILON = 1e-5
@@ -137,6 +139,7 @@ def compare_all(bench: Bench, folder: Path) -> int:
     outcomes += compared(bench, "DeepSeek V3 tp 8", latent_cases(bench))
     for model in STATES:
         outcomes += compared(bench, model, recurrent_cases(bench, model))
+        outcomes += compared(bench, model, prompt_cases(bench, model), refuses=True)
     outcomes += compared(bench, "all", sampling_cases(bench))
     outcomes += compared(bench, "8B", quantised_cases(bench, bench.shapes["8B"]), refuses=True)
     outcomes += compared(bench, "gpt-oss-120b", expert_cases(bench))
@@ -207,6 +210,27 @@ def recurrent_cases(bench: Bench, model: str) -> Iterator[Case]:
             plain=twin,
             difference=largest_share,
             limit=RECURRENT_LIMIT,
+            num_bytes=num_bytes,
+        )
+
+
+def prompt_cases(bench: Bench, model: str) -> Iterator[Case]:
+    """A layer's states and a prompt: in chunks by plain operations, by the kernel for blocks, and by a
+    library, if it is installed."""
+    num_tokens = TINY_NUM_TOKENS[-1] if bench.is_fake else NUM_TOKENS[-1]
+    kernel, twin, num_bytes = states(bench, model, 1, num_tokens, 0)
+    for name, run, limit in (
+        ("chunks", twin, RECURRENT_LIMIT),
+        (STATES[model][0], kernel, RECURRENT_LIMIT),
+        ("library", by_library(bench, model, num_tokens), LIBRARY_LIMIT),
+    ):
+        yield Case(
+            kernel=name,
+            size=f"prompt: 1 x {num_tokens}",
+            run=run,
+            plain=twin,
+            difference=largest_share,
+            limit=limit,
             num_bytes=num_bytes,
         )
 

@@ -28,16 +28,30 @@ Outputs = tuple[Tensor, Tensor]
 
 
 def states(
-    bench: Bench, model: str, num_rows: int, num_tokens: int
+    bench: Bench, model: str, num_rows: int, num_tokens: int, num_after: int = 1
 ) -> tuple[Callable[[], Outputs], Callable[[], Outputs], int]:
-    """The kernel and its twin on the same numbers, and the bytes of the states, copied, read and written."""
+    """The kernel and its twin on the same numbers, and the bytes of the states, copied, read and written,
+    which are kept before the last ``num_after`` tokens."""
     from specdist.kernels import recurrent
 
+    run, name = _run(bench, model, num_rows, num_tokens, num_after), STATES[model][0]
+    kernel, twin = getattr(recurrent, name), getattr(plain, name)
+    return lambda: run(kernel), lambda: run(twin), 4 * run(_nothing)[1].nbytes
+
+
+def _nothing(*arguments: Tensor) -> None:
+    """Leaves the states as they are."""
+
+
+def _run(
+    bench: Bench, model: str, num_rows: int, num_tokens: int, num_after: int
+) -> Callable[[Callable[..., None]], Outputs]:
+    """Of an operator on these numbers."""
     name, *sizes = STATES[model]
     heads, width, groups, state_size = TINY_STATES[model] if bench.is_fake else sizes
     num_places = num_rows * num_tokens
     slots, firsts = torch.arange(num_rows).flip(0), torch.arange(0, num_places, num_tokens)
-    numbers = (slots, torch.zeros_like(slots), firsts, firsts + num_tokens, firsts + num_tokens - 1)
+    numbers = (slots, torch.zeros_like(slots), firsts, firsts + num_tokens, firsts + num_tokens - num_after)
     runs = torch.stack(numbers).to(bench.device)
     if name == "mamba":
         state = bench.random(num_rows, heads, width, state_size).float()
@@ -61,8 +75,29 @@ def states(
         operator(output, held, runs, *arguments)
         return output, held
 
-    kernel, twin = getattr(recurrent, name), getattr(plain, name)
-    return lambda: run(kernel), lambda: run(twin), 4 * state.nbytes
+    return run
+
+
+def by_library(bench: Bench, model: str, num_tokens: int) -> Callable[[], Outputs]:
+    """The same of a prompt by a function of another library; it raises ValueError where none is used."""
+    from specdist.models.recurrent.libraries import delta_rule_on, mamba2_on
+
+    name, heads, *_ = STATES[model]
+    dtype = bench.random(1).dtype
+    found = mamba2_on(bench.device, dtype) if name == "mamba" else delta_rule_on(bench.device, dtype, False)
+    if found is None or heads == 1:
+        return _refuse
+    taken: list[Any] = []
+
+    def take(output: Tensor, held: Tensor, runs: Tensor, *arguments: Tensor) -> None:
+        taken[:] = held.clone(), *arguments
+
+    _run(bench, model, 1, num_tokens, 0)(take)
+    return lambda: found(*taken)
+
+
+def _refuse() -> Outputs:
+    raise ValueError("no library is used for it")
 
 
 def largest_share(found: Any, expected: Any) -> float:

@@ -151,7 +151,7 @@ def _recur(
         if is_own_S.any():
             own_5S = numbers_5S[:, is_own_S]
             own_5S[4] = own_5S[4].maximum(own_5S[2])
-            recur(output, own_held, [Runs(own_5S, padded_of(own_5S.numpy(), held.device))], None, plain)
+            recur(output, own_held, [Runs(own_5S, padded_of(own_5S.cpu().numpy(), held.device))], None, plain)
 
 
 def rounded_rows(inputs_MW: Tensor, *, limit: float, is_float8: bool) -> tuple[Tensor, Tensor]:

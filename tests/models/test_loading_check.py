@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ def checked(folder: Path, dtype: torch.dtype, spoil: str | None = None) -> Loadi
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_can_be_checked(tmp_path: Path, family: str) -> None:
+def test_every_family_can_be_checked(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It says nothing of what it uses: the run says that."""
+    caplog.set_level(logging.INFO)
     folder = saved(tmp_path, family)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         check = checked(folder, dtype)
@@ -64,6 +67,7 @@ def test_every_family_can_be_checked(tmp_path: Path, family: str) -> None:
         assert check.last_position >= 1023 and check.layers[0] == 0 and check.layers[-1] == 2
         # Numbers that have nothing to do with each other differ by about 1.4.
         assert check.difference <= check.tolerance < 0.7
+    assert not [message for message in caplog.messages if message.startswith("layers of")]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,10 +20,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.config.groups import ModelImpl
+from specdist.models.attention import probe
 from specdist.models.attention.adapters import is_paged_by_registry
 from specdist.models.attention.attention import AttentionCall, LayerAttention
 from specdist.models.cache.pages import PageUpdates
+from specdist.models.cpu import compiled_check
 from specdist.models.loading.reference import LAYER_NUMBERS, NUM_STEPS, Sample, find_layers, layered
+from specdist.models.passes import fusing
 from specdist.models.passes.flat import FlatBatch, SeenBatch
 from specdist.models.passes.runner import Acceleration, ModelRunner
 from specdist.models.passes.torch_pass import TorchPass
@@ -31,6 +35,8 @@ from specdist.models.recurrent.mixers import Mixer
 PAGE_SIZE = 16
 # Of the prompt, in the first pass.
 FIRST_PART = 0.6
+# What these say that a runner uses, the one of the run says again.
+SAID_AGAIN = tuple(logging.getLogger(module.__name__) for module in (compiled_check, fusing, probe))
 
 
 def run_loaded(
@@ -50,7 +56,7 @@ def run_loaded(
     # Recorded passes are compared with unrecorded ones when they are recorded.
     acceleration = dataclasses.replace(acceleration, is_static=False, capturer=None)
     experts = contextlib.nullcontext() if sample.experts is None else sample.experts.alone(model)
-    with _only_layers(model, sample), experts:
+    with _only_layers(model, sample), experts, _unsaid():
         plainly = dataclasses.replace(acceleration, is_compiled=False, keeps_latents=False)
         plain = _RecordingRunner(model, device, plainly, model_impl="transformers")
         longest = max((rules.window or 0 for rules in plain.rules.values()), default=0)
@@ -149,6 +155,19 @@ class _Recording:
     def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
         found: Tensor = self.attention.mix(mixer, rows_TR)
         return found
+
+
+@contextlib.contextmanager
+def _unsaid() -> Iterator[None]:
+    """A context in which these say no more than warnings."""
+    levels = [logger.level for logger in SAID_AGAIN]
+    try:
+        for logger in SAID_AGAIN:
+            logger.setLevel(logging.WARNING)
+        yield
+    finally:
+        for logger, level in zip(SAID_AGAIN, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import COLWISE, EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.delta_rule import DeltaTokens, gated_delta_rule, normalized
 from specdist.models.recurrent.kernels import kernels_on
+from specdist.models.recurrent.libraries import delta_rule_on
 from specdist.models.recurrent.modules import OfModule, has_parts
 from specdist.models.recurrent.states import Padded, Runs, StateShape, recur
 
@@ -118,7 +119,10 @@ class GatedDelta(OfModule):
             return found.transpose(1, 2), after
 
         kernel = kernels and (lambda numbers_5S: kernels.delta_rule(output, held, numbers_5S, *tokens))
-        return recur(output, held, runs, kernel, plain).to(rows_LR.dtype).flatten(1)
+        library = kernels and delta_rule_on(rows_LR.device, rows_LR.dtype, logs_NHD.shape[-1] > 1)
+        of_library = library and (lambda state, own: library(state, *(part[own] for part in tokens)))
+        found = recur(output, held, runs, kernel, plain, library=of_library)
+        return found.to(rows_LR.dtype).flatten(1)
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:
         width = rest.shape[-1]

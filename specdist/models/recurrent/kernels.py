@@ -68,10 +68,10 @@ def check(kernels: Kernels, device: torch.device) -> None:
     delta = [random(12, 4, 6), keys / keys.norm(dim=-1, keepdim=True), random(12, 4, 5)]
     fine, rates = -random(12, 4, 6).exp(), random(12, 4).sigmoid()
     for kernel, state, tokens, of_layer, one_by_one in (
-        (kernels.mamba, random(4, 4, 5, 6), mamba2, [-random(4).exp()], _mamba),
-        (kernels.mamba, random(4, 1, 5, 6), mamba1, [-random(5, 6).exp()], _mamba),
-        (kernels.delta_rule, random(4, 4, 6, 5), [*delta, fine[..., :1], rates], [], _delta_rule),
-        (kernels.delta_rule, random(4, 4, 6, 5), [*delta, fine, rates], [], _delta_rule),
+        (kernels.mamba, random(4, 4, 5, 6), mamba2, [-random(4).exp()], one_by_one_mamba),
+        (kernels.mamba, random(4, 1, 5, 6), mamba1, [-random(5, 6).exp()], one_by_one_mamba),
+        (kernels.delta_rule, random(4, 4, 6, 5), [*delta, fine[..., :1], rates], [], one_by_one_delta_rule),
+        (kernels.delta_rule, random(4, 4, 6, 5), [*delta, fine, rates], [], one_by_one_delta_rule),
     ):
         held, found = (
             state.to(device, copy=True),
@@ -89,9 +89,10 @@ def check(kernels: Kernels, device: torch.device) -> None:
             check_difference(f"{name} differ", float(difference), TOLERANCE)
 
 
-def _mamba(
+def one_by_one_mamba(
     state: Tensor, x: Tensor, steps: Tensor, b: Tensor, c: Tensor, rates: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """Of sequences [S, L, ...]: outputs, and the states after 0, 1, ... tokens."""
     states, outputs = [state], []
     for step, of_x, of_b, of_c in zip(*(each.unbind(1) for each in (steps, x, b, c)), strict=True):
         repeats = of_x.shape[1] // of_b.shape[1]
@@ -104,9 +105,10 @@ def _mamba(
     return torch.stack(outputs, 1), torch.stack(states)
 
 
-def _delta_rule(
+def one_by_one_delta_rule(
     state: Tensor, queries: Tensor, keys: Tensor, values: Tensor, logs: Tensor, rates: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """The same of the delta rule."""
     states, outputs = [state], []
     parts = (each.unbind(1) for each in (queries, keys, values, logs, rates[..., None]))
     for query, key, value, log, rate in zip(*parts, strict=True):

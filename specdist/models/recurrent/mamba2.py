@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from specdist.models.recurrent.convolution import causal_convolution
 from specdist.models.recurrent.cuts import EQUAL, GRAIN, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.kernels import kernels_on
+from specdist.models.recurrent.libraries import mamba2_on
 from specdist.models.recurrent.modules import OfModule, has_parts
 from specdist.models.recurrent.states import Padded, Runs, StateShape, recur
 
@@ -109,7 +110,9 @@ def outputs_of(
         return run(state_SHPN, tokens.at(padded), rates, padded.borders_S)
 
     kernel = kernels and (lambda numbers_5S: kernels.mamba(output, held, numbers_5S, *tokens, rates))
-    return recur(output, held, runs, kernel, plain, is_chunked=is_chunked)
+    library = kernels and is_chunked and mamba2_on(held.device, tokens.x.dtype)
+    of_library = library and (lambda state, own: library(state, *(part[own] for part in tokens), rates))
+    return recur(output, held, runs, kernel, plain, is_chunked=is_chunked, library=of_library or None)
 
 
 class Mamba2(OfModule):

@@ -77,15 +77,17 @@ NOT_KEPT = -1
 
 @dataclass(frozen=True)
 class Padded:
-    """Some segments beside one another, for plain operations.
+    """Some segments beside one another, for what needs the host.
 
     Attributes:
+        numbers_5S: as of :class:`Runs`, on the host.
         places_SP: of each segment, from its first one on; then the last one again, which comes after all that
             is wanted.
         borders: the state is kept after so many of them, on the host; ``borders_S``: on the device.
         outputs: which of all S × P are wanted, and their places.
     """
 
+    numbers_5S: np.ndarray
     places_SP: Tensor
     borders: np.ndarray
     borders_S: Tensor
@@ -285,6 +287,7 @@ def recur(
     plain: Callable[[Tensor, Padded], tuple[Tensor, Tensor]],
     *,
     is_chunked: bool = True,
+    library: Callable[[Tensor, slice], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
     """Write the outputs [N, ...] of all runs, zeros at first, and leave each slot's state as they say.
 
@@ -293,17 +296,39 @@ def recur(
         kernel: of the numbers of runs, writes outputs and states.
         plain: of the states before padded runs, [S, ...], to outputs [S, P, ...] and the states at their
             borders; ``is_chunked``: it is the faster one on many tokens.
+        library: of one state [1, ...] and a part of the line, to its outputs and the state after it: the
+            fastest one on many tokens, where there is a kernel for those after the border.
     """
     for own in runs:
         if kernel is not None and (own.padded is None or not is_chunked):
             kernel(own.numbers_5S)
             continue
         assert own.padded is not None
+        if kernel is not None and library is not None:
+            kernel(_by_library(output, held, own.padded.numbers_5S, library))
+            continue
         found, after = plain(own.read(held), own.padded)
         own.keep(held, after)
         sources, targets = own.padded.outputs
         output.index_copy_(0, targets, found.flatten(0, 1)[sources])
     return output
+
+
+def _by_library(
+    output: Tensor,
+    held: Tensor,
+    numbers_5S: np.ndarray,
+    library: Callable[[Tensor, slice], tuple[Tensor, Tensor]],
+) -> Tensor:
+    """Run each segment up to its border; returns what is left to run, which leaves the states as they are."""
+    slots_S, is_first_S, firsts_S, ends_S, borders_S = numbers_5S
+    for slot, is_first, first, border in zip(slots_S, is_first_S, firsts_S, borders_S, strict=True):
+        if first < border:
+            before = held[slot : slot + 1]
+            found, after = library(torch.zeros_like(before) if is_first else before, slice(first, border))
+            output[first:border], held[slot] = found, after[0]
+    left_5S = np.stack((slots_S, is_first_S * (firsts_S == borders_S), borders_S, ends_S, borders_S))
+    return torch.from_numpy(left_5S).to(held.device)
 
 
 def padded_of(numbers_5S: np.ndarray, device: torch.device) -> Padded:
@@ -316,4 +341,4 @@ def padded_of(numbers_5S: np.ndarray, device: torch.device) -> Padded:
         torch.from_numpy(each).to(device)
         for each in (places_SP, borders, wanted_N, places_SP.ravel()[wanted_N])
     )
-    return Padded(places, borders, borders_S, (outputs[0], outputs[1]))
+    return Padded(numbers_5S, places, borders, borders_S, (outputs[0], outputs[1]))

@@ -69,14 +69,19 @@ def test_recorded_passes_are_right_for_every_acceptance(family: str, monkeypatch
         assert difference < 1e-5 * max(1.0, float(held.abs().max()))
 
 
+def tokens_of(slots: np.ndarray, begins: np.ndarray, lengths: np.ndarray, seed: int) -> FlatBatch:
+    slots_T = np.repeat(slots, lengths)
+    positions_T = np.repeat(begins, lengths) + arange_segments(lengths)
+    token_ids = np.random.default_rng(seed).integers(2, VOCAB_SIZE, size=len(slots_T))
+    return FlatBatch(token_ids, slots_T, positions_T)
+
+
 def _logits(
     runner: ModelRunner, slots: np.ndarray, ends: np.ndarray, lengths: np.ndarray, seed: int
 ) -> Tensor:
     """Of tokens that are others in every pass."""
-    slots_T = np.repeat(slots, lengths)
-    positions_T = np.repeat(ends[slots], lengths) + arange_segments(lengths)
-    token_ids = np.random.default_rng(seed).integers(2, VOCAB_SIZE, size=len(slots_T))
-    return runner.forward(FlatBatch(token_ids, slots_T, positions_T), np.arange(len(slots_T)))
+    batch = tokens_of(slots, ends[slots], lengths, seed)
+    return runner.forward(batch, np.arange(len(batch)))
 
 
 def test_long_chunks_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
