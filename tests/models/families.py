@@ -106,7 +106,8 @@ def remember_longer(model: PreTrainedModel) -> None:
     token."""
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
-            parameter.copy_(torch.linspace(-5.0, 1.0, len(parameter)))
+            of_heads = torch.linspace(-5.0, 1.0, len(parameter))
+            parameter.copy_(of_heads.view(-1, *[1] * (parameter.dim() - 1)))
         elif "conv" in name and parameter.dim() == 3:
             parameter.mul_(3.0)
 

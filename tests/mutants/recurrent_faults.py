@@ -66,7 +66,7 @@ RECURRENT_FAULTS = (
     Mutant("libraries-go-on-from-nothing", "_by_library",
         "if is_first else before",
         "if True else before",
-        (LIBRARIES + "test_long_chunks_by_a_library_leave_what_blocks_go_on_from[qwen3_5_text]",)),
+        (LIBRARIES + "test_long_chunks_by_a_library_leave_what_blocks_go_on_from[mamba2]",)),
     Mutant("libraries-unchecked", "libraries._compare",
         "check_difference(f",
         "str(f",

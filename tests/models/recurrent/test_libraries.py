@@ -16,7 +16,7 @@ from specdist.models.passes.runner import Acceleration
 from specdist.models.recurrent import convolution, gated_delta, libraries, mamba2
 from specdist.models.recurrent.rollback import Rollback
 from tests.models.recurrent import fake_libraries
-from tests.models.recurrent.fake_libraries import ASKED, install
+from tests.models.recurrent.fake_libraries import ASKED, causal_conv1d_fn, install
 from tests.models.recurrent.test_recorded import NUM_SLOTS, runner_of, tokens_of
 from tests.models.recurrent.twins import use_twins
 
@@ -71,18 +71,23 @@ def test_long_chunks_by_a_library_leave_what_blocks_go_on_from(
     found_by = FAMILIES[family]
     of_library = TRIED[found_by](torch.float32)
     begins = np.zeros(NUM_SLOTS, int)
-    for place, (lengths, num_back) in enumerate((([160, 5, 3], 0), ([1, 170, 4], 3), ([9, 2, 200], 5))):
+    for place, (lengths, num_back) in enumerate((([160, 5, 3], 0), ([1, 170, 4], 3), ([200, 2, 9], 5))):
         begins = np.maximum(0, begins - num_back)
         batch = tokens_of(np.arange(NUM_SLOTS), begins, np.array(lengths), place)
-        wanted_TV = plain.forward(batch, np.arange(len(batch)))
-        ASKED.clear()
-        with monkeypatch.context() as patched:
-            patched.setattr(gated_delta, "delta_rule_on", lambda *asked: of_library)
-            patched.setattr(mamba2, "mamba2_on", lambda *asked: of_library)
-            patched.setattr(convolution, "convolution_on", lambda *asked: fake_libraries.causal_conv1d_fn)
-            found_TV = found.forward(batch, np.arange(len(batch)))
+        logits = []
+        for runner, library, convolves in ((plain, None, None), (found, of_library, causal_conv1d_fn)):
+            ASKED.clear()
+            with monkeypatch.context() as patched:
+                patched.setattr(gated_delta, "delta_rule_on", lambda *asked, library=library: library)
+                patched.setattr(mamba2, "mamba2_on", lambda *asked, library=library: library)
+                patched.setattr(convolution, "convolution_on", lambda *asked, found=convolves: found)
+                logits.append(runner.forward(batch, np.arange(len(batch))))
+            assert bool(ASKED[found_by]) == (runner is found)
         num_layers = len(found._shapes.states)
         assert ASKED[found_by] == num_layers
         assert ASKED["causal_conv1d_fn"] in (0, num_layers), "widths that it takes, or not"
-        torch.testing.assert_close(found_TV, wanted_TV, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
+        assert found._states is not None and plain._states is not None
+        for layer, held in plain._states.states.items():
+            assert (found._states.states[layer] - held).abs().max() < 1e-4 * held.abs().max()
         begins = begins + lengths

@@ -14,19 +14,21 @@ from specdist.models.recurrent.rollback import Rollback
 from specdist.utils.ranges import arange_segments
 from tests.engine.harness import paged_runner
 from tests.models.all_families import build
-from tests.models.families import VOCAB_SIZE
+from tests.models.families import VOCAB_SIZE, remember_longer
 from tests.models.recurrent.twins import use_twins
 from tests.models.tape import TapeCapturer
 
 FAMILIES = ("qwen3_5_text", "kimi_linear", "lfm2", "mamba2", "jamba")
-NUM_SLOTS, MOST_DRAFTED, NUM_PROMPT, NUM_ROUNDS, PAGE_SIZE, LENGTH = 3, 8, 20, 16, 4, 256
+NUM_SLOTS, MOST_DRAFTED, NUM_PROMPT, NUM_ROUNDS, PAGE_SIZE, LENGTH = 3, 8, 20, 16, 4, 512
 # Sums in another order, of logits of about 1.
 TOLERANCE = 1e-4
 
 
 def runner_of(family: str, acceleration: Acceleration, rollback: Rollback) -> ModelRunner:
     torch.manual_seed(0)
-    runner = paged_runner(build(family), acceleration)
+    model = build(family)
+    remember_longer(model)
+    runner = paged_runner(model, acceleration)
     width = LENGTH // PAGE_SIZE
     runner.allocate(
         num_pages=NUM_SLOTS * width,
