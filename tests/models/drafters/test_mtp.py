@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers.modeling_layers import MtpModel
 
 from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.drafters.drafters import check_drafter, load_drafter
@@ -158,3 +159,39 @@ def test_a_head_beside_its_model_has_the_same_embedding(tmp_path: Path) -> None:
     runner = load_drafter(draft, checkpoint, dtype=torch.float32, device=CPU, beside=loaded)
     assert runner.model.get_input_embeddings() is loaded.get_input_embeddings()
     assert runner.model.get_output_embeddings() is loaded.get_output_embeddings()
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+def test_transformers_reads_the_same_files_and_says_the_same(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the families whose heads it has: of a text's tokens, and of one that the head has drafted."""
+    target = mtp_target(family, 96)
+    num_layers, length = target.config.num_hidden_layers, 12
+    target.save_pretrained(tmp_path)
+    save_head(mtp_head(target), family, num_layers, tmp_path)
+    # It looks for the layer after the last one of published models.
+    pattern = rf"model\.layers\.{num_layers}.*"
+    monkeypatch.setattr(type(target), "_keys_to_ignore_on_load_unexpected", [pattern])
+    whole = type(target).from_pretrained(tmp_path, attn_implementation="eager").float().eval()
+    theirs = MtpModel.from_pretrained(whole).float().eval()
+    checkpoint = open_checkpoint("--target", str(tmp_path))
+    own = load_drafter(open_mtp(checkpoint, "mtp"), checkpoint, dtype=torch.float32, device=CPU)
+    own.allocate(num_pages=4, page_size=4, num_slots=1, max_seq_len=16)
+    own.pages.pages[0, :4] = np.arange(4)
+    tokens = torch.randint(2, 96, (length + 1,), generator=torch.Generator().manual_seed(0))
+    slots, positions = np.zeros(length + 1, np.int64), np.arange(length + 1)
+    with torch.inference_mode():
+        states = whole.get_decoder()(tokens[None, :length]).last_hidden_state
+        own.receive(slots[:length], positions[:length], states[0])
+        for first, end in ((1, length), (length, length + 1)):
+            batch = FlatBatch(tokens.numpy()[first:end], slots[first:end], positions[first:end])
+            found = own.forward(batch, np.arange(end - first))
+            read = states[:, : end - 1]
+            said = theirs.forward_layer(
+                0, read, torch.arange(end - 1)[None], None, input_ids=tokens[None, 1:end]
+            )
+            expected = theirs._project_to_logits(said)[0, first - 1 :]
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            # Of the last token the head's own output stands for the target's state.
+            states = torch.cat([states[:, : length - 1], said[:, -1:]], dim=1)
