@@ -85,6 +85,7 @@ class Assembly:
             num_pages=self.num_pages,
             windowed=self.windowed,
             rollback=self.scheduling.target_rollback,
+            num_prefix_states=self.scheduling.num_prefix_states,
         )
 
     def allocate_draft(
@@ -115,6 +116,7 @@ class Assembly:
             num_slots=self.scheduling.num_slots,
             rope_borders=self.scheduling.rope_borders,
             windowed=self.windowed,
+            num_prefix_states=self.scheduling.num_prefix_states if self.scheduling.target_keeps_states else 0,
         )
 
     def local_target(self, runner: ModelRunner) -> LocalTarget:

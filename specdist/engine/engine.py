@@ -214,7 +214,8 @@ class Engine:
 
     def _request(self, this: Round) -> ProposalRequest:
         """How the last round ended, and how many candidates there may be in this one."""
-        plan, last, window = this.plan, this.last, self.scheduler.settings.draft_window
+        plan, last, settings = this.plan, this.last, self.scheduler.settings
+        window = settings.draft_window
         this.opened = OpenedSequences.of(plan.opened, self._processing, self._tells_texts, window is not None)
         return ProposalRequest(
             page_updates=self.scheduler.updates_of_draft(plan.page_updates),
@@ -228,7 +229,7 @@ class Engine:
             meanwhile=partial(self._look, this),
             suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
             opened=this.opened,
-            context=flat_context(plan.chunks, window),
+            context=flat_context(plan.chunks, window, keeps_states=settings.draft_keeps_states),
             num_prefill_tokens=plan.num_prefill_tokens,
         )
 

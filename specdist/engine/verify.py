@@ -179,17 +179,17 @@ def flat_batch(blocks: NewBlocks, chunks: list[Chunk]) -> FlatBatch:
     return _joined([batch, *(_flat_chunk(chunk, chunk.begin) for chunk in chunks)]) if chunks else batch
 
 
-def flat_context(chunks: list[Chunk], window: DraftWindow | None) -> FlatBatch:
-    """The tokens of prompt chunks that the draft runs. One with a window has no pages in common with other
-    sequences: of a shared prefix it runs what its window has, too, and of a context no more."""
+def flat_context(chunks: list[Chunk], window: DraftWindow | None, *, keeps_states: bool = False) -> FlatBatch:
+    """The tokens of prompt chunks that the draft runs. One that ``keeps_states``, or has a window, shares
+    nothing among sequences: it runs prefixes, too, and with a window of a context no more than that has."""
     found = [NO_TOKENS]
     for chunk in chunks:
         sequence, begin = chunk.sequence, chunk.begin
+        is_whole = begin == sequence.num_shared and (keeps_states or window is not None)
+        whole = _flat_chunk(chunk, 0 if is_whole else begin)
         if window is None:
-            found.append(_flat_chunk(chunk, begin))
+            found.append(whole)
             continue
-        is_first = begin == sequence.num_shared
-        whole = _flat_chunk(chunk, 0 if is_first else begin)
         is_run_T = window.is_run(whole.positions_T, sequence.num_prompt_tokens)
         columns_T = np.asarray(whole.token_ids_T), whole.slots_T, whole.positions_T
         found.append(FlatBatch(*(column_T[is_run_T] for column_T in columns_T)))

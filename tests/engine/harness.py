@@ -120,7 +120,8 @@ class Harness:
             draft_window=None if draft_window is None else DraftWindow.of_tokens(draft_window, PAGE_SIZE),
             rope_borders=rope_borders(*configs),
             recomputed_from=recomputed_from(configs[0]) if configs else None,
-            shares_prefixes=not any(map(keeps_states, configs)),
+            target_keeps_states=bool(configs) and keeps_states(target.config),
+            draft_keeps_states=len(configs) > 1 and keeps_states(configs[1]),
         )
         self.num_pages = num_pages
         self.stop_rules = StopRules(DETOKENIZER, frozenset(eos), tuple(stop))

@@ -104,7 +104,7 @@ class MarkovRunner:
     """What the engine uses of a :class:`specdist.models.passes.runner.ModelRunner`."""
 
     device = CPU
-    is_asynchronous = False
+    is_asynchronous = keeps_states = False
     runs = None
 
     def __init__(self, model: MarkovModel, *, ids: range | None = None, has_head: bool = False) -> None:
@@ -130,6 +130,7 @@ class MarkovRunner:
         window: DraftWindow | None = None,
         windowed: WindowedLayers | None = None,
         rollback: Rollback = NO_ROLLBACK,
+        num_prefix_states: int = 0,
     ) -> None:
         num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
         self._page_size = page_size

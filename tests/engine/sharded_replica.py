@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
+from specdist.data.stats.shard import Stats
 from specdist.engine.interfaces import Target
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.loading import load_sharded
@@ -55,9 +56,22 @@ class ShardedReplica(Harness):
         self.assembly.serve_target(self.sliced, group)
 
 
+def check(folder: str, target: PreTrainedModel, draft: PreTrainedModel, **options: Any) -> Stats | None:
+    """On rank 0, the sharded target's tokens against those of the whole one."""
+    replica = ShardedReplica(folder, target, draft, **options)
+    if not topology.is_rank0:
+        replica.follow()
+        return None
+    whole = Harness(target, draft, **options)
+    expected = whole.generate(requests)
+    assert [c.token_ids for c in replica.generate(requests)] == [c.token_ids for c in expected]
+    assert all(max(c.token_ids) < replica.vocab_size for c in expected)
+    return replica.stats_recorder.close_shard(0)
+
+
 topology = join(tp_size=2)
 group = dist.new_group([0, 1])
-[folder] = sys.argv[1:]
+folder, recurrent_folder = sys.argv[1:]
 
 target = tiny_model("llama", seed=3)
 # The second has fewer ids, so that the target's last ones are padding.
@@ -66,12 +80,8 @@ prompts = [[token % NARROW for token in prompt] for prompt in prompts_of_lengths
 requests = requests_for(prompts, num_samples=2)
 for draft in drafts:
     for settings in IDENTITY:
-        options = {"settings": settings, "eos": [7], "max_new_tokens": 24}
-        replica = ShardedReplica(folder, target, draft, **options)
-        if topology.is_rank0:
-            expected = Harness(target, draft, **options).generate(requests)
-            assert [c.token_ids for c in replica.generate(requests)] == [c.token_ids for c in expected]
-            assert all(max(c.token_ids) < replica.vocab_size for c in expected)
-        else:
-            replica.follow()
+        check(folder, target, draft, settings=settings, eos=[7], max_new_tokens=24)
+# Samples begin with copies of states, of which each rank has its heads'.
+stats = check(recurrent_folder, tiny_model("qwen3_5_text", seed=3), drafts[0], max_new_tokens=24)
+assert stats is None or stats.num_shared_prompt_tokens == 4 + 20 + 36 + 8 + 16
 leave()

@@ -15,6 +15,8 @@ from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.recurrent.rollback import Rollback
 from tests.engine.harness import PAGE_SIZE, Harness, paged_runner, requests_for
+from tests.engine.scripted import Scripted
+from tests.engine.test_faults import fail_at
 from tests.engine.test_greedy import prompts_of_lengths, reference
 from tests.models.families import RECURRENT, noisy_copy, tiny_model
 
@@ -73,9 +75,44 @@ def test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place(family
 
 
 @pytest.mark.parametrize("family", RECURRENT)
-def test_preempted_sequences_get_their_states_again(family: str) -> None:
-    found, stats = generated(family, draft_of(family, "some"), num_pages=24, max_num_batched_tokens=23)
-    assert found == expected(family) and stats.num_preemptions > 0
+def test_samples_and_prompts_that_begin_alike_share_states(family: str) -> None:
+    """A draft that has states runs all. Sequences are preempted, and kept states replaced by others."""
+    common, *others = prompts_of_lengths(22, 4, 9, 2)
+    prompts = [*(common + other for other in others), others[1] * 2, common[:9]]
+    expected = [reference(target_of(family), prompt, None) for prompt in prompts]
+    least = sum((len(prompt) - 1) // PAGE_SIZE for prompt in prompts) * PAGE_SIZE  # the second sample's
+    for draft, options in (
+        (None, {}),
+        (
+            draft_of(family, "some"),
+            {"num_pages": 24, "max_num_batched_tokens": 23, "num_ahead_tokens": 5, "num_branches": 2},
+        ),
+    ):
+        replica = Harness(target_of(family), draft, max_new_tokens=24, max_num_seqs=4, **options)
+        completions = replica.generate(requests_for(prompts, num_samples=2))
+        assert [each.token_ids for each in completions[::2]] == expected
+        assert [each.token_ids for each in completions[1::2]] == expected
+        stats = replica.stats_recorder.close_shard(0)
+        assert stats.num_shared_prompt_tokens > least
+        assert bool(stats.num_preemptions) == (draft is not None)
+
+
+def test_out_of_memory_loses_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass fails before it leaves states to be kept, one after sequences have begun with them, and one of
+    the draft, which is not asked in every round."""
+    common, *others = prompts_of_lengths(22, 4, 9, 2)
+    prompts = [common + other for other in others]
+    expected = [reference(target_of("lfm2"), prompt, None) for prompt in prompts]
+    for model, failing in ((0, (1, 4)), (1, (4,))):
+        policy = Scripted([3, 2, 0, 3])
+        replica = Harness(target_of("lfm2"), draft_of("lfm2", "some"), max_new_tokens=24, policy=policy)
+        fail_at(monkeypatch, replica.runners[model], MemoryError(), *failing)
+        completions = replica.generate(requests_for(prompts, num_samples=2))
+        assert [each.token_ids for each in completions[::2]] == expected
+        assert [each.token_ids for each in completions[1::2]] == expected
+        stats = replica.stats_recorder.close_shard(0)
+        assert stats.num_out_of_memory == len(failing) and stats.num_shared_prompt_tokens > 0
+        assert policy.num_paused > 0 and stats.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("family", RECURRENT)

@@ -17,8 +17,10 @@ def test_verify_outputs_of_three_ranks_are_those_of_one() -> None:
 @pytest.mark.ranks
 @pytest.mark.slow
 def test_two_ranks_generate_the_tokens_of_one(tmp_path: Path) -> None:
-    tiny_model("llama", seed=3).save_pretrained(tmp_path)
-    run_ranks("tests.engine.sharded_replica", 2, str(tmp_path))
+    folders = [str(tmp_path / family) for family in ("llama", "qwen3_5_text")]
+    for folder in folders:
+        tiny_model(Path(folder).name, seed=3).save_pretrained(folder)
+    run_ranks("tests.engine.sharded_replica", 2, *folders)
 
 
 @pytest.mark.ranks

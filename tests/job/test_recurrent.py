@@ -59,6 +59,7 @@ def test_rows_that_begin_alike_are_those_of_generate(folder: Path) -> None:
     ]
     for options in (
         {"draft": str(folder / "draft"), "policy": "goodput"},
+        {"draft": str(folder / "draft"), "policy": "fixed"},
         {"draft": "ngram"},
     ):
         config = config_of(folder, **options)
@@ -68,9 +69,12 @@ def test_rows_that_begin_alike_are_those_of_generate(folder: Path) -> None:
             Request(row_id=row, sample_index=row // 2, prompt_ids=ids) for row, ids in enumerate(prompts)
         ]
         rules = StopRules(NO_TEXT, plan.models.target.stop_token_ids())
-        found = list(replica.engine(iter(requests), rules, StatsRecorder()).run())
+        recorder = StatsRecorder()
+        found = list(replica.engine(iter(requests), rules, recorder).run())
         found.sort(key=lambda completion: completion.request.row_id)
         assert [completion.token_ids for completion in found] == expected, options
+        # All of the third's, and most of the second's or the fourth's.
+        assert recorder.close_shard(0).num_shared_prompt_tokens > 32 + 16
 
 
 def test_a_draft_that_cannot_go_back_to_any_token_is_refused_where_it_must(folder: Path) -> None:

@@ -16,6 +16,11 @@ GREEDY = "tests/engine/test_recurrent.py::test_greedy_tokens_are_those_of_genera
 AHEAD = "tests/engine/test_recurrent.py::test_what_is_drafted_ahead_and_in_branches_has_the_state_of_its_place"
 ADOPTED = "tests/engine/test_recurrent.py::test_an_adopted_branch_goes_on_with_its_own_state"
 SIZES = "tests/models/test_sizes.py::test_states_and_keys_are_those_that_a_runner_holds"
+KEPT = STATES + "test_a_sequence_goes_on_from_the_kept_state_of_its_prefix"
+PREFIX_STATES = "tests/models/cache/test_prefix_states.py::"
+PREFIXES = PREFIX_STATES + "test_random_prompts_begin_with_the_states_of_their_prefixes"
+ONCE = PREFIX_STATES + "test_samples_run_their_prompt_once"
+OUT_OF_MEMORY = "tests/engine/test_recurrent.py::test_out_of_memory_loses_no_state"
 JOB = "tests/job/test_recurrent.py::test_rows_that_begin_alike_are_those_of_generate"
 
 RECURRENT_FAULTS = (
@@ -100,7 +105,47 @@ RECURRENT_FAULTS = (
         "",
         (SIZES,)),
     Mutant("prefixes-shared-without-their-state", "batch_limits",
-        "not any(model.keeps_states for model in both)",
-        "True",
+        "target_keeps_states=models.target.keeps_states,",
+        "",
         (JOB,)),
+    Mutant("drafts-share-prefixes-without-their-state", "batch_limits",
+        "draft_keeps_states=models.draft is not None and models.draft.keeps_states,",
+        "",
+        (JOB,)),
+    Mutant("late-drafts-begin-after-shared-pages-without-their-state", "LazyPrefill._begins",
+        "~self._is_written[pages] | self._runner.keeps_states",
+        "~self._is_written[pages]",
+        (OUT_OF_MEMORY,)),
+    Mutant("kept-states-are-those-of-another-border", "PrefixStates.keep",
+        "own.keys[own.ends.pop(0) - 1]",
+        "own.keys[own.ends.pop(0) - 2]",
+        (PREFIXES,)),
+    Mutant("kept-states-are-begun-with-before-they-are-there", "PrefixStates.keep",
+        "self._new[key] = self._free.pop()",
+        "self._new[key] = self._kept[key] = self._free.pop()",
+        (PREFIXES,)),
+    Mutant("draft-gets-the-target-s-kept-states", "Scheduler.updates_of_draft",
+        "(updates.pages >= 0) & (updates.slots >= 0)",
+        "updates.pages >= 0",
+        (OUT_OF_MEMORY,)),
+    Mutant("states-of-failed-passes-are-kept", "PageTable.forget_contents",
+        "self._states.forget_contents()",
+        "pass",
+        (OUT_OF_MEMORY,)),
+    Mutant("prefixes-with-a-token-too-few", "PageTable.chunk_end",
+        "min(end, num_pages * self.page_size)",
+        "min(end, num_pages * self.page_size - 1)",
+        (ONCE,)),
+    Mutant("sequences-do-not-wait-for-their-prefix", "PrefixStates.may_begin",
+        "if not coming.isdisjoint(own.keys[own.num_shared :]):",
+        "if False:",
+        (ONCE,)),
+    Mutant("states-kept-before-the-pass", "RecurrentStates.update",
+        "self._to_keep = np.array([slots, lengths, kept])[:, is_end]",
+        "self._to_keep = self._to_keep[:, :0]; self.copy(slots[is_end], self._num_run + kept[is_end])",
+        (KEPT,)),
+    Mutant("sequences-begin-with-a-stale-kept-state", "RecurrentStates.update",
+        "self.copy(self._num_run + kept[~is_end], slots[~is_end])",
+        "self.copy(self._num_run + 0 * kept[~is_end], slots[~is_end])",
+        (KEPT,)),
 )  # fmt: skip

@@ -21,7 +21,7 @@ SKIPPING_FAULTS = (
         "pass",
         (CACHE,)),
     Mutant("shared-pages-count-as-written", "LazyPrefill._begins",
-        "lacking = np.flatnonzero(~self._is_written[pages])",
+        "lacking = np.flatnonzero(~self._is_written[pages] | self._runner.keeps_states)",
         "lacking = np.arange(self._num_shared[slot] // self._page_size, len(pages))",
         (CACHE,)),
     Mutant("every-owner-runs-the-tokens-of-shared-pages", "LazyPrefill._begins",

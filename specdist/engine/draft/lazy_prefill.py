@@ -5,7 +5,7 @@ those rounds. So a run in which nothing pays costs what the target alone costs.
 
 A page stands for the same tokens in both models' caches, and a sequence may share pages that the draft has
 never written. So it is noted which of them it has written. Where several sequences share pages that it has
-not, the first of them runs their tokens, for all.
+not, the first of them runs their tokens, for all. With states of recurrent layers each runs its own.
 
 A sequences, T tokens of several, one after the other.
 """
@@ -99,7 +99,7 @@ class LazyPrefill:
         """Where each sequence's pass begins, after the pages that have been written or will be before it."""
         for slot in slots.tolist():
             pages = self._runner.pages.pages[slot, : self._ends[slot] // self._page_size]
-            lacking = np.flatnonzero(~self._is_written[pages])
+            lacking = np.flatnonzero(~self._is_written[pages] | self._runner.keeps_states)
             begin = int(lacking[0]) * self._page_size if len(lacking) else len(pages) * self._page_size
             self._is_written[pages] = True
             if begin < self._num_shared[slot]:

@@ -24,8 +24,8 @@ class SchedulerSettings:
     Attributes:
         rope_borders: lengths beyond which the rope of a model has other frequencies.
         recomputed_from: the target's, if all of a sequence is to be run anew once it is longer.
-        shares_prefixes: whether sequences that begin alike share pages. A recurrent layer has its state at
-            the end of a sequence alone, so that none can begin after another's prefix.
+        target_keeps_states, draft_keeps_states: whether it has recurrent layers. Then sequences of a target
+            share prefixes up to where states are kept, and those of a draft none.
     """
 
     max_num_seqs: int
@@ -39,7 +39,8 @@ class SchedulerSettings:
     draft_window: DraftWindow | None = None
     rope_borders: tuple[int, ...] = ()
     recomputed_from: int | None = None
-    shares_prefixes: bool = True
+    target_keeps_states: bool = False
+    draft_keeps_states: bool = False
 
     @property
     def num_slots(self) -> int:
@@ -90,8 +91,15 @@ class SchedulerSettings:
         """What is drafted, also ahead; and the last token of a context, which is run twice."""
         return Rollback(self._num_reach_tokens + 2)
 
+    @property
+    def num_prefix_states(self) -> int:
+        """States that a target with recurrent layers keeps beside those of its sequences: one for eight."""
+        return max(2, self.num_slots // 8)
+
     def windowed_layers(self, window: int, page_size: int) -> WindowedLayers | None:
-        """Of the target, if pages of their own save any."""
+        """Of the target, if pages of their own save any. A prefix that ends at a kept state has none."""
+        if self.target_keeps_states:
+            return None
         num_pages = num_pool_pages(
             window,
             page_size=page_size,

@@ -7,6 +7,7 @@ is preempted: it waits, is prefilled again, and continues where its last block b
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,8 +56,10 @@ class Scheduler:
         return self._pages.num_available
 
     def updates_of_draft(self, updates: PageUpdates) -> PageUpdates:
-        """Those of pages that a draft's cache has, too."""
-        return updates.where(updates.pages >= 0) if self._pages.has_windowed else updates
+        """Those of pages that a draft's cache has, too; kept states are the target's."""
+        if not (self._pages.has_windowed or self._pages.has_states):
+            return updates
+        return updates.where((updates.pages >= 0) & (updates.slots >= 0))
 
     @property
     def load(self) -> EngineLoad:
@@ -77,16 +80,18 @@ class Scheduler:
         budget = self.settings.max_num_batched_tokens - sum(draft_limits) - len(decoding)
         chunks: list[Chunk] = []
         opened: list[Sequence] = []
+        held: list[Sequence] = []
         while budget > 0:
             if prefilling:
                 sequence = prefilling.pop(0)
-            elif (candidate := self._admit()) is not None:
+            elif (candidate := self._admit(held)) is not None:
                 sequence = candidate
                 opened.append(candidate)
             else:
                 break
             chunks.append(self._next_chunk(sequence, budget))
             budget -= chunks[-1].end - chunks[-1].begin
+        self.waiting.extendleft(reversed(held))
         return RoundPlan(
             decoding=decoding,
             draft_limits=draft_limits,
@@ -187,29 +192,49 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 
-    def _admit(self) -> Sequence | None:
-        """Open the next sequence, if its context fits and, if others run, a block of each fits beside it."""
-        if not self._free_slots:
-            return None
+    def _admit(self, held: list[Sequence]) -> Sequence | None:
+        """Open the next sequence, if its context fits and, if others run, a block of each fits beside it.
+        Sequences that wait for a state of their prefix are put aside, into ``held``."""
+        while len(self._free_slots) > len(held):
+            self.look_ahead()
+            if not self.waiting:
+                return None
+            sequence, slot = self.waiting.popleft(), self._free_slots[-1]
+            token_ids, is_anew = sequence.token_ids, self.settings.recomputed_from is not None
+            num_shared = self._pages.open(
+                slot,
+                token_ids,
+                is_shared=not sequence.runs_whole_prompt,
+                rope_length=len(token_ids) if is_anew else sequence.num_prompt_tokens,
+            )
+            may_begin = not self._pages.has_states or self._pages.may_begin(slot, self._num_common(token_ids))
+            if may_begin and self._reserve_context(sequence, slot, num_shared):
+                self._free_slots.pop()
+                self.running.append(sequence)
+                sequence.admit(slot, num_shared)
+                return sequence
+            self._pages.close(slot)
+            if may_begin:
+                self.waiting.appendleft(sequence)
+                return None
+            held.append(sequence)
+        return None
+
+    def _num_common(self, token_ids: list[int]) -> int:
+        """First tokens that the sequence after this one can share with it."""
         self.look_ahead()
-        if not self.waiting:
-            return None
-        sequence, slot = self.waiting[0], self._free_slots[-1]
-        token_ids = sequence.token_ids
-        is_shared = self.settings.shares_prefixes and not sequence.runs_whole_prompt
-        rope_length = sequence.num_prompt_tokens if self.settings.recomputed_from is None else len(token_ids)
-        num_shared = self._pages.open(slot, token_ids, is_shared=is_shared, rope_length=rope_length)
+        if not self.waiting or self.waiting[0].runs_whole_prompt:
+            return 0
+        pairs = zip(token_ids, self.waiting[0].token_ids[:-1], strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def _reserve_context(self, sequence: Sequence, slot: int, num_shared: int) -> bool:
         reach = self.settings.max_draft_tokens + 1 + self.settings.num_ahead_tokens
         spare = (len(self.running) + 1) * (self._pages.num_pages_for(reach) + 1) if self.running else 0
         length = min(len(sequence.token_ids) + self.settings.num_ahead_tokens, sequence.max_length)
         missing = self._pages.num_pages_for(length) - num_shared // self._pages.page_size
-        if missing + spare > self._pages.num_available or not self._pages.extend(slot, length):
-            self._pages.close(slot)
-            return None
-        self._free_slots.pop()
-        self.running.append(self.waiting.popleft())
-        sequence.admit(slot, num_shared)
-        return sequence
+        has_room = missing + spare <= self._pages.num_available and self._pages.has_room_for_states
+        return has_room and self._pages.extend(slot, length)
 
     def _new_sequence(self, request: Request) -> Sequence:
         self._num_admitted += 1
@@ -226,7 +251,7 @@ class Scheduler:
 
     def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk:
         begin = sequence.num_prefilled
-        end = min(sequence.context_length, begin + budget)
+        end = self._pages.chunk_end(sequence.slot, min(sequence.context_length, begin + budget))
         sequence.num_prefilled = end
         self._pages.slide(sequence.slot, begin, end)
         self._pages.publish(sequence.slot, end)

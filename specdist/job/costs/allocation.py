@@ -106,6 +106,7 @@ def target_limits(
         has_kernel=has_kernel,
         num_state_numbers=limits.num_state_numbers,
         rollback=batch.target_rollback,
+        num_prefix_states=batch.num_prefix_states,
     )
 
 
@@ -273,7 +274,8 @@ def room_for_cache(
             of_windowed = target.windowed_page_bytes(PAGE_SIZE, windowed.of(target.windows))
         batch, of_states = limits.scheduling, 0
         if target is not None:
-            of_states += batch.num_slots * target.state_bytes(batch.target_rollback)
+            num_states = batch.num_slots + batch.num_prefix_states
+            of_states += num_states * target.state_bytes(batch.target_rollback)
         if draft is not None:
             num_draft_slots = batch.num_slots + limits.num_branch_slots
             of_states += num_draft_slots * draft.state_bytes(batch.draft_rollback)

@@ -78,8 +78,8 @@ class HeldModel:
 
     @property
     def state_bytes(self) -> int:
-        """Of all sequences and branches."""
-        return self.limits.num_seqs * self.slot_bytes
+        """Of all sequences and branches, and those that are kept for prefixes."""
+        return (self.limits.num_seqs + self.limits.num_prefix_states) * self.slot_bytes
 
     @property
     def fixed_bytes(self) -> int:

@@ -170,7 +170,8 @@ def batch_limits(
         shares_room=config.shares_room,
         rope_borders=rope_borders(*configs),
         recomputed_from=recomputed_from(models.target.config),
-        shares_prefixes=not any(model.keeps_states for model in both),
+        target_keeps_states=models.target.keeps_states,
+        draft_keeps_states=models.draft is not None and models.draft.keeps_states,
     )
     for _ in range(num_halvings):
         limits = limits.halved()

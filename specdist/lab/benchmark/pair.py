@@ -28,7 +28,7 @@ from specdist.job.workload import Workload
 from specdist.llm import NO_PATH
 from specdist.models.attention.adapters import use_paged_attention, use_transformers_attention
 from specdist.models.attention.rope import recomputed_from, rope_borders
-from specdist.models.files.checkpoint import Checkpoint
+from specdist.models.files.checkpoint import Checkpoint, keeps_states
 from specdist.models.loading.loading import load_whole
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy
@@ -165,6 +165,8 @@ class PagedPair:
                 seed=seed,
                 rope_borders=rope_borders(pair.target.config, pair.draft.config),
                 recomputed_from=recomputed_from(pair.target.config),
+                target_keeps_states=keeps_states(pair.target.config),
+                draft_keeps_states=keeps_states(pair.draft.config),
             ),
             num_pages=max_num_seqs * pages_per_row,
             max_cache_len=pages_per_row * PAGE_SIZE,

@@ -2,7 +2,8 @@
 
 A page holds the keys and values of ``page_size`` consecutive positions of one sequence, for every layer. One
 table serves target and draft: a page number stands for the same tokens in both models' caches. Layers of the
-target that see a window may have pages beside them: :mod:`specdist.models.cache.windowed_pages`.
+target that see a window may have pages beside them: :mod:`specdist.models.cache.windowed_pages`. Prefixes of
+a target with recurrent layers end at a state: :mod:`specdist.models.cache.prefix_states`.
 
 Full pages of prompts are shared. A page is identified by all tokens from the sequence's beginning to the
 page's end, so sequences with a common prefix use the same pages, and a finished sequence's prompt pages stay
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specdist.models.cache.prefix_states import PrefixStates
 from specdist.models.cache.windowed_pages import WindowedLayers, WindowedPages
 
 DIGEST_BYTES = 16  # two different contexts share a digest with odds of 1 in 2**64 after 2**32 pages
@@ -32,7 +34,9 @@ class PageUpdates:
     """Changed entries of the page table, ``table[slots[i], indices[i]] = pages[i]``; int32, equal lengths.
 
     A negative index is not an entry: ``-1 - index`` is the length of the slot's text, as its rope has it. Nor
-    is a negative page: ``-1 - page`` is that of windowed layers.
+    is a negative page: ``-1 - page`` is that of windowed layers. A negative slot's entry copies a state of
+    recurrent layers: before the pass the kept one of number ``page`` to the slot ``-1 - slot``, or, if
+    ``index`` is not 0, after the pass that slot's, of ``index`` tokens, to that number.
     """
 
     slots: np.ndarray
@@ -87,9 +91,10 @@ class PageTable:
         num_slots: int,
         rope_borders: tuple[int, ...] = (),
         windowed: WindowedLayers | None = None,
+        num_prefix_states: int = 0,
     ) -> None:
         """``rope_borders``: lengths beyond which a model's rope has other frequencies. ``windowed``: layers
-        that have pages of their own."""
+        that have pages of their own. ``num_prefix_states``: of a target with recurrent layers."""
         self._rope_borders = rope_borders
         self.num_pages = num_pages
         self.page_size = page_size
@@ -101,6 +106,8 @@ class PageTable:
         # Pages that no sequence holds but a new one may still find; the oldest is evicted first.
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._changes: list[tuple[int, int, int]] = []
+        self._states = PrefixStates(num_prefix_states) if num_prefix_states else None
+        assert not (num_prefix_states and windowed)
         self._windowed: WindowedPages | None = None
         if windowed is not None:
             self._windowed = WindowedPages(
@@ -115,6 +122,11 @@ class PageTable:
     def has_windowed(self) -> bool:
         """Some layers have pages of their own."""
         return self._windowed is not None
+
+    @property
+    def has_states(self) -> bool:
+        """Prefixes are shared up to kept states of recurrent layers."""
+        return self._states is not None
 
     @property
     def num_available(self) -> int:
@@ -136,19 +148,39 @@ class PageTable:
         if self._rope_borders:
             self._changes.append((slot, -1 - rope_length, 0))
         found: list[int] = []
-        for key in own.keys[: (len(context_ids) - 1) // self.page_size] if is_shared else ():
+        keys = own.keys[: (len(context_ids) - 1) // self.page_size] if is_shared else []
+        for key in keys:
             page = self._page_of_key.get(key)
             if page is None:
                 break
             found.append(page)
         if self._windowed is not None:
             found = found[: self._windowed.num_usable(found)]
+        elif self._states is not None:
+            found = found[: self._states.open(slot, keys, len(found))]
+        if self._windowed is not None:
             self._windowed.open(slot, found)
         for page in found:
             self._take(page)
             self._assign(slot, page)
         own.num_published = len(own.pages)
         return len(own.pages) * self.page_size
+
+    def may_begin(self, slot: int, num_common: int) -> bool:
+        """Whether the sequence that was opened is not to wait for a state that will be kept of its prefix.
+        ``num_common``: first tokens that it has in common with the request after it, which may share them."""
+        assert self._states is not None
+        return self._states.may_begin(slot, num_common // self.page_size)
+
+    @property
+    def has_room_for_states(self) -> bool:
+        """For those that are to be kept of the slots."""
+        return self._states is None or self._states.has_room
+
+    def chunk_end(self, slot: int, end: int) -> int:
+        """Where a chunk that may reach ``end`` ends: where the slot's next state is to be kept, if before."""
+        num_pages = 0 if self._states is None else self._states.next_end(slot)
+        return min(end, num_pages * self.page_size) if num_pages else end
 
     def extend(self, slot: int, length: int) -> bool:
         """Allocate pages for positions ``0 .. length - 1``. False, and no change, if there are too few."""
@@ -180,11 +212,15 @@ class PageTable:
                 self._page_of_key[key] = page
                 self._key_of_page[page] = key
             own.num_published = index + 1
+        if self._states is not None and 0 < self._states.next_end(slot) * self.page_size == length:
+            self._states.keep(slot, length)
 
     def close(self, slot: int) -> None:
         """Release the pages of a sequence that is finished or preempted."""
         if self._windowed is not None:
             self._windowed.close(slot, self._pages_of(slot).pages)
+        if self._states is not None:
+            self._states.close(slot)
         # The end of a prompt is shared less often than its beginning, so it is evicted first.
         for page in reversed(self._pages_of(slot).pages):
             self._references[page] -= 1
@@ -203,10 +239,14 @@ class PageTable:
         self._evictable.clear()
         if self._windowed is not None:
             self._windowed.forget_contents()
+        if self._states is not None:
+            self._states.forget_contents()
 
     def drain_updates(self) -> PageUpdates:
         """Changes of the page table since the last call, for the models' copies of it."""
         changes, self._changes = self._changes, []
+        if self._states is not None:
+            changes += [(-1 - slot, index, number) for slot, index, number in self._states.drain()]
         return PageUpdates.from_entries(changes)
 
     def _pages_of(self, slot: int) -> _SlotPages:
@@ -249,8 +289,11 @@ class PageTable:
             page = self._free.pop()
         else:
             page, _ = self._evictable.popitem(last=False)
-            del self._page_of_key[self._key_of_page.pop(page)]
+            key = self._key_of_page.pop(page)
+            del self._page_of_key[key]
             if self._windowed is not None:
                 self._windowed.forget(page)
+            if self._states is not None:
+                self._states.forget(key)
         self._references[page] = 1
         return page

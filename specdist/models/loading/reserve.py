@@ -83,7 +83,7 @@ class PassLimits:
         num_run_steps: of the longest recorded run, of a draft.
         has_kernel: attention reads pages where they lie, without a mask.
         num_state_numbers: that the target's pass leaves of every token for a drafter.
-        rollback: of recurrent layers.
+        rollback: of recurrent layers; num_prefix_states: more of their states than sequences.
     """
 
     num_tokens: int
@@ -97,6 +97,7 @@ class PassLimits:
     has_kernel: bool = True
     num_state_numbers: int = 0
     rollback: Rollback = NO_ROLLBACK
+    num_prefix_states: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

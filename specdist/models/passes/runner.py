@@ -9,7 +9,6 @@ T flat tokens, N tokens whose logits are wanted, V vocabulary.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
@@ -40,8 +39,6 @@ from specdist.models.passes.static_runs import StaticRuns, num_run_inputs
 from specdist.models.passes.torch_pass import NOT_ALLOCATED, Pass, PassOutputs, TorchPass
 from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 from specdist.models.recurrent.states import RecurrentStates
-
-logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -124,6 +121,11 @@ class ModelRunner:
         """Memory of one page on this device, in bytes."""
         return KeyValueCache.bytes_per_page(self._shapes.shapes, page_size, self.dtype)
 
+    @property
+    def keeps_states(self) -> bool:
+        """Of recurrent layers."""
+        return bool(self._shapes.states)
+
     def state_bytes(self, rollback: Rollback) -> int:
         """Of a slot's states of recurrent layers, in bytes."""
         return sum(shape.num_bytes(rollback, self.dtype.itemsize) for shape in self._shapes.states.values())
@@ -165,24 +167,22 @@ class ModelRunner:
         window: DraftWindow | None = None,
         windowed: WindowedLayers | None = None,
         rollback: Rollback = NO_ROLLBACK,
+        num_prefix_states: int = 0,
     ) -> None:
         """Allocate the cache, once: the slots' pages, and those of the branches after them. With a
         ``window`` the pages are its own: :meth:`DraftWindow.num_pool_pages`. ``windowed``: layers that have
-        pages of their own. ``rollback``: of recurrent layers' states, which all slots have."""
+        pages of their own. ``rollback``: of recurrent layers' states: of all slots, and of some prefixes."""
         acceleration = self._acceleration
         if self._shapes.states:
             self._states = RecurrentStates(
                 self._shapes.states,
                 num_slots=num_slots + num_branch_slots,
+                num_kept=num_prefix_states,
                 rollback=rollback,
                 dtype=self.dtype,
                 device=self.device,
             )
             self.torch_pass.states = self._states
-            what = f"{len(self._shapes.states)} recurrent layers, {self.state_bytes(rollback):,} bytes a slot"
-            # Not of the check of loading.
-            level = logging.DEBUG if rollback is NO_ROLLBACK else logging.INFO
-            logger.log(level, "states of %s: no sequence begins after another's prefix", what)
         is_static = acceleration.is_static and (self._states is None or self._states.can_be_recorded)
         num_scratch = NUM_SCRATCH_PAGES if is_static else 0
         num_windowed = 0 if windowed is None else windowed.num_pages
@@ -250,6 +250,8 @@ class ModelRunner:
         return self._table
 
     def update_pages(self, updates: PageUpdates) -> None:
+        if self._states is not None:
+            updates = self._states.update(updates)
         self.pages.update(updates)
 
     def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
@@ -268,10 +270,8 @@ class ModelRunner:
 
     def _copy(self, copies: TokenCopies) -> None:
         assert self._cache is not None, NOT_ALLOCATED
-        self._cache.copy_tokens(
-            torch.from_numpy(copies.sources_T).to(self.device),
-            torch.from_numpy(copies.targets_T).to(self.device),
-        )
+        places_T = (copies.sources_T, copies.targets_T)
+        self._cache.copy_tokens(*(torch.from_numpy(each).to(self.device) for each in places_T))
 
     def assume_contexts(self, slots: np.ndarray, lengths: np.ndarray) -> None:
         """The next passes are only timed: as if so many tokens of each slot had been run."""

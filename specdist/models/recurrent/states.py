@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from specdist.models.cache.key_value import untouched_zeros
+from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.flat import FlatBatch, Segments
 from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
 from specdist.models.recurrent.rollback import Rollback
@@ -37,6 +38,7 @@ from specdist.models.recurrent.rollback import Rollback
 STATE_DTYPE = torch.float32
 # In place of the logarithm of lengths.
 BY_KERNEL = -1
+NO_COPIES = np.zeros((3, 0), np.int64)
 
 
 class StateShape(NamedTuple):
@@ -159,7 +161,10 @@ class RecurrentStates:
         rollback: Rollback,
         dtype: torch.dtype,
         device: torch.device,
+        num_kept: int = 0,
     ) -> None:
+        """``num_kept``: more states, that no pass runs: :meth:`update`."""
+        num_slots, self._num_run = num_slots + num_kept, num_slots
         self._rollback, self._device = rollback, device
         self.num_before = max(shape.num_before for shape in shapes.values())
         self._ring = self.room = rollback.num_tokens + self.num_before
@@ -173,6 +178,8 @@ class RecurrentStates:
         self.has_kernels = bool(self.states) and kernels_on(device) is not None
         # The state is after so many tokens, and the rows reach up to these.
         self._applied, self._ends = np.zeros((2, num_slots), np.int64)
+        # Slots whose states the next pass leaves to be kept, after how many tokens, and where; and the last.
+        self._to_keep = self._left = NO_COPIES
 
     @property
     def can_be_recorded(self) -> bool:
@@ -189,10 +196,34 @@ class RecurrentStates:
 
     def copy(self, sources_B: np.ndarray, targets_B: np.ndarray) -> None:
         """Let slots have the states of others; no target is a source."""
+        if not len(targets_B):
+            return
         self._applied[targets_B], self._ends[targets_B] = self._applied[sources_B], self._ends[sources_B]
         sources, targets = (torch.from_numpy(slots).to(self._device) for slots in (sources_B, targets_B))
         for held in (*map(self.rings, self.rows), *self.states.values()):
             held.index_copy_(0, targets, held.index_select(0, sources))
+
+    def update(self, updates: PageUpdates) -> PageUpdates:
+        """Copy the states that are kept of the last pass, if it has run, and those that sequences of the next
+        begin with. Returns the updates of pages."""
+        is_copy = updates.slots < 0
+        slots, _, kept = self._left
+        self._left = self._to_keep = NO_COPIES
+        self.copy(slots, self._num_run + kept)
+        if not is_copy.any():
+            return updates
+        columns = updates.slots[is_copy], updates.indices[is_copy], updates.pages[is_copy]
+        slots, lengths, kept = np.array(columns, np.int64)
+        slots, is_end = -1 - slots, lengths > 0
+        self._to_keep = np.array([slots, lengths, kept])[:, is_end]
+        self.copy(self._num_run + kept[~is_end], slots[~is_end])
+        return updates.where(~is_copy)
+
+    def _leave(self) -> None:
+        """The states to be kept are left by the pass that is planned."""
+        slots, lengths, _ = self._left = self._to_keep
+        if (self._ends[slots] != lengths).any():
+            raise RuntimeError(f"slots {slots} end after {self._ends[slots]} tokens, not after {lengths}")
 
     def plan(self, slots_S: np.ndarray, begins_S: np.ndarray, lengths_S: np.ndarray) -> Told:
         """Of a pass over so many tokens of each slot, from these positions on; to be run before the next one
@@ -213,6 +244,7 @@ class RecurrentStates:
         if self._rollback.follows_committed:
             kept_S = np.maximum(kept_S, begins_S)
         self._applied[slots_S], self._ends[slots_S] = kept_S, ends_S
+        self._leave()
         return Told(slots_S, begins_S, lengths_S, applied_S, kept_S)
 
     def places(self, batch: FlatBatch) -> Places:

@@ -65,7 +65,7 @@ class EmulatedRunner:
 
     device = torch.device("cpu")
     is_asynchronous = True
-    has_head = head_uses_features = head_reads_drawing_state = False
+    has_head = head_uses_features = head_reads_drawing_state = keeps_states = False
 
     def __init__(
         self, model: MarkovModel, pace: Pace, device: EmulatedDevice, then: MarkovModel | None = None
@@ -102,6 +102,7 @@ class EmulatedRunner:
         window: DraftWindow | None = None,
         windowed: None = None,
         rollback: Rollback = NO_ROLLBACK,
+        num_prefix_states: int = 0,
     ) -> None:
         self._table = page_table(
             window,

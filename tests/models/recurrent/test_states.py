@@ -23,6 +23,7 @@ from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGated
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
+from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.recurrent.kinds import mixer_of
 from specdist.models.recurrent.mixers import StatePass
@@ -65,7 +66,12 @@ class Slots:
         assert mixer is not None
         self.mixer, self.num_rollback = mixer, rollback.num_tokens
         self.states = RecurrentStates(
-            {0: mixer.shape}, num_slots=NUM_SLOTS, rollback=rollback, dtype=torch.float32, device=CPU
+            {0: mixer.shape},
+            num_slots=NUM_SLOTS,
+            rollback=rollback,
+            dtype=torch.float32,
+            device=CPU,
+            num_kept=2,
         )
         for held in (self.states.rings(0), *self.states.states.values()):
             held.fill_(torch.nan)  # of a sequence that was there before
@@ -162,6 +168,39 @@ def test_a_branch_has_the_state_of_its_sequence_and_gives_its_own_back() -> None
         [after] = slots.run([(0, 12, hidden_TE[:2])])
         whole = module(torch.cat((hidden_TE[:9], other_TE, hidden_TE[:2]))[None])[0, 12:]
         assert (after - whole).abs().max() < 2e-5
+
+
+def copies(*entries: tuple[int, int, int]) -> PageUpdates:
+    """A slot, and the number of its state, which is kept after so many tokens, or begun with."""
+    return PageUpdates.from_entries([(-1 - slot, length, number) for slot, length, number in entries])
+
+
+@torch.inference_mode()
+def test_a_sequence_goes_on_from_the_kept_state_of_its_prefix() -> None:
+    """Of two that are kept; their own sequences have gone on, and the places are used again."""
+    module = module_of("qwen3_5")
+    module.A_log.copy_(torch.linspace(-9.0, 0.0, len(module.A_log)))  # some remember all of it
+    common_TE, others_TE, rest_TE = (torch.randn(length, WIDTH) for length in (20, 40, 15))
+    shared, plain = (Slots(module, Rollback(4, follows_committed=True)) for _ in range(2))
+    shared.states.update(copies((0, 20, 1), (1, 40, 0)))
+    list(shared.run([(0, 0, common_TE), (1, 0, others_TE)]))
+    shared.states.update(copies((2, 0, 1), (1, 43, 1)))
+    list(shared.run([(0, 20, others_TE[:5]), (2, 20, rest_TE), (1, 40, others_TE[:3])]))
+    list(plain.run([(0, 0, torch.cat((common_TE, rest_TE)))]))
+    expected = plain.state_of(0, 35)
+    assert (shared.state_of(2, 35) - expected).abs().max() < 1e-5 * expected.abs().max()
+    shared.states.update(copies((0, 0, 1)))
+    list(shared.run([(0, 43, rest_TE)]))
+    list(plain.run([(0, 0, torch.cat((others_TE, others_TE[:3], rest_TE)))]))
+    expected = plain.state_of(0, 58)
+    assert (shared.state_of(0, 58) - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_a_state_of_another_length_is_not_kept() -> None:
+    slots = Slots(module_of("lfm2"), Rollback(4))
+    slots.states.update(copies((0, 16, 0)))
+    with pytest.raises(RuntimeError, match=r"end after \[17\] tokens, not after \[16\]"):
+        list(slots.run([(0, 0, torch.randn(17, WIDTH))]))
 
 
 def test_positions_that_a_state_does_not_lead_to_are_an_error() -> None:
