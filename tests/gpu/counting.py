@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -103,11 +103,21 @@ def kernels_of_family(family: str) -> dict[str, float]:
     }
 
 
-def bytes_of_shape(shape: Shape, num_new: int, layers: tuple[int, int] = (1, 2)) -> dict[str, float]:
-    """Bytes of a pass of ``num_new`` tokens per row, over those of its weights and live cache."""
-    few, many = (_bytes(shape, num_layers, num_new) for num_layers in layers)
-    per_layer = {kind: (many[kind] - few[kind]) // (layers[1] - layers[0]) for kind in KINDS}
-    moved = {kind: few[kind] + (shape.num_layers - layers[0]) * per_layer[kind] for kind in KINDS}
+def bytes_of_shape(shape: Shape, passes: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """By their names, bytes of passes of so many tokens per row, over those of weights and live cache."""
+    one, two = (_bytes(shape, num_layers, passes.values()) for num_layers in (1, 2))
+    return {
+        name: _of_all_layers(shape, new, *counts)
+        for (name, new), *counts in zip(passes.items(), one, two, strict=True)
+    }
+
+
+def _of_all_layers(
+    shape: Shape, num_new: int, one: Mapping[str, int], two: Mapping[str, int]
+) -> dict[str, float]:
+    """From the bytes with one layer and with two."""
+    per_layer = {kind: two[kind] - one[kind] for kind in KINDS}
+    moved = {kind: one[kind] + (shape.num_layers - 1) * per_layer[kind] for kind in KINDS}
     cache_per_key = 2 * 2 * shape.num_layers * shape.num_kv_heads // shape.tp_size * shape.head_dim
     floor = moved[WEIGHTS] + NUM_PASS_ROWS * NUM_KEYS * cache_per_key
     return {
@@ -121,7 +131,7 @@ def bytes_of_shape(shape: Shape, num_new: int, layers: tuple[int, int] = (1, 2))
     }
 
 
-def _bytes(shape: Shape, num_layers: int, num_new: int) -> Counter[str]:
+def _bytes(shape: Shape, num_layers: int, passes: Iterable[int]) -> list[Counter[str]]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape.config(num_layers), dtype=torch.bfloat16)
     rotary = model.model.rotary_emb.__class__(model.config)
@@ -131,8 +141,10 @@ def _bytes(shape: Shape, num_layers: int, num_new: int) -> Counter[str]:
         parameter.data.zero_()
     model.tie_weights()
     model = model.to(GPU)
-    counts = _steady_pass(model, NUM_PASS_ROWS, num_keys=NUM_KEYS, num_new=num_new, weighs=True)
-    return Counter({kind: counts[f"bytes of {kind}"] for kind in KINDS})
+    counted = [
+        _steady_pass(model, NUM_PASS_ROWS, num_keys=NUM_KEYS, num_new=new, weighs=True) for new in passes
+    ]
+    return [Counter({kind: counts[f"bytes of {kind}"] for kind in KINDS}) for counts in counted]
 
 
 def _steady_pass(

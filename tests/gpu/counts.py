@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specdist.models.passes import graphs
 from tests.gpu import device
 from tests.ranks import REPOSITORY
 
@@ -76,23 +77,15 @@ def count(options: argparse.Namespace) -> dict[str, Any]:
     if "replays" in options.only:
         found["replay_share"] = _replays(sizes, names[-1:] if options.fast else names)
     if "bytes" in options.only:
+        passes = {"step": 1, "block": counting.BLOCK_TOKENS}
         found["bytes_of_pass"] = {
-            shape: {
-                kind: counting.bytes_of_shape(shapes[shape], num_new) for kind, num_new in _passes().items()
-            }
-            for shape in shapes
+            name: counting.bytes_of_shape(shape, passes) for name, shape in shapes.items()
         }
         found["bytes_over_floor"] = {
             shape: {kind: counts["ratio"] for kind, counts in kinds.items()}
             for shape, kinds in found["bytes_of_pass"].items()
         }
     return found
-
-
-def _passes() -> dict[str, int]:
-    from tests.gpu import counting
-
-    return {"step": 1, "block": counting.BLOCK_TOKENS}
 
 
 def _syncs(rules: list[str], names: list[str]) -> dict[str, Any]:
@@ -206,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"no device can be faked here: {reason}")
         return 1
     device.prepare()
-    device.install()
+    device.install(graphs.NUM_WARMUPS)
     found = count(options)
     if options.output is not None:
         write(options.output, options.name, found)

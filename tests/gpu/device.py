@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from specdist.models.passes import graphs
 from tests.gpu.books import Counts, project_line
 from tests.gpu.guard import install_guard, why_not
 from tests.gpu.runtime import install_runtime
@@ -27,12 +28,14 @@ def prepare() -> None:
     torch.autograd.grad_mode.inference_mode.__exit__ = _exit_no_grad  # type: ignore[method-assign]
 
 
-def install() -> None:
+def install(num_warmups: int = 1) -> None:
     """From here on there is a CUDA device, until the process ends. Threads that start later know it only
-    through tensors that are handed to them."""
+    through tensors that are handed to them. Before a pass is recorded it runs ``num_warmups`` times: here a
+    second one takes time and shows nothing."""
     install_guard()
     install_runtime()
     install_streams()
+    graphs.NUM_WARMUPS = num_warmups
     # Module.to() replaces parameters: it cannot change what kind of tensor one is.
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     # torch.tensor(numbers, device="cuda") is made on the host, and copied.

@@ -63,7 +63,7 @@ def run(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str,
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     # Not in a folder of pytest's, which are closed to all others: munge refuses those.
-    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, Cluster(Path(folder), 3) as found:
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, Cluster(Path(folder), 4) as found:
         yield found
 
 
@@ -151,11 +151,12 @@ def check_whole(output: Path, undisturbed: Path) -> None:
 def test_an_array_through_everything_that_a_cluster_does(
     cluster: Cluster, run: tuple[dict[str, Any], Path], other: OtherReplica, tmp_path: Path
 ) -> None:
-    """Four replicas over 16 shards; one is asked to stop, one requeued, one killed, and a node goes down."""
+    """Four replicas over 16 shards, each on a node of its own; one is asked to stop, one requeued, one killed,
+    and a node goes down."""
     options, undisturbed = run
     config, output = configured(tmp_path, options)
     job = cluster.submit(
-        REPOSITORY, SETTINGS, "--array=0-3", "--gpus-per-node=1", "--cpus-per-task=16",
+        REPOSITORY, SETTINGS, "--array=0-3", "--gpus-per-node=1", "--cpus-per-task=64",
         f"--output={tmp_path}/log-%a", "slurm/run.sh", str(config),
     )  # fmt: skip
     stopped = tmp_path / "log-0"
