@@ -54,11 +54,6 @@ def ready_share(acceptance: float, num_candidates: Any, caught: Any, *, later: f
     return comes / (1 - stays + comes)
 
 
-def tokens_per_asynchronous_pass(acceptance: float, num_candidates: int, caught: float) -> float:
-    """Expected tokens of a sequence per target pass when the draft works ahead, by :func:`ready_share`."""
-    return float(asynchronous_round(acceptance, num_candidates, caught, 0).num_tokens)
-
-
 class RoundWork(NamedTuple):
     """What a round is for each sequence, on average; of arrays, of each.
 

@@ -5,11 +5,11 @@ import pytest
 
 from specdist.policies import DraftFeatures, DraftSequences, RoundContext, Sprinter
 from specdist.policies.formulas import (
+    asynchronous_round,
     best_length,
     flops_verifying_all,
     flops_verifying_one,
     ready_share,
-    tokens_per_asynchronous_pass,
     tokens_per_call,
     wall_time_factor,
 )
@@ -31,7 +31,7 @@ def test_rounds_with_a_draft_ahead(num_candidates: int, caught: float) -> None:
         num_tokens += num_accepted + 1
         is_hit = num_accepted == count and generator.random() < acceptance
         is_ready = is_hit or generator.random() < caught
-    found = tokens_per_asynchronous_pass(acceptance, num_candidates, caught)
+    found = asynchronous_round(acceptance, num_candidates, caught, 0).num_tokens
     assert found == pytest.approx(num_tokens / num_rounds, rel=0.02)
     assert ready_share(acceptance, num_candidates, caught) == pytest.approx(num_ready / num_rounds, abs=0.02)
 

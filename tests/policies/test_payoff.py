@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from specdist.policies.costs import ContextCosts, CostModel, Curve
-from specdist.policies.formulas import (
-    caught_share,
-    ready_share,
-    tokens_per_asynchronous_pass,
-    tokens_per_call,
-)
+from specdist.policies.formulas import asynchronous_round, caught_share, ready_share, tokens_per_call
 from specdist.policies.payoff import ALONE, FEWEST_ROUNDS_ALONE, LISTEN, SYNCHRONOUS, RoundChooser, RoundShape
 
 MS = 1_000_000
@@ -79,7 +74,7 @@ def test_the_rates_are_those_of_the_formulas() -> None:
     assert rate(found, 4, ALONE) == pytest.approx(4 / (20 * MS))
     assert rate(found, 4, SYNCHRONOUS) == pytest.approx(synchronous, rel=0.002)
     # Eight branches: five candidates in six steps, five of them of 36 rows, within the time of the pass.
-    tokens = tokens_per_asynchronous_pass(acceptance, 5, caught_share(8))
+    tokens = float(asynchronous_round(acceptance, 5, caught_share(8), 0).num_tokens)
     ahead = RoundShape(num_ahead=6, num_branches=8)
     assert rate(found, 4, ahead) == pytest.approx(4 * tokens / (20.2 * MS))
 
@@ -233,7 +228,9 @@ def test_prompts_take_what_they_take_beside_the_candidates() -> None:
     after = [rate(found, 16, shape) for shape in (ALONE, SYNCHRONOUS)]
     assert after[0] == before[0] and after[1] < before[1]
     # Eight branches; all rounds have a prompt token per new token.
-    new, ready = (of(0.9, 3, caught_share(8)) for of in (tokens_per_asynchronous_pass, ready_share))
+    caught = caught_share(8)
+    new = float(asynchronous_round(0.9, 3, caught, 0).num_tokens)
+    ready = ready_share(0.9, 3, caught)
     size = 16 * (1 + 3 * ready)
     beside_ns = TARGET(size + max(48, 16 * new)) - TARGET(size)
     share = min(1, 16 * new / 48)

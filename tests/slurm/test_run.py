@@ -151,8 +151,8 @@ def check_whole(output: Path, undisturbed: Path) -> None:
 def test_an_array_through_everything_that_a_cluster_does(
     cluster: Cluster, run: tuple[dict[str, Any], Path], other: OtherReplica, tmp_path: Path
 ) -> None:
-    """Four replicas over 16 shards, each on a node of its own; one is asked to stop, one requeued, one killed,
-    and a node goes down."""
+    """Four replicas on four nodes over 16 shards; one is asked to stop, one requeued, one killed, and a node
+    goes down."""
     options, undisturbed = run
     config, output = configured(tmp_path, options)
     job = cluster.submit(

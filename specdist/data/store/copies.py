@@ -80,10 +80,10 @@ def _digest(files: dict[StorePath, ObjectInfo]) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
 
 
-def mirrored(run: str | Path, *, cache_dir: str | None = None) -> Path:
+def mirrored(run: str | Path) -> Path:
     """The folder to read a run from: a path is its own. Raises :class:`UserError` if the store cannot be
     read, or has no run there."""
-    path = storage_path(run, cache_dir=cache_dir) if isinstance(run, str) else run
+    path = storage_path(run) if isinstance(run, str) else run
     if not isinstance(path, StorePath):
         return path
     with explain(str(path), path):

@@ -25,6 +25,8 @@ HELD_OUT_WINDOWS = 64
 NUM_WARMUP_STEPS = 20
 PROGRESS_EVERY_S = 10.0
 EMBEDDING_STD = 0.5
+# Of the agreement of the pair.
+NUM_ROWS, NUM_PROMPT_TOKENS, NUM_NEW_TOKENS = 32, 64, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,31 +117,23 @@ def held_out_loss(model: LlamaForCausalLM, held_out_ids: torch.Tensor) -> float:
 
 
 @torch.inference_mode()
-def greedy_agreement(
-    target: LlamaForCausalLM,
-    draft: LlamaForCausalLM,
-    held_out_ids: torch.Tensor,
-    *,
-    num_rows: int = 32,
-    num_prompt_tokens: int = 64,
-    num_new_tokens: int = 64,
-) -> float:
+def greedy_agreement(target: LlamaForCausalLM, draft: LlamaForCausalLM, held_out_ids: torch.Tensor) -> float:
     """Share of the target's greedy continuations on which the draft has the same likeliest next token.
 
     This is the rate at which a greedy run accepts draft tokens, position by position.
     """
-    last_start = len(held_out_ids) - num_prompt_tokens
-    starts = torch.linspace(0, last_start, num_rows).long()
-    prompt_RP = torch.stack([held_out_ids[start : start + num_prompt_tokens] for start in starts])
+    last_start = len(held_out_ids) - NUM_PROMPT_TOKENS
+    starts = torch.linspace(0, last_start, NUM_ROWS).long()
+    prompt_RP = torch.stack([held_out_ids[start : start + NUM_PROMPT_TOKENS] for start in starts])
     text_RL = target.generate(
         prompt_RP,
         attention_mask=torch.ones_like(prompt_RP),
-        min_new_tokens=num_new_tokens,
-        max_new_tokens=num_new_tokens,
+        min_new_tokens=NUM_NEW_TOKENS,
+        max_new_tokens=NUM_NEW_TOKENS,
         do_sample=False,
     )
-    draft_choice_RN = draft(text_RL).logits[:, num_prompt_tokens - 1 : -1].argmax(-1)
-    return (draft_choice_RN == text_RL[:, num_prompt_tokens:]).float().mean().item()
+    draft_choice_RN = draft(text_RL).logits[:, NUM_PROMPT_TOKENS - 1 : -1].argmax(-1)
+    return (draft_choice_RN == text_RL[:, NUM_PROMPT_TOKENS:]).float().mean().item()
 
 
 def _loss(model: LlamaForCausalLM, ids_BL: torch.Tensor, teacher: LlamaForCausalLM | None) -> torch.Tensor:

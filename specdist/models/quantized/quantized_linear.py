@@ -83,7 +83,6 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         self.form, self.cut = form, cut
         self.out_features, self.in_features = num_outputs, num_inputs
-        self.whole_shape = (num_outputs, num_inputs)
         if cut is not None:
             widths = [num_outputs, num_inputs]
             widths[cut.dim] = sum(map(len, cut.ranges))

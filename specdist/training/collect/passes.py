@@ -72,10 +72,10 @@ def contexts_of(group: Sequence[Text]) -> AskedTokens:
     return AskedTokens(batch, np.concatenate(asked))
 
 
-def in_passes(tokens: AskedTokens, num_tokens: int = PASS_TOKENS) -> Iterator[AskedTokens]:
-    """The same in passes of at most ``num_tokens``; the cache connects a text's parts."""
+def in_passes(tokens: AskedTokens) -> Iterator[AskedTokens]:
+    """The same in passes of at most ``PASS_TOKENS``; the cache connects a text's parts."""
     batch, index_N = tokens.batch, tokens.index_N
-    for begin in range(0, len(batch), num_tokens):
-        end = min(begin + num_tokens, len(batch))
+    for begin in range(0, len(batch), PASS_TOKENS):
+        end = min(begin + PASS_TOKENS, len(batch))
         part = FlatBatch(batch.token_ids_T[begin:end], batch.slots_T[begin:end], batch.positions_T[begin:end])
         yield AskedTokens(part, index_N[(index_N >= begin) & (index_N < end)] - begin)
