@@ -26,6 +26,7 @@ from specdist.job.texts.template_clock import clock_info
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.sizes import model_size
 from specdist.models.heads.drafts import DraftHead
+from specdist.models.passes.all_reduce import SUMS
 from specdist.policies.registry import AUTO
 from specdist.utils.packages import version_of
 
@@ -66,8 +67,11 @@ def run_manifest(
 
 def frozen_models(config: GenerateConfig, models: ModelPlan, info: Mapping[str, Any]) -> ModelPlan:
     """The models with experts shared out as in a run that has begun, if it has as many ranks and the option
-    says nothing else."""
-    if config.expert_parallel != AUTO or info.get("tp_size") != config.tp_size:
+    says nothing else, and with its sums over them."""
+    if info.get("tp_size") != config.tp_size:
+        return models
+    models = dataclasses.replace(models, sums=info.get(SUMS))
+    if config.expert_parallel != AUTO:
         return models
     return dataclasses.replace(models, is_expert_parallel=info.get(EXPERT_PARALLEL, False))
 

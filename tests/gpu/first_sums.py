@@ -11,14 +11,15 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from specdist.models.passes.all_reduce import MAX_BYTES_TIMES_RANKS, PeerMemory, SymmetricMemory, _checked
+from specdist.models.passes.all_reduce import MAX_BYTES_TIMES_RANKS, WAYS, PeerMemory, _checked
 from tests.gpu.first_device import Bench, say, table
 from tests.gpu.first_steps import NUM_RANKS
 
@@ -72,20 +73,22 @@ def measure_sums(bench: Bench, world_size: int, sizes: tuple[int, ...] = SIZES) 
 def sums_of(bench: Bench, group: dist.ProcessGroup, sizes: tuple[int, ...]) -> list[Sum]:
     num_ranks = dist.get_world_size(group)
     max_bytes = MAX_BYTES_TIMES_RANKS // num_ranks
-    memory, reason = _checked(max_bytes // DTYPE.itemsize, DTYPE, bench.device, group, SymmetricMemory)
-    if dist.get_rank() == 0:
-        say(f"peers' memory of {num_ranks}: {reason or f'right, up to {max_bytes} bytes'}")
+    memories = {}
+    for name, new_memory in WAYS.items():
+        memory, reason = _checked(max_bytes // DTYPE.itemsize, DTYPE, bench.device, group, new_memory)
+        memories |= {} if memory is None else {name: memory}
+        if dist.get_rank() == 0:
+            say(f"{name} of {num_ranks}: {reason or f'right, up to {max_bytes} bytes'}")
     return [
-        sum_of(bench, group, memory if num_bytes <= max_bytes else None, num_bytes) for num_bytes in sizes
+        sum_of(bench, group, memories if num_bytes <= max_bytes else {}, num_bytes) for num_bytes in sizes
     ]
 
 
-def sum_of(bench: Bench, group: dist.ProcessGroup, memory: PeerMemory | None, num_bytes: int) -> Sum:
+def sum_of(bench: Bench, group: dist.ProcessGroup, memories: Mapping[str, PeerMemory], num_bytes: int) -> Sum:
     numbers = torch.ones(num_bytes // DTYPE.itemsize, dtype=DTYPE, device=bench.device)
     nccl_s = seconds_of(bench, lambda: dist.all_reduce(numbers, group=group))
-    way, seconds = "NCCL", nccl_s
-    if memory is not None:
-        way, seconds = "peers' memory", seconds_of(bench, lambda: memory.sum(numbers))
+    times = {name: seconds_of(bench, partial(memory.sum, numbers)) for name, memory in memories.items()}
+    seconds, way = min((each, name) for name, each in (times | {"NCCL": nccl_s}).items())
     num_ranks = dist.get_world_size(group)
     return Sum(num_ranks=num_ranks, num_bytes=num_bytes, way=way, seconds=seconds, nccl_s=nccl_s)
 

@@ -19,7 +19,7 @@ from specdist.cli import generate
 from specdist.job.ranks import topology
 from specdist.models.loading import loading
 from specdist.models.passes.acceleration import Acceleration
-from tests.gpu.without_peers import use_peer_memory
+from tests.gpu.without_peers import choose_sums
 
 
 def local_device(name: str, local_rank: int = 0) -> torch.device:
@@ -56,6 +56,6 @@ def receive(tensor: Tensor, rank: int) -> None:
 if __name__ == "__main__":
     topology.local_device = local_device
     Acceleration.of = staticmethod(acceleration)  # type: ignore[method-assign]
-    loading.use_peer_memory = use_peer_memory
+    loading.choose_sums = choose_sums
     dist.init_process_group, dist.send, dist.recv = init_process_group, send, receive  # type: ignore[assignment]
     generate.end()

@@ -272,7 +272,7 @@ def test_sums_are_measured_on_every_rank(tmp_path: Path) -> None:
             code = world.end(TIMEOUT_S)
             words = "".join(world.words("stdout") + world.words("stderr"))
     assert code == 0, words
-    assert "peers' memory of 2: " in words
+    assert "one-shot of 2: " in words and "multimem of 2: " in words
     assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)] == [["NCCL", "NCCL"]] * 2
 
 

@@ -12,10 +12,10 @@ from specdist.cli import generate
 from specdist.models.loading import loading
 
 
-def use_peer_memory(*_: Any, **__: Any) -> bool:
-    return False
+def choose_sums(*_: Any, **__: Any) -> list[tuple[int, str]]:
+    return []
 
 
 if __name__ == "__main__":
-    loading.use_peer_memory = use_peer_memory
+    loading.choose_sums = choose_sums
     generate.end()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals import closing
-from specdist.job.totals.closing import closing_lines, relaunch_command
+from specdist.job.totals.closing import CHECK, closing_lines, record_check, relaunch_command
 from specdist.job.totals.report import total_stats
+from specdist.models.loading.loading_check import LoadingCheck
+from specdist.models.passes.all_reduce import SUMS
 from tests.data.samples import row_result
 from tests.finished_runs import write_run
 from tests.job.launching import Ended
@@ -52,6 +57,18 @@ def test_the_last_lines_before_the_first_finished_shard(tmp_path: Path) -> None:
     lines = lines_of(write_run(tmp_path / "run", ()))
     assert lines["speed"] == "nothing was generated"
     assert lines["acceptance"] == "nothing was drafted; " + EXACT
+
+
+def test_a_run_keeps_the_sums_of_its_first_start(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", ())
+    manifest = folder.manifest
+    info = {name: value for name, value in manifest.info.items() if name != CHECK}
+    replace(manifest, info=info).write(folder.manifest_path)
+    run: Any = SimpleNamespace(folder=folder, membership=SimpleNamespace(setup=contextlib.nullcontext))
+    config: Any = SimpleNamespace(is_exact=True)
+    for sums in ([(4096, "one-shot")], [(8192, "all-reduce")]):
+        assert record_check(config, run, LoadingCheck(), sums)
+        assert RunFolder(folder.path).manifest.info[SUMS] == [[4096, "one-shot"]]
 
 
 def test_a_job_ends_with_its_five_lines(greedy: tuple[Path, Ended]) -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from specdist.config.generate import GenerateConfig
 from specdist.job.manifest import EXPERT_PARALLEL, frozen_models
 from specdist.job.replica.model_plan import ModelPlan, plan_models
+from specdist.models.passes.all_reduce import SUMS
 from specdist.utils.errors import UserError
 from tests.job.chain import generate_at_known_costs
 from tests.job.launching import parse, read_output
@@ -89,6 +90,12 @@ def test_how_experts_are_shared_out_is_chosen_once(tmp_path: Path) -> None:
     assert not frozen_models(config, auto, begun | {"tp_size": 4}).is_expert_parallel
     never, parts = planned(expert_parallel="never")
     assert not frozen_models(never, parts, begun).is_expert_parallel
+    # Its sums over the ranks stay, whatever the option says.
+    summed = begun | {SUMS: [[4096, "one-shot"]]}
+    assert (
+        frozen_models(never, parts, summed).sums == frozen_models(config, auto, summed).sums == summed[SUMS]
+    )
+    assert frozen_models(config, auto, summed | {"tp_size": 4}).sums is None
     with pytest.raises(UserError, match="--expert_parallel always has no effect with --tp_size 1"):
         planned(expert_parallel="always", tp_size=1)
 

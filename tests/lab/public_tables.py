@@ -41,6 +41,8 @@ GREEDY = SamplingSettings(temperature=0.0)
 # gpt-fast's own defaults.
 PROMPT_TOKENS, OUTPUT_TOKENS = 5, 200
 MAX_DRAFT_TOKENS = 16
+# The others have kernels of their own for short sums over ranks.
+BY_NCCL = ("nano-PEARL, plain", "nano-PEARL, 1B on one more GPU", "gpt-fast")
 UNITS = {
     "tokens_per_s_per_gpu": "tokens/s per GPU", "tokens_per_s": "tokens/s",
     "bandwidth_gb_per_s": "GB/s per GPU",
@@ -48,7 +50,8 @@ UNITS = {
 NOTES = (
     "FP8: their kernels before the products round inputs, with the checkpoint's scales, and keys and values "
     "are FP8, too (an assumption for NIM). *This engine* rounds with kernels of its own, with scales that "
-    "it finds on every rank, and keeps keys and values of 16 bits.",
+    "it finds on every rank, and keeps keys and values of 16 bits. nano-PEARL and gpt-fast sum over ranks by "
+    "NCCL.",
     "Without a batch size as many sequences run as memory holds; of a larger one, no more.",
     "nano-PEARL's acceptance is not published: {acceptance:.2f} gives its first row, which therefore says "
     "nothing.",
@@ -105,6 +108,7 @@ class Case:
         of_target = Placement(
             model=target, gpu=gpu, tp_size=tp_size, context_tokens=prompt_tokens + output_tokens / 2,
             sampling=GREEDY, rounds_apart=is_ours,
+            reads_peers=is_ours or self.found["engine"] not in BY_NCCL,
         )  # fmt: skip
         of_draft = draft and dataclasses.replace(
             of_target, model=draft, tp_size=1, counts=DRAFT_PASS, drafts=True

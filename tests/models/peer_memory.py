@@ -1,13 +1,16 @@
 """The ranks of test_all_reduce.py: a group whose sums go through a stand-in for peers' memory, on gloo.
 
-Every way in which the stand-in is wrong, or fails on one rank alone, must lead both ranks to the same choice.
+Every way in which the stand-in is wrong, or fails on one rank alone, must lead both ranks to the same choice,
+and so must times that differ between them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,12 +19,13 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_process_group_store
 
 from specdist.models.passes import all_reduce
-from specdist.models.passes.all_reduce import use_peer_memory
+from specdist.models.passes.all_reduce import BACKEND, MULTIMEM, ONE_SHOT, Choice, choose_sums
 from tests.ranks import join, leave
 
 CPU = torch.device("cpu")
 # So that the bound on a message is 1,024 numbers of float32.
 all_reduce.MAX_BYTES_TIMES_RANKS = 8192
+all_reduce.MEASURED_BYTES = (1024, 2048, 4096, 8192)
 all_reduce.MEETING_TIMEOUT = timedelta(seconds=5)
 WIDTH = 64
 
@@ -73,8 +77,28 @@ class StandIn:
             raise RuntimeError(f"no {step} here")
 
 
-def sums_of(fault: str, group: dist.ProcessGroup) -> tuple[nn.Module, bool, str]:
-    """The layers, whether peers' memory is used, and the one line of the log."""
+def never(_: Callable[[], object]) -> float:
+    raise AssertionError("a frozen choice is not measured")
+
+
+def measured(backend_s: Sequence[float], one_shot_s: Sequence[float]) -> Callable[[Any], float]:
+    """Seconds of each size in turn, as they are wanted; the sums are made, too."""
+    times = iter([each for pair in zip(backend_s, one_shot_s, strict=True) for each in pair])
+
+    def measure(add: Callable[[], object]) -> float:
+        add()
+        return next(times)
+
+    return measure
+
+
+def sums_of(
+    fault: str,
+    group: dist.ProcessGroup,
+    measure: Callable[[Any], float] | None = None,
+    frozen: Choice | None = None,
+) -> tuple[nn.Module, Choice, str]:
+    """The layers, the choice of sums, and the one line of the log."""
     torch.manual_seed(0)
     whole = [nn.Linear(2 * WIDTH, WIDTH, bias=bias) for bias in (True, False)]
     model = nn.ModuleList([LinearAllreduce(layer, group) for layer in whole])
@@ -84,10 +108,29 @@ def sums_of(fault: str, group: dist.ProcessGroup) -> tuple[nn.Module, bool, str]
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     all_reduce.logger.addHandler(handler)
     all_reduce.logger.setLevel(logging.INFO)
-    used = use_peer_memory(model, dtype=torch.float32, device=CPU, group=group, new_memory=StandIn)
+    choice = choose_sums(
+        model,
+        dtype=torch.float32,
+        device=CPU,
+        group=group,
+        frozen=frozen,
+        ways={ONE_SHOT: StandIn},
+        measure=measure or measured((2, 2, 2), (1, 1, 1)),
+    )
     all_reduce.logger.removeHandler(handler)
     (line,) = said
-    return model, used, line
+    return model, choice, line
+
+
+def check_sums(model: nn.Module, expected: dict[int, int], about: object) -> None:
+    """``expected``: of so many rows of 64 numbers, sums through peers' memory; all are right."""
+    for layer in model:
+        for num_rows, num_sums in expected.items():
+            inputs = torch.randn(1, num_rows, WIDTH, generator=torch.Generator().manual_seed(topology.rank))
+            StandIn.num_sums = 0
+            found = layer(inputs)
+            assert StandIn.num_sums == num_sums, (about, num_rows)
+            assert torch.equal(found, LinearAllreduce.forward(layer, inputs)), (about, num_rows)
 
 
 topology = join(tp_size=2)
@@ -103,21 +146,23 @@ with torch.inference_mode():
         ("kernel on rank 1", "rank 1: RuntimeError: no kernel here"),
     ):
         begin = time.monotonic()
-        model, used, line = sums_of(fault, group)
-        assert used == (not fault) and time.monotonic() - begin < 60, (fault, line)
-        assert (
-            (reason in line and "not used: peers' memory" in line)
-            if fault
-            else "2 layers up to 4 KiB" in line
-        ), line
-        for layer in model:
-            # Summed by peers' memory; one number too many for it.
-            for num_rows, num_sums in ((16, 1), (17, 0)):
-                inputs = torch.randn(
-                    1, num_rows, WIDTH, generator=torch.Generator().manual_seed(topology.rank)
-                )
-                StandIn.num_sums = 0
-                found = layer(inputs)
-                assert StandIn.num_sums == (num_sums if used else 0), (fault, num_rows)
-                assert torch.equal(found, LinearAllreduce.forward(layer, inputs)), (fault, num_rows)
+        model, choice, line = sums_of(fault, group)
+        assert choice == ([] if fault else [(4096, ONE_SHOT)]), (fault, choice)
+        assert time.monotonic() - begin < 60, (fault, line)
+        said = (
+            f"all-reduce; not used: one-shot: {reason}" if fault else "one-shot up to 4 KiB; above all-reduce"
+        )
+        assert said in line, line
+        # One number too many for it, the second.
+        check_sums(model, {16: int(not fault), 17: 0}, fault)
+    # The slowest rank decides: the second finds the largest message slow through the peers' memory, and the
+    # first one the middle.
+    own_s = ((1, 9, 1), (1, 1, 9))[topology.rank]
+    model, choice, line = sums_of("", group, measured((2, 2, 2), own_s))
+    assert choice == [(1024, ONE_SHOT), (4096, BACKEND)], choice
+    check_sums(model, {4: 1, 5: 0, 16: 0}, choice)
+    # A run that goes on keeps its choice, but for ways that are not to be had here.
+    model, choice, line = sums_of("", group, never, [[2048, ONE_SHOT], [4096, MULTIMEM]])
+    assert choice == [(2048, ONE_SHOT), (4096, BACKEND)], choice
+    check_sums(model, {8: 1, 16: 0}, choice)
 leave()

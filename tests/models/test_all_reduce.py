@@ -3,5 +3,5 @@
 from tests.ranks import run_ranks
 
 
-def test_ranks_sum_through_peers_memory_only_if_it_is_right_on_all_of_them() -> None:
+def test_ranks_sum_through_peers_memory_where_it_is_right_and_faster_on_all_of_them() -> None:
     run_ranks("tests.models.peer_memory", 2)

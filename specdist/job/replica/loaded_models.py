@@ -143,6 +143,7 @@ class _Loading:
                 group=group,
                 vocab_size=self.models.vocab_size,
                 is_expert_parallel=self.models.is_expert_parallel,
+                sums=self.models.sums,
                 reading=self.reading,
             )
         if draft is None or draft.drafter is None:

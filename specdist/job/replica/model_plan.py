@@ -30,6 +30,7 @@ from specdist.models.files.fitting import check_weights
 from specdist.models.files.generation import default_options
 from specdist.models.files.sizes import size_of
 from specdist.models.heads.drafts import DraftHead, open_draft_head
+from specdist.models.passes.all_reduce import Choice
 from specdist.policies.registry import AUTO
 from specdist.utils.errors import UserError
 
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan:
     """The models, as every rank must know them. ``is_expert_parallel``: each of several ranks of the target
-    has whole experts."""
+    has whole experts. ``sums``: over these ranks, as a run that goes on has chosen them."""
 
     target: Checkpoint
     draft: Checkpoint | None
@@ -47,6 +48,7 @@ class ModelPlan:
     max_seq_len: int
     constraints: RunConstraints
     is_expert_parallel: bool = False
+    sums: Choice | None = None
     head: DraftHead | None = None
     ngram_texts: NgramTexts | None = None
 

@@ -31,6 +31,7 @@ from specdist.job.replica.loaded_models import LoadedModels, load_models
 from specdist.job.replica.plan import CachePages, ReplicaPlan
 from specdist.models.cache.windowed_pages import longest_window
 from specdist.models.loading.loading_check import LoadingCheck
+from specdist.models.passes.all_reduce import SUMS, Choice
 from specdist.models.passes.graphs import GraphMemory
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import CostModel
@@ -314,6 +315,11 @@ class Replica:
         """On rank 0: the result of comparing the loaded target with its files."""
         assert self._loaded.check is not None
         return self._loaded.check
+
+    @property
+    def sums(self) -> Choice | None:
+        """How a target on several GPUs sums over them."""
+        return None if self._loaded.target is None else getattr(self._loaded.target.model, SUMS, None)
 
     def serve(self) -> None:
         """The loop of all ranks except rank 0."""

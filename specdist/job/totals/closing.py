@@ -16,6 +16,7 @@ from specdist.job.preflight import RunPlan
 from specdist.job.ranks.signals import find_launcher
 from specdist.job.totals.spending import GpuCosts, options_of
 from specdist.models.loading.loading_check import LoadingCheck
+from specdist.models.passes.all_reduce import SUMS, Choice
 from specdist.utils.host import command_line
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
@@ -24,9 +25,11 @@ CHECK = "loading_check"
 logger = logging.getLogger(__name__)
 
 
-def record_check(config: GenerateConfig, run: RunPlan, check: LoadingCheck) -> bool:
-    """Write the result of the check of the loaded target into the manifest, once per run; log whether the run
-    is exact, and return it.
+def record_check(
+    config: GenerateConfig, run: RunPlan, check: LoadingCheck, sums: Choice | None = None
+) -> bool:
+    """Write the result of the check of the loaded target into the manifest, once per run, with its ``sums``
+    over the ranks; log whether the run is exact, and return it.
 
     Later replicas and restarts have passed a check of their own, and leave the manifest as it is.
     """
@@ -34,6 +37,8 @@ def record_check(config: GenerateConfig, run: RunPlan, check: LoadingCheck) -> b
     if CHECK not in folder.manifest.info:
         with run.membership.setup():
             if CHECK not in folder.manifest.info:
+                if sums is not None:
+                    folder.freeze(SUMS, sums)
                 # In this order: where there is a check, ``exact`` is what it found.
                 folder.freeze("exact", config.is_exact and check.is_checked)
                 folder.freeze(CHECK, check.to_json())

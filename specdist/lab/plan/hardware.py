@@ -31,6 +31,8 @@ ARITHMETIC_EFFICIENCY = 0.6
 # A small all-reduce inside a node by NCCL: its kernel, and the steps over the links. Assumed.
 NVLINK_LATENCY_S = 15 * US
 PCIE_LATENCY_S = 30 * US
+# Of one kernel that reads the parts of all peers over NVLink, beside reading them. Assumed.
+ONE_SHOT_LATENCY_S = 5 * US
 # Messages of a few megabytes; those of hundreds come nearer to the peak. Assumed.
 LINK_EFFICIENCY = 0.7
 # A kernel of a replayed graph beside reading, writing and computing: its start and end, and the gap to the
@@ -125,15 +127,18 @@ class Gpu:
         """Seconds that bytes are on their way to another GPU of the node, without the latency."""
         return num_bytes / (LINK_EFFICIENCY * self.link_bytes_per_s)
 
-    def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
+    def all_reduce_s(self, num_bytes: float, num_ranks: int, *, reads_peers: bool = False) -> float:
         """Seconds to sum ``num_bytes`` over ranks of a node, as measured over so many; else a ring sends
-        2 (n - 1) / n of them per link."""
+        2 (n - 1) / n of them per link. ``reads_peers``: or every rank reads all others' over NVLink, where
+        that is faster."""
         if num_ranks == 1:
             return 0.0
         if num_ranks in self._sum_curves:
             return float(self._sum_curves[num_ranks](num_bytes)) / NS_PER_S
-        sent_bytes = 2 * (num_ranks - 1) / num_ranks * num_bytes
-        return self.link_latency_s + sent_bytes / (LINK_EFFICIENCY * self.link_bytes_per_s)
+        ring_s = self.link_latency_s + self.send_s(2 * (num_ranks - 1) / num_ranks * num_bytes)
+        if not reads_peers or self.link_latency_s != NVLINK_LATENCY_S:
+            return ring_s
+        return min(ring_s, ONE_SHOT_LATENCY_S + self.send_s((num_ranks - 1) * num_bytes))
 
     @cached_property
     def _sum_curves(self) -> dict[int, Curve]:

@@ -224,7 +224,8 @@ class Placement:
     ``counts`` are those of the model's side of a round, a draft's or a target's. ``sampling``: how tokens are
     drawn, by a draft or a target; None counts nothing for it. ``rounds_apart``: inputs of products of 8 bits
     are rounded by operations of their own, with scales that are found; not so in engines whose checkpoint
-    has the scales, and whose kernels before the products round.
+    has the scales, and whose kernels before the products round. ``reads_peers``: sums over ranks go through
+    the peers' memory where that is faster, which some engines lack.
     """
 
     model: ModelSize
@@ -235,6 +236,7 @@ class Placement:
     sampling: SamplingSettings | None = None
     drafts: bool = False
     rounds_apart: bool = True
+    reads_peers: bool = True
 
     def pass_s(self, num_tokens: float, num_rows: float, num_logits: float | None = None) -> float:
         """Seconds of a pass of ``num_tokens`` spread over ``num_rows`` sequences. ``num_logits``: tokens
@@ -258,7 +260,11 @@ class Placement:
             model.expert_flops(tp_size, num_tokens) / flops_per_s,
         )
         message_bytes = num_tokens * model.hidden_size * model.bytes_per_number
-        sums_s = ALL_REDUCES_PER_LAYER * len(model.layers) * gpu.all_reduce_s(message_bytes, tp_size)
+        sums_s = (
+            ALL_REDUCES_PER_LAYER
+            * len(model.layers)
+            * gpu.all_reduce_s(message_bytes, tp_size, reads_peers=self.reads_peers)
+        )
         sampling_s = self.sampling_s(num_tokens if num_logits is None else num_logits, num_rows)
         products_s = matrices_s + experts_s + attention_s
         return products_s + sums_s + self.overhead_s(num_tokens) + sampling_s

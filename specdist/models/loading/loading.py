@@ -20,7 +20,7 @@ from specdist.models.files.weight_stream import Reading, streamed, tensors_in
 from specdist.models.loading.cutting import cut
 from specdist.models.loading.experts import share_sums
 from specdist.models.loading.filling import Filling, StoredNames
-from specdist.models.passes.all_reduce import use_peer_memory
+from specdist.models.passes.all_reduce import SUMS, Choice, choose_sums
 from specdist.models.quantized.narrow_placing import place_experts
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import choose_products, dequantize_absorbed
@@ -130,9 +130,11 @@ def load_sharded(
     group: dist.ProcessGroup,
     vocab_size: int,
     is_expert_parallel: bool = False,
+    sums: Choice | None = None,
     reading: Reading | None = None,
 ) -> PreTrainedModel:
-    """This rank's shard, with a part of every expert, or with whole ones (``is_expert_parallel``). DeepSpeed
+    """This rank's shard, with a part of every expert, or with whole ones (``is_expert_parallel``); ``sums``:
+    an earlier choice (:mod:`specdist.models.passes.all_reduce`), else its ``SUMS`` has a new one. DeepSpeed
     shards the model on the meta device; then each weight is read from its file and cut as DeepSpeed's layer
     cuts it: a rank holds its shard and at most one file. Each file is read by one rank of a node
     (:mod:`specdist.models.files.weight_stream`); ``reading`` counts what is read by this one.
@@ -167,7 +169,8 @@ def load_sharded(
     choose_products(shard, dtype)
     share_sums(shard, group, dtype, device)
     if device.type == "cuda":
-        use_peer_memory(shard, dtype=dtype, device=device, group=group)
+        found = choose_sums(shard, dtype=dtype, device=device, group=group, frozen=sums)
+        setattr(shard, SUMS, found)
     return shard.eval()
 
 

@@ -1,9 +1,11 @@
-"""Sums over the ranks of a sharded model by reading the peers' memory, where a check finds that right.
+"""Sums over the ranks of a sharded model by reading the peers' memory, where that is right and faster.
 
 A layer that DeepSpeed cuts along its input ends in a sum over the ranks, twice in each layer of the model.
 While tokens are generated the messages are short, and NCCL's overhead is most of their time. With torch's
 *symmetric memory* one kernel reads the parts of all peers and adds them in the same order on every rank
-(one-shot), so that all have the same bits. Longer messages stay with NCCL, which sends each part fewer times.
+(one-shot), so that all have the same bits; or the links' switch adds them (multimem, NVLink SHARP). Long
+messages stay with NCCL, which sends each part fewer times. Every way is checked, and those that are right are
+measured by size at the start, unless a run that goes on has its choice already.
 
 All ranks of the group decide alike: the kernel of one waits for those of the others, and would wait forever.
 """
@@ -12,7 +14,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -22,10 +27,16 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_process_group_store
 
 from specdist.models.quantized.quantized_linear import QuantizedLinear
-from specdist.utils.trial import check_difference, why_not
+from specdist.utils.trial import check_difference, said_of, why_not
 
 # Longer messages: NCCL. Every rank reads all others' parts, so the more ranks, the shorter.
 MAX_BYTES_TIMES_RANKS = 2 * 2**20
+# Sizes that are measured, of 1 to 64 tokens of 8,192 numbers; a message goes the way of the next larger one.
+MEASURED_BYTES = tuple(2**14 * num_tokens for num_tokens in (1, 2, 4, 8, 16, 32, 64))
+NUM_SUMS, NUM_REPLAYS = 20, 3
+# Of a sharded model, and in a manifest: the choice.
+SUMS = "sums_over_ranks"
+BACKEND, ONE_SHOT, MULTIMEM = "all-reduce", "one-shot", "multimem"
 # The kernel moves so many bytes at a time.
 ALIGNMENT = 16
 # A sum in another order, in units of the largest term.
@@ -50,10 +61,14 @@ class PeerMemory(Protocol):
 
 
 NewPeerMemory = Callable[[int, torch.dtype, torch.device, dist.ProcessGroup], PeerMemory]
+# Seconds of a sum over all ranks, called by each.
+Measure = Callable[[Callable[[], object]], float]
+# Messages up to so many bytes, and their way.
+Choice = Sequence[tuple[int, str]]
 
 
 class SymmetricMemory:
-    """Torch's, on CUDA devices that can reach one another."""
+    """Torch's, on CUDA devices that can reach one another: one-shot sums."""
 
     def __init__(
         self, num_numbers: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
@@ -75,60 +90,145 @@ class SymmetricMemory:
         return found
 
 
-def use_peer_memory(
+class SwitchMemory(SymmetricMemory):
+    """The same, added by the switch of the links."""
+
+    def sum(self, numbers_N: Tensor) -> Tensor:
+        own_N = self._buffer_N[: len(numbers_N)]
+        own_N.copy_(numbers_N)  # the sum before ended when all ranks had read it
+        found: Tensor = torch.ops.symm_mem.multimem_one_shot_all_reduce(own_N, "sum", self._group.group_name)
+        return found
+
+
+WAYS: Mapping[str, NewPeerMemory] = {ONE_SHOT: SymmetricMemory, MULTIMEM: SwitchMemory}
+
+
+@dataclass(frozen=True)
+class Sums:
+    """``choice``: ascending; longer messages, and odd ones, are the backend's."""
+
+    group: dist.ProcessGroup
+    memories: Mapping[str, PeerMemory]
+    choice: Choice
+
+    def add(self, output: Tensor) -> Tensor:
+        """Over the ranks; it may overwrite what it is given."""
+        size = output.nbytes
+        way = next((way for most, way in self.choice if size <= most), BACKEND)
+        if way != BACKEND and size % ALIGNMENT == 0:
+            return self.memories[way].sum(output.view(-1)).view(output.shape)
+        dist.all_reduce(output, group=self.group)
+        return output
+
+
+def choose_sums(
     model: nn.Module,
     *,
     dtype: torch.dtype,
     device: torch.device,
     group: dist.ProcessGroup,
-    new_memory: NewPeerMemory = SymmetricMemory,
-) -> bool:
-    """Let the model's sums over the group go through the peers' memory, where that is right on every rank. A
-    collective of the group; the log says what is used, and why."""
+    frozen: Choice | None = None,
+    ways: Mapping[str, NewPeerMemory] = WAYS,
+    measure: Measure | None = None,
+) -> Choice:
+    """Let the model's sums over the group go the fastest way, of those that are right on every rank. A
+    collective of the group; the log says what is used, and why. Returns the choice by size.
+
+    Args:
+        frozen: an earlier choice, which stands as far as its ways are right here.
+    """
     from deepspeed.module_inject.layers import LinearAllreduce
 
-    modules = [module for module in model.modules() if not getattr(module, "is_summed_later", False)]
-    layers = [
-        module
-        for module in modules
-        if type(module) is LinearAllreduce or (isinstance(module, QuantizedLinear) and module.sums_over_ranks)
-    ]
     max_bytes = MAX_BYTES_TIMES_RANKS // dist.get_world_size(group)
-    memory, reason = _checked(max_bytes // dtype.itemsize, dtype, device, group, new_memory)
-    if memory is None:
-        logger.info("sums over ranks: the backend's all-reduce; not used: peers' memory: %s", reason)
-        return False
-    for layer in layers:
-        layer.forward = functools.partial(_forward, layer, memory, max_bytes)
-    experts = [module for module in modules if hasattr(module, "sum_over_ranks")]
-    for module in experts:
-        module.sum_over_ranks = functools.partial(_sum, memory, max_bytes, group)  # type: ignore[assignment]
-    logger.info(
-        "sums over ranks: peers' memory for %d layers up to %d KiB, the backend's all-reduce above",
-        len(layers) + len(experts),
-        max_bytes // 2**10,
-    )
-    return True
+    memories: dict[str, PeerMemory] = {}
+    reasons: dict[str, str] = {}
+    for name in ways if frozen is None else {way for _, way in frozen} & set(ways):
+        memory, reason = _checked(max_bytes // dtype.itemsize, dtype, device, group, ways[name])
+        memories |= {} if memory is None else {name: memory}
+        reasons |= {name: reason} if memory is None else {}
+    choice = frozen
+    if choice is None:
+        sizes = [size for size in MEASURED_BYTES if size <= max_bytes] if memories else []
+        measure = measure or functools.partial(_recorded_s, device)
+        choice = _fastest(memories, sizes, dtype, device, group, measure)
+    choice = [(most, way if way in memories else BACKEND) for most, way in choice]
+    sums = Sums(group, memories, choice)
+    modules = [module for module in model.modules() if not getattr(module, "is_summed_later", False)]
+    for module in modules:
+        if type(module) is LinearAllreduce or (
+            isinstance(module, QuantizedLinear) and module.sums_over_ranks
+        ):
+            module.forward = functools.partial(_forward, module, sums)
+        elif hasattr(module, "sum_over_ranks"):
+            module.sum_over_ranks = sums.add  # type: ignore[assignment]
+    used = ", ".join(f"{way} up to {most / 2**10:g} KiB" for most, way in choice)
+    logger.info("sums over ranks: %s%s", f"{used}; above " * bool(used) + BACKEND, said_of(reasons))
+    return choice
 
 
-def _forward(layer: nn.Module, memory: PeerMemory, max_bytes: int, inputs: Tensor) -> Tensor:
+def _forward(layer: nn.Module, sums: Sums, inputs: Tensor) -> Tensor:
     """What DeepSpeed's layer does, with another sum."""
-    group: Any
     if isinstance(layer, QuantizedLinear):
-        output, group = layer.local_product(inputs), layer.group
+        output = layer.local_product(inputs)
     else:
         output = torch.matmul(inputs, layer.weight.transpose(-1, -2))  # type: ignore[operator]
-        group = layer.mp_group
-    output = _sum(memory, max_bytes, group, output)
+    output = sums.add(output)
     return output if layer.bias is None else output + layer.bias  # type: ignore[operator]
 
 
-def _sum(memory: PeerMemory, max_bytes: int, group: dist.ProcessGroup, output: Tensor) -> Tensor:
-    """Over the ranks; it may overwrite what it is given."""
-    if output.nbytes <= max_bytes and output.nbytes % ALIGNMENT == 0:
-        return memory.sum(output.view(-1)).view(output.shape)
-    dist.all_reduce(output, group=group)
-    return output
+@torch.inference_mode()
+def _fastest(
+    memories: Mapping[str, PeerMemory],
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    group: dist.ProcessGroup,
+    measure: Measure,
+) -> Choice:
+    """By size the way that takes the slowest rank the shortest; neighbours of one way are one."""
+    own: list[tuple[float, ...]] = []
+    names = [BACKEND, *memories]
+    for size in sizes:
+        numbers_N = torch.ones(size // dtype.itemsize, dtype=dtype, device=device)
+        all_ways = [functools.partial(dist.all_reduce, numbers_N, group=group)]
+        all_ways += [functools.partial(each.sum, numbers_N) for each in memories.values()]
+        own.append(tuple(_seconds(measure, way) for way in all_ways))
+    of_ranks: list[Any] = [own] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, own, group=group)
+    found: list[tuple[int, str]] = []
+    for size, *times in zip(sizes, *of_ranks, strict=True):
+        slowest = [max(of_way) for of_way in zip(*times, strict=True)]
+        way = names[slowest.index(min(slowest))]
+        if found and found[-1][1] == way:
+            found.pop()
+        found.append((size, way))
+    return found
+
+
+def _seconds(measure: Measure, way: Callable[[], object]) -> float:
+    """Infinitely many of a way that cannot be recorded."""
+    try:
+        return measure(way)
+    except Exception:  # all ranks go on to the next way
+        logger.debug("a sum over the ranks is not measured", exc_info=True)
+        return math.inf
+
+
+def _recorded_s(device: torch.device, add: Callable[[], object]) -> float:
+    """In a graph, as in a recorded pass; the best of a few replays. As many calls on every rank."""
+    add()  # connects the ranks
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(NUM_SUMS):
+            add()
+    seconds = []
+    for _ in range(1 + NUM_REPLAYS):
+        begin = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds[1:]) / NUM_SUMS
 
 
 @torch.inference_mode()

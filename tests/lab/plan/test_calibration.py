@@ -77,7 +77,9 @@ def slower(gpu: Gpu, factor: float) -> Calibration:
         graph_node_s=factor * gpu.kernel_s,
         wait_s=factor * gpu.wait_s,
         all_reduce=tuple(
-            MeasuredSum(num_ranks=4, num_bytes=size, seconds=factor * gpu.all_reduce_s(size, 4))
+            MeasuredSum(
+                num_ranks=4, num_bytes=size, seconds=factor * gpu.all_reduce_s(size, 4, reads_peers=True)
+            )
             for size in sizes
         ),
     )
