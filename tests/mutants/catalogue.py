@@ -2,6 +2,7 @@
 
 from tests.mutants.adapter_faults import ADAPTER_FAULTS
 from tests.mutants.attention_faults import ATTENTION_FAULTS
+from tests.mutants.block_faults import BLOCK_FAULTS
 from tests.mutants.constraint_faults import CONSTRAINT_FAULTS
 from tests.mutants.cut_faults import CUT_FAULTS
 from tests.mutants.data_faults import DATA_FAULTS
@@ -47,6 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *DATA_FAULTS,
     *STATS_FAULTS,
     *DISTILL_FAULTS,
+    *BLOCK_FAULTS,
     *EAGLE_FAULTS,
     *MTP_FAULTS,
     *EXPERT_FAULTS,

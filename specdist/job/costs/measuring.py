@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch.distributed as dist
 
 from specdist.data.stats.regression import NS_PER_S
@@ -266,6 +267,11 @@ def measure_draft(
         slopes_fit=budget.until(DRAFT_SLOPES_SHARE),
         prepares=timer.is_asynchronous,
     )
+    if isinstance(draft, DrafterRunner) and draft.drafts_blocks:
+        timer(widest, widest, contexts[0])
+        goes_on = PassTimer(draft, work, text_ids=workload.text_ids, goes_on=True)
+        steps = PassTimes(goes_on, num_rows=num_rows, largest=widest, num_context_tokens=contexts[0])
+        return of_blocks(found.passes, steps.timed(budget.until(1.0)).curve())
     if not chooses_rounds:
         return found
     costs = combined_costs(found, found, NOTHING, contexts[0], num_rows)
@@ -279,6 +285,13 @@ def measure_draft(
         fits=budget.until(1.0),
     )
     return found._replace(passes=found.passes.plus(step), synchronous=synchronous, asynchronous=asynchronous)
+
+
+def of_blocks(blocks: Curve, steps: Curve) -> ModelTimes:
+    """Of a drafter whose blocks are one pass, in a round's first step: what that takes more than a step that
+    only draws is beyond the steps, whatever their number."""
+    beyond = np.maximum(0, np.asarray(blocks.ns) - steps(np.asarray(blocks.sizes))).astype(int)
+    return ModelTimes(steps, (0.0, 0.0), synchronous=Curve(blocks.sizes, beyond.tolist()))
 
 
 def combined_costs(

@@ -81,9 +81,12 @@ class PassTimer:
         finish: Callable[[Tensor], object],
         group: dist.ProcessGroup | None = None,
         text_ids: Sequence[int] = (),
+        *,
+        goes_on: bool = False,
     ) -> None:
         """
         Args:
+            goes_on: after passes of another timer, of a drafter that has kept what these gave.
             finish: the work on a pass's logits, such as :func:`verify_logits`; its time counts.
             group: the ranks that share the model; None for a whole model.
             text_ids: see :func:`tokens_of_text`; the same on all ranks.
@@ -91,6 +94,7 @@ class PassTimer:
         self._runner = runner
         self._finish = finish
         self._text_ids = text_ids
+        self._goes_on = goes_on
         self._collectives = None if group is None else Collectives(group)
         # Work is queued: the first pass of a size may compile it, or record it as a graph.
         self.is_asynchronous = runner.is_asynchronous
@@ -125,7 +129,8 @@ class PassTimer:
             np.repeat(np.arange(num_rows), lengths),
             num_context_tokens + np.concatenate([np.arange(length) for length in lengths]),
         )
-        self._runner.assume_contexts(np.arange(num_rows), np.full(num_rows, num_context_tokens))
+        if not self._goes_on:
+            self._runner.assume_contexts(np.arange(num_rows), np.full(num_rows, num_context_tokens))
         self._finish(self._runner.forward(batch, np.arange(len(batch))))
 
 

@@ -6,9 +6,11 @@ import dataclasses
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import HOST_SEQS, MTP, SELF
+from specdist.config.speculation import SYNCHRONOUS
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.texts.constraints import RunConstraints
@@ -35,6 +37,9 @@ from specdist.policies.registry import AUTO
 from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+# Options of policies that are lengths of blocks.
+BLOCK_LENGTHS = ("min_draft_tokens", "num_draft_tokens", "max_draft_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,11 +239,21 @@ def check_drafter_run(
 
 
 def settled(config: GenerateConfig, draft: Checkpoint | None) -> GenerateConfig:
-    """The options as the draft needs them: one that reads the target's states takes turns with it."""
-    if draft is None or draft.drafter is None or config.overlap != AUTO:
+    """The options as the draft needs them: one of the target's states takes turns with it, and a block
+    has so many tokens."""
+    if draft is None or draft.drafter is None:
         return config
-    logger.info("--draft %s is %s, which takes turns with its target", draft.name, draft.drafter.what)
-    return dataclasses.replace(config, overlap="synchronous")
+    what, most = f"--draft {draft.name} is {draft.drafter.what}", draft.drafter.max_draft_tokens(draft.config)
+    changes: dict[str, Any] = {}
+    if config.overlap == AUTO:
+        logger.info("%s, which takes turns with its target", what)
+        changes["overlap"] = SYNCHRONOUS
+    for name in BLOCK_LENGTHS:
+        given = config.policy_options.get(name, 0)
+        if most is not None and given > most:
+            logger.info("%s, and drafts at most %d tokens: --%s %d is lowered", what, most, name, given)
+            changes[name] = most
+    return dataclasses.replace(config, **changes)
 
 
 def check_same_tokens(target: Checkpoint, draft: Checkpoint) -> None:

@@ -63,3 +63,32 @@ class Drafter(ABC):
         """That it can draft in one round; None without a limit."""
         del config
         return None
+
+
+class OwnFilesDrafter(Drafter):
+    """A kind whose drafters have files of their own.
+
+    Attributes:
+        takes_head: where these have no output head, it is the target's.
+        unused_names: beginnings of names in them that nothing here takes.
+    """
+
+    takes_head = False
+    unused_names: tuple[str, ...] = ()
+
+    def state_size(self, config: Any) -> int:
+        """Of the target's state in one layer."""
+        return getattr(config, "target_hidden_size", None) or int(config.hidden_size)
+
+    def faults(self, config: Any, target_config: Any) -> list[str]:
+        """What a configuration names that does not go with this target, or is not read here."""
+        text, size, found = target_config.get_text_config(), self.state_size(config), []
+        if size != text.hidden_size:
+            found.append(f"hidden states of {size} numbers, and the target's have {text.hidden_size}")
+        if config.vocab_size != text.vocab_size:
+            found.append(f"a target of {config.vocab_size} ids, and this one has {text.vocab_size}")
+        try:
+            self.read_states(config, text.num_hidden_layers)
+        except ValueError as error:
+            found.append(str(error))
+        return found

@@ -8,13 +8,15 @@ from typing import NamedTuple, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from specdist.models.drafters.blocks.block_config import BLOCK
+from specdist.models.drafters.blocks.block_runner import BlockRunner
 from specdist.models.drafters.declaration import Drafter
 from specdist.models.drafters.eagle3 import EAGLE3
-from specdist.models.drafters.eagle3_loading import check_eagle3, load_eagle3
 from specdist.models.drafters.eagle3_runner import Eagle3Runner
 from specdist.models.drafters.mtp import MTP
 from specdist.models.drafters.mtp_loading import check_mtp, load_mtp
 from specdist.models.drafters.mtp_runner import MtpRunner
+from specdist.models.drafters.own_files import check_own_files, load_own_files
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.weight_stream import Reading
@@ -42,8 +44,9 @@ class _Loading(NamedTuple):
 
 
 LOADINGS: dict[Drafter, _Loading] = {
-    EAGLE3: _Loading(check_eagle3, load_eagle3, Eagle3Runner),
+    EAGLE3: _Loading(check_own_files, load_own_files, Eagle3Runner),
     MTP: _Loading(check_mtp, load_mtp, MtpRunner),
+    BLOCK: _Loading(check_own_files, load_own_files, BlockRunner),
 }
 
 

@@ -26,8 +26,7 @@ from transformers.models.llama.modeling_llama import (
     rotate_half,
 )
 
-from specdist.models.drafters.declaration import Drafter, ReadStates
-from specdist.utils.errors import UserError
+from specdist.models.drafters.declaration import OwnFilesDrafter, ReadStates
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 NUM_STATES = 3
@@ -113,7 +112,7 @@ class LlamaForCausalLMEagle3(PreTrainedModel):  # type: ignore[misc, unused-igno
         vocab_size = config.vocab_size
         num_own = getattr(config, "draft_vocab_size", None) or vocab_size
         self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size)
-        num_read = NUM_STATES * _state_size(config)
+        num_read = EAGLE3.num_read_numbers(config)
         self.fc = nn.Linear(num_read, config.hidden_size, bias=bool(getattr(config, "bias", 0)))
         self.midlayer = EagleLayer(config)
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -166,7 +165,7 @@ class LlamaForCausalLMEagle3(PreTrainedModel):  # type: ignore[misc, unused-igno
         return whole_NV.index_copy_(1, self.known_ids, own_Nv)
 
 
-class Eagle3(Drafter):
+class Eagle3(OwnFilesDrafter):
     """Drafts token by token from three of the target's states."""
 
     what = "an EAGLE-3 draft"
@@ -178,6 +177,16 @@ class Eagle3(Drafter):
     def build(self, config: Any, **options: Any) -> PreTrainedModel:
         del options
         return LlamaForCausalLMEagle3(config)
+
+    def faults(self, config: Any, target_config: Any) -> list[str]:
+        found = super().faults(config, target_config)
+        if config.model_type != "llama" or config.num_hidden_layers != 1:
+            found.append(
+                f"a {config.model_type} draft with {config.num_hidden_layers} layers, not one of Llama"
+            )
+        if getattr(config, "norm_before_residual", False):
+            found.append("norm_before_residual, which is not read here")
+        return found
 
     def read_states(self, config: Any, num_target_layers: int) -> ReadStates:
         own = getattr(config, "eagle_config", None) or {}
@@ -195,42 +204,10 @@ class Eagle3(Drafter):
         return ReadStates(layers)
 
     def num_read_numbers(self, config: Any) -> int:
-        return NUM_STATES * _state_size(config)
+        return NUM_STATES * self.state_size(config)
 
     def num_kept_numbers(self, config: Any) -> int:
         return int(config.hidden_size)
 
 
 EAGLE3 = Eagle3()
-
-
-def _state_size(config: Any) -> int:
-    return getattr(config, "target_hidden_size", None) or config.hidden_size
-
-
-def check_eagle3_config(what: str, config: Any, target_config: Any) -> None:
-    """Refuse a draft of another form than the published one, or for another target. ``what`` names it.
-
-    Raises :class:`UserError`.
-    """
-    text = target_config.get_text_config()
-    wrong: list[str] = []
-    if config.model_type != "llama" or config.num_hidden_layers != 1:
-        wrong.append(f"a {config.model_type} draft with {config.num_hidden_layers} layers, not one of Llama")
-    if getattr(config, "norm_before_residual", False):
-        wrong.append("norm_before_residual, which is not read here")
-    if _state_size(config) != text.hidden_size:
-        wrong.append(
-            f"hidden states of {_state_size(config)} numbers, and the target's have {text.hidden_size}"
-        )
-    if config.vocab_size != text.vocab_size:
-        wrong.append(f"a target of {config.vocab_size} ids, and this one has {text.vocab_size}")
-    try:
-        EAGLE3.read_states(config, text.num_hidden_layers)
-    except ValueError as error:
-        wrong.append(str(error))
-    if wrong:
-        raise UserError(
-            f"{what} is an EAGLE-3 draft that cannot be used: config.json names {'; '.join(wrong)}. Choose "
-            "one that was trained for this target"
-        )

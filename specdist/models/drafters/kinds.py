@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from specdist.models.drafters.blocks.block_config import BLOCK
 from specdist.models.drafters.declaration import Drafter
 from specdist.models.drafters.eagle3 import EAGLE3
 from specdist.models.drafters.mtp import MTP
 
-DRAFTERS: tuple[Drafter, ...] = (EAGLE3, MTP)
+DRAFTERS: tuple[Drafter, ...] = (EAGLE3, BLOCK, MTP)
 
 
 def drafter_of(config: Any) -> Drafter | None:

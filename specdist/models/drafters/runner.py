@@ -38,7 +38,8 @@ class DrafterPass(TorchPass):
         super().bind(cache, kernel)
         keys = cache.keys[0]
         num_kept = self.kind.num_kept_numbers(self._model.config)
-        self._states = untouched_zeros((len(keys) * cache.page_size, num_kept), keys.dtype, self._device)
+        if num_kept:
+            self._states = untouched_zeros((len(keys) * cache.page_size, num_kept), keys.dtype, self._device)
 
     @torch.inference_mode()
     def receive(self, batch: FlatBatch, pages: np.ndarray, states_TS: Tensor) -> None:
@@ -123,6 +124,11 @@ class DrafterRunner(ModelRunner):
     ) -> None:
         self._waiting: list[FlatBatch] = []
         super().__init__(model, device, Acceleration(), model_impl="transformers", on_pass=on_pass)
+
+    @property
+    def drafts_blocks(self) -> bool:
+        """Whether the first step of a round is a pass over whole blocks, and the only one."""
+        return self.pass_class.kind.drafts_blocks
 
     def bytes_per_page(self, page_size: int) -> int:
         own = self.pass_class.kind.num_kept_numbers(self.model.config)

@@ -24,6 +24,7 @@ from transformers import (
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from specdist.models.attention.adapters import can_page_attention
+from specdist.models.drafters.blocks.block_config import UnknownPart, published_config
 from specdist.models.drafters.declaration import Drafter
 from specdist.models.drafters.kinds import drafter_of
 from specdist.models.files.damage import reading
@@ -176,11 +177,14 @@ def open_checkpoint(
         )
     if not (folder / CONFIG_NAME).is_file():
         raise UserError(f"{option} {name} has no config.json: name a folder written by save_pretrained")
+    config = _drafter_config(option, name, folder)
     if not trust_remote_code:
-        for file_name in (CONFIG_NAME, TOKENIZER_CONFIG_NAME):
+        # Of a drafter that is known here none is needed.
+        for file_name in (TOKENIZER_CONFIG_NAME, *([CONFIG_NAME] if config is None else [])):
             _refuse_code(option, name, folder / file_name)
-    with reading(f"{option} {name}: config.json"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    if config is None:
+        with reading(f"{option} {name}: config.json"):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     checkpoint = Checkpoint(
         option=option,
         name=name,
@@ -313,6 +317,17 @@ def _ids(found: Any) -> frozenset[int] | None:
     if not isinstance(ids, list) or not all(type(item) is int for item in ids):
         raise ValueError(f"eos_token_id is {found!r}, neither a token id nor a list of them")
     return frozenset(ids)
+
+
+def _drafter_config(option: str, name: str, folder: Path) -> Any:
+    """Of a published drafter whose config.json transformers does not know; None of any other. Raises
+    :class:`UserError` for one with a part that is not known here."""
+    what = f"{option} {name}: {CONFIG_NAME}"
+    with reading(what):
+        try:
+            return published_config(parse_object((folder / CONFIG_NAME).read_bytes()))
+        except UnknownPart as error:
+            raise UserError(f"{what} is of a drafter, and names {error}: choose another draft") from error
 
 
 def _refuse_code(option: str, name: str, path: Path) -> None:

@@ -247,7 +247,7 @@ def plan_attention(
     starts_S, lengths_S, num_keys_S = segments.starts_S, segments.lengths_S, segments.num_keys_S
     cache_index_T = torch.from_numpy(cache_indices(batch, page_table, page_size)).to(device)
     groups = []
-    for members_R in _similar_segments(lengths_S, num_keys_S):
+    for members_R in similar_segments(lengths_S, num_keys_S):
         num_queries, num_keys = int(lengths_S[members_R].max()), int(num_keys_S[members_R].max())
         last_R1 = lengths_S[members_R][:, None] - 1
         # A padding query repeats the segment's last token: its output is computed and dropped.
@@ -268,7 +268,7 @@ def plan_attention(
     return AttentionPlan(cache_index_T, groups)
 
 
-def _similar_segments(lengths_S: np.ndarray, num_keys_S: np.ndarray) -> Iterator[np.ndarray]:
+def similar_segments(lengths_S: np.ndarray, num_keys_S: np.ndarray) -> Iterator[np.ndarray]:
     """Yield arrays of segment numbers whose numbers of queries, and of keys, are within a factor of two."""
     if len(lengths_S) == 1:
         yield np.zeros(1, np.int64)

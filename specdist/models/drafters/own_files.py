@@ -1,16 +1,20 @@
-"""Checks and loads the files of an EAGLE-3 draft; its embeddings are read from the target's."""
+"""Checks and loads the files of a drafter that has its own: an EAGLE-3 draft, or one that drafts blocks.
+
+Embeddings that they lack are the target's, and so is the output head of a draft that knows all ids and takes
+that.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specdist.models.drafters.eagle3 import LlamaForCausalLMEagle3, check_eagle3_config
+from specdist.models.drafters.declaration import OwnFilesDrafter
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.damage import reading
 from specdist.models.files.weight_files import open_weights
@@ -19,30 +23,36 @@ from specdist.models.loading.loading import refuse_missing
 from specdist.models.quantized.quantized_loading import PLAIN_KINDS
 from specdist.utils.errors import UserError
 
-EMBEDDING = "embed_tokens.weight"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 # Some files name the vocabulary map and the layer as parts of the model.
 PREFIX = "model."
 MAP_KINDS = {"d2t": "I64", "t2d": "BOOL"}
 
 
-def check_eagle3(draft: Checkpoint, target: Checkpoint) -> None:
+def check_own_files(draft: Checkpoint, target: Checkpoint) -> None:
     """Compare the draft with the target, and its configuration with the headers of its files.
 
     Raises :class:`UserError` for a draft of another target, another form, or with other tensors.
     """
-    what = f"{draft.option} {draft.name}"
-    check_eagle3_config(what, draft.config, target.config)
+    what, kind = f"{draft.option} {draft.name}", _kind(draft)
+    if faults := kind.faults(draft.config, target.config):
+        raise UserError(
+            f"{what} is {kind.what} that cannot be used: config.json names {'; '.join(faults)}. Choose "
+            "one that was trained for this target"
+        )
     with reading(f"{what}: config.json"), torch.device("meta"):
-        expected = LlamaForCausalLMEagle3(copy.deepcopy(draft.config)).state_dict()
+        expected = kind.build(copy.deepcopy(draft.config)).state_dict()
     found: set[str] = set()
     with reading(f"{what}: its weight files"):
         for path in draft.weight_files:
             with open_weights(path) as file:
                 for stored in file.names:
                     name = stored.removeprefix(PREFIX)
+                    if name.startswith(kind.unused_names):
+                        continue
                     if name not in expected:
                         raise UserError(
-                            f"{what}: nothing in an EAGLE-3 draft takes {stored}: it is of another form, "
+                            f"{what}: nothing in {kind.what} takes {stored}: it is of another form, "
                             "which is not read here; choose one in the published form"
                         )
                     if file.shape(stored) != expected[name].shape:
@@ -52,16 +62,18 @@ def check_eagle3(draft: Checkpoint, target: Checkpoint) -> None:
                         )
                     if name not in MAP_KINDS and file.kind(stored) not in PLAIN_KINDS:
                         raise UserError(
-                            f"{what}: {stored} is stored as {file.kind(stored)}, and an EAGLE-3 draft is "
+                            f"{what}: {stored} is stored as {file.kind(stored)}, and {kind.what} is "
                             "read in plain numbers only: choose one that is not quantised"
                         )
                     found.add(name)
-    refuse_missing(draft, set(expected) - found - _spared(expected))
-    if EMBEDDING not in found:
-        _embedding_place(target)
+    missing = set(expected) - found
+    refuse_missing(draft, missing - _spared(kind, expected))
+    for name in (EMBEDDING, HEAD):
+        if name in missing:
+            _place(kind, target, name)
 
 
-def load_eagle3(
+def load_own_files(
     draft: Checkpoint,
     target: Checkpoint,
     *,
@@ -69,14 +81,16 @@ def load_eagle3(
     device: torch.device,
     counted: Reading | None = None,
     beside: PreTrainedModel | None = None,
-) -> LlamaForCausalLMEagle3:
+) -> PreTrainedModel:
     """The draft on one device. Raises :class:`UserError` if files have changed since they were checked."""
+    del beside  # the draft has its own
+    kind = _kind(draft)
     with torch.device("meta"):
-        model = LlamaForCausalLMEagle3(copy.deepcopy(draft.config))
+        model: Any = kind.build(copy.deepcopy(draft.config))
     model = model.to(dtype=dtype).to_empty(device=device)
     # Its frequencies are not weights, and need float32.
-    model.rotary_emb = LlamaRotaryEmbedding(model.config).to(device)
-    model.know(torch.arange(len(model.d2t)))
+    model.rotary_emb = type(model.rotary_emb)(model.config).to(device)
+    model.d2t.zero_()
     wanted = model.state_dict()
     missing = set(wanted)
     with torch.no_grad(), reading(f"{draft.option} {draft.name}: its weight files"):
@@ -84,45 +98,58 @@ def load_eagle3(
             with open_weights(path) as file:
                 for stored in file.names:
                     name = stored.removeprefix(PREFIX)
+                    if name.startswith(kind.unused_names):
+                        continue
                     wanted[name].copy_(file.read(stored))
                     missing.discard(name)
                     if counted is not None:
                         counted.num_bytes += wanted[name].nbytes
-        if EMBEDDING in missing:
-            wanted[EMBEDDING].copy_(target_embedding(target))
-            missing.discard(EMBEDDING)
-    refuse_missing(draft, missing - _spared(wanted))
+        for name in (EMBEDDING, HEAD):
+            if name in missing & _spared(kind, wanted):
+                wanted[name].copy_(_of_target(kind, target, name))
+    refuse_missing(draft, missing - _spared(kind, wanted))
     _check_map(draft, model)
     return model.eval()
 
 
-def target_embedding(target: Checkpoint) -> Tensor:
+def _kind(draft: Checkpoint) -> OwnFilesDrafter:
+    assert isinstance(draft.drafter, OwnFilesDrafter)
+    return draft.drafter
+
+
+def _of_target(kind: OwnFilesDrafter, target: Checkpoint, name: str) -> Tensor:
     """[V, E]: read from the target's files. Raises :class:`UserError` if there is none."""
-    path, name = _embedding_place(target)
+    path, stored = _place(kind, target, name)
     with reading(f"{target.option} {target.name}: {path}"), open_weights(target.folder / path) as file:
-        return file.read(name)
+        return file.read(stored)
 
 
-def _embedding_place(target: Checkpoint) -> tuple[str, str]:
-    """File and name of the target's embeddings."""
+def _place(kind: OwnFilesDrafter, target: Checkpoint, name: str) -> tuple[str, str]:
+    """File and name of the target's embeddings, or of its head, which may be the same."""
+    found: dict[str, tuple[str, str]] = {}
     for path in target.weight_files:
         with reading(f"{target.option} {target.name}: {path.name}"), open_weights(path) as file:
-            for name in file.names:
-                if name.endswith(EMBEDDING):
-                    return path.name, name
+            for stored in file.names:
+                found |= {each: (path.name, stored) for each in (EMBEDDING, HEAD) if stored.endswith(each)}
+    if name in found:
+        return found[name]
+    if name == HEAD and EMBEDDING in found and target.config.get_text_config().tie_word_embeddings:
+        return found[EMBEDDING]
     raise UserError(
-        f"{target.option} {target.name} has no {EMBEDDING}, which an EAGLE-3 draft without embeddings of its "
+        f"{target.option} {target.name} has no {name}, which {kind.what} without one of its "
         "own reads there: choose a target of the family that the draft was trained for"
     )
 
 
-def _spared(expected: Mapping[str, Tensor]) -> set[str]:
-    """What files need not hold: embeddings, and the maps of a draft that knows all ids."""
-    is_whole = len(expected["d2t"]) == len(expected["t2d"])
-    return {EMBEDDING, "t2d", *(["d2t"] if is_whole else [])}
+def _spared(kind: OwnFilesDrafter, expected: Mapping[str, Tensor]) -> set[str]:
+    """What files need not hold: embeddings, and the maps, perhaps the head, of a draft that knows all ids."""
+    spared = {EMBEDDING, "t2d"}
+    if len(expected["d2t"]) == len(expected["t2d"]):
+        spared |= {"d2t", HEAD} if kind.takes_head else {"d2t"}
+    return spared
 
 
-def _check_map(draft: Checkpoint, model: LlamaForCausalLMEagle3) -> None:
+def _check_map(draft: Checkpoint, model: Any) -> None:
     ids = model.known_ids
     if len(ids.unique()) < len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < model.config.vocab_size:
         raise UserError(

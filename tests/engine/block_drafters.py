@@ -1,0 +1,206 @@
+"""Tiny block drafters, an engine on one, and what a block must say, computed anew from whole texts."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdist.engine.draft.channels import InProcess
+from specdist.engine.interfaces import Proposer
+from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.drafters.blocks.block import BlockDrafter
+from specdist.models.drafters.blocks.block_config import BLOCK, published_config
+from specdist.models.drafters.blocks.block_runner import BlockRunner
+from specdist.models.drafters.states import StatesRunner
+from tests.engine.eagle import Drafted, Watched
+from tests.engine.harness import CPU, Harness
+
+LAYERS = [2, 0, 1]
+NUM_LAYERS, BLOCK_SIZE, MASK_ID = 2, 5, 3
+NOT_IN_FILES = ("verifier_norm.weight", "verifier_lm_head.weight")
+
+
+def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) -> dict[str, Any]:
+    """A config.json as speculators writes it."""
+    text = target.config
+    layers = {
+        "model_type": "qwen3",
+        "vocab_size": text.vocab_size,
+        "hidden_size": text.hidden_size,
+        "intermediate_size": 48,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "initializer_range": 0.2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    return {
+        "architectures": ["DFlashSpeculator"],
+        "auto_map": {"": "dflash.DFlashSpeculatorConfig"},
+        "speculators_model_type": "dflash",
+        "speculators_version": "0.5.0",
+        "speculators_config": {"algorithm": "dflash", "verifier": {"name_or_path": "target"}},
+        "aux_hidden_state_layer_ids": LAYERS,
+        "block_size": BLOCK_SIZE,
+        "draft_vocab_size": num_ids,
+        "mask_token_id": MASK_ID,
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": False,
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layers,
+    } | changes
+
+
+def authors_values(target: PreTrainedModel, layers: list[int]) -> dict[str, Any]:
+    """A config.json as DFlash's authors write it: with custom code, which nothing here needs."""
+    return speculators_values(target, target.config.vocab_size)["transformer_layer_config"] | {
+        "architectures": ["DFlashDraftModel"],
+        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+        "block_size": BLOCK_SIZE,
+        "num_target_layers": target.config.num_hidden_layers,
+        "dflash_config": {"mask_token_id": MASK_ID, "target_layer_ids": layers},
+    }
+
+
+DSPARK = {
+    "architectures": ["DSparkSpeculator"],
+    "speculators_model_type": "dspark",
+    "sample_from_anchor": True,
+    "markov_rank": 6,
+    "markov_head_type": "gated",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+
+
+def block_drafter(
+    target: PreTrainedModel, ids: Sequence[int], *, scale: float = 1.0, **changes: Any
+) -> BlockDrafter:
+    """A random draft that knows these ids."""
+    torch.manual_seed(5)
+    model = BlockDrafter(published_config(speculators_values(target, len(ids), **changes))).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.add_(0.3 * torch.randn(weight.shape))
+        model.lm_head.weight.mul_(scale)
+        model.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
+        model.d2t.copy_(torch.tensor(ids) - torch.arange(len(ids)))
+        model.t2d.fill_(False)
+        model.t2d[list(ids)] = True
+    return model
+
+
+def save_drafter(model: BlockDrafter, values: dict[str, Any], folder: Path) -> Path:
+    """Files as speculators writes them, with estimates of acceptance that nothing here reads."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
+    if model.config.draft_vocab_size == model.config.vocab_size:
+        del weights["d2t"], weights["t2d"]
+    if values.get("enable_confidence_head"):
+        weights |= {
+            "confidence_head.proj.weight": torch.ones(1, 70),
+            "confidence_head.proj.bias": torch.ones(1),
+        }
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+class BlockHarness(Harness):
+    """An engine whose draft proposes blocks; ``blocks``: all that was drafted."""
+
+    def __init__(self, target: PreTrainedModel, draft: BlockDrafter, **options: Any) -> None:
+        most = BLOCK.max_draft_tokens(draft.config)
+        # So that room for candidates is reserved as for a draft of this kind.
+        super().__init__(target, target, **{"num_draft_tokens": most, **options})
+        model = copy.deepcopy(target)
+        use_paged_attention(model)
+        read = BLOCK.read_states(draft.config, target.config.num_hidden_layers)
+        self.target_runner = StatesRunner(model, CPU, read)
+        self.draft_runner = BlockRunner(copy.deepcopy(draft), CPU)
+        self.runners = [self.target_runner, self.draft_runner]
+        self.assembly.allocate(self.target_runner)
+        self.assembly.allocate_draft(self.draft_runner)
+        self.blocks: list[Drafted] = []
+
+    def proposer(self) -> Proposer:
+        worker = self.assembly.draft_worker(self.draft_runner, self.policy)
+        return Watched(self.assembly.draft(InProcess(worker), self.target_runner), self.blocks)
+
+
+@torch.inference_mode()
+def expected_probabilities(
+    target: PreTrainedModel, draft: BlockDrafter, block: Drafted, temperature: float = 1.0
+) -> list[float]:
+    """Of a block's candidates, from one pass over the whole text, without a cache, in float64 and in formulas
+    of Qwen3 and of the papers. The target has run all committed tokens but the last."""
+    config = draft.config
+    weights = {name: weight.double() for name, weight in draft.state_dict().items()}
+    committed = torch.tensor(block.committed)
+    found = target(committed[None, :-1], output_hidden_states=True).hidden_states
+    states = torch.cat([found[layer][0].double() for layer in sorted(config.state_layers)], dim=-1)
+    contexts = _norm(states @ weights["fc.weight"].T, weights["hidden_norm.weight"])
+    begin, size = len(contexts), config.block_size
+    ids = torch.tensor([block.committed[-1], *[config.mask_token_id] * (size - 1)])
+    hidden = weights["embed_tokens.weight"][ids]
+    for layer in range(config.num_hidden_layers):
+        own = {name.removeprefix(f"layers.{layer}."): weight for name, weight in weights.items()}
+        inputs = _norm(hidden, own["input_layernorm.weight"])
+        seen = torch.cat([contexts, inputs])
+        queries = _turned(_heads(inputs, own, "q"), begin)
+        keys = _turned(_heads(seen, own, "k"), 0)
+        values = (seen @ own["self_attn.v_proj.weight"].T).unflatten(-1, (-1, config.head_dim))
+        repeats = queries.shape[1] // keys.shape[1]
+        keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
+        # No mask: a block sees itself in both directions.
+        weights_HQK = (torch.einsum("qhd,khd->hqk", queries, keys) * config.head_dim**-0.5).softmax(dim=-1)
+        attended = torch.einsum("hqk,khd->qhd", weights_HQK, values).flatten(1)
+        hidden = hidden + attended @ own["self_attn.o_proj.weight"].T
+        normed = _norm(hidden, own["post_attention_layernorm.weight"])
+        gates = torch.nn.functional.silu(normed @ own["mlp.gate_proj.weight"].T)
+        hidden = hidden + (gates * (normed @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
+    outputs = _norm(hidden, weights["norm.weight"])
+    known = (torch.arange(config.draft_vocab_size) + draft.d2t).tolist()
+    probabilities, before = [], block.committed[-1]
+    for depth, candidate in enumerate(block.candidates):
+        row = outputs[depth + config.first_row]
+        logits = row @ weights["lm_head.weight"].T
+        if config.markov_rank:
+            read = weights["markov_head.markov_w1.weight"][before]
+            joined = torch.cat([row, read]) @ weights["markov_head.gate_proj.weight"].T
+            read = read * torch.sigmoid(joined + weights["markov_head.gate_proj.bias"])
+            logits = logits + read @ weights["markov_head.markov_w2.weight"].T
+        own_v = (logits / temperature).softmax(dim=-1)
+        probabilities.append(float(own_v[known.index(candidate)]) if candidate in known else 0.0)
+        before = candidate
+    return probabilities
+
+
+def _heads(inputs: Tensor, own: dict[str, Tensor], name: str) -> Tensor:
+    norm = own[f"self_attn.{name}_norm.weight"]
+    return _norm((inputs @ own[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, len(norm))), norm)
+
+
+def _turned(heads: Tensor, begin: int) -> Tensor:
+    """By the angles of positions from ``begin`` on."""
+    width = heads.shape[-1]
+    positions = torch.arange(begin, begin + len(heads)).double()
+    angles = positions[:, None] * 10000.0 ** -(torch.arange(0, width, 2).double() / width)
+    pairs = torch.complex(heads[..., : width // 2], heads[..., width // 2 :])
+    pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat([pairs.real, pairs.imag], dim=-1)
+
+
+def _norm(values: Tensor, weight: Tensor) -> Tensor:
+    return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + 1e-6) * weight

@@ -1,0 +1,121 @@
+"""Block drafters: what they draft is what the published formulas say, and the tokens stay the target's.
+
+Of the chi-square tests' p-values, sound code gave @@.
+"""
+
+import copy
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.models.drafters.blocks.block_runner import BlockRunner
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.block_drafters import DSPARK, BlockHarness, block_drafter, expected_probabilities
+from tests.engine.eagle import eagle_target
+from tests.engine.harness import Harness, requests_for
+from tests.engine.test_eagle import CROWDED, prompts_of_lengths, text_probabilities
+from tests.statistics import chi_square_p_value
+
+VOCAB_SIZE = 24
+IDS = [*range(1, 9), 11, 12, *range(14, 22)]
+ALARM = 1e-5
+TARGET = eagle_target(VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "options", "waits"),
+    [
+        ("llama", {}, CROWDED | {"num_pages": 16, "max_new_tokens": 20}, True),
+        ("gemma2", DSPARK, {}, True),
+        ("llama", DSPARK, {}, False),
+    ],
+    ids=["dflash, preempted", "dspark, gemma2", "dspark, as on a device"],
+)
+def test_every_block_is_what_the_published_formulas_say(
+    family: str,
+    changes: dict[str, Any],
+    options: dict[str, Any],
+    waits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Computed anew for every candidate: states of another layer or position, a block at another position or
+    with a causal mask, rows of another place or another vocabulary would give other probabilities."""
+    target = TARGET if family == "llama" else eagle_target(VOCAB_SIZE, family)
+    draft = block_drafter(target, IDS, **changes)
+    monkeypatch.setattr(BlockRunner, "is_asynchronous", not waits)
+    replica = BlockHarness(target, draft, settings=SamplingSettings(), **{"max_new_tokens": 14} | options)
+    replica.generate(requests_for(prompts_of_lengths(1, 17, 2, 20), num_samples=2))
+    stats = replica.stats_recorder.close_shard(0)
+    assert (stats.num_preemptions > 0) == bool(options)
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    drafted = [block for block in replica.blocks if block.candidates]
+    assert len(drafted) > 30
+    for block in drafted[::4]:
+        np.testing.assert_allclose(
+            block.probabilities, expected_probabilities(target, draft, block), rtol=2e-4, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes"),
+    [(SamplingSettings(temperature=0.0), {}), (SamplingSettings(is_coupled=True), DSPARK)],
+    ids=["dflash, greedy", "dspark, gumbel"],
+)
+def test_tokens_are_those_of_the_target_alone(settings: SamplingSettings, changes: dict[str, Any]) -> None:
+    requests = requests_for(prompts_of_lengths(3, 17, 1, 31))
+    expected = Harness(TARGET, None, settings=settings, max_new_tokens=20).generate(requests)
+    draft = block_drafter(TARGET, IDS, **changes)
+    replica = BlockHarness(TARGET, draft, settings=settings, max_new_tokens=20)
+    found = replica.generate(requests)
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    stats = replica.stats_recorder.close_shard(0)
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+def test_a_perfect_draft_is_always_accepted() -> None:
+    """Of a target that looks at its last token alone, the Markov head can say the whole distribution."""
+    target = copy.deepcopy(TARGET)
+    whole = {"markov_head_type": "vanilla", "markov_rank": target.config.hidden_size}
+    draft = block_drafter(target, range(VOCAB_SIZE), **DSPARK | whole)
+    with torch.no_grad():
+        for layer in target.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        draft.lm_head.weight.zero_()
+        draft.markov_head.markov_w1.weight.copy_(target.model.norm(target.model.embed_tokens.weight))
+        draft.markov_head.markov_w2.weight.copy_(target.lm_head.weight)
+    replica = BlockHarness(target, draft, settings=SamplingSettings(), max_new_tokens=16)
+    replica.generate(requests_for(prompts_of_lengths(3, 17), num_samples=4))
+    stats = replica.stats_recorder.close_shard(0)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 50
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes"),
+    [
+        (SamplingSettings(), {}),
+        (SamplingSettings(temperature=0.9, top_k=4, top_p=0.9), DSPARK),
+    ],
+    ids=["dflash", "dspark, filtered"],
+)
+def test_tokens_follow_the_target_s_distribution(settings: SamplingSettings, changes: dict[str, Any]) -> None:
+    """Whole completions of four tokens, against the target's own distribution by enumeration."""
+    vocab_size, num_tokens = 6, 4
+    target = eagle_target(vocab_size, initializer_range=0.12)
+    draft = block_drafter(target, [0, 2, 3, 5], scale=0.3, **changes)
+    crowd = {"max_num_seqs": 400, "max_num_batched_tokens": 3000, "num_pages": 2000}
+    replica = BlockHarness(target, draft, settings=settings, max_new_tokens=num_tokens, **crowd)
+    prompt = [1, 4, 2]
+    completions = replica.generate(requests_for([prompt], num_samples=2000))
+    texts = list(itertools.product(range(vocab_size), repeat=num_tokens))
+    index = {text: place for place, text in enumerate(texts)}
+    counts = torch.zeros(len(texts), dtype=torch.int64)
+    for completion in completions:
+        counts[index[tuple(completion.token_ids)]] += 1
+    found = chi_square_p_value(counts, text_probabilities(target, settings, prompt, texts))
+    assert found > ALARM, found
+    stats = replica.stats_recorder.close_shard(0)
+    assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
