@@ -18,7 +18,7 @@ from specdist.sampling.processing.filters import plain_probabilities
 from specdist.sampling.random import Purpose, hash_words
 
 # Two parts, of which the last is short.
-VOCAB_SIZE = BLOCK + 300
+VOCAB_SIZE, THREE_PARTS = BLOCK + 300, 3 * BLOCK - 300
 FILTERS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (0.7, 0, 0.9), (1.3, 20, 0.5), (1.0, 0, 0.999), (1.0, 1, 0.3)]
 
 
@@ -144,7 +144,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: torch.device) -> None:
 
 
 def test_draws_are_the_plain_ones(device: torch.device) -> None:
-    probabilities = plain(random_logits(12, torch.float32, device), 0.9, 0, 0.97)
+    probabilities = plain(random_logits(12, torch.float32, device, width=THREE_PARTS), 0.9, 0, 0.97)
     uniforms = torch.rand(12, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
     uniforms[0], uniforms[1] = 0, 1 - 2.0**-52
     expected = Dense(probabilities).draw(uniforms)
@@ -154,7 +154,7 @@ def test_draws_are_the_plain_ones(device: torch.device) -> None:
 
 def test_shared_draws_are_the_plain_ones(device: torch.device) -> None:
     """The same noise, and in a slice of the vocabulary the noise of the slice's ids."""
-    probabilities = plain(random_logits(12, torch.float32, device), 0.9, 0, 0.97)
+    probabilities = plain(random_logits(12, torch.float32, device, width=THREE_PARTS), 0.9, 0, 0.97)
     keys, positions = torch.tensor([stream_key(3, row, 1) for row in range(12)]), torch.arange(12)
     words = hash_words(keys, positions, torch.zeros_like(positions), Purpose.COUPLE).to(device)
     expected = coupled_draws(Dense(probabilities), keys, positions).token_ids_N

@@ -7,6 +7,8 @@ FLOAT64 = f"{ATTENTION}::test_it_equals_float64"
 NEIGHBOURS = f"{ATTENTION}::test_a_row_does_not_depend_on_its_neighbours"
 PADDING = f"{ATTENTION}::test_padding_gets_zeros"
 SAMPLING = "tests/kernels/test_sampling.py"
+DRAWS = f"{SAMPLING}::test_draws_are_the_plain_ones"
+RACES = f"{SAMPLING}::test_shared_draws_are_the_plain_ones"
 SPECIALISATION = "tests/kernels/test_specialisation.py"
 STATIC = "tests/models/test_static.py"
 PROBE = "tests/models/test_probe.py::"
@@ -90,19 +92,19 @@ KERNEL_FAULTS = (
     Mutant("kernel-draws-an-id-without-mass", "draw_kernel",
         "(before + tl.cumsum(masses, 0) > wanted) & (masses > 0)",
         "before + tl.cumsum(masses, 0) >= wanted",
-        (SAMPLING,)),
+        (DRAWS,)),
     Mutant("kernel-draws-from-another-part", "draw_kernel",
         "parts_P < chosen, masses_P, 0.0), 0)",
         "parts_P <= chosen, masses_P, 0.0), 0)",
-        (SAMPLING,)),
+        (DRAWS,)),
     Mutant("races-of-parts-are-not-compared", "winner_kernel",
         "tl.where(speeds_P == fastest, winners_P, 0x7FFFFFFF)",
         "tl.where(speeds_P > 0, winners_P, 0x7FFFFFFF)",
-        (SAMPLING,)),
+        (RACES,)),
     Mutant("every-slice-races-with-noise-of-first", "race_kernel",
         "steps = (ids + first_id + 1)",
         "steps = (ids + 1)",
-        (SAMPLING,)),
+        (RACES,)),
     Mutant("inputs-of-ragged-pass-lie-anywhere", "ragged_segments",
         "rooms = [aligned(len(part)) for part in parts]",
         "rooms = [len(part) for part in parts]",
