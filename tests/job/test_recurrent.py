@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
 from specdist.llm import NO_PATH
 from specdist.utils.errors import UserError
+from tests.job.gate import Gate
+from tests.job.killing import fork_and_kill
+from tests.job.launching import logged_rows, read_output, run_here, shard_bytes, shard_stats
 from tests.models.all_families import save_pair
 
 NUM_NEW = 12
@@ -75,6 +80,26 @@ def test_rows_that_begin_alike_are_those_of_generate(folder: Path) -> None:
         assert [completion.token_ids for completion in found] == expected, options
         # All of the third's, and most of the second's or the fourth's.
         assert recorder.close_shard(0).num_shared_prompt_tokens > 32 + 16
+
+
+def test_a_killed_job_ends_with_the_rows_of_an_undisturbed_one(folder: Path, tmp_path: Path) -> None:
+    """Random tokens, of samples that begin with copies of states before the kill and after it."""
+    rows = [{"prompt": " ".join(f"t{20 + (row * place) % 70}" for place in range(40))} for row in range(1, 5)]
+    (tmp_path / "prompts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    options = {
+        "prompts": tmp_path / "prompts.jsonl", "target": folder / "target", "draft": folder / "draft",
+        "num_samples": 2, "rows_per_shard": 2, "max_num_seqs": 2, "max_new_tokens": 20, "device": "cpu",
+        "dtype": "float32", "temperature": 0.8, "cache_memory": "16MB", "num_draft_tokens": 3,
+    }  # fmt: skip
+    assert run_here(**options, output=tmp_path / "whole").code == 0
+    run, gate = tmp_path / "run", Gate(tmp_path / "gate")
+    code = fork_and_kill(lambda: len(logged_rows(run, 0).splitlines()) == 3, gate=gate, **options, output=run)
+    assert code == -signal.SIGKILL
+    resumed = run_here(**options, output=run)
+    assert resumed.code == 0 and shard_bytes(run) == shard_bytes(tmp_path / "whole")
+    shares = [shard["num_shared_prompt_tokens"] for shard in shard_stats(tmp_path / "whole")]
+    assert shares == [2 * 32, 2 * 32], shares
+    assert all(row["finish_reason"] != "error" for row in read_output(run).to_pylist())
 
 
 def test_a_draft_that_cannot_go_back_to_any_token_is_refused_where_it_must(folder: Path) -> None:
