@@ -89,8 +89,15 @@ class QuantizationOptions:
     draft_quantization: Literal["float8", "int8", "int4"] | None = option(
         None, help="the same for the draft; int4 = weights alone, in groups of 64; changes acceptance alone"
     )
+    cache_dtype: Literal["float8"] | None = option(
+        None,
+        help="keep keys and values of both models in 8 bits, with a scale of each token and head: half the "
+        "memory of bfloat16; the output then follows the target with such a cache (default: --dtype)",
+    )
 
     _refusals: ClassVar[Refusals] = (
+        ("cache_dtype", lambda o: getattr(o, "model_impl", None) == "specdist",
+         "needs layers that read it, and compiled code does not: use --model_impl auto"),
         ("draft_quantization", lambda o: is_own(o.draft),
          "has no effect: --draft {o.draft} says how the draft is quantised; leave one of them out"),
     )  # fmt: skip

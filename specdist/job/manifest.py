@@ -9,8 +9,6 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import ProcessingOptions
 from specdist.data.formats.prompts import Prompts
@@ -121,6 +119,7 @@ def run_fingerprint(
         # Left out where it is off: older runs do not have the option.
         **({"split_special_tokens": True} if config.split_special_tokens else {}),
         **_changes_fingerprint(target, draft),
+        **({} if config.cache_dtype is None else {"cache_dtype": config.cache_dtype}),
         # The same numbers, rounded elsewhere.
         **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
         **({"ngram_rows": True} if config.ngram_rows else {}),
@@ -163,7 +162,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         # Until the loaded target has been checked.
         "exact": False,
         "flops_per_token": _flops_per_token(models),
-        **reproducibility_info(config, topology, models.target.torch_dtype(config.dtype)),
+        **reproducibility_info(config, topology, models.target),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else config.draft if config.uses_ngrams else None,
         "head": models.head.description() if models.head else None,
@@ -206,12 +205,14 @@ def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
 
 
-def reproducibility_info(config: GenerateConfig, topology: Topology, dtype: torch.dtype) -> dict[str, Any]:
+def reproducibility_info(config: GenerateConfig, topology: Topology, target: Checkpoint) -> dict[str, Any]:
     """All of it, by its names in the manifest. The libraries' products and sums round in another way where a
-    pass has more tokens, on a GPU and in half precision; that can decide between two nearly equal tokens."""
+    pass has more tokens, on a GPU and in half precision; that can decide between two nearly equal tokens, or
+    numbers of a cache in 8 bits."""
+    is_rough = target.torch_dtype(config.dtype).itemsize < 4 or target.has_float8_cache
     return {
         "reproducibility": reproducibility(config, topology),
-        UP_TO_ROUNDING: topology.device.type == "cuda" or dtype.itemsize < 4,
+        UP_TO_ROUNDING: topology.device.type == "cuda" or is_rough,
         DRAFT_CHANGES: draft_changes(config),
     }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import triton
+import triton.language as tl
 
 # Rows (queries × heads that share a key/value head) of a tile, and keys per step by the head's width. On an
 # H200 these tiles took 0.37 to 0.8 of the time of 64 rows, 32 keys and 8 warps (jobs/benchmarks/h200). Wider
@@ -63,3 +64,44 @@ def heads_of_program(width: int, num_repeats: int) -> tuple[int, int]:
     most = MOST_HEADS if width > WIDEST_WHOLE else num_repeats
     num_heads = max(each for each in range(1, most + 1) if num_repeats % each == 0)
     return num_heads, num_repeats // num_heads
+
+
+@triton.jit
+def _segment_of(tile, query_starts, num_segments, block_queries: tl.constexpr):
+    """Which segment a tile belongs to: segment s has its tiles from ``query_starts[s] // block_queries +
+    s``."""
+    low, high = 0, num_segments
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_starts + middle) // block_queries + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def own_tile(
+    query_starts,
+    used_keys,
+    num_segments,
+    num_repeats: tl.constexpr,
+    window: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_keys: tl.constexpr,
+):
+    """This program's tile: its segment, the segment's first query and number of queries, the tile's first
+    query within the segment, the position of the segment's first query, and the keys [first, last) that the
+    tile sees."""
+    tile = tl.program_id(0)
+    block_queries: tl.constexpr = block_rows // num_repeats
+    segment = _segment_of(tile, query_starts, num_segments, block_queries)
+    begin = tl.load(query_starts + segment)
+    num_queries = tl.load(query_starts + segment + 1) - begin
+    first_query = (tile - begin // block_queries - segment) * block_queries
+    first_position = tl.load(used_keys + segment) - num_queries
+    last_key = first_position + tl.minimum(first_query + block_queries, num_queries)
+    first_key = 0
+    if window > 0:
+        first_key = tl.maximum(first_position + first_query - window + 1, 0) // block_keys * block_keys
+    return segment, begin, num_queries, first_query, first_position, first_key, last_key

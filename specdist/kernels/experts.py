@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdist.kernels.float8_cache import of_bits
 from specdist.kernels.layers import _rounded
 from specdist.kernels.paged_attention import _dot
 
@@ -31,11 +32,11 @@ def _values(codes, numbers: tl.constexpr):
         return codes.to(tl.int8, bitcast=True).to(tl.float32)
     if numbers == "int4":
         return codes.to(tl.float32) - 8.0
-    bits = codes.to(tl.int16)
-    # Shifted, they are those of a float16 that is smaller by a power of two.
     if numbers == "float4":
+        bits = codes.to(tl.int16)
+        # As with numbers in 8 bits.
         return ((bits & 8) << 12 | (bits & 7) << 9).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
-    return ((bits & 128) << 8 | (bits & 127) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return of_bits(codes)
 
 
 @triton.jit

@@ -26,7 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdist.kernels.attention_tiles import Tile, heads_of_program
+from specdist.kernels.attention_tiles import Tile, heads_of_program, own_tile
+from specdist.kernels.float8_cache import plain_numbers, readable
 
 # Positions of a split: short enough that a few long sequences fill a device, long enough that what a split
 # leaves for the join is small beside its keys and values.
@@ -71,23 +72,10 @@ def _without_keys(sinks, head_M, is_query, block_rows: tl.constexpr):
 
 
 @triton.jit
-def _segment_of(tile, query_starts, num_segments, block_queries: tl.constexpr):
-    """Which segment a tile belongs to: segment s has its tiles from ``query_starts[s] // block_queries +
-    s``."""
-    low, high = 0, num_segments
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(query_starts + middle) // block_queries + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@triton.jit
 def _one_split(
-    queries, rest_queries, key_pages, value_pages, table_row, first_key, last_key, kv_head, position_M,
-    columns_D, columns_E, scale, softcap, stride_page, stride_token, stride_head, width: tl.constexpr,
+    queries, rest_queries, key_pages, value_pages, key_scales, value_scales, table_row, first_key, last_key,
+    kv_head, position_M, columns_D, columns_E, scale, softcap, stride_page, stride_token, stride_head,
+    num_kv_heads: tl.constexpr, width: tl.constexpr,
     rest_width: tl.constexpr, is_latent: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
     has_softcap: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr, block_width: tl.constexpr,
 ):  # fmt: skip
@@ -104,13 +92,21 @@ def _one_split(
         # Beyond the last key lie other sequences' values, or nothing: 0 × NaN would be NaN.
         is_read = is_key[:, None] & (columns_D < width)[None, :]
         keys = tl.load(key_pages + places_N[:, None] + columns_D[None, :], mask=is_read, other=0.0)
+        if key_scales is not None:
+            keys = plain_numbers(keys, queries.dtype)
         scores = _dot(queries, tl.trans(keys), tl.zeros([block_rows, block_keys], tl.float32))
         if rest_width > 0:
             is_rest = is_key[:, None] & (columns_E < rest_width)[None, :]
             rest_keys = tl.load(
                 key_pages + width + places_N[:, None] + columns_E[None, :], mask=is_rest, other=0.0
             )
+            if key_scales is not None:
+                rest_keys = plain_numbers(rest_keys, queries.dtype)
             scores = _dot(rest_queries, tl.trans(rest_keys), scores)
+        scale_places_N = (pages_N * page_size + keys_N % page_size) * num_kv_heads + kv_head
+        if key_scales is not None:
+            key_scales_N = tl.load(key_scales + scale_places_N, mask=is_key, other=0.0)
+            scores *= key_scales_N.to(tl.float32)[None, :]
         if has_softcap:
             decayed = tl.exp2(-tl.abs(scores * scale))
             capped = softcap * (1.0 - decayed) / (1.0 + decayed)
@@ -134,53 +130,33 @@ def _one_split(
             values = tl.load(
                 value_pages + value_places_N[:, None] + columns_D[None, :], mask=is_read, other=0.0
             )
+            if value_scales is not None:
+                values = plain_numbers(values, queries.dtype)
         sums = sums * decay + tl.sum(weights, 1)
+        if value_scales is not None:
+            # A weight may be too small then for float16.
+            values = values.to(tl.float32 if queries.dtype == tl.float32 else tl.bfloat16)
+            value_scales_N = tl.load(value_scales + scale_places_N, mask=is_key, other=0.0)
+            weights *= value_scales_N.to(tl.float32)[None, :]
         outputs = _dot(weights.to(values.dtype), values, outputs * decay[:, None])
         maxima = largest
     return maxima, sums, outputs
 
 
-@triton.jit
-def _tile(
-    query_starts,
-    used_keys,
-    num_segments,
-    num_repeats: tl.constexpr,
-    window: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_keys: tl.constexpr,
-):
-    """This program's tile: its segment, the segment's first query and number of queries, the tile's first
-    query within the segment, the position of the segment's first query, and the keys [first, last) that the
-    tile sees."""
-    tile = tl.program_id(0)
-    block_queries: tl.constexpr = block_rows // num_repeats
-    segment = _segment_of(tile, query_starts, num_segments, block_queries)
-    begin = tl.load(query_starts + segment)
-    num_queries = tl.load(query_starts + segment + 1) - begin
-    first_query = (tile - begin // block_queries - segment) * block_queries
-    first_position = tl.load(used_keys + segment) - num_queries
-    last_key = first_position + tl.minimum(first_query + block_queries, num_queries)
-    first_key = 0
-    if window > 0:
-        first_key = tl.maximum(first_position + first_query - window + 1, 0) // block_keys * block_keys
-    return segment, begin, num_queries, first_query, first_position, first_key, last_key
-
-
 # Numbers that change from pass to pass compile nothing anew.
 @triton.jit(do_not_specialize=["num_segments", "num_splits", "stride_table"])
 def attend_kernel(
-    queries, key_pages, value_pages, block_table, sinks, used_keys, query_starts, output, split_outputs,
-    split_maxima, split_sums, num_segments, scale, softcap, stride_token_heads, stride_query_head,
-    stride_page, stride_token, stride_head, stride_table, num_splits, num_heads: tl.constexpr,
-    num_repeats: tl.constexpr, num_parts: tl.constexpr, width: tl.constexpr, rest_width: tl.constexpr,
-    is_latent: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr, has_softcap: tl.constexpr,
-    in_splits: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr, block_width: tl.constexpr,
-    block_rest: tl.constexpr, split_keys: tl.constexpr,
+    queries, key_pages, value_pages, key_scales, value_scales, block_table, sinks, used_keys, query_starts,
+    output, split_outputs, split_maxima, split_sums, num_segments, scale, softcap, stride_token_heads,
+    stride_query_head, stride_page, stride_token, stride_head, stride_table, num_splits,
+    num_heads: tl.constexpr, num_repeats: tl.constexpr, num_parts: tl.constexpr, width: tl.constexpr,
+    rest_width: tl.constexpr, is_latent: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
+    has_softcap: tl.constexpr, in_splits: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
+    block_width: tl.constexpr, block_rest: tl.constexpr, split_keys: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tiles, key/value heads × ``num_parts`` of the heads that share them, splits if ``in_splits``
     else 1)."""
-    segment, begin, num_queries, first_query, first_position, first_key, last_key = _tile(
+    segment, begin, num_queries, first_query, first_position, first_key, last_key = own_tile(
         query_starts, used_keys, num_segments, num_repeats, window, block_rows, block_keys
     )
     if first_query >= num_queries:
@@ -204,6 +180,7 @@ def attend_kernel(
             queries + width + places_M[:, None] + columns_E[None, :], mask=is_rest, other=0.0
         )
     kv_head = head // num_parts
+    num_kv_heads: tl.constexpr = num_heads // (num_repeats * num_parts)
     table_row = block_table + segment.to(tl.int64) * stride_table
     if in_splits:
         split = tl.program_id(2)
@@ -211,10 +188,10 @@ def attend_kernel(
         end_key = tl.minimum((split + 1) * split_keys, last_key)
         if begin_key < end_key:
             maxima, sums, outputs = _one_split(
-                tile_queries, rest_queries, key_pages, value_pages, table_row, begin_key, end_key, kv_head,
-                position_M, columns_D, columns_E, scale, softcap, stride_page, stride_token, stride_head,
-                width, rest_width, is_latent, page_size, window, has_softcap, block_rows, block_keys,
-                block_width,
+                tile_queries, rest_queries, key_pages, value_pages, key_scales, value_scales, table_row,
+                begin_key, end_key, kv_head, position_M, columns_D, columns_E, scale, softcap, stride_page,
+                stride_token, stride_head, num_kv_heads, width, rest_width, is_latent, page_size, window,
+                has_softcap, block_rows, block_keys, block_width,
             )  # fmt: skip
             places_M = (token_M * num_heads + head_M) * num_splits + split
             tl.store(split_maxima + places_M, maxima, mask=is_query)
@@ -228,10 +205,10 @@ def attend_kernel(
             begin_key = tl.maximum(split * split_keys, first_key)
             end_key = tl.minimum((split + 1) * split_keys, last_key)
             new_maxima, new_sums, new_outputs = _one_split(
-                tile_queries, rest_queries, key_pages, value_pages, table_row, begin_key, end_key, kv_head,
-                position_M, columns_D, columns_E, scale, softcap, stride_page, stride_token, stride_head,
-                width, rest_width, is_latent, page_size, window, has_softcap, block_rows, block_keys,
-                block_width,
+                tile_queries, rest_queries, key_pages, value_pages, key_scales, value_scales, table_row,
+                begin_key, end_key, kv_head, position_M, columns_D, columns_E, scale, softcap, stride_page,
+                stride_token, stride_head, num_kv_heads, width, rest_width, is_latent, page_size, window,
+                has_softcap, block_rows, block_keys, block_width,
             )  # fmt: skip
             maxima, sums, outputs = _join(maxima, sums, outputs, new_maxima, new_sums, new_outputs)
         places_M = (token_M * num_heads + head_M) * width
@@ -247,7 +224,7 @@ def join_kernel(
     split_keys: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tiles, key/value heads × parts). Joins what the splits' programs left, from the first on."""
-    _, begin, num_queries, first_query, _, first_key, last_key = _tile(
+    _, begin, num_queries, first_query, _, first_key, last_key = own_tile(
         query_starts, used_keys, num_segments, num_repeats, window, block_rows, block_keys
     )
     if first_query >= num_queries:
@@ -284,6 +261,8 @@ def paged_attention(
     used_S: Tensor,
     query_starts_S1: Tensor,
     sinks_H: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
     *,
     max_queries: int,
     max_keys: int,
@@ -297,7 +276,7 @@ def paged_attention(
 
     Args:
         key_pages, value_pages: [pages, page size, G, D + E] like the queries, and [.., D], in one dtype with
-            them.
+            them; or the bits of numbers in 8 bits, with ``key_scales`` and ``value_scales``, contiguous.
         block_table_SP: int32 page of every stretch of positions; entries after a segment's last key are not
             read.
         used_S: int32 keys of each segment, its queries' own among them: the queries are its last tokens.
@@ -320,6 +299,8 @@ def paged_attention(
     num_repeats, num_parts = heads_of_program(width, num_heads // num_kv_heads)
     if queries_THD.stride(2) != 1:
         queries_THD = queries_THD.contiguous()
+    if key_scales is not None:
+        key_pages, value_pages = readable(key_pages), readable(value_pages)
     tile = Tile.of(width, num_repeats, queries_THD.dtype, max_queries, rest_width)
     block_rows = tile.num_rows
     num_splits = triton.cdiv(max_keys, SPLIT_KEYS)
@@ -355,6 +336,8 @@ def paged_attention(
         queries_THD,
         key_pages,
         value_pages,
+        key_scales,
+        value_scales,
         block_table_SP,
         *of_segments,
         exponent_scale,

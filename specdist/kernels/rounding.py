@@ -21,7 +21,7 @@ TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
 @triton.jit
-def _float8(values):
+def float8_bits(values):
     """The bits of the nearest E4M3 numbers, and of two the even ones; of at most 448."""
     bits = values.to(tl.int32, bitcast=True)
     magnitudes = bits & 0x7FFFFFFF
@@ -58,7 +58,7 @@ def round_kernel(
     scales_M = tl.where(num_nan_M > 0, float("nan"), scales_M)
     tl.store(scales + rows_M, scales_M, mask=rows_M < num_rows)
     values = tl.div_rn(numbers, tl.broadcast_to(scales_M[:, None], numbers.shape))
-    codes = _float8(values) if is_float8 else _int8(values)
+    codes = float8_bits(values) if is_float8 else _int8(values)
     tl.store(narrow + rows_M.to(tl.int64)[:, None] * width + columns_W[None, :], codes, mask=is_used)
 
 

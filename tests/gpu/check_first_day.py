@@ -24,7 +24,12 @@ SUM_SIZES = (64, 4096)
 RIGHT = dict(ON_HOST)
 # As the step calls them.
 NAMES = {
-    "paged_attention": {"attention", "attention with sinks and a window", "attention to latents"},
+    "paged_attention": {
+        "attention",
+        "attention with sinks and a window",
+        "attention to latents",
+        "attention over float8",
+    },
     # The fault is one of top-p alone.
     "processed_probabilities": {"distribution, top_p", "distribution, top_k and top_p"},
     "grouped_narrow_product": {"experts, MXFP4", "experts, FP8 in blocks"},
@@ -77,6 +82,10 @@ def without_the_last_token(keys: Any, values: Any, index: Any, *tokens: Any) -> 
     RIGHT["write_tokens"](keys, values, index[:-1], *(each[:-1] for each in tokens))
 
 
+def scales_of_the_other(*args: Any) -> None:
+    RIGHT["write_float8_tokens"](*args[:-2], *reversed(args[-2:]))
+
+
 def kept_before_the_first(name: str) -> Callable[..., Any]:
     return lambda *args: RIGHT[name](*args[:-1], 0 * args[-1])
 
@@ -95,6 +104,7 @@ FAULTS: dict[str, Callable[..., Any]] = {
     "rotary": lambda queries, keys, cos, sin: RIGHT["rotary"](queries, keys, cos, -sin),
     "gated_activation": not_a_number,
     "write_tokens": without_the_last_token,
+    "write_float8_tokens": scales_of_the_other,
     "grouped_narrow_product": lambda inputs, blocks, *more, **form: RIGHT["grouped_narrow_product"](
         inputs, blocks, *more, **(form | {"block_tokens": form["block_tokens"] // 16})
     ),

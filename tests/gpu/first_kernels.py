@@ -26,6 +26,7 @@ from torch import Tensor
 from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.attention.kernel import TritonKernel
 from specdist.models.attention.plain import plain_attention
+from specdist.models.cache.float8 import SCALE_DTYPE, to_float8
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.segments import ragged_segments
 from specdist.models.quantized.input_rounding import RoundedInput, rounded_inputs
@@ -186,6 +187,7 @@ def cases_of(bench: Bench, shape: Shape) -> Iterator[Case]:
     for name, lengths in (TINY_ATTENTION if bench.is_fake else ATTENTION).items():
         for rules in (RULES, SINKS):
             yield attention_case(bench, shape, name, *lengths, rules=rules)
+        yield attention_case(bench, shape, name, *lengths, rules=RULES, is_float8=True)
     for num_tokens in TINY_NUM_TOKENS if bench.is_fake else NUM_TOKENS:
         yield from layer_cases(bench, shape, num_tokens)
 
@@ -262,6 +264,7 @@ def layer_cases(bench: Bench, shape: Shape, num_tokens: int) -> Iterator[Case]:
     angles = bench.random(num_tokens, shape.width, seed=8)
     yield case("rotary", 2 * (queries.nbytes + keys.nbytes), queries, keys, angles.cos(), angles.sin())
     yield writing_case(bench, shape, keys, values)
+    yield writing_case(bench, shape, keys, values, is_float8=True)
 
 
 def attention_case(
@@ -273,8 +276,9 @@ def attention_case(
     num_keys: int,
     *,
     rules: AttentionRules,
+    is_float8: bool = False,
 ) -> Case:
-    """On scattered pages."""
+    """On scattered pages, perhaps in 8 bits."""
     width = -(-num_keys // PAGE_SIZE)
     table_SP = np.random.default_rng(0).permutation(num_rows * width).reshape(num_rows, width)
     rows = np.repeat(np.arange(num_rows), num_queries)
@@ -287,46 +291,54 @@ def attention_case(
     if rules.is_latent:
         value_pages = key_pages[..., : -(shape.width // ROTATED_PART)]
     sinks = 4 + bench.random(shape.num_heads, seed=3) if rules.has_sinks else None
-    call = AttentionCall(queries, key_pages, value_pages, rules, sinks)
+    scales = None
+    if is_float8:
+        (key_pages, key_scales), (value_pages, value_scales) = map(to_float8, (key_pages, value_pages))
+        scales = key_scales, value_scales
+    call = AttentionCall(queries, key_pages, value_pages, rules, sinks, scales)
     window = rules.window or num_keys
     num_pairs = num_rows * num_queries * min(window, num_keys - (num_queries - 1) / 2)
     num_read = num_rows * min(num_keys, window + num_queries) * shape.num_kv_heads * shape.width
     return Case(
-        kernel=KERNELS[rules],
+        kernel=KERNELS[rules] + " over float8" * is_float8,
         size=f"{name}: {num_rows} x {num_queries} after {num_keys - num_queries}",
         run=lambda: TritonKernel().attend(call, segments),
         plain=lambda: plain_attention(call, segments),
         difference=difference_in_heads,
         limit=ATTENTION_LIMIT,
-        num_bytes=2 * queries.nbytes + (1 if rules.is_latent else 2) * num_read * queries.itemsize,
+        num_bytes=2 * queries.nbytes + (1 if rules.is_latent else 2) * num_read * key_pages.itemsize,
         num_flop=int(4 * shape.num_heads * shape.width * num_pairs),
     )
 
 
-def writing_case(bench: Bench, shape: Shape, keys: Tensor, values: Tensor) -> Case:
+def writing_case(
+    bench: Bench, shape: Shape, keys: Tensor, values: Tensor, *, is_float8: bool = False
+) -> Case:
     """Keys and values, each to a place of its own in the cache."""
-    from specdist.kernels import layers
+    from specdist.kernels import float8_cache, layers
 
+    kernel = float8_cache.write_float8_tokens if is_float8 else layers.write_tokens
+    sizes = [(shape.width, torch.uint8), (1, SCALE_DTYPE)] if is_float8 else [(shape.width, keys.dtype)]
     num_places = 2 * len(keys)
     index = torch.from_numpy(np.random.default_rng(0).permutation(num_places)[: len(keys)]).to(bench.device)
     found, expected = (
-        [torch.zeros(num_places, shape.num_kv_heads, shape.width, dtype=keys.dtype, device=bench.device)
-         for _ in range(2)]
+        [torch.zeros(num_places, shape.num_kv_heads, width, dtype=dtype, device=bench.device)
+         for width, dtype in sizes for _ in range(2)]
         for _ in range(2)
     )  # fmt: skip
 
     def write(writer: Callable[..., object], pages: list[Tensor]) -> list[Tensor]:
-        writer(*pages, index, keys, values)
+        writer(*pages[:2], index, keys, values, *pages[2:])
         return pages
 
     return Case(
-        kernel="write_tokens",
+        kernel="write_float8_tokens" if is_float8 else "write_tokens",
         size=f"{len(keys)} tokens",
-        run=lambda: write(layers.write_tokens, found),
+        run=lambda: write(kernel, found),
         plain=lambda: write(plain.plain_write, expected),
         difference=share_of_others,
         limit=0.0,
-        num_bytes=2 * (keys.nbytes + values.nbytes),
+        num_bytes=(keys.nbytes + values.nbytes) * (3 if is_float8 else 4) // 2,
     )
 
 

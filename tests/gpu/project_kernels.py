@@ -33,6 +33,8 @@ def paged_attention(
     used_S: Tensor,
     query_starts_S1: Tensor,
     sinks_H: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
     *,
     max_queries: int,
     max_keys: int,
@@ -49,7 +51,8 @@ def paged_attention(
     assert int(used_S.max()) <= max_keys, "a segment has more keys than max_keys says"
     segments = PagedSegments(block_table_SP, used_S, query_starts_S1, len(queries_THD), max_keys)
     rules = AttentionRules(scale, window, softcap, sinks_H is not None, is_latent)
-    call = AttentionCall(queries_THD, key_pages, value_pages, rules, sinks_H)
+    scales = None if key_scales is None or value_scales is None else (key_scales, value_scales)
+    call = AttentionCall(queries_THD, key_pages, value_pages, rules, sinks_H, scales)
     return plain_attention(call, segments).to(queries_THD.dtype)
 
 
@@ -172,6 +175,7 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "gated_activation": gated_activation,
     "rounded_rows": rounded_rows,
     "write_tokens": plain_write,
+    "write_float8_tokens": plain_write,
     "grouped_narrow_product": grouped_narrow_product,
     "mamba": mamba,
     "delta_rule": delta_rule,

@@ -29,6 +29,7 @@ from triton.compiler import ASTSource
 from specdist.kernels import (
     experts,
     filters,
+    float8_cache,
     layers,
     paged_attention,
     recurrent,
@@ -41,6 +42,14 @@ CAPABILITIES = (80, 90, 100)
 DTYPES = {"bfloat16": CAPABILITIES, "float32": (90,)}
 DTYPE_POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
 MACHINE_CODE = r"/\*([0-9a-f]{4,})\*/\s+(.*?);"
+# What a cache in 8 bits is read as, and by which GPUs; heads that read it.
+FLOAT8_PAGES = {"bits of float8": ("*u8", (80,)), "float8": ("*fp8e4nv", (90, 100))}
+FLOAT8_SHAPES = tuple(
+    (*shape, name)
+    for shape in ((64, 0, 4, 1, 0), (128, 0, 8, 1, 0), (128, 0, 8, 4, 0), (128, 0, 8, 512, 0),
+                  (256, 0, 2, 512, 4096), (512, 64, 128, 1, 0))
+    for name in FLOAT8_PAGES
+)  # fmt: skip
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -55,6 +64,7 @@ class Variant:
     pointers: dict[str, str]
     floats: tuple[str, ...] = ()
     options: dict[str, Any] | None = None
+    capabilities: tuple[int, ...] = CAPABILITIES
 
 
 @dataclass(frozen=True)
@@ -76,9 +86,11 @@ class Resources:
 
 def attention_variants(dtype: str) -> Iterator[Variant]:
     """Head widths 64 to 256; local layers with a soft cap, and with sinks; groups of 8 heads, and single
-    ones; tiles for decoding, verification and prompts."""
+    ones; tiles for decoding, verification and prompts; caches in 8 bits, whose numbers a GPU reads if it has
+    instructions for them, and else their bits."""
     of_numbers = ("queries", "key_pages", "value_pages", "sinks", "output")
     pointers = dict.fromkeys(of_numbers, DTYPE_POINTERS[dtype])
+    pointers |= dict.fromkeys(("key_scales", "value_scales"), "*bf16")
     pointers |= dict.fromkeys(("block_table", "used_keys", "query_starts"), "*i32")
     pointers |= dict.fromkeys(("split_outputs", "split_maxima", "split_sums"), "*fp32")
     for width, rest, num_repeats, num_queries, window, more in (
@@ -97,6 +109,7 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
         (128, 64, 1, 512, 0, ""),
         (512, 64, 128, 1, 0, ""),
         (512, 64, 128, 512, 0, ""),
+        *FLOAT8_SHAPES * (dtype != "float32"),
     ):
         num_repeats, num_parts = paged_attention.heads_of_program(width, num_repeats)
         is_latent = num_parts > 1
@@ -119,17 +132,25 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
         }
         about = f"{dtype}, width {width}" + f" + {rest}" * (rest > 0) + ", latent" * is_latent
         about += f", {num_repeats} heads per group, {tile.num_rows} rows"
-        about += f", window, {more}" if more else ""
+        about += ", window" * bool(window) + f", {more.removeprefix('bits of ')}" * bool(more)
         if more != "sinks":
             constants["sinks"] = None
+        own, capabilities = FLOAT8_PAGES.get(more, ("", CAPABILITIES))
+        own_pointers = pointers | dict.fromkeys(("key_pages", "value_pages"), own) if own else pointers
+        if not own:
+            constants |= {"key_scales": None, "value_scales": None}
         kernels = [
             (f"attend, splits as programs ({about})", paged_attention.attend_kernel, {"in_splits": True}),
             (f"attend, one program ({about})", paged_attention.attend_kernel, {"in_splits": False}),
             (f"join ({about})", paged_attention.join_kernel, {}),
         ]
-        for name, kernel, own in kernels:
-            wanted = {key: value for key, value in (constants | own).items() if key in kernel.arg_names}
-            yield Variant(name, kernel, wanted, pointers, ("scale", "softcap"), tile.options)
+        for name, kernel, more_constants in kernels:
+            wanted = {
+                key: value for key, value in (constants | more_constants).items() if key in kernel.arg_names
+            }
+            if kernel is paged_attention.attend_kernel or not own:
+                floats = ("scale", "softcap")
+                yield Variant(name, kernel, wanted, own_pointers, floats, tile.options, capabilities)
 
 
 def sampling_variants(dtype: str) -> Iterator[Variant]:
@@ -204,6 +225,14 @@ def layer_variants(dtype: str) -> Iterator[Variant]:
         constants |= {"block": min(layers.BLOCK, triton.next_power_of_2(heads * width))}
         about = f"write {heads} heads of {width} ({dtype})"
         yield Variant(about, layers.write_kernel, constants, pointers, (), layers.OPTIONS)
+        constants = {"num_heads": heads, "width": width, "block": triton.next_power_of_2(width)}
+        own = pointers | dict.fromkeys(("key_pages", "value_pages"), "*u8")
+        own |= dict.fromkeys(("key_scales", "value_scales"), "*bf16")
+        about, kernel = (
+            f"write {heads} heads of {width} as float8 ({dtype})",
+            float8_cache.write_float8_kernel,
+        )
+        yield Variant(about, kernel, constants, own, (), float8_cache.WRITE_OPTIONS)
 
 
 def rounding_variants(dtype: str) -> Iterator[Variant]:
@@ -346,6 +375,7 @@ def main() -> int:
         for dtype, capabilities in DTYPES.items()
         for variant in variants(dtype)
         for capability in capabilities
+        if capability in variant.capabilities
     }
     for resources in found.values():
         sys.stdout.write(

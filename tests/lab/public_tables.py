@@ -50,8 +50,8 @@ UNITS = {
 NOTES = (
     "FP8: their kernels before the products round inputs, with the checkpoint's scales, and keys and values "
     "are FP8, too (an assumption for NIM). *This engine* rounds with kernels of its own, with scales that "
-    "it finds on every rank, and keeps keys and values of 16 bits. nano-PEARL and gpt-fast sum over ranks by "
-    "NCCL.",
+    "it finds on every rank; its keys and values are those of `--cache_dtype float8`. nano-PEARL and "
+    "gpt-fast sum over ranks by NCCL.",
     "Without a batch size as many sequences run as memory holds; of a larger one, no more.",
     "nano-PEARL's acceptance is not published: {acceptance:.2f} gives its first row, which therefore says "
     "nothing.",
@@ -91,7 +91,7 @@ class Case:
         """In the row's unit; ``is_ours``: of this engine on the same GPUs."""
         tp_size, gpu = self.found["tp"], GPUS[self.found["gpu"]]
         is_narrow = self.found["weights"] == "fp8"
-        target = size_of(self.found["model"], is_narrow, is_narrow and not is_ours)
+        target = size_of(self.found["model"], is_narrow)
         draft = size_of(DRAFT) if self.drafts else None
         prompt_tokens, output_tokens = self.lengths.values()
         mode: Mode = "asynchronous" if draft is not None else "target only"
@@ -147,10 +147,10 @@ class Prediction:
 
 
 @cache
-def size_of(name: str, is_narrow: bool = False, is_cache_narrow: bool = False) -> ModelSize:
+def size_of(name: str, is_narrow: bool = False) -> ModelSize:
     quantization = Quantization(request="float8") if is_narrow else None
     size = model_size(name, LlamaConfig(**MODELS[name]), HALF_BYTES, quantization=quantization)
-    return dataclasses.replace(size, cache_bytes_per_number=1 if is_cache_narrow else None)
+    return dataclasses.replace(size, has_float8_cache=is_narrow)
 
 
 def cases() -> list[Case]:

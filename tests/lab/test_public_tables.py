@@ -39,10 +39,9 @@ def test_a_wrong_figure_of_the_hardware_shows(
     assert median(errors) > MEDIAN or max(errors) > MOST
 
 
-def test_this_engine_is_slower_with_eight_bits() -> None:
-    """It keeps keys and values of 16 bits and rounds inputs by operations of its own."""
-    case = next(case for case in cases() if case.found["weights"] == "fp8")
-    assert case.predicted(is_ours=True) < 0.7 * case.predicted()
-    ours, theirs = (size_of("Llama-3.3-70B", True, is_narrow) for is_narrow in (False, True))
-    assert ours.cache_bytes_per_token(2) == 2 * theirs.cache_bytes_per_token(2)
-    assert ours.cache_read_bytes(2, 100) == 2 * theirs.cache_read_bytes(2, 100)
+def test_a_cache_in_eight_bits_takes_a_scale_of_each_head() -> None:
+    narrow = size_of("Llama-3.3-70B", True)
+    plain = dataclasses.replace(narrow, has_float8_cache=False)
+    # A head's 128 numbers have a scale of two bytes.
+    assert plain.cache_bytes_per_token(2) * 130 == narrow.cache_bytes_per_token(2) * 256
+    assert plain.cache_read_bytes(2, 100) * 130 == narrow.cache_read_bytes(2, 100) * 256

@@ -125,10 +125,12 @@ class GrowingRows:
         all."""
         cache = runner._cache
         assert cache is not None
-        for held in (cache.keys, cache.values):
+        for held in (cache.keys, cache.values, cache.key_scales, cache.value_scales):
             for layer, memory in held.items():
                 if layer not in cache.windowed and not isinstance(windowed_pages, slice):
                     continue
-                memory[windowed_pages if layer in cache.windowed else slice(None)] = torch.nan
+                # The bits of numbers in 8 bits are those of NaN, too.
+                wrong = torch.nan if memory.is_floating_point() else 0x7F
+                memory[windowed_pages if layer in cache.windowed else slice(None)] = wrong
                 if layer in cache.windowed:
                     memory[NULL_PAGE] = 0.0

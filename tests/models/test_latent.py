@@ -207,7 +207,7 @@ def test_a_thousand_tokens_of_deepseek_v3_take_70_megabytes() -> None:
     assert expanded_bytes(size, dataclasses.replace(limits, max_seq_len=10**6)) == 10**6 * (320 + 128) * 2
     assert expanded_bytes(size, dataclasses.replace(limits, num_tokens=256)) == 0
     expanded = LayerShape(128, 192, 128)
-    assert 4.9e9 < 1000 * 61 * 2 * expanded.num_numbers < 5.1e9
+    assert 4.9e9 < 1000 * 61 * expanded.num_bytes(2) < 5.1e9
 
 
 def saved_blocks(folder: Path) -> PreTrainedModel:

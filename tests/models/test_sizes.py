@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specdist.lab.synthetic.config import SHAPES
 from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
 from specdist.models.files.sizes import ModelSize, model_size
+from specdist.models.passes.runner import Acceleration
 from specdist.models.recurrent.rollback import Rollback
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.models.all_families import tiny_config
@@ -35,8 +37,10 @@ def test_parameters_and_cache_are_those_of_the_model(family: str) -> None:
     num_parameters = sum(weight.numel() for weight in model.parameters())
     assert size.num_parameters == num_parameters
     assert size.weight_bytes(1) == num_parameters * FLOAT_BYTES
-    page_bytes = paged_runner(model).bytes_per_page(PAGE_SIZE)
-    assert size.cache_bytes_per_token(1) * PAGE_SIZE == page_bytes
+    for has_float8_cache in (False, True):
+        runner = paged_runner(model, Acceleration(has_float8_cache=has_float8_cache))
+        own = dataclasses.replace(size, has_float8_cache=has_float8_cache)
+        assert own.cache_bytes_per_token(1) * PAGE_SIZE == runner.bytes_per_page(PAGE_SIZE)
 
 
 @pytest.mark.parametrize("family", STATE_FAMILIES)

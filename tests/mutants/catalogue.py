@@ -10,6 +10,7 @@ from tests.mutants.distill_faults import DISTILL_FAULTS
 from tests.mutants.eagle_faults import EAGLE_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
 from tests.mutants.expert_faults import EXPERT_FAULTS
+from tests.mutants.float8_faults import FLOAT8_FAULTS
 from tests.mutants.format_faults import FORMAT_FAULTS
 from tests.mutants.host_faults import HOST_FAULTS
 from tests.mutants.interplay_faults import INTERPLAY_FAULTS
@@ -52,6 +53,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *EAGLE_FAULTS,
     *MTP_FAULTS,
     *EXPERT_FAULTS,
+    *FLOAT8_FAULTS,
     *FORMAT_FAULTS,
     *HOST_FAULTS,
     *INTERPLAY_FAULTS,

@@ -68,7 +68,7 @@ LATENT_FAULTS = (
         "kv_head = head // num_parts",
         "kv_head = head",
         (WIDER,)),
-    Mutant("latents-counted-with-values", "LayerShape.num_numbers",
+    Mutant("latents-counted-with-values", "LayerShape.num_bytes",
         "(0 if self.is_latent else self.value_width)",
         "self.value_width",
         (LOGITS,)),

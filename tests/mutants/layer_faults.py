@@ -13,11 +13,11 @@ FUSING = "tests/kernels/test_fusing.py::"
 COUNTS = "tests/gpu/test_fusing.py::test_a_layer_has_few_kernels[llama-15]"
 
 LAYER_FAULTS = (
-    Mutant("float8-ties-away-from-zero", "rounding._float8",
+    Mutant("float8-ties-away-from-zero", "rounding.float8_bits",
         "((magnitudes >> 20) & 1)",
         "1",
         (ROUNDING + "test_every_float8_and_every_middle_between_two",)),
-    Mutant("float8-without-subnormal-numbers", "rounding._float8",
+    Mutant("float8-without-subnormal-numbers", "rounding.float8_bits",
         "tl.where(magnitudes < 0x3C800000, small, normal)",
         "normal",
         (ROUNDING + "test_every_float8_and_every_middle_between_two",)),

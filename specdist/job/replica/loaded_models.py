@@ -146,14 +146,14 @@ class _Loading:
                 sums=self.models.sums,
                 reading=self.reading,
             )
+        acceleration = Acceleration.of(device, group, has_float8_cache=files.has_float8_cache)
         if draft is None or draft.drafter is None:
-            acceleration = Acceleration.of(device, group)
             return ModelRunner(
                 model, device, acceleration, model_impl=self.config.model_impl, on_pass=on_pass
             )
         num_layers = self.models.target.config.get_text_config().num_hidden_layers
         read = draft.drafter.read_states(draft.config, num_layers)
-        return StatesRunner(model, device, read, on_pass, group)
+        return StatesRunner(model, device, read, acceleration, on_pass)
 
     def _draft(self, files: Checkpoint, target: ModelRunner | None) -> ModelRunner:
         device, on_pass, head = self.topology.device, self.activity.step, self.models.head
@@ -171,6 +171,7 @@ class _Loading:
         return ModelRunner(
             load_whole(files, dtype=dtype, device=device, reading=self.reading),
             device,
+            Acceleration.of(device, has_float8_cache=files.has_float8_cache),
             model_impl=self.config.model_impl,
             head=head.network if head else None,
             on_pass=on_pass,

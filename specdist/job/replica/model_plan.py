@@ -191,7 +191,9 @@ def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int = 1
     checkpoint = open_checkpoint(
         option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
     )
-    checkpoint = dataclasses.replace(checkpoint, quantization=quantization)
+    checkpoint = dataclasses.replace(
+        checkpoint, quantization=quantization, has_float8_cache=config.cache_dtype is not None
+    )
     if checkpoint.drafter is not None and option == "--draft":
         return checkpoint
     check_family(checkpoint, tp_size)

@@ -37,6 +37,7 @@ UNCHECKED = (
     "could not be compared with an unsharded computation."
 )
 EXACT = "The completions are exact: they follow the target's own distribution, as if it had generated alone."
+WITH_CACHE = "Its keys and values were kept in {cache_dtype}, which is part of it."
 REPRODUCIBILITY = {
     "tokens": "The same options and seed give the same tokens, up to floating point, whatever the batch, the "
     "shards or a restart.",
@@ -85,6 +86,7 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats, costs: GpuCos
         f"# {plain(title)}",
         " ".join(filter(None, [_made(run, total, num_rows), _spent(info, total, costs)])),
         EXACT if info["exact"] else LOSSY if run["policy"] == "sprinter" else UNCHECKED,
+        *([WITH_CACHE.format_map(run)] if run.get("cache_dtype") else []),
         " ".join(
             [
                 REPRODUCIBILITY[info["reproducibility"]],
@@ -164,6 +166,7 @@ def _options(run: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
         "target": _last_name(info["target"]),
         "draft": _last_name(info["draft"]),
         "dtype": run["dtype"],
+        "cache_dtype": run.get("cache_dtype"),
         **{name: run.get(name) for name in SAMPLING},
         **of_draft,
         "specdist": info.get("versions", {}).get("specdist"),

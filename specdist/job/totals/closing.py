@@ -60,7 +60,13 @@ def exactness(manifest: Manifest) -> str:
     if settings.get("policy") == "sprinter" and settings.get("verify", "doubted") == "doubted":
         return "NOT exact: --policy sprinter keeps tokens that the target has not verified"
     if info["exact"]:
-        return "exact: the completions follow the target's own distribution"
+        cache = settings.get("cache_dtype")
+        own = (
+            "target's own distribution"
+            if cache is None
+            else f"distribution of the target with a {cache} cache"
+        )
+        return f"exact: the completions follow the {own}"
     reason = (info.get(CHECK) or {}).get("reason", "no target has been loaded yet")
     return f"NOT known to be exact: the loaded target could not be compared with its files ({reason})"
 

@@ -87,9 +87,10 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
 
     _refusals: ClassVar[Refusals] = (
         NEEDS_MODEL,
-        ("peers", lambda o: o.target_quantization or o.draft_quantization or (o.draft or "").startswith(SELF),
+        ("peers", lambda o: o.target_quantization or o.draft_quantization or o.cache_dtype
+         or (o.draft or "").startswith(SELF),
          "would run the models as they are stored, beside quantised ones: leave it out, or "
-         "--target_quantization, --draft_quantization and --draft self:..."),
+         "--target_quantization, --draft_quantization, --cache_dtype and --draft self:..."),
         ("target draft", lambda o: o.synthetic,
          "is of another pair than --synthetic {o.synthetic}: leave out --target and --draft, or --synthetic"),
         ("acceptance epsilon", lambda o: o.target and o.draft,

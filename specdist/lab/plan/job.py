@@ -59,7 +59,10 @@ LINK_BYTES_PER_S = 32 * GB
 
 def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     """The text to print, and the document. Raises :class:`UserError`."""
-    trusts = {"trust_remote_code": config.trust_remote_code}
+    trusts = {
+        "trust_remote_code": config.trust_remote_code,
+        "has_float8_cache": config.cache_dtype is not None,
+    }
     target, dtype = open_model(
         "--target", config.target, config.dtype, quantization=config.target_quantization, **trusts
     )
@@ -215,6 +218,7 @@ def open_model(
     quantization: str | None = None,
     is_self: bool = False,
     is_head: bool = False,
+    has_float8_cache: bool = False,
 ) -> tuple[ModelSize, str]:
     """The sizes of a model, or of its multi-token prediction head (``is_head``), and the type of its numbers,
     by its name or from its configuration alone.
@@ -241,6 +245,7 @@ def open_model(
         trusts_code=trust_remote_code,
         quantization=quantization,
         is_self=is_self,
+        has_float8_cache=has_float8_cache,
     )
     check_family(model, 1)
     if is_head:

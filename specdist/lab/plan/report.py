@@ -189,6 +189,7 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
         options["draft_placement"] = "shared"
     options |= {
         **_given(config, "target_quantization"),
+        **_given(config, "cache_dtype"),
         "dtype": config.dtype,
         "tp_size": plan.tp_size,
         **({"expert_parallel": "always"} if plan.has_whole_experts else {}),

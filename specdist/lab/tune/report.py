@@ -33,8 +33,8 @@ MARKERS = "os^vDPXp<>"
 DOTS_PER_INCH = 150
 # Options that settings, and a run, must have in common for their rates to be comparable.
 COMPARED_OPTIONS = (
-    "target", "target_quantization", "draft", "draft_quantization", "acceptance", "temperature", "top_k",
-    "top_p", "max_num_seqs",
+    "target", "target_quantization", "draft", "draft_quantization", "cache_dtype", "acceptance",
+    "temperature", "top_k", "top_p", "max_num_seqs",
 )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
 ORIGIN_OPTIONS = (
     "target", "draft", "split_special_tokens", "system_prompt", "chat_template_kwargs", "acceptance",
     "temperature", "top_k", "top_p", "max_new_tokens", "seed", "head",
-    "target_quantization", "draft_quantization",
+    "target_quantization", "draft_quantization", "cache_dtype",
 )  # fmt: skip
 
 # With fewer, the batch would be half empty for much of the replay, unlike in a run.

@@ -53,13 +53,15 @@ class AttentionCall(NamedTuple):
     """Attention of one layer in one pass. Queries are [T, H, D]; keys and values [T, G, D] those of the same
     tokens, as a layer hands them over, or the pages [pages, page size, G, D] that a kernel reads. Values may
     have a width of their own, which is that of the output. ``sinks_H`` are the logits of the heads' sinks, if
-    there are any."""
+    there are any; ``scales`` those of the keys and values of pages in 8 bits, whose bits the pages then are:
+    [pages, page size, G] each (:mod:`specdist.models.cache.float8`)."""
 
     queries_THD: Tensor
     keys: Tensor
     values: Tensor
     rules: AttentionRules
     sinks_H: Tensor | None = None
+    scales: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
     def of_registry(
@@ -206,11 +208,13 @@ class PagedAttention:
             index = group.query_index_RQ
             group_queries = queries_THD if index is None else queries_THD[index]
             seen = group.seen(rules.window)
-            keys_RGLD = _gather(self._cache.keys[layer], group, seen, heads, width)
+            keys = self._cache.read(layer, seen.pages)
+            keys_RGLD = _of_segments(keys, group, seen, heads, width)
             if is_latent:
                 values_RGLD = keys_RGLD[..., :value_width]
             else:
-                values_RGLD = _gather(self._cache.values[layer], group, seen, heads, value_width)
+                values = self._cache.read(layer, seen.pages, reads_values=True)
+                values_RGLD = _of_segments(values, group, seen, heads, value_width)
             bias = seen.bias(rules.window, call.num_repeats, group_queries.dtype)
             group_output = attend_segments(group_queries, keys_RGLD, values_RGLD, bias, rules, call.sinks_H)
             if group.output_index is None:
@@ -223,8 +227,7 @@ class PagedAttention:
         return output_THD
 
 
-def _gather(pages: Tensor, group: AttentionGroup, seen: SeenKeys, heads: int, width: int) -> Tensor:
-    gathered = pages[seen.pages] if isinstance(seen.pages, slice) else pages.index_select(0, seen.pages)
+def _of_segments(gathered: Tensor, group: AttentionGroup, seen: SeenKeys, heads: int, width: int) -> Tensor:
     if seen.foreign_keys is not None:
         # With several sequences this is a copy.
         gathered.view(-1, heads * width).index_fill_(0, seen.foreign_keys, 0.0)

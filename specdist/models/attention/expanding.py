@@ -197,7 +197,7 @@ class ExpandedAttention:
     def _attend_segment(
         self, segment: _Segment, layer: int, call: AttentionCall, expanding: Expanding, output_THV: Tensor
     ) -> None:
-        latents_LR = self._cache.keys[layer].index_select(0, segment.pages_P)
+        latents_LR = self._cache.read(layer, segment.pages_P)
         latents_LR = latents_LR.view(len(latents_LR) * self._cache.page_size, -1)
         num_at_once = max(1, MAX_EXPANDED_BYTES // (self._expansion.held_bytes * len(latents_LR)))
         rules, num_keys = call.rules._replace(is_latent=False), segment.paged.num_keys

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import attention as torch_attention
 
 from specdist.models.attention.attention import AttentionCall, attend_segments
+from specdist.models.cache.float8 import from_float8
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.passes.flat import causal_bias
 from specdist.models.passes.segments import PagedSegments
@@ -30,6 +31,7 @@ NUM_SPLITS = 1
 # What the Triton kernel may write, and read again, of the parts of long sequences that it works on at once.
 MAX_SPLIT_BYTES = 2**26
 UNLIMITED = -1
+NO_SCALES = "it reads no scale of each token"
 
 
 class PagedKernel(Protocol):
@@ -56,7 +58,8 @@ class KernelAttention:
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         self._cache.write(layer, self._cache_index_T, call.keys, call.values)
         keys, values = self._cache.pages(layer)
-        return self._kernel.attend(call._replace(keys=keys, values=values), self._segments)
+        scales = self._cache.scales(layer)
+        return self._kernel.attend(call._replace(keys=keys, values=values, scales=scales), self._segments)
 
 
 class SdpaKernel:
@@ -69,7 +72,7 @@ class SdpaKernel:
         self._max_gathered_keys = max_gathered_keys
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        queries_THD, key_pages, value_pages, rules, sinks_H = call
+        queries_THD, key_pages, value_pages, rules, sinks_H, scales = call
         num_tokens = len(queries_THD)
         segment_T, used_T = segments.of_tokens(num_tokens)
         num_keys = segments.block_table_SP.shape[1] * key_pages.shape[1]
@@ -87,13 +90,14 @@ class SdpaKernel:
         for first in range(0, num_tokens, num_at_once):
             own = slice(first, first + num_at_once)
             table_RP = segments.block_table_SP[segment_T[own]]
-            gathered = [
-                pages.index_select(0, table_RP.reshape(-1))
-                .view(len(table_RP), num_keys, *pages.shape[2:])
-                .masked_fill_(foreign_TL11[own], 0.0)
-                .transpose(1, 2)
-                for pages in ((key_pages,) if rules.is_latent else (key_pages, value_pages))
-            ]
+            gathered = []
+            for role, pages in enumerate((key_pages,) if rules.is_latent else (key_pages, value_pages)):
+                taken = pages.index_select(0, table_RP.reshape(-1))
+                if scales is not None:
+                    own_scales = scales[role].index_select(0, table_RP.reshape(-1))
+                    taken = from_float8(taken, own_scales, queries_THD.dtype)
+                seen = taken.view(len(table_RP), num_keys, *pages.shape[2:])
+                gathered.append(seen.masked_fill_(foreign_TL11[own], 0.0).transpose(1, 2))
             keys_RGLD, values_RGLD = gathered[0], gathered[-1][..., : value_pages.shape[-1]]
             outputs.append(
                 attend_segments(queries_THD[own], keys_RGLD, values_RGLD, bias[own], rules, sinks_H)
@@ -108,7 +112,7 @@ class TritonKernel:
     name = "Triton kernel on pages"
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        queries_THD, key_pages, value_pages, rules, sinks_H = call
+        queries_THD, key_pages, value_pages, rules, sinks_H, scales = call
         # Triton is not everywhere; the probe then says so.
         from specdist.kernels.paged_attention import paged_attention
 
@@ -120,6 +124,7 @@ class TritonKernel:
             segments.used_S,
             segments.query_starts_S1,
             sinks_H,
+            *(scales or ()),
             max_queries=segments.num_queries,
             max_keys=segments.num_keys,
             max_split_bytes=MAX_SPLIT_BYTES,
@@ -136,10 +141,12 @@ class VarlenKernel:
     name = "varlen_attn on pages"
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        queries_THD, key_pages, value_pages, rules, sinks_H = call
+        queries_THD, key_pages, value_pages, rules, sinks_H, scales = call
         # Older versions of torch lack it; the probe then says so.
         from torch.nn.attention.varlen import varlen_attn
 
+        if scales is not None:
+            raise ValueError(NO_SCALES)
         if rules.softcap is not None or sinks_H is not None:
             raise ValueError("varlen_attn takes no soft cap and no sinks")
         if value_pages.shape[-1] != key_pages.shape[-1]:

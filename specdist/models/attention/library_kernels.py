@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall, AttentionRules
-from specdist.models.attention.kernel import NUM_SPLITS, UNLIMITED
+from specdist.models.attention.kernel import NO_SCALES, NUM_SPLITS, UNLIMITED
 from specdist.models.passes.segments import PagedSegments
 
 # FlashInfer's scratch memory, zeros at first.
@@ -28,9 +28,11 @@ class FlashAttention3Kernel:
     name = "FlashAttention-3 on pages"
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        queries_THD, key_pages, value_pages, rules, sinks_H = call
+        queries_THD, key_pages, value_pages, rules, sinks_H, scales = call
         from flash_attn_interface import flash_attn_with_kvcache
 
+        if scales is not None:
+            raise ValueError(NO_SCALES)
         if rules.is_latent:
             raise ValueError("it is not asked for latent attention")
         output = flash_attn_with_kvcache(
@@ -67,9 +69,11 @@ class FlashInferKernel:
         self._workspace: Tensor | None = None
 
     def attend(self, call: AttentionCall, segments: PagedSegments) -> Tensor:
-        queries_THD, key_pages, value_pages, rules, sinks_H = call
+        queries_THD, key_pages, value_pages, rules, sinks_H, scales = call
         from flashinfer.prefill import trtllm_batch_context_with_kv_cache
 
+        if scales is not None:
+            raise ValueError(NO_SCALES)
         if rules.softcap is not None:
             raise ValueError("it takes no soft cap")
         if value_pages.shape[-1] != key_pages.shape[-1]:

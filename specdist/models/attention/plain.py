@@ -17,7 +17,13 @@ from specdist.models.passes.segments import PagedSegments
 
 def plain_attention(call: AttentionCall, segments: PagedSegments) -> Tensor:
     """Over pages, in float32: [T, H, D]."""
-    queries_THD, key_pages, value_pages, rules, sinks_H = call
+    queries_THD, key_pages, value_pages, rules, sinks_H, scales = call
+    if scales is not None:
+        # Sums are in float32, so that nothing is rounded in between.
+        key_pages, value_pages = (
+            pages.view(torch.float8_e4m3fn).float() * own.float()[..., None]
+            for pages, own in zip((key_pages, value_pages), scales, strict=True)
+        )
     outputs = []
     starts = segments.query_starts_S1.tolist()
     used = segments.used_S.tolist()

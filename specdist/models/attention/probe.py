@@ -26,6 +26,7 @@ from specdist.models.attention.attention import AttentionCall, AttentionKind
 from specdist.models.attention.kernel import PagedKernel
 from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.attention.plain import plain_attention
+from specdist.models.cache.float8 import to_float8
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.segments import PagedSegments, ragged_segments
 from specdist.utils.ranges import arange_segments
@@ -63,9 +64,11 @@ class ProbePages:
     page_size: int
     dtype: torch.dtype
     device: torch.device
+    is_float8: bool = False
 
     def __str__(self) -> str:
-        return f"pages of {self.page_size} tokens in {self.dtype}"
+        in_bits = ", kept as float8" if self.is_float8 else ""
+        return f"pages of {self.page_size} tokens in {self.dtype}{in_bits}"
 
     def random_pass(
         self, kind: AttentionKind, lengths: Sequence[tuple[int, int]], generator: torch.Generator
@@ -91,6 +94,10 @@ class ProbePages:
                 (*of_pages, value_width),
             )
         )
+        scales = None
+        if self.is_float8:
+            (key_pages, key_scales), (value_pages, value_scales) = map(to_float8, (key_pages, value_pages))
+            scales = key_scales, key_scales if kind.rules.is_latent else value_scales
         if kind.rules.is_latent:
             value_pages = key_pages[..., :value_width]
         sinks_H = None
@@ -98,7 +105,7 @@ class ProbePages:
             sinks_H = (MOST_SINK * torch.rand(kind.num_heads, generator=generator)).to(
                 self.device, self.dtype
             )
-        return AttentionCall(queries_THD, key_pages, value_pages, kind.rules, sinks_H), segments
+        return AttentionCall(queries_THD, key_pages, value_pages, kind.rules, sinks_H, scales), segments
 
 
 def choose_kernel(

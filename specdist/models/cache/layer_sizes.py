@@ -9,6 +9,7 @@ from torch import nn
 
 from specdist.models.attention.expanding import Expansion
 from specdist.models.attention.latent import can_absorb, expansion_of_layer
+from specdist.models.cache.float8 import SCALE_DTYPE
 from specdist.models.files.checkpoint import HYBRID, STATE_LAYER_TYPES, TOKENWISE_LAYER_TYPES, kv_heads_of
 
 # The second is GPT-Neo's name.
@@ -34,6 +35,14 @@ class LayerCache:
         """That one rank keeps of a token, of at least one head."""
         own = max(1, self.num_heads // tp_size)
         return self.width if self.is_latent else own * (self.width + self.value_width)
+
+    def cached_bytes(self, tp_size: int, number_bytes: int, is_float8: bool) -> int:
+        """That they take on one rank; ``number_bytes``: of a number that is not in 8 bits."""
+        numbers = self.num_numbers(tp_size)
+        if not is_float8:
+            return numbers * number_bytes
+        num_scales = 1 if self.is_latent else 2 * max(1, self.num_heads // tp_size)
+        return numbers + num_scales * SCALE_DTYPE.itemsize * (numbers > 0)
 
     def tokens_read(self, context_tokens: float) -> float:
         """Tokens whose keys and values one new token reads."""

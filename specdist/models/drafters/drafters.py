@@ -74,4 +74,4 @@ def load_drafter(
     assert draft.drafter is not None
     kind = LOADINGS[draft.drafter]
     model = kind.load(draft, target, dtype=dtype, device=device, counted=counted, beside=beside)
-    return kind.runner(model, device, on_pass)
+    return kind.runner(model, device, on_pass, draft.has_float8_cache)

@@ -36,10 +36,10 @@ class DrafterPass(TorchPass):
 
     def bind(self, cache: KeyValueCache, kernel: PagedKernel | None) -> None:
         super().bind(cache, kernel)
-        keys = cache.keys[0]
+        num_places = len(cache.keys[0]) * cache.page_size
         num_kept = self.kind.num_kept_numbers(self._model.config)
         if num_kept:
-            self._states = untouched_zeros((len(keys) * cache.page_size, num_kept), keys.dtype, self._device)
+            self._states = untouched_zeros((num_places, num_kept), cache.dtype, self._device)
 
     @torch.inference_mode()
     def receive(self, batch: FlatBatch, pages: np.ndarray, states_TS: Tensor) -> None:
@@ -121,9 +121,11 @@ class DrafterRunner(ModelRunner):
         model: PreTrainedModel,
         device: torch.device,
         on_pass: Callable[[], None] | None = None,
+        has_float8_cache: bool = False,
     ) -> None:
         self._waiting: list[FlatBatch] = []
-        super().__init__(model, device, Acceleration(), model_impl="transformers", on_pass=on_pass)
+        acceleration = Acceleration(has_float8_cache=has_float8_cache)
+        super().__init__(model, device, acceleration, model_impl="transformers", on_pass=on_pass)
 
     @property
     def drafts_blocks(self) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -38,10 +37,10 @@ class StatesRunner(ModelRunner):
         model: PreTrainedModel,
         device: torch.device,
         read: ReadStates,
+        acceleration: Acceleration | None = None,
         on_pass: Callable[[], None] | None = None,
-        group: dist.ProcessGroup | None = None,
     ) -> None:
-        """``group``: the ranks that share the model; None for a whole model."""
+        """``acceleration``: what another model could use; by default, of a whole one."""
         stack = list(find_layers(model)[2])
         # What leaves the last one has no layer that it goes into.
         self._layers = [stack[layer] for layer in read.before if layer < len(stack)]
@@ -49,7 +48,7 @@ class StatesRunner(ModelRunner):
         if read.has_final:
             self._leaving.append(model.get_decoder() if hasattr(model, "get_decoder") else model.base_model)
         acceleration = dataclasses.replace(
-            Acceleration.of(device, group), is_static=False, is_fused=False, is_compiled=False
+            acceleration or Acceleration.of(device), is_static=False, is_fused=False, is_compiled=False
         )
         super().__init__(model, device, acceleration, model_impl="transformers", on_pass=on_pass)
 

@@ -63,7 +63,8 @@ class Checkpoint:
     """A model's files on this machine. ``option`` (``--target`` or ``--draft``) is for messages;
     ``trusts_code``: custom code in the folder may be run; ``quantization``: what its layers become while it
     is loaded (``--target_quantization``), after ``adapter`` is merged into them; ``is_self``: the target's
-    own files, as those of a draft."""
+    own files, as those of a draft; ``has_float8_cache``: its keys and values are kept in 8 bits
+    (``--cache_dtype``)."""
 
     option: str
     name: str
@@ -74,6 +75,7 @@ class Checkpoint:
     quantization: str | None = None
     adapter: LoraAdapter | None = None
     is_self: bool = False
+    has_float8_cache: bool = False
 
     @property
     def drafter(self) -> Drafter | None:

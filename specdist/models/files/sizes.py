@@ -61,7 +61,7 @@ class ModelSize:
         num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
             their scales; ``num_whole_quantized``, ``whole_quantized_bytes``: of those that are whole.
             ``product``: the kind of kernel that multiplies most of them, None where they are dequantised.
-        cache_bytes_per_number: of keys and values, where these are narrower.
+        has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.float8`).
         has_whole_experts: on several ranks, each on one (expert parallelism), instead of a part on each.
     """
 
@@ -92,7 +92,7 @@ class ModelSize:
     product: ProductKind | None = None
     experts: tuple[Experts, ...] = ()
     states: StateSizes = NO_STATES
-    cache_bytes_per_number: int | None = None
+    has_float8_cache: bool = False
     has_whole_experts: bool = False
 
     @property
@@ -208,13 +208,13 @@ class ModelSize:
 
     def cache_bytes_per_token(self, tp_size: int) -> int:
         """Bytes of keys and values, and of states, per token on one rank."""
-        numbers = sum(layer.num_numbers(tp_size) for layer in self.layers)
-        return numbers * self._cached_bytes + self.num_state_numbers * self.bytes_per_number
+        of_layers = sum(self._cached_bytes(layer, tp_size) for layer in self.layers)
+        return of_layers + self.num_state_numbers * self.bytes_per_number
 
     def windowed_bytes_per_token(self, tp_size: int, window: int) -> int:
         """Of that, what layers take that have a window of at most so many tokens."""
         layers = [layer for layer in self.layers if layer.window is not None and layer.window <= window]
-        return sum(layer.num_numbers(tp_size) for layer in layers) * self._cached_bytes
+        return sum(self._cached_bytes(layer, tp_size) for layer in layers)
 
     def state_bytes(self, tp_size: int, rollback: Rollback) -> int:
         """Bytes of recurrent layers' states on one rank, of a sequence of any length."""
@@ -223,13 +223,14 @@ class ModelSize:
     def cache_read_bytes(self, tp_size: int, context_tokens: float, num_queries: float = 1) -> float:
         """Bytes of keys and values that the attention of a sequence's tokens reads on one rank, and of those
         that it makes of latents."""
-        read = sum(layer.num_numbers(tp_size) * layer.tokens_read(context_tokens) for layer in self.layers)
+        read = sum(
+            self._cached_bytes(layer, tp_size) * layer.tokens_read(context_tokens) for layer in self.layers
+        )
         expanded = sum(layer.attended(context_tokens, num_queries)[1] for layer in self.layers)
-        return read * self._cached_bytes + expanded * self.num_query_heads / tp_size
+        return read + expanded * self.num_query_heads / tp_size
 
-    @property
-    def _cached_bytes(self) -> int:
-        return self.cache_bytes_per_number or self.bytes_per_number
+    def _cached_bytes(self, layer: LayerCache, tp_size: int) -> int:
+        return layer.cached_bytes(tp_size, self.bytes_per_number, self.has_float8_cache)
 
     def tp_sizes(self, most: int) -> list[int]:
         """Numbers of ranks up to ``most`` that can shard it; several may share a key/value head."""
@@ -243,13 +244,14 @@ class ModelSize:
 @functools.lru_cache(maxsize=8)
 def size_of(checkpoint: Checkpoint, bytes_per_number: int) -> ModelSize:
     """Of the model that a checkpoint becomes; counted once."""
-    return model_size(
+    size = model_size(
         checkpoint.name,
         checkpoint.config,
         bytes_per_number,
         trusts_code=checkpoint.trusts_code,
         quantization=quantization_of(checkpoint),
     )
+    return replace(size, has_float8_cache=checkpoint.has_float8_cache)
 
 
 def model_size(

@@ -75,7 +75,7 @@ class LayerShapes:
         self._masks: dict[int, tuple[Tensor, int | None]] = {}
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
-        queries_THD, keys_TGD, values_TGD, rules, sinks_H = call
+        queries_THD, keys_TGD, values_TGD, rules, sinks_H, _ = call
         if sinks_H is not None and len(sinks_H) != queries_THD.shape[1]:
             raise ValueError(f"{len(sinks_H)} attention sinks for {queries_THD.shape[1]} heads")
         (_, num_heads, width), value_width = keys_TGD.shape, values_TGD.shape[2]

@@ -114,7 +114,7 @@ def check_loading(
     part: Part
     try:
         sample = choose_sample(checkpoint, vocab_size, model)
-        acceleration = Acceleration.of(device)
+        acceleration = Acceleration.of(device, has_float8_cache=checkpoint.has_float8_cache)
         found = run_loaded(model, sample, device=device, acceleration=acceleration, model_impl=model_impl)
         part = _own_part(model, found, sample)
     except Exception as error:  # as below; all ranks wait for the others' parts

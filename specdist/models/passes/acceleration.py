@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from specdist.models.attention.kernel import PagedKernel, TritonKernel, VarlenKernel
 from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.passes.graphs import Capturer, CudaGraphs
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,7 @@ class Acceleration:
         is_fused: fuse the small steps of layers where that gives the same numbers.
         is_compiled: run Llama-like models as one call of compiled code where that gives the same numbers.
         keeps_latents: layers of latent attention keep latents, and not the keys and values of every head.
+        has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.float8`).
     """
 
     is_static: bool = False
@@ -34,17 +38,23 @@ class Acceleration:
     is_fused: bool = False
     is_compiled: bool = False
     keeps_latents: bool = True
+    has_float8_cache: bool = False
 
     @staticmethod
-    def of(device: torch.device, group: dist.ProcessGroup | None = None) -> Acceleration:
+    def of(
+        device: torch.device, group: dist.ProcessGroup | None = None, *, has_float8_cache: bool = False
+    ) -> Acceleration:
         """The best choice on this device, for a model that the group shares. On a CPU a pass is not bound by
         launches, and padding costs time."""
+        if has_float8_cache and device.type == "cpu":
+            logger.info("keys and values in 8 bits: by transformers' layers, for compiled ones read none")
         if device.type != "cuda":
-            return Acceleration(is_compiled=True)
+            return Acceleration(is_compiled=not has_float8_cache, has_float8_cache=has_float8_cache)
         return Acceleration(
             is_static=True,
             capturer=CudaGraphs(device, group),
             kernels=(VarlenKernel(), TritonKernel(), FlashAttention3Kernel(), FlashInferKernel()),
             group=group,
             is_fused=True,
+            has_float8_cache=has_float8_cache,
         )

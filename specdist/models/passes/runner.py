@@ -119,7 +119,7 @@ class ModelRunner:
 
     def bytes_per_page(self, page_size: int) -> int:
         """Memory of one page on this device, in bytes."""
-        return KeyValueCache.bytes_per_page(self._shapes.shapes, page_size, self.dtype)
+        return self.windowed_page_bytes(page_size, self._shapes.shapes)
 
     @property
     def keeps_states(self) -> bool:
@@ -132,8 +132,8 @@ class ModelRunner:
 
     def windowed_page_bytes(self, page_size: int, layers: Collection[int]) -> int:
         """Of that, what these layers take."""
-        shapes = {layer: self._shapes.shapes[layer] for layer in layers}
-        return KeyValueCache.bytes_per_page(shapes, page_size, self.dtype)
+        own, is_float8 = [self._shapes.shapes[layer] for layer in layers], self._acceleration.has_float8_cache
+        return KeyValueCache.bytes_per_page(own, page_size, self.dtype, is_float8)
 
     def has_kernel(self, page_size: int) -> bool:
         """Whether attention kernels of this device work with pages of this size; tried once. Ranks that share
@@ -145,12 +145,13 @@ class ModelRunner:
         key = page_size, expansion
         if key not in self._kernels:
             kinds = self._shapes.kinds
+            is_float8 = self._acceleration.has_float8_cache and expansion is None
             if expansion is not None:
                 kinds = [expansion.kind(each) for each in kinds if each.rules.is_latent]
             self._kernels[key] = choose_kernel(
                 self._acceleration.kernels,
                 kinds,
-                ProbePages(page_size, self.dtype, self.device),
+                ProbePages(page_size, self.dtype, self.device, is_float8),
                 group=self._acceleration.group,
             )
         return self._kernels[key]
@@ -195,6 +196,7 @@ class ModelRunner:
             device=self.device,
             windowed=frozenset() if windowed is None else windowed.of(self.windows),
             num_windowed_pages=num_windowed + num_scratch,
+            is_float8=acceleration.has_float8_cache,
         )
         self._table = page_table(
             window,
@@ -328,8 +330,7 @@ class ModelRunner:
         self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray
     ) -> tuple[Tensor, Tensor]:
         """Like :meth:`forward`, with the tokens' last hidden states [N, H]: what the output head gets, after
-        the final norm. Always a ragged pass: a recorded one runs no hook.
-        """
+        the final norm. Always a ragged pass: a recorded one runs no hook."""
         batch, pages_SP = self._as_seen(batch)
         logits_NV, hidden_NH = self._ragged(batch, pages_SP, np.asarray(logits_index, np.int64), True)
         assert hidden_NH is not None

@@ -20,7 +20,8 @@ from specdist.results.report.runs import ReportedRun, tokens_per_pass
 # The options that a reader asks for first, by subject; the page lists all others below them.
 GROUPS = {
     "Data and models": (
-        "prompts", "limit", "num_samples", "rows_per_shard", "target", "draft", "dtype", "tp_size",
+        "prompts", "limit", "num_samples", "rows_per_shard", "target", "draft", "dtype", "cache_dtype",
+        "tp_size",
     ),
     "Speculation": ("policy", "acceptance", "overlap", "num_branches"),
     "Sampling and capacity": (

@@ -116,6 +116,7 @@ def test_eight_bits_halve_the_memory_and_the_plan_runs_with_them(tmp_path: Path)
         *PAIR, *site, "--target_quantization", "float8", "--draft_quantization", "int8",
         "--output_config", str(path),
     )  # fmt: skip
+    _, narrow = planned(*PAIR, *site, "--target_quantization", "float8", "--cache_dtype", "float8")
 
     def share(document: dict) -> dict:
         """Of a GPU that shares the target with another."""
@@ -127,8 +128,12 @@ def test_eight_bits_halve_the_memory_and_the_plan_runs_with_them(tmp_path: Path)
     # The head and the embedding, 0.5B numbers, stay as they are.
     assert share(quantized)["weight_bytes"] == pytest.approx(share(plain)["weight_bytes"] / 2, rel=0.02)
     assert share(quantized)["most_rows"] > 3 * share(plain)["most_rows"]
-    rates = [document["recommended"]["tokens_per_s"] for document in (plain, quantized)]
-    assert rates[1] / rates[0] > 1.2
+    # A scale of each head takes a 64th of its numbers.
+    gain = share(narrow)["most_rows"] / share(quantized)["most_rows"]
+    assert gain == pytest.approx(256 / 130, rel=0.03)
+    rates = [document["recommended"]["tokens_per_s"] for document in (plain, quantized, narrow)]
+    assert rates[1] / rates[0] > 1.2 and rates[2] >= rates[1]
+    assert narrow["options"]["cache_dtype"] == "float8" and "cache_dtype" not in plain["options"]
     config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
     assert config.target_quantization == "float8"
 

@@ -1,0 +1,129 @@
+"""A cache in 8 bits: what is written is what plain operations write, and attention reads it as numbers of
+their token and head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
+
+from specdist.kernels import float8_cache, paged_attention
+from specdist.models.attention.attention import AttentionCall, AttentionKind
+from specdist.models.attention.kernel import SdpaKernel, TritonKernel
+from specdist.models.cache.float8 import to_float8
+from specdist.models.cache.writing import plain_write
+from tests.kernels.test_paged_attention import (
+    GLOBAL,
+    LOCAL,
+    SPLIT_KEYS,
+    Case,
+    expected_output,
+    make_case,
+)
+
+# Several splits, a block, and queries before which there is no key.
+LENGTHS = ((1, 70), (5, 44), (7, 7))
+# Values of order 1 that are read as they are; a weight is rounded with its value's scale.
+TOLERANCES = {torch.float32: 5e-6, torch.float16: 2.5e-2, torch.bfloat16: 2.5e-2}
+
+
+@pytest.fixture(autouse=True)
+def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_attention, "SPLIT_KEYS", SPLIT_KEYS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("num_heads", "width"), [(3, 40), (2, 128)])
+def test_it_writes_the_bits_of_plain_operations(
+    num_heads: int, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """From the smallest numbers to the largest, and every number of the format and what is half between."""
+    generator = torch.Generator().manual_seed(0)
+    index_T = torch.tensor([31, 0, 7, 8, 30, 2, 3, 4])
+    keys, values = torch.randn(2, 8, 2 * num_heads, width, generator=generator)
+    keys *= torch.exp(4 * torch.randn(keys.shape, generator=generator))
+    keys[0, 0] = 0.0
+    numbers = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    halves = (numbers[1:] + numbers[:-1]) / 2
+    between = torch.stack([halves, -halves]).flatten()[: 7 * width].split(width)
+    for place, part in enumerate(between):
+        keys[1 + place, 1, : len(part)] = part
+        keys[1 + place, 1, -1] = 448.0
+    largest = 6e4
+    keys, values = (each.clamp(-largest, largest).to(dtype)[:, :num_heads] for each in (keys, values))
+    pages = torch.full((2, 4, 8 * num_heads * width), 5, dtype=torch.uint8)
+    scales = torch.full((2, 4, 8 * num_heads), 5.0, dtype=torch.bfloat16)
+    found, found_scales = pages.clone().to(device), scales.clone().to(device)
+    plain_write(*pages, index_T, keys, values, *scales)
+    tokens = (each.to(device) for each in (index_T, keys, values))
+    float8_cache.write_float8_tokens(*found, *tokens, *found_scales)
+    assert torch.equal(found_scales.cpu(), scales)
+    # Zeros have two signs.
+    assert torch.equal(found.cpu() & 0x7F, pages & 0x7F)
+    assert torch.equal(found.cpu()[found.cpu() & 0x7F != 0], pages[pages & 0x7F != 0])
+
+
+def test_what_is_not_finite_is_not_hidden(device: torch.device) -> None:
+    for wrong in (torch.inf, torch.nan):
+        tokens = torch.ones(2, 1, 16, device=device)
+        tokens[1, 0, 3] = wrong
+        pages = torch.zeros(2, 2, 16, dtype=torch.uint8, device=device)
+        scales = torch.zeros(2, 2, 1, dtype=torch.bfloat16, device=device)
+        index_T = torch.arange(2, device=device)
+        float8_cache.write_float8_tokens(*pages, index_T, tokens, tokens, *scales)
+        assert scales[:, 0].isfinite().all() and not scales[:, 1].isfinite().any()
+
+
+def narrow(case: Case, kind: AttentionKind) -> tuple[Case, tuple[Tensor, Tensor], Case]:
+    """The case in 8 bits, its scales, and what its pages mean. Sizes of tokens and heads differ, of keys in
+    another way than of values."""
+    (pages, tokens), heads = case.key_pages.shape[:2], torch.arange(kind.num_kv_heads)
+    places = torch.arange(pages * tokens).view(pages, tokens, 1)
+    found = []
+    for factor, each in ((3, case.key_pages), (5, case.value_pages)):
+        sizes = 0.125 * ((factor * places + heads) % 7 + 1)
+        found.append(to_float8(each * sizes[..., None].to(each.device, each.dtype)))
+    (keys, key_scales), (values, value_scales) = found
+    if kind.rules.is_latent:
+        values, value_scales = keys[..., : kind.value_width], key_scales
+    meant = (
+        bits.view(torch.float8_e4m3fn).double() * scales.double()[..., None]
+        for bits, scales in ((keys, key_scales), (values, value_scales))
+    )
+    of_bits = case._replace(key_pages=keys, value_pages=values)
+    return of_bits, (key_scales, value_scales), case._replace(**dict(zip(PAGES, meant, strict=True)))
+
+
+PAGES = ("key_pages", "value_pages")
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "reads_bits"),
+    [
+        (AttentionKind(4, 2, 64, GLOBAL), torch.float32, False),
+        (AttentionKind(6, 2, 40, LOCAL), torch.float16, True),
+        (AttentionKind(2, 2, 24, GLOBAL, 16), torch.float32, True),
+        (AttentionKind(3, 1, 24, LOCAL._replace(is_latent=True), 20), torch.bfloat16, False),
+    ],
+    ids=["global", "window", "wide-keys", "latents"],
+)
+def test_attention_equals_float64(
+    kind: AttentionKind,
+    dtype: torch.dtype,
+    reads_bits: bool,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bits are read as on older GPUs, and the numbers as on those that have instructions for them."""
+    if reads_bits or device.type == "cpu":
+        read_dtype = torch.uint8 if reads_bits else torch.float8_e4m3fn
+        monkeypatch.setattr(paged_attention, "readable", lambda pages: pages.view(read_dtype))
+    case, scales, meant = narrow(make_case(LENGTHS, kind, dtype=dtype, device=device), kind)
+    expected = expected_output(meant, kind.rules)
+    *tensors, segments, sinks_H = case
+    for kernel in (TritonKernel(), SdpaKernel()):
+        found = kernel.attend(AttentionCall(*tensors, kind.rules, sinks_H, scales), segments)
+        error = (found.double() - expected).abs().max().item()
+        assert error <= TOLERANCES[dtype], (kernel.name, error)

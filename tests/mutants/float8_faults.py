@@ -1,0 +1,70 @@
+"""Faults of a cache in 8 bits: scales of another token or head, forgotten, or not copied."""
+
+from tests.mutants.mutant import Mutant
+
+CACHE = "tests/models/test_float8_cache.py::"
+ROUNDING = CACHE + "test_numbers_become_the_nearest_with_a_scale_of_each_head"
+LOGITS = CACHE + "test_logits_are_those_of_rounded_keys_and_values"
+COPIES = CACHE + "test_copies_take_their_scales_along"
+KERNELS = "tests/kernels/test_float8_cache.py::"
+WRITTEN = KERNELS + "test_it_writes_the_bits_of_plain_operations"
+ATTENTION = KERNELS + "test_attention_equals_float64"
+
+FLOAT8_FAULTS = (
+    Mutant("one-scale-for-all-heads", "to_float8",
+        "tokens_TGD.abs().amax(-1)",
+        "tokens_TGD.abs().amax((-1, -2)).unsqueeze(-1).expand(tokens_TGD.shape[:2])",
+        (ROUNDING, f"{LOGITS}[llama-acceleration0-False]")),
+    Mutant("scale-forgotten-where-values-are-read", "KeyValueCache.read",
+        "from_float8(bits, taken(scales[layer]).view(shape), self.dtype)",
+        "from_float8(bits, taken(scales[layer]).view(shape) ** (not reads_values), self.dtype)",
+        (f"{LOGITS}[llama-acceleration0-False]",)),
+    Mutant("values-with-scales-of-keys", "KeyValueCache.scales",
+        "keys if self.shapes[layer].is_latent else self.value_scales[layer].view(shape)",
+        "keys",
+        (f"{LOGITS}[llama-acceleration1-False]",)),
+    Mutant("scales-not-copied-with-tokens", "KeyValueCache.copy_tokens",
+        "for block, token_width in self._blocks:",
+        "for block, token_width in [each for each in self._blocks if each[0].dtype != SCALE_DTYPE]:",
+        (COPIES,)),
+    Mutant("latents-written-without-scales", "KeyValueCache.write",
+        "keys_TGD, self.key_scales.get(layer))",
+        "keys_TGD)",
+        (COPIES,)),
+    Mutant("latents-expanded-from-first-pages", "ExpandedAttention._attend_segment",
+        "self._cache.read(layer, segment.pages_P)",
+        "self._cache.read(layer, slice(0, len(segment.pages_P)))",
+        (CACHE + "test_latents_are_expanded_from_what_is_kept",)),
+    Mutant("gathered-with-scales-of-keys", "SdpaKernel.attend",
+        "scales[role].index_select",
+        "scales[0].index_select",
+        (ATTENTION,)),
+    Mutant("kernel-forgets-scales-of-values", "_one_split",
+        "weights *= value_scales_N.to(tl.float32)[None, :]",
+        "pass",
+        (ATTENTION,)),
+    Mutant("kernel-reads-scales-of-first-head", "_one_split",
+        "(pages_N * page_size + keys_N % page_size) * num_kv_heads + kv_head\n",
+        "(pages_N * page_size + keys_N % page_size) * num_kv_heads\n",
+        (ATTENTION,)),
+    Mutant("kernel-reads-scales-of-next-token", "_one_split",
+        "(pages_N * page_size + keys_N % page_size) * num_kv_heads + kv_head\n",
+        "(pages_N * page_size + (keys_N + 1) % page_size) * num_kv_heads + kv_head\n",
+        (ATTENTION,)),
+    Mutant("bits-of-a-number-half-as-large", "of_bits",
+        ".to(tl.float16, bitcast=True).to(tl.float32) * 256.0",
+        ".to(tl.float16, bitcast=True).to(tl.float32) * 128.0",
+        (ATTENTION,)),
+    Mutant("kernel-writes-scales-of-heads-to-first", "_write",
+        "scale_pages + place * num_heads + head",
+        "scale_pages + place * num_heads",
+        (WRITTEN,)),
+    Mutant("kernel-scales-values-as-keys", "write_float8_kernel",
+        "_write(own_values, value_pages, value_scales,",
+        "_write(own_values, value_pages, key_scales,",
+        (WRITTEN,)),
+    Mutant("pages-without-scales-counted", "KeyValueCache.bytes_per_page",
+        "(1, SCALE_DTYPE.itemsize) if",
+        "(1, 0) if",
+        (CACHE + "test_a_page_takes_a_byte_for_a_number_and_two_for_a_scale",)),
+)  # fmt: skip
