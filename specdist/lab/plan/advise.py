@@ -163,6 +163,7 @@ class Planner:
         self._work = work
         # A drafter of states takes turns with its target.
         self._reads_states = draft is not None and draft.num_read_numbers > 0
+        self._longest = min(MAX_DRAFT_TOKENS, (draft and draft.num_block_tokens) or MAX_DRAFT_TOKENS)
         self._costs = cache(self._measure)
         self._fits = cache(self._measure_fit)
 
@@ -177,7 +178,7 @@ class Planner:
         or as many of them as fit; None if none fits. ``num_idle``: further GPUs of each, which have nothing
         to do."""
         # Where it does not pay, a draft on rank 0 drafts nothing, but has its memory there.
-        lengths = [0] if mode == "target only" else range(int(mode in OWN_GPU), MAX_DRAFT_TOKENS + 1)
+        lengths = [0] if mode == "target only" else range(int(mode in OWN_GPU), self._longest + 1)
         found = [
             prediction.tokens_per_s / (shape.num_gpus + num_idle)
             for shape in self._shapes(mode)
@@ -235,7 +236,7 @@ class Planner:
         )
 
     def _plans(self, mode: Mode) -> Iterator[Plan]:
-        lengths = [0] if mode == "target only" else range(1, MAX_DRAFT_TOKENS + 1)
+        lengths = [0] if mode == "target only" else range(1, self._longest + 1)
         for shape in self._shapes(mode):
             target = self._on_ranks(shape.tp_size)
             assert target is not None

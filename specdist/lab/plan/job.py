@@ -41,7 +41,7 @@ from specdist.lab.plan.report import (
 from specdist.lab.plan.shapes import NAMED, named_config
 from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.drafters.mtp_loading import head_config
-from specdist.models.files.checkpoint import Checkpoint, check_family
+from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, check_family, drafter_config
 from specdist.models.files.sizes import ModelSize, size_of
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
@@ -227,6 +227,8 @@ def open_model(
     """
     if name in NAMED and not Path(name).exists():
         config = named_config(name)
+    elif (found := _published(option, name)) is not None:
+        config = found
     else:
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -252,6 +254,11 @@ def open_model(
         model = dataclasses.replace(model, config=head_config(config, MTP, name))
     torch_dtype = model.torch_dtype(dtype)
     return size_of(model, torch_dtype.itemsize), str(torch_dtype).removeprefix("torch.")
+
+
+def _published(option: str, name: str) -> Any:
+    """The configuration of a published drafter in a folder here."""
+    return drafter_config(option, name, Path(name)) if (Path(name) / CONFIG_NAME).is_file() else None
 
 
 def acceptance_of(path: Path) -> float:

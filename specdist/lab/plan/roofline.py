@@ -321,6 +321,7 @@ def roofline_costs(
         proposal_s=PROPOSAL_S,
         state_bytes=state_bytes,
         state_s=target.gpu.send_s(state_bytes),
+        block_tokens=draft.model.num_block_tokens,
         target_prefill=target_prefill,
     )
 

@@ -179,7 +179,7 @@ def open_checkpoint(
         )
     if not (folder / CONFIG_NAME).is_file():
         raise UserError(f"{option} {name} has no config.json: name a folder written by save_pretrained")
-    config = _drafter_config(option, name, folder)
+    config = drafter_config(option, name, folder)
     if not trust_remote_code:
         # Of a drafter that is known here none is needed.
         for file_name in (TOKENIZER_CONFIG_NAME, *([CONFIG_NAME] if config is None else [])):
@@ -321,7 +321,7 @@ def _ids(found: Any) -> frozenset[int] | None:
     return frozenset(ids)
 
 
-def _drafter_config(option: str, name: str, folder: Path) -> Any:
+def drafter_config(option: str, name: str, folder: Path) -> Any:
     """Of a published drafter whose config.json transformers does not know; None of any other. Raises
     :class:`UserError` for one with a part that is not known here."""
     what = f"{option} {name}: {CONFIG_NAME}"

@@ -57,7 +57,8 @@ class ModelSize:
         is_shardable: whether DeepSpeed can shard the family.
         num_whole_products: of the matrices among those that are whole on every rank.
         num_state_numbers: of the state that a drafter keeps of a token beside its keys and values;
-            num_read_numbers: of those of the target that it reads of each token.
+            num_read_numbers: of those of the target that it reads of each token; ``num_block_tokens``: that
+            it drafts in one pass, if it drafts blocks.
         num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
             their scales; ``num_whole_quantized``, ``whole_quantized_bytes``: of those that are whole.
             ``product``: the kind of kernel that multiplies most of them, None where they are dequantised.
@@ -85,6 +86,7 @@ class ModelSize:
     num_of_keys: int = 0
     num_state_numbers: int = 0
     num_read_numbers: int = 0
+    num_block_tokens: int = 0
     num_quantized: int = 0
     quantized_bytes: int = 0
     num_whole_quantized: int = 0
@@ -322,6 +324,7 @@ def model_size(
         num_of_keys=num_of_keys,
         num_state_numbers=drafter.num_kept_numbers(config) if drafter else 0,
         num_read_numbers=drafter.num_read_numbers(config) if drafter else 0,
+        num_block_tokens=(drafter.max_draft_tokens(config) or 0) if drafter and drafter.drafts_blocks else 0,
         num_quantized=sum(numbers.values()),
         quantized_bytes=num_bytes,
         num_whole_quantized=sum(whole_numbers.values()),

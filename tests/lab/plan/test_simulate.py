@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specdist.lab.plan.simulate import MODES, Mode, Prediction, ReplicaCosts, Settings, predict
@@ -90,3 +92,13 @@ def test_a_job_ends_with_every_token() -> None:
     only = run_job(COSTS, settings("target only"), rows[3:])
     assert only.num_rounds == 1 + 39
     assert only.seconds == pytest.approx(40 * 20.5e-3)
+
+
+def test_a_block_is_one_pass_whatever_is_drawn_of_it() -> None:
+    """Of blocks of 7 tokens and the one before them, 64 tokens in all, which prompts of as many take."""
+    costs = replace(COSTS, block_tokens=7)
+    for length in (2, 5):
+        found = predict(costs, settings("colocated", length=length))
+        tokens = ROWS * (1 + length)
+        target = 20.0 if tokens <= 64 else tokens * 20 / 64
+        assert found.round_s == pytest.approx((0.5 + 0.2 + target + 1 + 7 / 63) / 1e3), length
