@@ -209,7 +209,7 @@ class StaticPasses:
 
     def choose_bucket(self, segments: Segments, num_logits: int) -> Bucket | None:
         if self.states is not None and segments.lengths_S.max() > MAX_KERNEL_TOKENS:
-            return None  # in chunks they are faster
+            return None  # a library may be faster
         page_size = self.cache.page_size
         bucket = choose_bucket(segments, num_logits, page_size=page_size, table_width=self.table_width)
         return bucket and self._with_parts(bucket)

@@ -121,7 +121,7 @@ class GatedDelta(OfModule):
         kernel = kernels and (lambda numbers_5S: kernels.delta_rule(output, held, numbers_5S, *tokens))
         library = kernels and delta_rule_on(rows_LR.device, rows_LR.dtype, logs_NHD.shape[-1] > 1)
         of_library = library and (lambda state, own: library(state, *(part[own] for part in tokens)))
-        found = recur(output, held, runs, kernel, plain, library=of_library)
+        found = recur(output, held, runs, kernel, plain, of_library)
         return found.to(rows_LR.dtype).flatten(1)
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:

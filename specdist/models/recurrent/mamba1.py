@@ -88,7 +88,7 @@ class Mamba1(OfModule):
         steps_TP = F.softplus(module.dt_proj(steps).float())
         tokens = Mamba2Tokens(x_TP[:, None], steps_TP, b_TN[:, None], c_TN[:, None])
         rates_PN = -module.A_log.float().exp()
-        outputs_T1P = outputs_of(tokens, held, runs, rates_PN, run, is_chunked=False)
+        outputs_T1P = outputs_of(tokens, held, runs, rates_PN, run)
         return outputs_T1P[:, 0] + x_TP * module.D.float()
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:

@@ -100,9 +100,7 @@ def _outputs(state_SHPN: Tensor, tokens: Mamba2Tokens, rates_H: Tensor) -> Tenso
     return (weights @ x_SGRLP + decayed).flatten(1, 2).transpose(1, 2)
 
 
-def outputs_of(
-    tokens: Mamba2Tokens, held: Tensor, runs: Sequence[Runs], rates: Tensor, run: Run, *, is_chunked: bool
-) -> Tensor:
+def outputs_of(tokens: Mamba2Tokens, held: Tensor, runs: Sequence[Runs], rates: Tensor, run: Run) -> Tensor:
     """float32 [T, H, P] of a line of tokens; ``run``: by plain operations, of those of some sequences."""
     kernels, output = kernels_on(held.device), torch.zeros(tokens.x.shape, device=held.device)
 
@@ -110,9 +108,9 @@ def outputs_of(
         return run(state_SHPN, tokens.at(padded), rates, padded.borders_S)
 
     kernel = kernels and (lambda numbers_5S: kernels.mamba(output, held, numbers_5S, *tokens, rates))
-    library = kernels and is_chunked and mamba2_on(held.device, tokens.x.dtype)
+    library = kernels and rates.dim() == 1 and mamba2_on(held.device, tokens.x.dtype)
     of_library = library and (lambda state, own: library(state, *(part[own] for part in tokens), rates))
-    return recur(output, held, runs, kernel, plain, is_chunked=is_chunked, library=of_library or None)
+    return recur(output, held, runs, kernel, plain, of_library or None)
 
 
 class Mamba2(OfModule):
@@ -180,7 +178,7 @@ class Mamba2(OfModule):
             x.unflatten(-1, (-1, module.head_dim)), steps_TH.clamp(*module.time_step_limit), b_TGN, c_TGN
         )
         rates_H = -module.A_log.float().exp()
-        output = outputs_of(tokens, held, runs, rates_H, run, is_chunked=True)
+        output = outputs_of(tokens, held, runs, rates_H, run)
         return (output + tokens.x * module.D.float()[:, None]).flatten(1)
 
     def output(self, mixed_TO: Tensor, rest: Tensor) -> Tensor:

@@ -36,8 +36,6 @@ from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
 from specdist.models.recurrent.rollback import Rollback
 
 STATE_DTYPE = torch.float32
-# In place of the logarithm of lengths.
-BY_KERNEL = -1
 NO_COPIES = np.zeros((3, 0), np.int64)
 
 
@@ -79,17 +77,15 @@ NOT_KEPT = -1
 
 @dataclass(frozen=True)
 class Padded:
-    """Some segments beside one another, for what needs the host.
+    """Some segments beside one another, for plain operations.
 
     Attributes:
-        numbers_5S: as of :class:`Runs`, on the host.
         places_SP: of each segment, from its first one on; then the last one again, which comes after all that
             is wanted.
         borders: the state is kept after so many of them, on the host; ``borders_S``: on the device.
         outputs: which of all S × P are wanted, and their places.
     """
 
-    numbers_5S: np.ndarray
     places_SP: Tensor
     borders: np.ndarray
     borders_S: Tensor
@@ -105,10 +101,12 @@ class Runs:
             and the one after the last; and the one before which the slot's state is kept, negative if it is
             not.
         padded: for plain operations; None where a kernel runs them.
+        long_5S: the same numbers on the host, of so many tokens that a library is faster.
     """
 
     numbers_5S: Tensor
-    padded: Padded | None
+    padded: Padded | None = None
+    long_5S: np.ndarray | None = None
 
     def read(self, held: Tensor) -> Tensor:
         """Of one layer's states of all slots, float32 [slots, ...], those before the pass: [S, ...]."""
@@ -260,7 +258,7 @@ class RecurrentStates:
         """The same of what is on the device. No shape depends on it, and padding follows the last segment."""
         line, numbers_5S = self._laid_out(Told(*told_5S.long()), num_tokens)
         is_alone = self.has_kernels or not self.states
-        runs = [Runs(numbers_5S, None)] if is_alone else self._runs(numbers_5S.numpy())
+        runs = [Runs(numbers_5S)] if is_alone else self._runs(numbers_5S.numpy())
         return Places(line, runs)
 
     def _laid_out(self, told: Told, num_tokens: int) -> tuple[Line, Tensor]:
@@ -296,18 +294,24 @@ class RecurrentStates:
         return Line(carried_SC.flatten(), before_N, new_T, ring_T, new_T - self.num_before), numbers_5S
 
     def _runs(self, numbers_5S: np.ndarray) -> list[Runs]:
-        """Those that kernels run together; of others those of similar lengths."""
+        """By a kernel or a library, or of similar lengths."""
         lengths_S = numbers_5S[3] - numbers_5S[2]
-        buckets_S = np.ceil(np.log2(np.maximum(lengths_S, 1))).astype(np.int64)
         if self.has_kernels:
-            buckets_S[lengths_S <= MAX_KERNEL_TOKENS] = BY_KERNEL
+            groups_S = lengths_S > MAX_KERNEL_TOKENS
+        else:
+            groups_S = np.ceil(np.log2(np.maximum(lengths_S, 1)))
         # Padding of static passes has no tokens, or no state.
         is_used_S = (lengths_S > 0) & (numbers_5S[4] >= 0)
         found = []
-        for bucket in np.unique(buckets_S[is_used_S]):
-            own_5S = np.ascontiguousarray(numbers_5S[:, is_used_S & (buckets_S == bucket)])
-            padded = None if bucket == BY_KERNEL else padded_of(own_5S, self._device)
-            found.append(Runs(torch.from_numpy(own_5S).to(self._device), padded))
+        for group in np.unique(groups_S[is_used_S]):
+            own_5S = np.ascontiguousarray(numbers_5S[:, is_used_S & (groups_S == group)])
+            found.append(
+                Runs(
+                    torch.from_numpy(own_5S).to(self._device),
+                    None if self.has_kernels else padded_of(own_5S, self._device),
+                    own_5S if self.has_kernels and group else None,
+                )
+            )
         return found
 
 
@@ -317,8 +321,6 @@ def recur(
     runs: Sequence[Runs],
     kernel: Callable[[Tensor], None] | None,
     plain: Callable[[Tensor, Padded], tuple[Tensor, Tensor]],
-    *,
-    is_chunked: bool = True,
     library: Callable[[Tensor, slice], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
     """Write the outputs [N, ...] of all runs, zeros at first, and leave each slot's state as they say.
@@ -327,17 +329,16 @@ def recur(
         held: of one layer, float32 [slots, ...].
         kernel: of the numbers of runs, writes outputs and states.
         plain: of the states before padded runs, [S, ...], to outputs [S, P, ...] and the states at their
-            borders; ``is_chunked``: it is the faster one on many tokens.
-        library: of one state [1, ...] and a part of the line, to its outputs and the state after it: the
-            fastest one on many tokens, where there is a kernel for those after the border.
+            borders.
+        library: of one state [1, ...] and a part of the line, to its outputs and the state after it.
     """
     for own in runs:
-        if kernel is not None and (own.padded is None or not is_chunked):
-            kernel(own.numbers_5S)
-            continue
-        assert own.padded is not None
-        if kernel is not None and library is not None:
-            kernel(_by_library(output, held, own.padded.numbers_5S, library))
+        if own.padded is None:
+            assert kernel is not None
+            if library is None or own.long_5S is None:
+                kernel(own.numbers_5S)
+            else:
+                kernel(_by_library(output, held, own.long_5S, library))
             continue
         found, after = plain(own.read(held), own.padded)
         own.keep(held, after)
@@ -373,4 +374,4 @@ def padded_of(numbers_5S: np.ndarray, device: torch.device) -> Padded:
         torch.from_numpy(each).to(device)
         for each in (places_SP, borders, wanted_N, places_SP.ravel()[wanted_N])
     )
-    return Padded(numbers_5S, places, borders, borders_S, (outputs[0], outputs[1]))
+    return Padded(places, borders, borders_S, (outputs[0], outputs[1]))

@@ -87,7 +87,7 @@ def _logits(
 
 
 def test_long_chunks_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In chunks they are faster than one token after the other; a block after them is recorded."""
+    """They are left to a library; a block after them is recorded."""
     use_twins(monkeypatch)
     capturer = TapeCapturer()
     runner = runner_of("mamba2", Acceleration(is_static=True, capturer=capturer), Rollback(1))
