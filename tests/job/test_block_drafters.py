@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.costs.measuring import of_blocks
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.replica.model_plan import plan_models, settled
 from specdist.job.totals.report import frozen_costs
 from specdist.policies.costs import Curve
 from specdist.utils.errors import UserError
@@ -137,6 +137,12 @@ def test_asynchronous_drafting_is_refused(options: dict[str, Any], no_models: No
     config = parse(**(options | {"overlap": "asynchronous"}), output=tmp_path / "run")
     with pytest.raises(UserError, match=r"a block drafter.*takes turns with it: leave out --overlap asynchr"):
         plan_models(config, may_read_states=True)
+
+
+def test_longer_blocks_than_the_draft_has_are_lowered(options: dict[str, Any], tmp_path: Path) -> None:
+    config = parse(**(options | {"num_draft_tokens": 9}), output=tmp_path / "run")
+    draft = plan_models(config, may_read_states=True).draft
+    assert settled(config, draft).policy_options == {"num_draft_tokens": 5}
 
 
 def test_a_block_s_pass_counts_once() -> None:

@@ -60,5 +60,5 @@ BLOCK_FAULTS = (
     Mutant("more-is-drafted-than-a-block-has", "settled",
         "            changes[name] = most\n",
         "            changes[name] = most + 3\n",
-        (f"{JOB}::test_greedy_tokens_are_the_target_s",)),
+        (f"{JOB}::test_longer_blocks_than_the_draft_has_are_lowered",)),
 )
