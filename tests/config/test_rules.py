@@ -110,6 +110,7 @@ REFUSED: list[dict[str, Any]] = [
     {"turns_column": "turns", "trace": True},
     {"messages_column": "chat", "prompt_column": "text"},
     {"draft": "self:int4", "draft_quantization": "int8"},
+    {"cache_dtype": "float8", "model_impl": "specdist"},
     {"draft": "self:int4", "draft_adapter": "folder"},
     {"draft": NGRAM, "policy": "svip"},
     {"draft": NGRAM, "draft_window": 64},
