@@ -61,4 +61,8 @@ BLOCK_FAULTS = (
         "            changes[name] = most\n",
         "            changes[name] = most + 3\n",
         (f"{JOB}::test_longer_blocks_than_the_draft_has_are_lowered",)),
+    Mutant("blocks-take-bits-of-a-narrow-cache-for-numbers", "_BlockAttention._of_contexts",
+        "self._cache.read(layer, group.pages, reads_values=reads_values)",
+        "(self._cache.values if reads_values else self._cache.keys)[layer].index_select(0, group.pages)",
+        ("tests/engine/test_narrow_drafters.py::test_rounded_keys_and_values_are_read[block]",)),
 )

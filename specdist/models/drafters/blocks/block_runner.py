@@ -202,12 +202,15 @@ class _BlockAttention:
             )
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
-        (heads, width), kinds = call.keys.shape[1:], (self._cache.keys, self._cache.values)
+        heads, width = call.keys.shape[1:]
         output_NHD = torch.empty_like(call.queries_THD)
         for group in self._groups:
             own = call.queries_THD, call.keys, call.values
             queries, keys, values = own if group.tokens is None else (each[group.tokens] for each in own)
-            contexts = (self._of_contexts(group, pages[layer], heads, width) for pages in kinds)
+            contexts = (
+                self._of_contexts(layer, group, heads, width, reads_values=reads_values)
+                for reads_values in (False, True)
+            )
             keys, values = (
                 torch.cat([context, each.unflatten(0, (-1, self._size))], dim=1).transpose(1, 2)
                 for context, each in zip(contexts, (keys, values), strict=True)
@@ -221,8 +224,10 @@ class _BlockAttention:
             output_NHD[group.tokens] = found
         return output_NHD
 
-    def _of_contexts(self, group: _Group, pages: Tensor, heads: int, width: int) -> Tensor:
+    def _of_contexts(
+        self, layer: int, group: _Group, heads: int, width: int, *, reads_values: bool
+    ) -> Tensor:
         """[A, L, G, D]: keys or values."""
-        copied = pages.index_select(0, group.pages)
+        copied = self._cache.read(layer, group.pages, reads_values=reads_values)
         copied.view(-1, heads * width).index_fill_(0, group.foreign, 0.0)
         return copied.view(group.num_blocks, -1, heads, width)[:, : group.num_keys]
