@@ -5,13 +5,14 @@ Of the chi-square tests' p-values, sound code gave @@.
 
 import copy
 import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from specdist.models.drafters.blocks.block_runner import BlockRunner
+from specdist.models.drafters.blocks.block_runner import BlockPass, BlockRunner, Blocks
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.block_drafters import DSPARK, BlockHarness, block_drafter, expected_probabilities
 from tests.engine.eagle import eagle_target
@@ -64,15 +65,26 @@ def test_every_block_is_what_the_published_formulas_say(
     [(SamplingSettings(temperature=0.0), {}), (SamplingSettings(is_coupled=True), DSPARK)],
     ids=["dflash, greedy", "dspark, gumbel"],
 )
-def test_tokens_are_those_of_the_target_alone(settings: SamplingSettings, changes: dict[str, Any]) -> None:
+def test_tokens_are_those_of_the_target_alone(
+    settings: SamplingSettings, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests = requests_for(prompts_of_lengths(3, 17, 1, 31))
     expected = Harness(TARGET, None, settings=settings, max_new_tokens=20).generate(requests)
     draft = block_drafter(TARGET, IDS, **changes)
     replica = BlockHarness(TARGET, draft, settings=settings, max_new_tokens=20)
+    blocks = Counter[int]()
+    run_blocks = BlockPass.run_blocks
+
+    def counted(own: BlockPass, run: Blocks, pages_SP: np.ndarray) -> Any:
+        blocks[run.token_ids_AB.numel()] += 1
+        return run_blocks(own, run, pages_SP)
+
+    monkeypatch.setattr(BlockPass, "run_blocks", counted)
     found = replica.generate(requests)
     assert [each.token_ids for each in found] == [each.token_ids for each in expected]
     stats = replica.stats_recorder.close_shard(0)
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert stats.num_draft_passes_per_size == blocks, "a block is one pass"
 
 
 def test_a_perfect_draft_is_always_accepted() -> None:

@@ -65,4 +65,8 @@ BLOCK_FAULTS = (
         "self._cache.read(layer, group.pages, reads_values=reads_values)",
         "(self._cache.values if reads_values else self._cache.keys)[layer].index_select(0, group.pages)",
         ("tests/engine/test_narrow_drafters.py::test_rounded_keys_and_values_are_read[block]",)),
+    Mutant("steps-of-a-block-are-counted-as-passes", "BlockRunner.num_run",
+        "return self._num_run",
+        "return len(batch)",
+        ("tests/engine/test_block_drafters.py::test_tokens_are_those_of_the_target_alone[dflash, greedy]",)),
 )

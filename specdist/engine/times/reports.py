@@ -54,8 +54,9 @@ class PassCounts:
         self._num_row_steps = self._num_drafted = self._num_forced = 0
 
     def count(self, num_tokens: int, num_row_steps: int) -> None:
-        """A pass over so many tokens, for so many sequences and branches."""
-        self._sizes.append(num_tokens)
+        """A pass over so many tokens, for so many sequences and branches; without tokens, none was needed."""
+        if num_tokens:
+            self._sizes.append(num_tokens)
         self._num_row_steps += num_row_steps
 
     def count_drafted(self, num_drafted_R: np.ndarray) -> None:

@@ -132,6 +132,10 @@ class DrafterRunner(ModelRunner):
         """Whether the first step of a round is a pass over whole blocks, and the only one."""
         return self.pass_class.kind.drafts_blocks
 
+    def num_run(self, batch: FlatBatch) -> int:
+        """Tokens of the pass that the last :meth:`forward` of this batch has made; 0 if it needed none."""
+        return len(batch)
+
     def bytes_per_page(self, page_size: int) -> int:
         own = self.pass_class.kind.num_kept_numbers(self.model.config)
         return super().bytes_per_page(page_size) + page_size * own * self.dtype.itemsize

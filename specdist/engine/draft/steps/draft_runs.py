@@ -23,6 +23,7 @@ from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import Drafting, DrawnTokens, GivenSteps, Step, taking_part
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import PassCounts
+from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN, RECORDED_LENGTHS
@@ -124,12 +125,13 @@ class DraftRuns:
         """Give the device a step."""
         places = drafting.places(active_A, depth)
         batch, index_A, features_3A = self._inputs(places, drafting.newest)
-        self.pass_counts.count(len(batch), len(index_A))
         estimates_A = None
         if self.head is None:
             logits_AV = self._runner.forward(batch, index_A)
         else:
             logits_AV, estimates_A = self._runner.forward_with_estimates(batch, index_A, features_3A)
+        num_run = self._runner.num_run(batch) if isinstance(self._runner, DrafterRunner) else len(batch)
+        self.pass_counts.count(num_run, len(index_A))
         stream_keys_A = torch.from_numpy(self._draft_state.stream_keys[places[0]])
         filters = None
         if self._pipeline is not None:

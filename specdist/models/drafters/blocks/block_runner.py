@@ -103,6 +103,10 @@ class BlockRunner(DrafterRunner):
         # By slot: tokens whose states have arrived, and the block's line among those that are kept.
         self._num_states, self._lines = np.zeros(num_slots, np.int64), np.full(num_slots, NO_LINE)
         self._kept: tuple[Tensor, Tensor] | None = None
+        self._num_run = 0
+
+    def num_run(self, batch: FlatBatch) -> int:
+        return self._num_run
 
     def receive(self, slots_T: np.ndarray, positions_T: np.ndarray, states_TS: Tensor) -> None:
         super().receive(slots_T, positions_T, states_TS)
@@ -122,6 +126,7 @@ class BlockRunner(DrafterRunner):
         asked_N = np.asarray(logits_index, np.int64)
         if not len(asked_N):
             return torch.empty(0, self.model.config.vocab_size, device=self.device)
+        self._num_run = 0
         slots_N, positions_N = batch.slots_T[asked_N], batch.positions_T[asked_N]
         if (self._lines[slots_N] == NO_LINE).any():
             self._run(batch, slots_N, positions_N)
@@ -150,6 +155,7 @@ class BlockRunner(DrafterRunner):
         blocks = Blocks(slots_A, starts_A, token_ids_N.view(-1, size))
         assert isinstance(self.torch_pass, BlockPass)
         self._kept = self.torch_pass.run_blocks(blocks, self.pages.pages)
+        self._num_run = len(token_ids_N)
         self._count_pass()
 
 
