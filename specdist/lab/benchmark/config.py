@@ -20,6 +20,7 @@ from specdist.config.groups import (
 from specdist.config.prompts import PromptOptions
 from specdist.config.removed import OF_BENCHMARK, Removed
 from specdist.config.speculation import NEEDS_MODEL
+from specdist.lab.benchmark.peers.environments import PEERS
 from specdist.lab.synthetic.config import ACCEPTANCE, EPSILON, PAIR_SEED, SHAPE, SHAPES, check_dial
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, check_options
@@ -77,12 +78,12 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
     num_draft_tokens: int = option(5, help="draft tokens per round, for all systems", at_least=1)
     peers: list[str] | None = option(
         None,
-        help="other engines to measure in the same run instead of transformers: vllm, which needs an "
-        "environment that `bash jobs/benchmarks/peers.sh` makes (greedy tokens are compared, too)",
+        help="other engines to measure in the same run instead of transformers, on the CPU: "
+        f"{', '.join(PEERS)}; each is installed once (greedy tokens are compared, too)",
         action="extend",
-        choices=("vllm",),
+        choices=tuple(PEERS),
     )
-    peers_folder: str = option("runs/peers", help="folder in which jobs/benchmarks/peers.sh made it")
+    peers_folder: str = option("runs/peers", help="folder of their environments")
     repeats: int = option(3, help="number of measurements of every method, taken in turn", at_least=1)
 
     _refusals: ClassVar[Refusals] = (
@@ -103,6 +104,7 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
 
     def __post_init__(self) -> None:
         self.batch_sizes = sorted(set(self.batch_sizes or DEFAULT_BATCH_SIZES))
+        self.peers = list(dict.fromkeys(self.peers or ())) or None
         check_options(self)
         self._check_pair()
         self._check_sampling()

@@ -165,7 +165,7 @@ class TransformersAssisted(TransformersGenerate):
 
 
 class PeerMethod(Protocol):
-    """A method of another engine: see :mod:`specdist.lab.benchmark.peers`."""
+    """A method of another engine: see :mod:`specdist.lab.benchmark.peers.engines`."""
 
     name: str
     batch_size: int

@@ -13,17 +13,21 @@ TRANSFORMERS_REMARK = (
     "x generate: over transformers' generate at the same batch; accepted: of the draft's tokens."
 )
 PEERS_REMARK = (
-    "x vLLM: tokens/s over those of the better of vLLM's two methods at the same batch. It runs in a "
+    "{heading}: tokens/s over those of the fastest of its methods at the same batch. It runs in a "
     "process of its own, with as many threads, and waits while others are measured. x target alone: over "
     "those of specdist without a draft; accepted: of the draft's tokens."
 )
+
+DEFAULT_REMARK = "default over it: tokens/s of specdist's default, goodput, over those of the row."
 
 
 def console_report(result: BenchmarkResult) -> str:
     """The table and remarks, in plain text."""
     drafts = f"K = {result.settings['num_draft_tokens']} draft tokens"
     table = methods_table(result).console()
-    return "\n\n".join([title(result), conditions(result, drafts), table, *remarks(result)])
+    found = {name: number for name, number in (result.versions | result.peer_versions).items() if number}
+    versions = ", ".join(f"{name} {number}" for name, number in found.items())
+    return "\n\n".join([title(result), conditions(result, drafts), table, *remarks(result), versions])
 
 
 def summary(result: BenchmarkResult) -> dict[str, Any]:
@@ -55,7 +59,9 @@ def methods_table(
         else {}
     )
     if any(method.ratio_to_peer is not None for method in result.methods):
-        beside |= {"x vLLM": "ratio_to_peer", "x target alone": "ratio_to_target_only"}
+        beside |= {_peers_heading(result): "ratio_to_peer", "x target alone": "ratio_to_target_only"}
+    if any(method.default_ratio is not None for method in result.methods):
+        beside["default over it"] = "default_ratio"
 
     def ratio(method: MethodResult, name: str) -> str | None:
         found: float | None = getattr(method, name)
@@ -75,6 +81,10 @@ def methods_table(
             for method in sorted(result.methods, key=lambda method: method.batch_size)
         ]
     )
+
+
+def _peers_heading(result: BenchmarkResult) -> str:
+    return f"x {' or '.join(result.peer_versions)}"
 
 
 def has_transformers(result: BenchmarkResult) -> bool:
@@ -120,7 +130,8 @@ def remarks(result: BenchmarkResult, *of_tables: str) -> list[str]:
     differs = bool(result.most_rows_differing) and result.models.dtype == "float32"
     found = (
         (TRANSFORMERS_REMARK, has_transformers(result)),
-        (PEERS_REMARK, bool(result.peer_versions)),
+        (PEERS_REMARK.format(heading=_peers_heading(result)), bool(result.peer_versions)),
+        (DEFAULT_REMARK, any(method.default_ratio is not None for method in result.methods)),
         *((remark, True) for remark in of_tables),
         (f"Rows differ from {reference} in float32: near-ties may, anything else is a bug.", differs),
         ("The pair is synthetic: random weights, whose text means nothing.", result.synthetic is not None),

@@ -88,6 +88,7 @@ class MethodResult:
             1 only) and of its ``generate`` at the same batch size; None where not measured.
         ratio_to_target_only: over specdist's target alone at the same batch size.
         ratio_to_peer: over the fastest method of another engine at the same batch size.
+        default_ratio: tokens/s of specdist's default policy at the same batch size over these.
         num_rows_differing: rows whose tokens are not those of transformers' ``generate`` at the smallest
             batch size, or of the target alone where that was not measured; None where they may differ. In
             float32 only near-ties may differ.
@@ -103,6 +104,7 @@ class MethodResult:
     ratio_to_generate: float | None = None
     ratio_to_target_only: float | None = None
     ratio_to_peer: float | None = None
+    default_ratio: float | None = None
     num_rows_differing: int | None = None
     statistics: dict[str, Any] | None = None
 

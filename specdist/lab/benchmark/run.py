@@ -8,7 +8,7 @@ import functools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from specdist.lab.benchmark.methods import (
     shortened,
 )
 from specdist.lab.benchmark.pair import DraftOrder, fixed_length
-from specdist.lab.benchmark.peers import Vllm, VllmEngine, peer_engines, peer_python
+from specdist.lab.benchmark.peers.engines import PeerEngine, PeerGenerate, make_environments, peer_engines
 from specdist.lab.benchmark.report import console_report, summary
 from specdist.lab.benchmark.results import BenchmarkResult, MethodResult
 from specdist.lab.benchmark.setting import Setting, set_up
@@ -36,6 +36,7 @@ from specdist.policies.registry import TARGET_ONLY, needs_costs
 from specdist.sampling.distributions import SamplingSettings
 
 NUM_WARMUP_TOKENS = 8
+DEFAULT = "goodput"
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,12 @@ class Timed:
     @property
     def is_target_only(self) -> bool:
         """Of specdist without a draft."""
-        return self.method.order is not None and self.method.order.choice.policy == TARGET_ONLY
+        return self.policy == TARGET_ONLY
+
+    @property
+    def policy(self) -> str | None:
+        """specdist's; None of other engines."""
+        return None if self.method.order is None else self.method.order.choice.policy
 
 
 def measure(items: Sequence[Timed], repeats: int, device: torch.device) -> Iterator[int]:
@@ -104,6 +110,7 @@ def compare(items: Sequence[Timed], settings: SamplingSettings) -> list[MethodRe
     results = []
     for item in items:
         stats, size = item.generated[-1].stats, item.method.batch_size
+        default = best(lambda other: other.policy == DEFAULT, size)
         results.append(
             MethodResult(
                 name=item.method.name,
@@ -115,6 +122,7 @@ def compare(items: Sequence[Timed], settings: SamplingSettings) -> list[MethodRe
                 ratio_to_generate=item.over(best(_is_named(TransformersGenerate), size)),
                 ratio_to_target_only=item.over(best(lambda other: other.is_target_only, size)),
                 ratio_to_peer=item.over(best(lambda other: is_peer(other.method), size)),
+                default_ratio=None if default is None else default.over(item),
                 num_rows_differing=None if reference is None else _num_differing(item, reference),
                 statistics=None if stats is None else stats.summary(),
             )
@@ -154,9 +162,8 @@ class Lineup:
     """The methods, in the order in which they take turns; and the costs that policies use, by placement and
     batch size: measured once, then frozen."""
 
-    def __init__(self, config: BenchmarkConfig, setting: Setting, peers: Mapping[int, VllmEngine]) -> None:
-        """``peers``: engines of vLLM by number of draft tokens, instead of transformers. With them
-        ``goodput`` runs, too."""
+    def __init__(self, config: BenchmarkConfig, setting: Setting, peers: Sequence[PeerEngine]) -> None:
+        """``peers``: other engines, instead of transformers. With them the default policy runs, too."""
         assert config.batch_sizes
         self.methods: list[Method] = []
         self.costs: dict[str, Any] = {}
@@ -164,7 +171,7 @@ class Lineup:
         settings, seed = setting.paged.settings, config.seed
         has_transformers, choices = not peers and self._compares_engines(config), self._choices(config)
         if peers:
-            choices.append(PolicyChoice.of("goodput", max_draft_tokens=config.longest_draft))
+            choices.append(PolicyChoice.of(DEFAULT, max_draft_tokens=config.longest_draft))
         if has_transformers:
             length = config.num_draft_tokens
             self.methods.append(
@@ -174,7 +181,7 @@ class Lineup:
             if has_transformers:
                 generate = TransformersGenerate(setting.pair, settings, batch_size=size, seed=seed)
                 self.methods.append(generate)
-            self.methods += [Vllm(setting, engine, length, size) for length, engine in peers.items()]
+            self.methods += [PeerGenerate(setting, engine, size) for engine in peers]
             self.methods.append(Specdist(self._paged, DraftOrder(num_slots=size, choice=PolicyChoice())))
             self.methods += self._drafting(
                 config, [DraftOrder(num_slots=size, choice=choice) for choice in choices]
@@ -210,8 +217,7 @@ def run_benchmark(config: BenchmarkConfig, command: str) -> BenchmarkResult:
     the last one. Raises :class:`UserError` before anything is measured."""
     output = Path(config.output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    if config.peers:
-        peer_python(config)  # before anything is loaded
+    make_environments(config)
     setting = set_up(config)
     with peer_engines(config, setting) as peers:
         lineup = Lineup(config, setting, peers)
@@ -221,7 +227,7 @@ def run_benchmark(config: BenchmarkConfig, command: str) -> BenchmarkResult:
                 **setting.circumstances(config, command),
                 methods=compare(items, setting.paged.settings),
                 costs=lineup.costs,
-                peer_versions={"vLLM": peers[0].version} if peers else {},
+                peer_versions={peer.label: peer.version for peer in peers},
             )
             result.write(output)
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from specdist.data.stats.regression import NS_PER_S
 from specdist.job.costs.measuring import (
@@ -18,7 +18,7 @@ from specdist.job.workload import Workload
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.benchmark.methods import Generated, Row, Specdist
 from specdist.lab.benchmark.pair import DraftOrder, PagedPair
-from specdist.lab.benchmark.peers import VllmEngine
+from specdist.lab.benchmark.peers.engines import PeerEngine
 from specdist.lab.benchmark.run import Lineup
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel
@@ -79,10 +79,10 @@ class ComparedLineup(Lineup):
         config: ComparisonConfig,
         setting: ComparedSetting,
         rank: DraftRank | None,
-        peers: Mapping[int, VllmEngine] | None = None,
+        peers: Sequence[PeerEngine] = (),
     ) -> None:
         self._rank = rank
-        super().__init__(config, setting, peers or {})
+        super().__init__(config, setting, peers)
 
     def _compares_engines(self, config: BenchmarkConfig) -> bool:
         assert isinstance(config, ComparisonConfig)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdist.lab.benchmark.methods import Method
-from specdist.lab.benchmark.peers import peer_engines, peer_python
+from specdist.lab.benchmark.peers.engines import make_environments, peer_engines
 from specdist.lab.benchmark.report import summary
 from specdist.lab.benchmark.run import Timed, measure
 from tests.lab.benchmark.choices import nearest_first_lengths
@@ -38,8 +38,7 @@ def run_comparison(config: ComparisonConfig, command: str) -> ComparisonResult:
     """
     output = Path(config.output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    if config.peers:
-        peer_python(config)  # before anything is loaded
+    make_environments(config)
     setting = set_up_comparison(config)
     with contextlib.ExitStack() as stack:
         rank = stack.enter_context(setting.start_draft_rank()) if config.is_separate else None
@@ -55,7 +54,7 @@ def run_comparison(config: ComparisonConfig, command: str) -> ComparisonResult:
                 **setting.circumstances(config, command),
                 methods=methods,
                 costs=lineup.costs,
-                peer_versions={"vLLM": peers[0].version} if peers else {},
+                peer_versions={peer.label: peer.version for peer in peers},
                 spreads=compare_lengths(methods),
             )
             result.write(output)

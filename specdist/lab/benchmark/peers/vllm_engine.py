@@ -1,19 +1,8 @@
-"""One engine of vLLM in a process of its own, in an environment of its own: JSON lines in, JSON lines out.
-
-The first line has the options of the engine; each of the others is a call of its methods. Between calls the
-process waits for a line, and tells with the next answer how much processor time it used meanwhile. It is run
-as a file: its environment has no specdist.
-"""
+"""vLLM's engine for :mod:`specdist.lab.benchmark.peers.worker`, in vLLM's environment."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import sys
-import time
-import traceback
-from collections.abc import Callable, Iterator
 from typing import Any
 
 ENVIRONMENT = {
@@ -39,7 +28,9 @@ class Engine:
         max_num_seqs: int,
         max_seq_len: int,
         seed: int,
+        folder: str,
     ) -> None:
+        del folder  # nothing is converted
         self._vllm = importlib.import_module("vllm")
         speculative: dict[str, Any] | None = None
         if draft is not None:
@@ -79,40 +70,3 @@ class Engine:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = self._engine.generate(inputs, parameters, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-def serve(
-    engine_of: Callable[..., Any], lines: Iterator[str], answer: Callable[[dict[str, Any]], None]
-) -> None:
-    """The first line makes the engine, every other one a call. An error is answered, and ends it."""
-    try:
-        engine = engine_of(**json.loads(next(lines)))
-        answer({"version": engine.version})
-        while True:
-            idle_since, used = time.monotonic(), time.process_time()
-            line = next(lines, None)
-            if line is None:
-                return
-            share = (time.process_time() - used) / max(time.monotonic() - idle_since, 1.0)
-            call, arguments = json.loads(line)
-            answer({"found": getattr(engine, call)(**arguments), "idle_cpu_share": share})
-    except Exception as error:
-        traceback.print_exc()
-        answer({"error": f"{type(error).__name__}: {error}"})
-
-
-def main() -> None:
-    """What vLLM prints goes to stderr, so that stdout has answers alone."""
-    os.environ.update(ENVIRONMENT)
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)
-
-        def answer(document: dict[str, Any]) -> None:
-            answers.write(json.dumps(document) + "\n")
-            answers.flush()
-
-        serve(Engine, iter(sys.stdin.readline, ""), answer)
-
-
-if __name__ == "__main__":
-    main()

