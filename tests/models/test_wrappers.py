@@ -23,8 +23,14 @@ from tests.models.all_families import VOCAB_SIZE, build, tokenizer
 from tests.models.family_runs import difference, reference, run_family
 
 CPU = torch.device("cpu")
-# By the names in published files: text models before their towers were given a common model, and after.
-TOWERS = {"mistral3": "vision_tower.", "qwen2_vl": "visual.", "qwen3_vl": "model.visual."}
+# By the names in published files: text models before their towers were given a common model, and after; the
+# last has names for the parts of its tower, too.
+TOWERS = {
+    "mistral3": "vision_tower.",
+    "qwen2_vl": "visual.",
+    "qwen3_vl": "model.visual.",
+    "lfm3_vl": "model.vision_tower.",
+}
 
 
 @pytest.fixture(scope="module", params=TOWERS)

@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForImageTextToText,
     PreTrainedModel,
 )
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from specdist.models.attention.adapters import can_page_attention
@@ -223,10 +224,14 @@ def build_model(config: Any, *, trusts_code: bool = False, **options: Any) -> Pr
 
 def without_towers(model: PreTrainedModel) -> PreTrainedModel:
     """The model without what it has for images and sounds beside its text model: other models, which no text
-    reaches. ``model.unread`` has their parameters and buffers by name; files may hold them."""
+    reaches. ``model.unread`` has their parameters and buffers by name; files may hold them, by other names in
+    transformers' ``model.conversions``."""
     base = model.base_model
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else base
     unread: dict[str, Tensor] = {}
+    if base is not decoder:
+        # A tower's own are found as long as it is there.
+        model.conversions = get_model_conversion_mapping(model)
     prefix = next(f"{name}.".lstrip(".") for name, module in model.named_modules() if module is base)
     for name, part in list(base.named_children()) if base is not decoder else ():
         if isinstance(part, PreTrainedModel) and decoder not in part.modules():

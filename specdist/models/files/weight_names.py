@@ -40,7 +40,7 @@ class WeightNames:
     """The names of a whole model's parameters and stored buffers, and which stored tensor each takes."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        mapping = get_model_conversion_mapping(model)
+        mapping = getattr(model, "conversions", None) or get_model_conversion_mapping(model)
         self._renamings = [change for change in mapping if isinstance(change, WeightRenaming)]
         self._converters = [change for change in mapping if isinstance(change, WeightConverter)]
         self._prefix = model.base_model_prefix
