@@ -24,7 +24,7 @@ from tests.lab.benchmark.conftest import RunJob
 
 # An engine without a model, for the worker's own loop. It prints where a real one prints.
 STAND_IN = """
-import sys
+import os, signal, sys
 ENVIRONMENT = {}
 
 class Engine:
@@ -33,6 +33,8 @@ class Engine:
         print("loading", options)
         if fault == "dies":
             sys.exit("out of memory")
+        if fault == "crashes":
+            os.kill(os.getpid(), signal.SIGFPE)
         if fault == "refuses":
             raise RuntimeError("head_dim=40")
     def prepare(self, batch_size):
@@ -95,7 +97,12 @@ def test_completions_come_back_by_row_and_batch(engine: PeerEngine, caplog: pyte
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"), [("dies", "exit code 1: .*out of memory"), ("refuses", "RuntimeError: head_dim=40")]
+    ("fault", "reason"),
+    [
+        ("dies", "exit code 1: .*out of memory"),
+        ("crashes", "ended by SIGFPE: .*"),
+        ("refuses", "RuntimeError: head_dim=40"),
+    ],
 )
 def test_an_engine_that_does_not_start(stand_in: str, fault: str, reason: str) -> None:
     with pytest.raises(UserError, match=rf"(?s)--peers openvino: Other failed \({reason}\): leave it out"):

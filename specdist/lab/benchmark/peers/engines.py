@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -94,10 +95,11 @@ class PeerEngine:
         return answer
 
     def _last_words(self) -> str:
-        self._process.wait(STOP_SECONDS)
+        code = self._process.wait(STOP_SECONDS)
+        end = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
         self._log.seek(0)
         text = self._log.read().decode("utf-8", "replace").strip()
-        return f"exit code {self._process.returncode}: {text[-SHOWN_CHARACTERS:]}"
+        return f"{end}: {text[-SHOWN_CHARACTERS:]}"
 
 
 class PeerGenerate:
