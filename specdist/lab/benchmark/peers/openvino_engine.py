@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
@@ -30,7 +32,21 @@ def converted(model: str, folder: str) -> Path:
         done = subprocess.run(export, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{model} was not converted: {done.stderr.strip()[-SHOWN_CHARACTERS:]}")
+        if not Path(output, "openvino_tokenizer.xml").exists():
+            save_any_tokenizer(output)
     return output
+
+
+def save_any_tokenizer(folder: Path) -> None:
+    """One of three tokens, for a model whose own cannot be converted: an engine with a draft must have one,
+    and never uses it for token ids."""
+    openvino, convert = map(importlib.import_module, ("openvino", "openvino_tokenizers"))
+    tokens = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    tokens.pre_tokenizer, tokens.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="a")
+    both = convert.convert_tokenizer(tokenizer, with_detokenizer=True)
+    for name, model in zip(("tokenizer", "detokenizer"), both, strict=True):
+        openvino.save_model(model, folder / f"openvino_{name}.xml")
 
 
 class Engine:
@@ -63,18 +79,16 @@ class Engine:
             "INFERENCE_NUM_THREADS": int(os.environ["OMP_NUM_THREADS"]),
             "ENABLE_CPU_PINNING": False,
         }
-        models = dict(properties)
+        more = dict(properties)
         if draft is not None:
-            models["draft_model"] = genai.draft_model(converted(draft, folder), "CPU", **properties)
+            more["draft_model"] = genai.draft_model(converted(draft, folder), "CPU", **properties)
         scheduling = genai.SchedulerConfig()
         scheduling.max_num_seqs = max_num_seqs
         scheduling.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
         scheduling.enable_prefix_caching = False
         # Room for every sequence from the start: a cache that grows makes the first runs slower.
         scheduling.num_kv_blocks = max_num_seqs * (-(-max_seq_len // BLOCK_SIZE) + 1)
-        self._pipeline = genai.ContinuousBatchingPipeline(
-            converted(target, folder), scheduling, "CPU", models
-        )
+        self._pipeline = genai.ContinuousBatchingPipeline(converted(target, folder), scheduling, "CPU", more)
         self.version: str = genai.__version__
 
     def prepare(self, batch_size: int) -> None:

@@ -2,10 +2,8 @@
 
     python -I worker.py vllm_engine
 
-The first line has the options of the engine; each of the others is a call of its methods. Between calls the
-process waits for a line, and tells with the next answer how much processor time it used meanwhile. It is run
-as a file: its environment has no specdist. The module that it is given has the class ``Engine`` and the
-environment variables that it needs.
+The first line has the options of the module's ``Engine``; each of the others is a call of its methods. An
+answer says how much processor time was used before the call. The environment has no specdist.
 """
 
 from __future__ import annotations
