@@ -12,7 +12,7 @@ from specdist.config.generate import GenerateConfig, parse_generate_config
 
 ROOT = Path(__file__).parents[3]
 # Which accelerate configuration starts which job.
-LAUNCHES = {"demo": "cpu", "llama-70b": "gpu8"}
+LAUNCHES = (("demo", "cpu"), ("llama-70b", "gpu8"), ("llama-70b", "gpu5"))
 SCRIPTS = sorted(
     path.relative_to(ROOT) for folder in ("jobs", "slurm", "tests") for path in (ROOT / folder).rglob("*.sh")
 )
@@ -22,13 +22,13 @@ def parse(name: str, *options: str) -> GenerateConfig:
     return parse_generate_config(["--config", str(ROOT / "jobs" / "configs" / f"{name}.yaml"), *options])
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("name", dict(LAUNCHES))
 def test_a_configuration_parses_and_every_option_has_its_effect(name: str) -> None:
     assert parse(name).warnings() == []
     assert parse(name, "--seed", "7").seed == 7
 
 
-@pytest.mark.parametrize(("config_name", "launch_name"), LAUNCHES.items())
+@pytest.mark.parametrize(("config_name", "launch_name"), LAUNCHES)
 def test_accelerate_starts_the_ranks_that_a_configuration_needs(config_name: str, launch_name: str) -> None:
     launch = yaml.safe_load((ROOT / "jobs" / "accelerate" / f"{launch_name}.yaml").read_text())
     config = parse(config_name)
