@@ -107,7 +107,7 @@ def winner_kernel(speeds, winners, drawn, num_parts, not_finite, parts: tl.const
     winners_P = tl.load(winners + places_P, mask=is_part_P, other=0)
     fastest = tl.max(speeds_P, 0)
     winner = tl.min(tl.where(speeds_P == fastest, winners_P, 0x7FFFFFFF), 0)
-    # A NaN makes this sum NaN; -1 of all parts is no mass.
+    # A NaN makes this sum NaN; -1 of all parts says that there is none.
     is_right = (fastest > 0) & (tl.sum(speeds_P, 0) > float("-inf"))
     tl.store(drawn + row, tl.where(is_right, winner, not_finite).to(tl.int64))
 

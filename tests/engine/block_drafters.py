@@ -95,9 +95,7 @@ def block_drafter(
                 weight.add_(0.3 * torch.randn(weight.shape))
         model.lm_head.weight.mul_(scale)
         model.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
-        model.d2t.copy_(torch.tensor(ids) - torch.arange(len(ids)))
-        model.t2d.fill_(False)
-        model.t2d[list(ids)] = True
+    model.know(torch.tensor(ids))
     return model
 
 

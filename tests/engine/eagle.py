@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,16 @@ from specdist.models.drafters.eagle3_runner import Eagle3Runner
 from specdist.models.drafters.kinds import drafter_of
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.drafters.states import StatesRunner
-from tests.engine.harness import CPU, Harness
+from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.processing.filters import plain_probabilities
+from tests.engine.harness import CPU, Harness, requests_for
 from tests.models.families import tiny_model
+from tests.statistics import chi_square_p_value
 
 LAYERS = (0, 1, 2)
+ALARM = 1e-5
+# Samples of short texts, as many at a time as there are.
+CROWD = {"max_new_tokens": 4, "max_num_seqs": 400, "max_num_batched_tokens": 3000, "num_pages": 2000}
 
 
 def eagle_model(target: PreTrainedModel, ids: Sequence[int], *, scale: float = 1.0) -> LlamaForCausalLMEagle3:
@@ -191,3 +198,33 @@ def _layer(weights: dict[str, Tensor], config: LlamaConfig, tokens: Tensor, stat
 
 def _norm(values: Tensor, weight: Tensor, config: LlamaConfig) -> Tensor:
     return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + config.rms_norm_eps) * weight
+
+
+def check_distribution(replica: Harness, target: PreTrainedModel, settings: SamplingSettings) -> None:
+    """Whole completions of 2,000 samples, against the target's own distribution by enumeration. ``replica``:
+    of :data:`CROWD`."""
+    prompt = [1, 4, 2]
+    completions = replica.generate(requests_for([prompt], num_samples=2000))
+    texts = list(itertools.product(range(target.config.vocab_size), repeat=CROWD["max_new_tokens"]))
+    index = {text: place for place, text in enumerate(texts)}
+    counts = torch.zeros(len(texts), dtype=torch.int64)
+    for completion in completions:
+        counts[index[tuple(completion.token_ids)]] += 1
+    found = chi_square_p_value(counts, text_probabilities(target, settings, prompt, texts))
+    assert found > ALARM, found
+    stats = replica.stats_recorder.close_shard(0)
+    assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
+
+
+@torch.inference_mode()
+def text_probabilities(
+    target: Any, settings: SamplingSettings, prompt: list[int], texts: list[tuple[int, ...]]
+) -> torch.Tensor:
+    """float64: of every completion."""
+    tokens = torch.tensor([[*prompt, *text] for text in texts])
+    logits = target(tokens).logits[:, len(prompt) - 1 : -1].flatten(0, 1)
+    rows = plain_probabilities(
+        logits, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p
+    )
+    own = rows.double().gather(1, torch.tensor(texts).flatten()[:, None])
+    return own.view(len(texts), -1).prod(dim=1)

@@ -1,25 +1,29 @@
 """EAGLE-3 drafts: what they draft is what the published formulas say, and the tokens stay the target's.
 
-Of the chi-square tests' p-values, sound code gave 0.10 to 0.96.
+Of the chi-square tests' p-values, sound code gave 0.01 to 0.79, and the filtered one with six other seeds
+0.04 to 1.00.
 """
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.eagle import EagleHarness, eagle_model, eagle_target, expected_probabilities
+from tests.engine.eagle import (
+    CROWD,
+    EagleHarness,
+    check_distribution,
+    eagle_model,
+    eagle_target,
+    expected_probabilities,
+)
 from tests.engine.harness import Harness, requests_for
-from tests.statistics import chi_square_p_value
 
 VOCAB_SIZE = 24
 # Neither the first ones, nor evenly spaced.
 IDS = [*range(1, 9), 11, 12, *range(14, 22)]
-ALARM = 1e-5
 TARGET = eagle_target(VOCAB_SIZE)
 DRAFT = eagle_model(TARGET, IDS)
 
@@ -84,42 +88,6 @@ def test_greedy_tokens_are_those_of_the_target_alone(family: str) -> None:
 )
 def test_tokens_follow_the_target_s_distribution(settings: SamplingSettings) -> None:
     """Whole completions of four tokens, against the target's own distribution by enumeration."""
-    vocab_size, num_tokens = 6, 4
-    target = eagle_target(vocab_size, initializer_range=0.12)
+    target = eagle_target(6, initializer_range=0.12)
     draft = eagle_model(target, [0, 2, 3, 5], scale=0.3)
-    replica = EagleHarness(
-        target,
-        draft,
-        settings=settings,
-        max_new_tokens=num_tokens,
-        max_num_seqs=400,
-        max_num_batched_tokens=3000,
-        num_pages=2000,
-    )
-    prompt = [1, 4, 2]
-    completions = replica.generate(requests_for([prompt], num_samples=2000))
-    texts = list(itertools.product(range(vocab_size), repeat=num_tokens))
-    index = {text: place for place, text in enumerate(texts)}
-    counts = torch.zeros(len(texts), dtype=torch.int64)
-    for completion in completions:
-        counts[index[tuple(completion.token_ids)]] += 1
-    found = chi_square_p_value(counts, text_probabilities(target, settings, prompt, texts))
-    assert found > ALARM, found
-    stats = replica.stats_recorder.close_shard(0)
-    assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
-
-
-@torch.inference_mode()
-def text_probabilities(
-    target: Any, settings: SamplingSettings, prompt: list[int], texts: list[tuple[int, ...]]
-) -> torch.Tensor:
-    """float64: of every completion."""
-    from specdist.sampling.processing.filters import plain_probabilities
-
-    tokens = torch.tensor([[*prompt, *text] for text in texts])
-    logits = target(tokens).logits[:, len(prompt) - 1 : -1].flatten(0, 1)
-    rows = plain_probabilities(
-        logits, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p
-    )
-    own = rows.double().gather(1, torch.tensor(texts).flatten()[:, None])
-    return own.view(len(texts), -1).prod(dim=1)
+    check_distribution(EagleHarness(target, draft, settings=settings, **CROWD), target, settings)

@@ -3,20 +3,17 @@
 The chi-square test's p-value was 0.85 with sound code.
 """
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 
 from specdist.sampling.distributions import SamplingSettings
+from tests.engine.eagle import CROWD, check_distribution
 from tests.engine.harness import Harness, requests_for
 from tests.engine.mtp import FAMILIES, MtpHarness, expected_probabilities, mtp_head, mtp_target
-from tests.engine.test_eagle import prompts_of_lengths, text_probabilities
-from tests.statistics import chi_square_p_value
+from tests.engine.test_eagle import prompts_of_lengths
 
 VOCAB_SIZE = 24
-ALARM = 1e-5
 # Contexts in chunks, and preemptions.
 CROWDED = {"max_num_batched_tokens": 20, "num_pages": 14, "max_num_seqs": 4}
 
@@ -58,31 +55,13 @@ def test_greedy_and_coupled_tokens_are_those_of_the_target_alone(settings: Sampl
 
 def test_tokens_follow_the_target_s_distribution() -> None:
     """Whole completions of four tokens, against the target's own distribution by enumeration."""
-    vocab_size, num_tokens, prompt = 6, 4, [1, 4, 2]
-    target = mtp_target("deepseek_v3", vocab_size, num_hidden_layers=2)
+    target = mtp_target("deepseek_v3", 6, num_hidden_layers=2)
     # Flatter than its random weights make it, so that every completion has a chance.
     with torch.no_grad():
         target.lm_head.weight.mul_(0.4)
     settings = SamplingSettings()
-    replica = MtpHarness(
-        target,
-        mtp_head(target),
-        settings=settings,
-        max_new_tokens=num_tokens,
-        max_num_seqs=400,
-        max_num_batched_tokens=3000,
-        num_pages=2000,
-    )
-    completions = replica.generate(requests_for([prompt], num_samples=2000))
-    texts = list(itertools.product(range(vocab_size), repeat=num_tokens))
-    index = {text: place for place, text in enumerate(texts)}
-    counts = torch.zeros(len(texts), dtype=torch.int64)
-    for completion in completions:
-        counts[index[tuple(completion.token_ids)]] += 1
-    found = chi_square_p_value(counts, text_probabilities(target, settings, prompt, texts))
-    assert found > ALARM, found
-    stats = replica.stats_recorder.close_shard(0)
-    assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
+    replica = MtpHarness(target, mtp_head(target), settings=settings, **CROWD)
+    check_distribution(replica, target, settings)
 
 
 def test_a_perfect_head_is_always_right() -> None:

@@ -23,7 +23,7 @@ from tests.kernels.test_paged_attention import (
     make_case,
 )
 
-# Several splits, a block, and queries before which there is no key.
+# Several splits, a block, and queries that see no key.
 LENGTHS = ((1, 70), (5, 44), (7, 7))
 # Values of order 1 that are read as they are; a weight is rounded with its value's scale.
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 2.5e-2, torch.bfloat16: 2.5e-2}

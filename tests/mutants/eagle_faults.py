@@ -24,7 +24,7 @@ EAGLE_FAULTS = (
         "num_accepted[slots_R] = num_accepted_R",
         "num_accepted[slots_R] = 0",
         (WHOLE,)),
-    Mutant("vocabulary-of-the-draft-taken-for-the-targets", "LlamaForCausalLMEagle3.logits",
+    Mutant("vocabulary-of-the-draft-taken-for-the-targets", "OwnVocabularyModel.whole_logits",
         "whole_NV.index_copy_(1, self.known_ids, own_Nv)",
         "whole_NV.index_copy_(1, torch.arange(len(self.d2t)), own_Nv)",
         (WHOLE,)),

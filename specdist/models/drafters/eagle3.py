@@ -3,9 +3,7 @@
 Hidden states of three of the target's layers, fused by ``fc`` into one, say what the target knows after a
 token. The layer reads them beside the embedding of the token that follows; its own output stands for the
 fused state of that token, until the target has run it. Checkpoints have the names and shapes of the published
-ones (``LlamaForCausalLMEagle3``); their embeddings are the target's. Their vocabulary is a part of the
-target's, and all other tokens have no probability: ``d2t`` holds, for every id of the draft, how far the
-target's id lies above it.
+ones (``LlamaForCausalLMEagle3``); their embeddings are the target's.
 
 T tokens, N tokens whose logits are wanted, E hidden size, S numbers of the three states side by side, H
 heads, G key/value heads, D head width, V vocabulary of the target, v that of the draft.
@@ -27,12 +25,10 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from specdist.models.drafters.declaration import OwnFilesDrafter, ReadStates
+from specdist.models.drafters.own_vocabulary import OwnVocabularyModel
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 NUM_STATES = 3
-# The logit of a token that the draft does not know: finite, for entropies, and without any probability at
-# every temperature.
-UNKNOWN_LOGIT = -1e30
 # From queries [N, H, D], keys and values [T, G, D] to [N, H, D].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -96,16 +92,13 @@ class EagleLayer(nn.Module):
         return added + self.mlp(self.post_attention_layernorm(added))
 
 
-class LlamaForCausalLMEagle3(PreTrainedModel):  # type: ignore[misc, unused-ignore]
+class LlamaForCausalLMEagle3(OwnVocabularyModel):
     """The draft, under the name that published configurations have."""
 
     config_class = LlamaConfig
     config: LlamaConfig
-    base_model_prefix = ""
     # They are the target's.
     _keys_to_ignore_on_save = ["embed_tokens.weight"]  # noqa: RUF012 (transformers' own interface)
-    d2t: Tensor
-    t2d: Tensor
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -118,26 +111,8 @@ class LlamaForCausalLMEagle3(PreTrainedModel):  # type: ignore[misc, unused-igno
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, num_own, bias=False)
         self.rotary_emb = LlamaRotaryEmbedding(config)
-        self.register_buffer("d2t", torch.zeros(num_own, dtype=torch.int64))
-        self.register_buffer("t2d", torch.arange(vocab_size) < num_own)
+        self.register_vocabulary(num_own)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    @property
-    def known_ids(self) -> Tensor:
-        """int64 [v]: the target's ids of the draft's vocabulary."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-
-    def know(self, token_ids: Tensor) -> None:
-        """Let the vocabulary be these ids of the target [v], ascending."""
-        self.d2t.copy_(token_ids - torch.arange(len(token_ids)))
-        self.t2d.fill_(False)
-        self.t2d[token_ids] = True
 
     def rotation(self, positions: Tensor) -> Rotation:
         """Of positions [T]. The first pair of a token and a state before it is at position 0."""
@@ -160,9 +135,7 @@ class LlamaForCausalLMEagle3(PreTrainedModel):  # type: ignore[misc, unused-igno
 
     def logits(self, outputs_NE: Tensor) -> Tensor:
         """float32 [N, V]: over the target's vocabulary, from output states."""
-        own_Nv: Tensor = self.lm_head(self.norm(outputs_NE)).float()
-        whole_NV = own_Nv.new_full((len(own_Nv), self.config.vocab_size), UNKNOWN_LOGIT)
-        return whole_NV.index_copy_(1, self.known_ids, own_Nv)
+        return self.whole_logits(self.lm_head(self.norm(outputs_NE)))
 
 
 class Eagle3(OwnFilesDrafter):

@@ -7,7 +7,7 @@ that.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from specdist.models.drafters.declaration import OwnFilesDrafter
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.damage import reading
-from specdist.models.files.weight_files import open_weights
+from specdist.models.files.weight_files import StoredTensors, open_weights
 from specdist.models.files.weight_stream import Reading
 from specdist.models.loading.loading import refuse_missing
 from specdist.models.quantized.quantized_loading import PLAIN_KINDS
@@ -44,28 +44,23 @@ def check_own_files(draft: Checkpoint, target: Checkpoint) -> None:
         expected = kind.build(copy.deepcopy(draft.config)).state_dict()
     found: set[str] = set()
     with reading(f"{what}: its weight files"):
-        for path in draft.weight_files:
-            with open_weights(path) as file:
-                for stored in file.names:
-                    name = stored.removeprefix(PREFIX)
-                    if name.startswith(kind.unused_names):
-                        continue
-                    if name not in expected:
-                        raise UserError(
-                            f"{what}: nothing in {kind.what} takes {stored}: it is of another form, "
-                            "which is not read here; choose one in the published form"
-                        )
-                    if file.shape(stored) != expected[name].shape:
-                        raise UserError(
-                            f"{what}: {stored} is of shape {list(file.shape(stored))} in the files, but "
-                            f"config.json asks for {list(expected[name].shape)}: fetch both again"
-                        )
-                    if name not in MAP_KINDS and file.kind(stored) not in PLAIN_KINDS:
-                        raise UserError(
-                            f"{what}: {stored} is stored as {file.kind(stored)}, and {kind.what} is "
-                            "read in plain numbers only: choose one that is not quantised"
-                        )
-                    found.add(name)
+        for file, stored, name in _tensors(draft, kind):
+            if name not in expected:
+                raise UserError(
+                    f"{what}: nothing in {kind.what} takes {stored}: it is of another form, "
+                    "which is not read here; choose one in the published form"
+                )
+            if file.shape(stored) != expected[name].shape:
+                raise UserError(
+                    f"{what}: {stored} is of shape {list(file.shape(stored))} in the files, but "
+                    f"config.json asks for {list(expected[name].shape)}: fetch both again"
+                )
+            if name not in MAP_KINDS and file.kind(stored) not in PLAIN_KINDS:
+                raise UserError(
+                    f"{what}: {stored} is stored as {file.kind(stored)}, and {kind.what} is "
+                    "read in plain numbers only: choose one that is not quantised"
+                )
+            found.add(name)
     missing = set(expected) - found
     refuse_missing(draft, missing - _spared(kind, expected))
     for name in (EMBEDDING, HEAD):
@@ -94,16 +89,11 @@ def load_own_files(
     wanted = model.state_dict()
     missing = set(wanted)
     with torch.no_grad(), reading(f"{draft.option} {draft.name}: its weight files"):
-        for path in draft.weight_files:
-            with open_weights(path) as file:
-                for stored in file.names:
-                    name = stored.removeprefix(PREFIX)
-                    if name.startswith(kind.unused_names):
-                        continue
-                    wanted[name].copy_(file.read(stored))
-                    missing.discard(name)
-                    if counted is not None:
-                        counted.num_bytes += wanted[name].nbytes
+        for file, stored, name in _tensors(draft, kind):
+            wanted[name].copy_(file.read(stored))
+            missing.discard(name)
+            if counted is not None:
+                counted.num_bytes += wanted[name].nbytes
         for name in (EMBEDDING, HEAD):
             if name in missing & _spared(kind, wanted):
                 wanted[name].copy_(_of_target(kind, target, name))
@@ -115,6 +105,16 @@ def load_own_files(
 def _kind(draft: Checkpoint) -> OwnFilesDrafter:
     assert isinstance(draft.drafter, OwnFilesDrafter)
     return draft.drafter
+
+
+def _tensors(draft: Checkpoint, kind: OwnFilesDrafter) -> Iterator[tuple[StoredTensors, str, str]]:
+    """What the drafter takes of its files: the open file, a tensor's name there, and that in the model."""
+    for path in draft.weight_files:
+        with open_weights(path) as file:
+            for stored in file.names:
+                name = stored.removeprefix(PREFIX)
+                if not name.startswith(kind.unused_names):
+                    yield file, stored, name
 
 
 def _of_target(kind: OwnFilesDrafter, target: Checkpoint, name: str) -> Tensor:

@@ -53,7 +53,7 @@ def run_loaded(
 
     Raises NotImplementedError if the model's layers are not in one list.
     """
-    # Recorded passes are compared with unrecorded ones when they are recorded; rounding keys is no fault.
+    # Recorded passes are compared with unrecorded ones when they are recorded; rounded keys are right.
     acceleration = dataclasses.replace(acceleration, is_static=False, capturer=None, has_float8_cache=False)
     experts = contextlib.nullcontext() if sample.experts is None else sample.experts.alone(model)
     with _only_layers(model, sample), experts, _unsaid():

@@ -6,9 +6,7 @@ the target has not run yet, then mask tokens. Its tokens see the whole context, 
 directions. So all of a block's distributions are known before anything is drawn, and in DFlash none depends
 on what is drawn. DSpark's *Markov head* adds to the logits of a token what it reads of the token before it.
 
-Checkpoints have the names, shapes and layers of the published ones: Qwen3's, without a causal mask. Their
-vocabulary may be a part of the target's: ``d2t`` holds, for every id of the draft, how far the target's id
-lies above it; all other tokens have no probability.
+Checkpoints have the names, shapes and layers of the published ones: Qwen3's, without a causal mask.
 
 A sequences, B tokens of a block, T tokens of contexts, N tokens, E hidden size, S numbers of the states side
 by side, H heads, G key/value heads, D head width, V vocabulary of the target, v that of the draft.
@@ -20,10 +18,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Qwen3Config
+from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
-from specdist.models.drafters.eagle3 import UNKNOWN_LOGIT
+from specdist.models.drafters.own_vocabulary import OwnVocabularyModel
 
 GATED = "gated"
 # Of a layer: from queries [N, H, D], keys and values [N, G, D] of the block's tokens to [N, H, D].
@@ -113,13 +111,11 @@ class MarkovHead(nn.Module):
         return added
 
 
-class BlockDrafter(PreTrainedModel):  # type: ignore[misc, unused-ignore]
+class BlockDrafter(OwnVocabularyModel):
     """The draft, from a configuration of :mod:`specdist.models.drafters.blocks.block_config`."""
 
     config_class = Qwen3Config
     config: Qwen3Config
-    base_model_prefix = ""
-    d2t: Tensor
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__(config)
@@ -134,20 +130,8 @@ class BlockDrafter(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         self.lm_head = nn.Linear(config.hidden_size, num_own, bias=False)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
         self.markov_head = MarkovHead(config) if config.markov_rank else None
-        self.register_buffer("d2t", torch.zeros(num_own, dtype=torch.int64))
-        self.register_buffer("t2d", torch.arange(config.vocab_size) < num_own)
+        self.register_vocabulary(num_own)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    @property
-    def known_ids(self) -> Tensor:
-        """int64 [v]: the target's ids of the draft's vocabulary."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def rotation(self, positions_N: Tensor) -> Rotation:
         cosines, sines = self.rotary_emb(self.fc.weight, position_ids=positions_N[None])
@@ -173,7 +157,4 @@ class BlockDrafter(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         these tokens stand before."""
         if self.markov_head is not None:
             own_Nv = own_Nv + self.markov_head(token_ids_N, hidden_NE)
-        whole_NV = torch.full(
-            (len(own_Nv), self.config.vocab_size), UNKNOWN_LOGIT, dtype=torch.float32, device=own_Nv.device
-        )
-        return whole_NV.index_copy_(1, self.known_ids, own_Nv.float())
+        return self.whole_logits(own_Nv)
