@@ -18,6 +18,7 @@ from specdist.engine.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.times.timeline import Timeline
 from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.drafters.blocks.block_config import published_config
 from specdist.models.drafters.eagle3 import EAGLE3, LlamaForCausalLMEagle3
 from specdist.models.drafters.eagle3_runner import Eagle3Runner
 from specdist.models.drafters.kinds import drafter_of
@@ -35,10 +36,56 @@ ALARM = 1e-5
 CROWD = {"max_new_tokens": 4, "max_num_seqs": 400, "max_num_batched_tokens": 3000, "num_pages": 2000}
 
 
-def eagle_model(target: PreTrainedModel, ids: Sequence[int], *, scale: float = 1.0) -> LlamaForCausalLMEagle3:
-    """A random draft that knows these ids."""
+def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) -> dict[str, Any]:
+    """A config.json as speculators writes it: of an EAGLE-3 draft with two layers of Qwen3, or as changed."""
+    text = target.config
+    layers = {
+        "model_type": "qwen3",
+        "vocab_size": text.vocab_size,
+        "hidden_size": text.hidden_size,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "initializer_range": 0.2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.5.0",
+        "speculators_config": {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}]},
+        "draft_vocab_size": num_ids,
+        "norm_before_residual": True,
+        "norm_before_fc": False,
+        "fc_norm": False,
+        "norm_output": False,
+        "embed_requires_grad": False,
+        "eagle_aux_hidden_state_layer_ids": [2, 0, 1],
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layers,
+    } | changes
+
+
+def eagle_model(
+    target: PreTrainedModel, ids: Sequence[int], *, scale: float = 1.0, **changes: Any
+) -> LlamaForCausalLMEagle3:
+    """A random draft that knows these ids: of the authors' configuration, or with changes of speculators'."""
     text = target.config
     torch.manual_seed(5)
+    if changes:
+        published = published_config(speculators_values(target, len(ids), **changes))
+        kind = drafter_of(published)
+        assert kind is not None
+        model = kind.build(published).eval()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "norm" in name:
+                    weight.add_(0.3 * torch.randn(weight.shape))
+        return _known(model, target, ids, scale)
     config = LlamaConfig(
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
@@ -59,6 +106,11 @@ def eagle_model(target: PreTrainedModel, ids: Sequence[int], *, scale: float = 1
     with torch.no_grad():
         for norm in (model.norm, model.midlayer.hidden_norm, model.midlayer.input_layernorm):
             norm.weight.add_(0.3 * torch.randn(norm.weight.shape))
+    return _known(model, target, ids, scale)
+
+
+def _known(model: Any, target: PreTrainedModel, ids: Sequence[int], scale: float) -> Any:
+    with torch.no_grad():
         model.lm_head.weight.mul_(scale)
         model.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
     model.know(torch.tensor(ids))
@@ -140,51 +192,73 @@ def expected_probabilities(
     target: PreTrainedModel, draft: LlamaForCausalLMEagle3, block: Drafted, temperature: float = 1.0
 ) -> list[float]:
     """Of a block's candidates: every one from a pass over the whole text, without a cache, in formulas of the
-    paper and of Llama. The target has run all committed tokens but the last."""
+    papers and of Llama. The target has run all committed tokens but the last."""
     weights = {name: weight.double() for name, weight in draft.state_dict().items()}
-    committed = torch.tensor(block.committed)
+    config, committed = draft.config, torch.tensor(block.committed)
     found = target(committed[None, :-1], output_hidden_states=True).hidden_states
-    fused = torch.cat([found[layer][0].double() for layer in LAYERS], dim=-1) @ weights["fc.weight"].T
-    states = list(fused)
-    tokens = block.committed[1:]
-    probabilities = []
+    states = _fused(weights, config, torch.cat([found[layer][0].double() for layer in LAYERS], dim=-1))
+    tokens, mask = committed[1:], getattr(config, "mask_token_id", None)
     ids = torch.arange(len(weights["d2t"])) + draft.d2t
-    for candidate in block.candidates:
-        outputs = _layer(weights, draft.config, torch.tensor(tokens), torch.stack(states))
-        logits = _norm(outputs[-1], weights["norm.weight"], draft.config) @ weights["lm_head.weight"].T
-        own = (logits / temperature).softmax(dim=-1)
+    if mask is not None:
+        # All at once: of tokens that are not known yet the draft has one state, and one id.
+        states = torch.cat([states, _fused(weights, config, weights["mask_hidden"][0]).expand(4, -1)])
+        outputs = _stack(weights, config, torch.cat([tokens, torch.full((4,), mask)]), states)[-5:]
+    probabilities = []
+    for depth, candidate in enumerate(block.candidates):
+        output = outputs[depth] if mask is not None else _stack(weights, config, tokens, states)[-1]
+        logits = (
+            output if getattr(config, "norm_output", False) else _norm(output, weights["norm.weight"], config)
+        )
+        own = (logits @ weights["lm_head.weight"].T / temperature).softmax(dim=-1)
         place = (ids == candidate).nonzero()
         probabilities.append(float(own[place[0, 0]]) if len(place) else 0.0)
-        states.append(outputs[-1])
-        tokens = [*tokens, candidate]
+        states = torch.cat([states, output[None]])
+        tokens = torch.cat([tokens, torch.tensor([candidate])])
     return probabilities
 
 
-def _layer(weights: dict[str, Tensor], config: LlamaConfig, tokens: Tensor, states: Tensor) -> Tensor:
-    """Every pair of a token and the state before it, through the layer."""
-    of = {name.removeprefix("midlayer."): weight for name, weight in weights.items()}
-    embedded = weights["embed_tokens.weight"][tokens]
-    joined = torch.cat(
-        [
-            _norm(embedded, of["input_layernorm.weight"], config),
-            _norm(states, of["hidden_norm.weight"], config),
-        ],
-        dim=-1,
-    )
-    width, num_tokens = config.head_dim, len(tokens)
+def _fused(weights: dict[str, Tensor], config: Any, states: Tensor) -> Tensor:
+    if "input_norm.weight" in weights:
+        states = _norm(states, weights["input_norm.weight"], config)
+    if "fc_norm.0.weight" in weights:
+        parts = states.unflatten(-1, (3, -1)).unbind(-2)
+        normed = [_norm(part, weights[f"fc_norm.{n}.weight"], config) for n, part in enumerate(parts)]
+        states = torch.cat(normed, dim=-1)
+    return states @ weights["fc.weight"].T
+
+
+def _stack(weights: dict[str, Tensor], config: Any, tokens: Tensor, states: Tensor) -> Tensor:
+    """Every pair of a token and the state before it, through the layers."""
+    names = ["midlayer.", *(f"layers.{layer}." for layer in range(1, config.num_hidden_layers))]
+    for name in names:
+        own = {each.removeprefix(name): weight for each, weight in weights.items()}
+        normed = _norm(
+            states, own["hidden_norm.weight" if name == "midlayer." else "input_layernorm.weight"], config
+        )
+        if name == "midlayer.":
+            if getattr(config, "norm_before_residual", False):
+                states = normed
+            embedded = _norm(weights["embed_tokens.weight"][tokens], own["input_layernorm.weight"], config)
+            normed = torch.cat([embedded, normed], dim=-1)
+        states = _layer(own, config, normed, states)
+    return _norm(states, weights["norm.weight"], config) if getattr(config, "norm_output", False) else states
+
+
+def _layer(of: dict[str, Tensor], config: Any, inputs: Tensor, states: Tensor) -> Tensor:
+    width, num_tokens = config.head_dim, len(inputs)
     angles = torch.arange(num_tokens)[:, None] * 10000.0 ** -(torch.arange(0, width, 2).double() / width)
     turns = torch.polar(torch.ones_like(angles), angles)[:, None]
 
     def heads(name: str, *, is_turned: bool) -> Tensor:
-        found = (joined @ of[f"self_attn.{name}.weight"].T).view(num_tokens, -1, width)
+        found = (inputs @ of[f"self_attn.{name}_proj.weight"].T).view(num_tokens, -1, width)
+        if f"self_attn.{name}_norm.weight" in of:
+            found = _norm(found, of[f"self_attn.{name}_norm.weight"], config)
         if is_turned:
             pairs = torch.complex(found[..., : width // 2], found[..., width // 2 :]) * turns
             found = torch.cat([pairs.real, pairs.imag], dim=-1)
         return found
 
-    queries, keys, values = (
-        heads("q_proj", is_turned=True), heads("k_proj", is_turned=True), heads("v_proj", is_turned=False)
-    )  # fmt: skip
+    queries, keys, values = (heads(name, is_turned=name != "v") for name in ("q", "k", "v"))
     repeats = queries.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
     scores = torch.einsum("qhd,khd->hqk", queries, keys) * width**-0.5
@@ -196,7 +270,7 @@ def _layer(weights: dict[str, Tensor], config: LlamaConfig, tokens: Tensor, stat
     return added + (gates * (normed @ of["mlp.up_proj.weight"].T)) @ of["mlp.down_proj.weight"].T
 
 
-def _norm(values: Tensor, weight: Tensor, config: LlamaConfig) -> Tensor:
+def _norm(values: Tensor, weight: Tensor, config: Any) -> Tensor:
     return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + config.rms_norm_eps) * weight
 
 

@@ -40,17 +40,26 @@ CROWDED = {"max_num_batched_tokens": 20, "num_pages": 14, "max_num_seqs": 4}
 
 
 @pytest.mark.parametrize(
-    ("family", "options", "waits"),
-    [("llama", {}, True), ("gemma2", CROWDED, True), ("gpt_neox", {}, False)],
-    ids=["llama", "gemma2, preempted", "gpt_neox, as on a device"],
+    ("family", "changes", "options", "waits"),
+    [
+        ("llama", {}, {}, True),
+        ("gemma2", {}, CROWDED, True),
+        ("gpt_neox", {}, {}, False),
+        ("llama", {"fc_norm": True, "norm_output": True}, CROWDED, True),
+    ],
+    ids=["llama", "gemma2, preempted", "gpt_neox, as on a device", "two layers of Qwen3, with more norms"],
 )
 def test_every_block_is_what_the_published_formulas_say(
-    family: str, options: dict[str, Any], waits: bool, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    changes: dict[str, Any],
+    options: dict[str, Any],
+    waits: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Computed anew for every candidate, from the whole text before it: other states, states of another
     position, those of a draft that was rejected, or another vocabulary would give other probabilities."""
     target = eagle_target(VOCAB_SIZE, family)
-    draft = eagle_model(target, IDS)
+    draft = eagle_model(target, IDS, **changes)
     monkeypatch.setattr(DrafterRunner, "is_asynchronous", not waits)
     replica = EagleHarness(target, draft, settings=SamplingSettings(), max_new_tokens=14, **options)
     replica.generate(requests_for(prompts_of_lengths(1, 17, 2, 26), num_samples=2))

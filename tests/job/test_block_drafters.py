@@ -101,7 +101,7 @@ def test_a_draft_without_embeddings_and_head_takes_the_target_s(
 @pytest.mark.parametrize(
     ("changes", "fragments"),
     [
-        ({"speculators_model_type": "peagle"}, ["speculators_model_type peagle, and dflash and dspark"]),
+        ({"speculators_model_type": "medusa"}, ["speculators_model_type medusa, and dflash, dspark, eagle3"]),
         ({"markov_head_type": "rnn"}, ["markov_head_type rnn"]),
         ({"block_size": 1}, ["block_size 1, in which nothing is drafted"]),
         ({"mask_token_id": None}, ["no mask_token_id"]),

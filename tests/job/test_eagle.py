@@ -115,8 +115,8 @@ def test_what_does_not_go_together_is_refused(
         ({"target_hidden_size": 128}, ["hidden states of 128 numbers, and the target's have 64"]),
         ({"vocab_size": 400}, ["a target of 400 ids, and this one has 320"]),
         ({"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}, ["layers 0, 1, 3", "three of the target's 3"]),
-        ({"num_hidden_layers": 2}, ["2 layers"]),
-        ({"norm_before_residual": True}, ["norm_before_residual"]),
+        ({"num_hidden_layers": 2}, ["its files hold no layers.1."]),
+        ({"layer_types": ["sliding_attention"]}, ["layers with a sliding window"]),
         ({"intermediate_size": 50}, ["midlayer.mlp", "config.json asks for"]),
     ],
 )

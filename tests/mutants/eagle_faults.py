@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 EAGLE = "tests/engine/test_eagle.py"
 FORMULAS = f"{EAGLE}::test_every_block_is_what_the_published_formulas_say"
 WHOLE = f"{FORMULAS}[llama]"
+SEVERAL = f"{FORMULAS}[two layers of Qwen3, with more norms]"
 DISTRIBUTION = f"{EAGLE}::test_tokens_follow_the_target_s_distribution"
 
 EAGLE_FAULTS = (
@@ -40,4 +41,16 @@ EAGLE_FAULTS = (
         "draft_probabilities_C=state.probabilities[places_C],",
         "draft_probabilities_C=state.probabilities[places_C] / 2,",
         (f"{DISTRIBUTION}[plain]",)),
+    Mutant("states-are-added-without-their-norm", "LlamaForCausalLMEagle3.draft",
+        "            hidden = normed\n",
+        "            hidden = states_TE\n",
+        (SEVERAL,)),
+    Mutant("outputs-are-handed-on-without-their-norm", "LlamaForCausalLMEagle3.draft",
+        "return self.norm(hidden) if self._hands_on_normed else hidden",
+        "return hidden",
+        (SEVERAL,)),
+    Mutant("earlier-layers-write-over-the-first-one", "DrafterLayer.forward",
+        "attend(self.index, self",
+        "attend(0, self",
+        (SEVERAL,)),
 )

@@ -71,10 +71,12 @@ class OwnFilesDrafter(Drafter):
     Attributes:
         takes_head: where these have no output head, it is the target's.
         unused_names: beginnings of names in them that nothing here takes.
+        renamed: beginnings of names in some of them, and what these are here.
     """
 
     takes_head = False
     unused_names: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
 
     def state_size(self, config: Any) -> int:
         """Of the target's state in one layer."""

@@ -14,32 +14,28 @@ from torch import Tensor
 from specdist.models.attention.attention import AttentionCall, AttentionRules, LayerAttention, PagedAttention
 from specdist.models.drafters.eagle3 import EAGLE3, LlamaForCausalLMEagle3
 from specdist.models.drafters.runner import DrafterPass, DrafterRunner, WithoutFirst
-from specdist.models.passes.flat import AttentionGroup, AttentionPlan, FlatBatch, plan_attention
+from specdist.models.passes.flat import FlatBatch, plan_attention
 from specdist.models.passes.torch_pass import NOT_ALLOCATED, PassOutputs
 
-LAYER = 0
 RULES = AttentionRules(scale=None, window=None, softcap=None)
 
 
 class Eagle3Pass(DrafterPass):
-    """Its logits are of the draft's vocabulary within the target's. Its queries are of the tokens alone whose
-    logits are wanted: of the others only keys and values are needed."""
+    """Its logits are of the draft's vocabulary within the target's. Of contexts the last layer makes keys and
+    values alone."""
 
     kind = EAGLE3
     _model: LlamaForCausalLMEagle3
 
     def kept(self, states_TS: Tensor) -> Tensor:
-        fused: Tensor = self._model.fc(states_TS)
-        return fused
+        return self._model.fused(states_TS)
 
     def attention_to(self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray) -> LayerAttention:
+        del asked_N
         assert self._cache is not None, NOT_ALLOCATED
-        groups: list[AttentionGroup] = []
-        if len(asked_N):
-            asking = FlatBatch(asked_N, batch.slots_T[asked_N], batch.positions_T[asked_N])
-            plan = plan_attention(asking, pages_SP, self._cache.page_size, self._device)
-            groups = [dataclasses.replace(group, keys_class=WithoutFirst) for group in plan.groups]
-        return _DraftAttention(self._cache, AttentionPlan(self.places(batch, pages_SP), groups))
+        plan = plan_attention(batch, pages_SP, self._cache.page_size, self._device)
+        groups = [dataclasses.replace(group, keys_class=WithoutFirst) for group in plan.groups]
+        return _DraftAttention(self._cache, dataclasses.replace(plan, groups=groups))
 
     @torch.inference_mode()
     def step(
@@ -50,16 +46,12 @@ class Eagle3Pass(DrafterPass):
         attention: LayerAttention,
         incoming_TE: Tensor,
     ) -> PassOutputs:
-        outgoing_NE, logits_NV = self._model.draft(
-            token_ids_T,
-            incoming_TE,
-            self._model.rotation(positions_T),
-            logits_index_N,
-            lambda queries, keys, values: attention.attend(
-                LAYER, AttentionCall(queries, keys, values, RULES)
-            ),
-        )
-        return PassOutputs(logits_NV, outgoing_NE)
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            return attention.attend(layer, AttentionCall(queries, keys, values, RULES))
+
+        rotation = self._model.rotation(positions_T)
+        outgoing_NE = self._model.draft(token_ids_T, incoming_TE, rotation, logits_index_N, attend)
+        return PassOutputs(self._model.logits(outgoing_NE), outgoing_NE)
 
 
 class Eagle3Runner(DrafterRunner):
@@ -70,10 +62,10 @@ class Eagle3Runner(DrafterRunner):
 
 
 class _DraftAttention(PagedAttention):
-    """Writes all keys and values, and reads them for the tokens whose logits are wanted: perhaps for none."""
+    """Where nothing is asked for, keys and values are only written."""
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
-        if self._plan.groups:
+        if len(call.queries_THD):
             return super().attend(layer, call)
         self._cache.write(layer, self._plan.cache_index_T, call.keys, call.values)
         return call.queries_THD

@@ -113,6 +113,8 @@ def _tensors(draft: Checkpoint, kind: OwnFilesDrafter) -> Iterator[tuple[StoredT
         with open_weights(path) as file:
             for stored in file.names:
                 name = stored.removeprefix(PREFIX)
+                for theirs, own in kind.renamed:
+                    name = own + name.removeprefix(theirs) if name.startswith(theirs) else name
                 if not name.startswith(kind.unused_names):
                     yield file, stored, name
 

@@ -1,6 +1,6 @@
-"""Configurations of block drafters: of speculators (DFlash, DSpark), and of DFlash's authors.
+"""Configurations of drafters that transformers does not read: of speculators, and of DFlash's authors.
 
-Both become one: that of the draft's layers (Qwen3's), with what the drafter needs beside it.
+Both become one: that of the draft's layers (Qwen3's, or Llama's), with what the drafter needs beside it.
 """
 
 from __future__ import annotations
@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
 from specdist.models.drafters.blocks.block import GATED, BlockDrafter
 from specdist.models.drafters.declaration import OwnFilesDrafter, ReadStates
+from specdist.models.drafters.eagle3 import ARCHITECTURES, MASK_TOKEN, NUM_TOKENS, OPTIONS
 
 ARCHITECTURE = "BlockDrafter"
 SPECULATORS_TYPE = "speculators_model_type"
-DFLASH, DSPARK = "dflash", "dspark"
+DFLASH, DSPARK, EAGLE3_TYPE, PEAGLE = "dflash", "dspark", "eagle3", "peagle"
 AUTHORS_ARCHITECTURE = "DFlashDraftModel"
-VANILLA = "vanilla"
+VANILLA, LAYERS = "vanilla", "transformer_layer_config"
 # What changes nothing of what a drafter computes, or is read elsewhere.
 _NEUTRAL = {
     "_name_or_path", "architectures", "auto_map", "dtype", "has_no_defaults_at_init", "model_type",
@@ -26,11 +27,12 @@ _NEUTRAL = {
 }  # fmt: skip
 _READ = {
     "aux_hidden_state_layer_ids", "block_size", "draft_vocab_size", "mask_token_id", "sample_from_anchor",
-    "sliding_window_non_causal", "target_hidden_size", "transformer_layer_config",
+    "sliding_window_non_causal", "target_hidden_size", LAYERS,
 }  # fmt: skip
 _READ_OF_DSPARK = {
     "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank",
 }  # fmt: skip
+_EAGLE_LAYERS: dict[Any, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _READ_OF_AUTHORS = {"block_size", "mask_token_id", "target_layer_ids"}
 
 
@@ -38,19 +40,22 @@ class UnknownPart(ValueError):
     """What is not known here of a drafter."""
 
 
-def published_config(values: Mapping[str, Any]) -> Qwen3Config | None:
+def published_config(values: Mapping[str, Any]) -> PretrainedConfig | None:
     """Of a config.json; None of one that transformers reads. Raises :class:`UnknownPart`.
 
-    The result has, beside Qwen3's attributes, ``state_layers`` (the states are those that go into these
-    layers of the target), ``target_hidden_size``, ``block_size``, ``first_row`` (the place in a block whose
-    logits are of the token after the next one), ``mask_token_id``, ``draft_vocab_size``, ``markov_rank`` (0
-    without such a head) and ``markov_head_type``.
+    That of a block drafter has, beside Qwen3's attributes, ``state_layers`` (the states are those that go
+    into these layers of the target), ``target_hidden_size``, ``block_size``, ``first_row`` (the place in a
+    block whose logits are of the token after the next one), ``mask_token_id``, ``draft_vocab_size``,
+    ``markov_rank`` (0 without such a head) and ``markov_head_type``.
     """
     kind = values.get(SPECULATORS_TYPE)
     if kind is None and AUTHORS_ARCHITECTURE not in (values.get("architectures") or ()):
         return None
+    if kind in (EAGLE3_TYPE, PEAGLE):
+        return _eagle_config(values)
     if kind not in (None, DFLASH, DSPARK):
-        raise UnknownPart(f"{SPECULATORS_TYPE} {kind}, and {DFLASH} and {DSPARK} are read here")
+        known = f"{DFLASH}, {DSPARK}, {EAGLE3_TYPE} and {PEAGLE}"
+        raise UnknownPart(f"{SPECULATORS_TYPE} {kind}, and {known} are read here")
     layers, own = _parts(values)
     config = Qwen3Config(**{name: value for name, value in layers.items() if name not in _NEUTRAL})
     state_layers = own.get("aux_hidden_state_layer_ids")
@@ -86,17 +91,38 @@ def published_config(values: Mapping[str, Any]) -> Qwen3Config | None:
     return config
 
 
+def _eagle_config(values: Mapping[str, Any]) -> PretrainedConfig:
+    """Of speculators' EAGLE-3 and P-EAGLE: as their authors have it."""
+    layers, own = _parts(values)
+    family = layers.pop("model_type", "qwen3")
+    unknown = [name for name, value in own.items() if value and name not in {*OPTIONS, LAYERS}]
+    wrong = [f"{name}, which is not known here" for name in unknown]
+    if family not in _EAGLE_LAYERS:
+        wrong.append(f"layers of {family}, and those of {' and '.join(_EAGLE_LAYERS)} are read here")
+    is_parallel = values[SPECULATORS_TYPE] == PEAGLE
+    if is_parallel and type(own.get(MASK_TOKEN)) is not int:
+        wrong.append(f"no {MASK_TOKEN}")
+    if wrong:
+        raise UnknownPart("; ".join(wrong))
+    layers = {name: value for name, value in layers.items() if name not in _NEUTRAL}
+    config = _EAGLE_LAYERS[family](**layers | {name: own.get(name) for name in OPTIONS})
+    methods = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    setattr(config, NUM_TOKENS, methods[0].get("speculative_tokens"))
+    config.architectures, config.dtype = [ARCHITECTURES[0]], values.get("dtype") or values.get("torch_dtype")
+    return config
+
+
 def _parts(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration of the layers, and what is the drafter's own, as speculators names it."""
-    if values.get(SPECULATORS_TYPE) in (DFLASH, DSPARK):
+    if values.get(SPECULATORS_TYPE) in (DFLASH, DSPARK, EAGLE3_TYPE, PEAGLE):
         common = set(PretrainedConfig().to_dict())
         own = {name: value for name, value in values.items() if name not in _NEUTRAL | common}
         own["draft_vocab_size"] = values.get("draft_vocab_size")
         if values[SPECULATORS_TYPE] == DSPARK:
             own = {"markov_rank": 256, "sample_from_anchor": True} | own
-        layers = own.get("transformer_layer_config")
+        layers = own.get(LAYERS)
         if not isinstance(layers, dict):
-            raise UnknownPart("no transformer_layer_config")
+            raise UnknownPart(f"no {LAYERS}")
         return dict(layers), own
     given = values.get("dflash_config") or {}
     own = {name: value for name, value in given.items() if name not in _READ_OF_AUTHORS}
