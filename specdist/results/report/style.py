@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import matplotlib as mpl
-import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -33,7 +31,6 @@ WORK_COLOURS: Mapping[str, str] = {
 # On these, white text cannot be read.
 LIGHT_COLOURS = (ORANGE, PINK, SKY, LIGHT_GREY)
 
-MAX_LABELLED_BARS, LEAST_LABELLED_SHARE = 10, 0.22
 # A phone shows the pictures at three quarters of this size.
 WIDTH_INCHES, DOTS_PER_INCH = 5.0, 170
 SETTINGS = {
@@ -89,22 +86,6 @@ def whole_numbers(axes: Axes) -> None:
 def percent_axis(axes: Axes) -> None:
     """Percentages on the y axis, of shares of one."""
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def label_bars(
-    axes: Axes, bars: BarContainer, shown: Callable[[float], str], *, is_inside: bool = True
-) -> None:
-    """Write the values on the bars, if there are few enough to have room."""
-    if len(bars) <= MAX_LABELLED_BARS:
-        values = np.asarray(bars.datavalues, float).tolist()
-        labels = [shown(value) for value in values]
-        if is_inside:
-            # Low bars have no room.
-            least = LEAST_LABELLED_SHARE * max(values, default=0.0)
-            labels = [label if value >= least else "" for label, value in zip(labels, values, strict=True)]
-            axes.bar_label(bars, labels, fontsize=10, label_type="center", color="white")
-        else:
-            axes.bar_label(bars, labels, fontsize=9.5, padding=2)
 
 
 def legend_below(figure: Figure) -> None:

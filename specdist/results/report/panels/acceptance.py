@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice, zip_longest
 
 import numpy as np
 from markupsafe import Markup
@@ -10,19 +11,14 @@ from matplotlib.figure import Figure
 
 from specdist.data.stats.shard import Stats
 from specdist.results.report.formats import NOTHING, count, number, percent
-from specdist.results.report.markup import left_out, paragraph, table
-from specdist.results.report.panel import Panel, names, table_by_run
+from specdist.results.report.markup import left_out, noted, paragraph, table
+from specdist.results.report.panel import Panel, label_of, names, table_by_run
 from specdist.results.report.panels.traces import Share, acceptance_by_entropy, entropy_edges
 from specdist.results.report.runs import ReportedRun
 from specdist.results.report.style import (
-    BLUE,
-    GREY,
-    LIGHT_GREY,
-    ORANGE,
     RUN_COLOURS,
     RUN_MARKERS,
     from_zero,
-    label_bars,
     legend_below,
     new_figure,
     one_plot,
@@ -31,7 +27,6 @@ from specdist.results.report.style import (
 )
 
 MAX_POSITIONS_LISTED = 12
-MAX_LABELLED_LENGTHS = 7
 
 
 def drafted_per_position(stats: Stats) -> np.ndarray:
@@ -54,18 +49,11 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
         shares = accepted_share_per_position(run.total)
         positions = np.arange(1, len(shares) + 1)
         acceptance = run.predictions.acceptance
-        if len(runs) == 1:
-            bars = axes.bar(positions, shares, color=BLUE, width=0.75, label="measured")
-            label_bars(axes, bars, lambda share: f"{share:.0%}")
-        else:
-            axes.plot(positions, shares, marker=RUN_MARKERS[index], color=RUN_COLOURS[index], label=run.label)
+        colour, marker = RUN_COLOURS[index], RUN_MARKERS[index]
+        axes.plot(positions, shares, marker=marker, color=colour, label=label_of(run, runs, "measured"))
         if acceptance is not None and run.is_exact:
-            alone = len(runs) == 1
-            label = f"α to the power of the position, α = {acceptance:.3f}" if alone else None
-            axes.plot(
-                positions, acceptance**positions, ":", color=ORANGE if alone else RUN_COLOURS[index],
-                marker="D" if alone else "", label=label,
-            )  # fmt: skip
+            told = f"α to the power of the position, α = {acceptance:.3f}" if len(runs) == 1 else None
+            axes.plot(positions, acceptance**positions, ":", color=colour, label=told)
     axes.set_ylim(0, 1.06)
     percent_axis(axes)
     whole_numbers(axes)
@@ -92,28 +80,23 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
 
 
 def _positions(runs: Sequence[ReportedRun]) -> Markup:
-    """Shares by position; for a single run also the number of drafted tokens."""
-    drafted = [drafted_per_position(run.total) for run in runs]
-    shares = [accepted_share_per_position(run.total) for run in runs]
-    num_positions = max(map(len, shares))
-    positions = range(min(num_positions, MAX_POSITIONS_LISTED))
-    caption = (
-        f"The first {len(positions)} of {num_positions} positions" if num_positions > len(positions) else ""
-    )
-    if len(runs) == 1:
-        rows = [
-            [str(position + 1), count(drafted[0][position]), percent(shares[0][position])]
-            for position in positions
-        ]
-        return table(["position", "drafted", "accepted"], rows, caption=caption)
-    rows = [
+    """Shares by position, and of how many drafted tokens."""
+    columns = [
         [
-            str(position + 1),
-            *(percent(found[position]) if position < len(found) else NOTHING for found in shares),
+            noted(percent(share), f"of {count(number)}")
+            for share, number in zip(
+                accepted_share_per_position(run.total), drafted_per_position(run.total), strict=True
+            )
         ]
-        for position in positions
+        for run in runs
     ]
-    return table(["accepted at position", *(run.label for run in runs)], rows, caption=caption)
+    num_positions = max(map(len, columns))
+    num_shown = min(num_positions, MAX_POSITIONS_LISTED)
+    caption = f"The first {num_shown} of {num_positions} positions" if num_positions > num_shown else ""
+    cells = islice(zip_longest(*columns, fillvalue=NOTHING), num_shown)
+    rows = [[str(place), *shares] for place, shares in enumerate(cells, start=1)]
+    header = ["accepted at position", *(label_of(run, runs) for run in runs)]
+    return table(header, rows, caption=caption)
 
 
 def lengths(runs: Sequence[ReportedRun]) -> Panel:
@@ -123,19 +106,11 @@ def lengths(runs: Sequence[ReportedRun]) -> Panel:
             np.array(counts) / run.total.num_drafts
             for counts in (run.total.draft_length_histogram, run.total.accepted_length_histogram)
         )
-        if len(runs) == 1:
-            for counts, shift, colour, label in (
-                (drafted, -0.2, ORANGE, "drafted"), (accepted, 0.2, BLUE, "accepted")
-            ):  # fmt: skip
-                bars = axes.bar(np.arange(len(counts)) + shift, counts, width=0.4, color=colour, label=label)
-                if len(counts) <= MAX_LABELLED_LENGTHS:
-                    label_bars(axes, bars, lambda share: f"{share:.0%}" if share else "", is_inside=False)
-        else:
-            colour, marker = RUN_COLOURS[index], RUN_MARKERS[index]
+        for counts, label, style in ((drafted, "drafted", ":"), (accepted, "accepted", "-")):
             axes.plot(
-                drafted, ":", marker=marker, color=colour, label=f"{run.label}, drafted", fillstyle="none"
-            )
-            axes.plot(accepted, marker=marker, color=colour, label=f"{run.label}, accepted")
+                counts, style, marker=RUN_MARKERS[index], color=RUN_COLOURS[index],
+                label=f"{label_of(run, runs)} {label}".strip(),
+            )  # fmt: skip
     from_zero(axes)
     percent_axis(axes)
     whole_numbers(axes)
@@ -215,11 +190,7 @@ def _entropy_figure(shares_by_run: Mapping[str, Sequence[Share]]) -> Figure:
             middles, values, np.abs(bounds - values), marker=marker, color=colour, label=label, capsize=3,
             elinewidth=1.2,
         )  # fmt: skip
-        if len(shares_by_run) == 1:
-            widths = [share.high - share.low for share in shares]
-            below.bar(middles, amounts, width=widths, color=LIGHT_GREY, edgecolor=GREY)
-        else:
-            below.plot(middles, amounts, marker=marker, color=colour)
+        below.plot(middles, amounts, marker=marker, color=colour)
     above.set_ylabel("accepted")
     below.set_ylabel("tokens")
     below.set_xlabel("entropy of the draft, nats")
@@ -233,16 +204,14 @@ def _entropy_figure(shares_by_run: Mapping[str, Sequence[Share]]) -> Figure:
 
 
 def _entropies(shares_by_run: Mapping[str, Sequence[Share]]) -> Markup:
-    """Shares by entropy; for a single run also the number of tokens."""
+    """Shares by entropy, and of how many verified tokens."""
     [first, *_] = shares_by_run.values()
     intervals = [f"{share.low:.2f} to {share.high:.2f}" for share in first[:-1]]
     intervals.append(f"{first[-1].low:.2f} and more")
     columns = [
-        [percent(share.value) if share.num_tokens else NOTHING for share in shares]
+        [noted(percent(share.value), f"of {count(share.num_tokens)}") if share.num_tokens else NOTHING
+         for share in shares]
         for shares in shares_by_run.values()
-    ]
+    ]  # fmt: skip
     header = ["entropy, nats", *(f"{label}, accepted" for label in shares_by_run)]
-    if len(shares_by_run) == 1:
-        header = ["entropy, nats", "verified tokens", "accepted"]
-        columns.insert(0, [count(share.num_tokens) for share in first])
     return table(header, zip(intervals, *columns, strict=True))

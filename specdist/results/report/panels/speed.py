@@ -18,12 +18,9 @@ from specdist.results.report.markup import left_out, noted, table
 from specdist.results.report.panel import Panel, names, table_by_run
 from specdist.results.report.runs import ReportedRun, tokens_per_pass
 from specdist.results.report.style import (
-    BLUE,
-    GREY,
     RUN_COLOURS,
     RUN_MARKERS,
     from_zero,
-    label_bars,
     legend_below,
     new_figure,
     one_plot,
@@ -32,7 +29,7 @@ from specdist.results.report.style import (
 
 MAX_INTERVALS = 60
 TIME_UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
-MAX_BARS = 40
+MAX_LARGE_MARKERS = 40
 MAX_REPLICAS = 40
 SHARDS_PER_PIECE = 4096
 MAX_SLOWEST, MAX_SLOWEST_OF_SEVERAL = 8, 3
@@ -149,17 +146,12 @@ def _time_figure(runs: Sequence[ReportedRun]) -> Figure:
 
 def speed_by_shard(runs: Sequence[ReportedRun]) -> Panel:
     figure, axes = one_plot("shard", "tokens/s while working")
-    if len(runs) == 1 and len(runs[0].shards) <= MAX_BARS:
-        bars = axes.bar(runs[0].shards.shards, _shard_speeds(runs[0]), color=BLUE, width=0.75)
-        label_bars(axes, bars, speed)
-        axes.axhline(float(np.median(_shard_speeds(runs[0]))), color=GREY, linestyle=":", linewidth=1.6)
-    else:
-        for run, colour, marker in zip(runs, RUN_COLOURS, RUN_MARKERS, strict=False):
-            size = 6 if len(run.shards) <= MAX_BARS else 2.5
-            axes.plot(
-                run.shards.shards, _shard_speeds(run), marker, markersize=size, label=run.label, color=colour
-            )
-            axes.axhline(float(np.median(_shard_speeds(run))), color=colour, linestyle=":", linewidth=1.6)
+    for run, colour, marker in zip(runs, RUN_COLOURS, RUN_MARKERS, strict=False):
+        size = 6 if len(run.shards) <= MAX_LARGE_MARKERS else 2.5
+        axes.plot(
+            run.shards.shards, _shard_speeds(run), marker, markersize=size, label=run.label, color=colour
+        )
+        axes.axhline(float(np.median(_shard_speeds(run))), color=colour, linestyle=":", linewidth=1.6)
     from_zero(axes)
     whole_numbers(axes)
     if len(runs) > 1:
