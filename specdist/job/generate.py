@@ -40,7 +40,6 @@ from specdist.job.totals.report import (
     cut_line,
     frozen_costs,
     is_often_cut,
-    run_figures,
     total_stats,
     totals_document,
 )
@@ -259,8 +258,7 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> bool:
     """Report the totals of the finished shards; write the card of a complete run. Returns whether all its
     rows are errors for one reason."""
     folder = run.folder
-    figures = run_figures(folder, total_stats(folder))
-    total = figures.total
+    total = total_stats(folder)
     if is_often_cut(total.num_cut_completions, total.num_completions):
         settings = folder.manifest.fingerprint
         logger.warning(cut_line(total.num_cut_completions, total.num_completions, settings))
@@ -272,7 +270,7 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> bool:
         remove_leftovers(folder)
         if config.push_to_hub is not None:
             push_to_hub(folder, run.membership, config.push_to_hub)
-    document = totals_document(folder, figures, num_devices=topology.world_size, is_complete=is_complete)
+    document = totals_document(folder, total, num_devices=topology.world_size, is_complete=is_complete)
     print(json.dumps(document))  # noqa: T201 (the job's result)
     if not is_complete or total.num_completions or config.turns_column is not None:
         return False

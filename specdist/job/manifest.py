@@ -22,7 +22,6 @@ from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan
 from specdist.job.texts.template_clock import clock_info
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.files.sizes import model_size
 from specdist.models.heads.drafts import DraftHead
 from specdist.models.passes.all_reduce import SUMS
 from specdist.policies.registry import AUTO
@@ -161,7 +160,6 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
     return {
         # Until the loaded target has been checked.
         "exact": False,
-        "flops_per_token": _flops_per_token(models),
         **reproducibility_info(config, topology, models.target),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else config.draft if config.uses_ngrams else None,
@@ -176,18 +174,6 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         "python": platform.python_version(),
         "versions": {name: version_of(name) for name in ("specdist", *LIBRARIES)},
     }
-
-
-def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:
-    """Operations of one token in each model, attention aside; None without a draft."""
-    if models.draft is None:
-        return None
-    target, draft = (
-        model_size(model.name, model.config, 1, trusts_code=model.trusts_code).flops_per_token(1)
-        for model in (models.target, models.draft)
-    )
-    head = sum(weight.numel() for weight in models.head.network.parameters()) if models.head else 0
-    return {"target": target, "draft": draft, "head": 2.0 * head}
 
 
 def reproducibility(config: GenerateConfig, topology: Topology) -> str:

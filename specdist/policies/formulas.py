@@ -104,17 +104,3 @@ def branches_for(caught: float) -> int:
     while caught_share(num_branches) < caught:
         num_branches += 1
     return num_branches
-
-
-def flops_verifying_all(num_draft_tokens: float, *, draft: float, target: float) -> float:
-    """Operations of a round of speculative decoding as in SPRINTER, γ F_d + γ F_t (Equation 5)."""
-    return num_draft_tokens * (draft + target)
-
-
-def flops_verifying_one(num_draft_tokens: float, *, draft: float, target: float, verifier: float) -> float:
-    """Operations of a round of SPRINTER as in the paper, γ F_d + F_t + F_v (Equation 6).
-
-    The paper counts one token of the target. To verify it the target must also run the others, whose keys and
-    values it needs, so more is executed.
-    """
-    return num_draft_tokens * draft + target + verifier

@@ -17,7 +17,7 @@ from specdist.data.store.access import reading
 from specdist.data.store.copies import mirrored
 from specdist.job.rows.openai_results import write_results
 from specdist.job.totals.closing import summary_lines
-from specdist.job.totals.report import comparison_lines, cut_line, run_figures, total_stats
+from specdist.job.totals.report import comparison_lines, cut_line, total_stats
 from specdist.job.totals.status import StatusReader
 from specdist.results.runs import Run, load_run
 from specdist.utils.errors import UserError
@@ -103,7 +103,7 @@ def _print_summary(run: Run, *, has_theory: bool) -> None:
     for line in lines:
         print(textwrap.fill(line, WIDTH, subsequent_indent=INDENT, break_long_words=False))
     if has_theory:
-        lines = comparison_lines(run_figures(folder, total))
+        lines = comparison_lines(folder, total)
         print("", *(lines or ["nothing was drafted, and no costs are frozen: nothing to predict"]), sep="\n")
 
 

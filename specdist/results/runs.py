@@ -30,7 +30,7 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import RowResult, results_table
 from specdist.data.stats.shard import Stats
 from specdist.data.store.copies import mirrored
-from specdist.job.totals.report import run_figures, totals_document
+from specdist.job.totals.report import totals_document
 from specdist.job.totals.totals import total_of
 from specdist.utils.errors import UserError
 from specdist.utils.packages import check_installed
@@ -166,7 +166,7 @@ class Run:
         """The totals of all finished shards, as in the last line that the run prints."""
         return totals_document(
             self._folder,
-            run_figures(self._folder, self.stats),
+            self.stats,
             num_devices=self.manifest.info.get("num_devices", self.manifest.info["world_size"]),
             is_complete=self.is_complete,
         )

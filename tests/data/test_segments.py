@@ -21,7 +21,7 @@ from specdist.utils.errors import UserError
 
 FIRST = Manifest(
     fingerprint={"draft": "aa", "seed": 1, "stop": []},
-    info={"draft": "first", "costs": {"t": 1}, "flops_per_token": {"draft": 1}, "exact": True},
+    info={"draft": "first", "costs": {"t": 1}, "exact": True},
 )
 
 
@@ -41,7 +41,7 @@ class Shards:
 
 
 def asked(draft: str = "bb", rule: str = ANY_TIME, **more: Any) -> Manifest:
-    info = {"draft": f"folder {draft}", "flops_per_token": {"draft": 2}, DRAFT_CHANGES: rule}
+    info = {"draft": f"folder {draft}", DRAFT_CHANGES: rule}
     return Manifest(fingerprint={"draft": draft, "seed": 1, "stop": []} | more, info=info)
 
 
@@ -53,7 +53,7 @@ def test_the_next_draft_is_recorded_and_its_costs_are_measured_anew() -> None:
         {"draft": "folder bb", "fingerprint": {"draft": "bb"}, "complete_shards": 2},
     ]
     assert "costs" not in found.info and found.info["exact"]
-    assert found.info["flops_per_token"] == {"draft": 2} and found.info["draft"] == "folder bb"
+    assert found.info["draft"] == "folder bb"
     # The latest draft again changes nothing; the first one again is a third segment.
     assert next_segment(found, asked(), Shards(), None) is None
     third = next_segment(found, asked("aa"), Shards({0, 1, 2}), None)

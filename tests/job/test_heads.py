@@ -93,10 +93,6 @@ def test_a_lossy_run_says_so_everywhere(lossy_run: tuple[Path, Ended]) -> None:
     assert totals["exact"] is False and totals["num_trusted_tokens"] > 100
     # What is not verified is kept, and the rest as often as what is verified.
     assert totals["predictions"]["theory"]["tokens_per_row_pass"]["ratio"] == pytest.approx(1, abs=0.05)
-    operations = totals["operations"]
-    # The target ran every token at least once, which the paper does not count.
-    assert operations["target_flops_per_token"]["ratio"] > 1.5
-    assert operations["target_calls_per_token"]["measured"] < 1
     # At the start and at the end.
     assert ended.stderr.count("NOT exact") == 2
     manifest = json.loads((output / "manifest.json").read_text())
@@ -106,19 +102,6 @@ def test_a_lossy_run_says_so_everywhere(lossy_run: tuple[Path, Ended]) -> None:
         assert pyarrow.ipc.open_file(path).schema.metadata[EXACT_METADATA] == b"false"
     rows = load_dataset("arrow", data_files=[str(path) for path in shard_files(output)], split="train")
     assert rows.num_rows == read_output(output).num_rows
-
-
-def test_a_traced_verifier_stands_beside_its_theorems(lossy: dict[str, Any], tmp_path: Path) -> None:
-    """A run of few tokens whose verifier was trained on less: the figures are there, and of their size."""
-    ended = run_here(**lossy, trace=True, output=tmp_path / "run")
-    figures = ended.totals["verifier"]
-    for name in ("block_length", "tokens_per_call"):
-        assert 0.7 < figures[name]["ratio"] < 1.4, name
-    assert 0 < figures["calls_over_verifying_all"]["predicted"] <= 1
-    assert 0 <= figures["distance"]["predicted"] <= 1
-    folder = RunFolder(tmp_path / "run")
-    lines = comparison_lines(run_figures(folder, total_stats(folder)))
-    assert any(line.startswith("a verifier by SPRINTER's theorems") for line in lines)
 
 
 def test_an_exact_run_says_so_too(options: dict[str, Any], greedy: tuple[Path, Ended]) -> None:

@@ -197,15 +197,14 @@ def test_a_finished_shard_that_is_not_whole_any_more_is_done_again(
     assert shard_bytes(finished) == shard_bytes(greedy[0])
 
 
-@pytest.mark.parametrize("name", ["costs", "flops_per_token"])
 def test_damaged_figures_in_the_manifest_are_named(
-    options: dict[str, Any], finished: Path, no_models: None, name: str
+    options: dict[str, Any], finished: Path, no_models: None
 ) -> None:
     path = finished / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["info"][name] = {"target": "fast"}
+    manifest["info"]["costs"] = {"target": "fast"}
     path.write_text(json.dumps(manifest))
-    refused(run_here(**options, output=finished), path, f"{name} is damaged", "delete this field")
+    refused(run_here(**options, output=finished), path, "costs is damaged", "delete this field")
 
 
 def test_a_manifest_of_a_newer_version_is_refused(

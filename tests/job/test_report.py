@@ -15,7 +15,7 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.job.costs.pass_times import PassTimer, draw_from_logits
 from specdist.job.costs.round_times import NO_HOST
 from specdist.job.totals.predictions import predictions_of
-from specdist.job.totals.report import OPERATIONS, comparison_lines, run_figures, total_stats
+from specdist.job.totals.report import comparison_lines, total_stats
 from specdist.policies.costs import CostModel
 from specdist.results.report import write_report
 from tests.job.launching import Ended, run_here
@@ -83,11 +83,11 @@ def test_without_frozen_costs_nothing_drifts(greedy: tuple[Path, Ended]) -> None
     # A noisy copy of its target, of which tokens are accepted about alike everywhere.
     figure = predictions["theory"]["tokens_per_row_pass"]
     assert figure["measured"] > 1.5 and 0.7 < figure["ratio"] < 1.3
-    lines = comparison_lines(run_figures(RunFolder(output), total_stats(RunFolder(output))))
+    lines = comparison_lines(RunFolder(output), total_stats(RunFolder(output)))
     assert not any("frozen" in line for line in lines)
     # A table's columns are below one another.
     rows = [line for line in lines if line.startswith("  ") and ":" not in line]
-    assert len(rows) == len(FORMULAS) + len(OPERATIONS) and len({len(line) for line in rows}) == 1
+    assert len(rows) == len(FORMULAS) and len({len(line) for line in rows}) == 1
 
 
 def test_a_target_alone_has_nothing_to_predict(options: dict[str, Any], tmp_path: Path) -> None:

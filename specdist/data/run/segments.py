@@ -20,7 +20,7 @@ SEGMENTS, DRAFT_CHANGES = "segments", "draft_changes"
 ANY_TIME, BETWEEN_SHARDS, NEVER = "any time", "between shards", "never"
 # Of the fingerprint; and of ``info``, what was measured for a draft, or is its name.
 DRAFT_FIELDS = ("draft", "draft_quantization", "draft_adapter")
-INFO_OF_DRAFT = ("draft", "flops_per_token", "costs")
+INFO_OF_DRAFT = ("draft", "costs")
 
 
 def segments_of(manifest: Manifest) -> list[dict[str, Any]]:

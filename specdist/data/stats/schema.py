@@ -26,8 +26,6 @@ BEFORE_FIGURES = {
 }
 AFTER_FIGURES = {
     "predictions": ("object", "predictions of theory and of measured costs, next to the measurements"),
-    "operations": ("object", "operations and target calls per token, next to those of SPRINTER's authors"),
-    "verifier": ("object", "blocks and calls of a traced verifier, next to SPRINTER's theorems, or empty"),
 }
 ARROW_TYPES = {"double": "float64", "float": "float32"}
 JSON_TYPES = {int: "int", list[int]: "list of int", dict[int, int]: "object of int"}

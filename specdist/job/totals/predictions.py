@@ -18,8 +18,6 @@ from specdist.data.stats.shard import Stats
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.formulas import (
     best_length,
-    flops_verifying_all,
-    flops_verifying_one,
     ready_share,
     round_factor,
     tokens_per_call,
@@ -212,45 +210,3 @@ def _share_in_curve(stats: Stats, curve: Curve) -> float | None:
 
 def _ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenFlops:
-    """Operations of one token in each model; 0 for a missing head.
-
-    Two per weight that the token is multiplied with, without prompts and without attention, which depends on
-    the context.
-    """
-
-    target: float
-    draft: float
-    head: float = 0.0
-
-
-def operations_of(stats: Stats, flops: TokenFlops, *, is_exact: bool) -> Mapping[str, Comparison]:
-    """Operations and target calls per completion token by name, beside those of SPRINTER's formulas; empty
-    where nothing was drafted.
-
-    The formulas are for a round of γ tokens, the run's mean block length, as if all were kept. Measured are
-    all tokens that were run: a target pass runs a next token and all its candidates, verified or not, since
-    it needs their keys and values.
-    """
-    num_tokens, num_drafts = stats.num_completion_tokens, stats.num_drafts
-    if not num_drafts or not num_tokens:
-        return {}
-    length = stats.num_block_candidates / num_drafts
-    if is_exact:
-        paper, paper_target = (flops_verifying_all(length, draft=draft, target=flops.target)
-                               for draft in (flops.draft, 0.0))  # fmt: skip
-    else:
-        paper = flops_verifying_one(length, draft=flops.draft, target=flops.target, verifier=flops.head)
-        paper_target = flops_verifying_one(length, draft=0.0, target=flops.target, verifier=0.0)
-    num_target_tokens = stats.num_row_steps + stats.num_block_candidates
-    num_draft_tokens = sum(size * count for size, count in stats.num_draft_passes_per_size.items())
-    target = num_target_tokens * flops.target
-    total = target + num_draft_tokens * flops.draft + stats.num_head_tokens * flops.head
-    return {
-        "target_calls_per_token": Comparison(1 / length, stats.num_row_steps / num_tokens),
-        "target_flops_per_token": Comparison(paper_target / length, target / num_tokens),
-        "flops_per_token": Comparison(paper / length, total / num_tokens),
-    }

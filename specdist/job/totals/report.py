@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
-from specdist.data.run.reading import read_columns, traces_to_read
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
-from specdist.job.totals.predictions import Comparison, Predictions, TokenFlops, operations_of, predictions_of
-from specdist.job.totals.sprinter import verifier_figures, verifier_rates
+from specdist.job.totals.predictions import Comparison, Predictions, predictions_of
 from specdist.job.totals.totals import total_of
 from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
-from specdist.utils.json_values import from_fields
 
 # Label and format, by name.
 THEORY = {
@@ -26,20 +20,6 @@ THEORY = {
     "discard_rate": ("draft tokens discarded per token", "{:.3f}"),
     "wall_time_factor": ("wall-time factor, of the whole replica", "{:.2f}"),
     "ready_rate": ("passes of a sequence with candidates", "{:.1%}"),
-}
-OPERATIONS = {
-    "target_calls_per_token": ("target passes of a sequence per token", "{:.3f}"),
-    "target_flops_per_token": ("operations of the target", "{:.3g}"),
-    "flops_per_token": ("operations of all models", "{:.3g}"),
-}
-# Columns of a trace with a verifier; about as many bytes of traces are read: more would change no figure.
-VERIFIER_COLUMNS = ("acceptance_probability", "head_probability")
-MAX_TRACE_BYTES = 160_000_000
-VERIFIER = {
-    "block_length": ("tokens of a block", "{:.2f}"),
-    "tokens_per_call": ("tokens per speculative step", "{:.2f}"),
-    "calls_over_verifying_all": ("target passes over --verify all", "{:.3f}"),
-    "distance": ("distance from the target's distribution", "{:.3f}"),
 }
 DRIFT = {
     "target_pass_s": ("seconds of a target pass", "{:.5f}"),
@@ -53,26 +33,6 @@ REGRESSIONS = {
     "fitted": "fitted to completions",
     "fitted_over_shards": "fitted to shards",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFigures:
-    """The totals of a run's finished shards, with predictions for them."""
-
-    total: Stats
-    predictions: Predictions
-    operations: Mapping[str, Comparison]
-    verifier: Mapping[str, Comparison]
-
-
-def run_figures(folder: RunFolder, total: Stats) -> RunFigures:
-    """All predictions for a run's total. Raises :class:`UserError` for a damaged manifest."""
-    return RunFigures(
-        total=total,
-        predictions=run_predictions(folder, total),
-        operations=run_operations(folder, total),
-        verifier=run_verifier(folder, total),
-    )
 
 
 def total_stats(folder: RunFolder) -> Stats:
@@ -109,7 +69,7 @@ def frozen_costs(folder: RunFolder) -> CostModel | None:
 
 
 def totals_document(
-    folder: RunFolder, figures: RunFigures, *, num_devices: float, is_complete: bool
+    folder: RunFolder, total: Stats, *, num_devices: float, is_complete: bool
 ) -> dict[str, Any]:
     """The document in the last line that a run prints: its totals, and the predictions for them."""
     return {
@@ -117,15 +77,9 @@ def totals_document(
         "exact": folder.manifest.info["exact"],
         "draft_placement": folder.manifest.info.get("draft_placement"),
         "complete": is_complete,
-        **figures.total.summary(num_devices),
-        "predictions": figures.predictions.to_json(),
-        "operations": _to_json(figures.operations),
-        "verifier": _to_json(figures.verifier),
+        **total.summary(num_devices),
+        "predictions": run_predictions(folder, total).to_json(),
     }
-
-
-def _to_json(figures: Mapping[str, Comparison]) -> dict[str, Any]:
-    return {name: figure.to_json() for name, figure in figures.items()}
 
 
 def run_predictions(folder: RunFolder, total: Stats) -> Predictions:
@@ -133,41 +87,10 @@ def run_predictions(folder: RunFolder, total: Stats) -> Predictions:
     return predictions_of(total, frozen_costs(folder))
 
 
-def run_operations(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
-    """Operations per token, predicted and measured; empty if the manifest lacks the models' sizes."""
-    info = folder.manifest.info
-    flops = info.get("flops_per_token")
-    try:
-        known = from_fields(TokenFlops, flops) if flops is not None else None
-    except ValueError as error:
-        raise _damaged(folder, "flops_per_token", error) from error
-    return operations_of(total, known, is_exact=info.get("exact") is True) if known else {}
-
-
-def run_verifier(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
-    """SPRINTER's figures for a traced run's verifier; empty for runs without a verifier or a trace."""
-    settings, head = folder.manifest.fingerprint, folder.manifest.info.get("head")
-    if settings.get("policy") != "sprinter" or not isinstance(head, Mapping) or not total.num_drafts:
-        return {}
-    paths, _ = traces_to_read(folder, folder.complete_shards(), MAX_TRACE_BYTES)
-    if not paths:
-        return {}
-    table = pa.concat_tables(read_columns(path, VERIFIER_COLUMNS) for path in paths).drop_null()
-    rates = verifier_rates(
-        *(table[name].to_numpy() for name in VERIFIER_COLUMNS),
-        max_ratio=head["max_ratio"],
-        threshold=settings["verifier_threshold"],
-    )
-    if rates is None:
-        return {}
-    is_exact = folder.manifest.info["exact"]
-    return verifier_figures(rates, total, max_draft_tokens=settings["max_draft_tokens"], is_exact=is_exact)
-
-
 def check_results(folder: RunFolder) -> None:
     """Raises :class:`UserError` for damage that would keep the run from reporting its totals at its end."""
     frozen_costs(folder)
-    run_operations(folder, total_stats(folder))
+    total_stats(folder)
 
 
 def _damaged(folder: RunFolder, name: str, error: Exception) -> UserError:
@@ -177,10 +100,9 @@ def _damaged(folder: RunFolder, name: str, error: Exception) -> UserError:
     )
 
 
-def comparison_lines(figures: RunFigures) -> list[str]:
+def comparison_lines(folder: RunFolder, total: Stats) -> list[str]:
     """Tables of what was predicted and measured; empty if nothing was drafted."""
-    predictions, costs = figures.predictions, figures.total.costs()
-    operations, verifier = figures.operations, figures.verifier
+    predictions, costs = run_predictions(folder, total), total.costs()
     lines = []
     if predictions.theory:
         lines += _table("theory and measurement", predictions.theory, THEORY)
@@ -191,10 +113,6 @@ def comparison_lines(figures: RunFigures) -> list[str]:
         lines += _table("frozen costs beside this run", predictions.drift, DRIFT)
         share = _shown(predictions.target_share_in_curve, "{:.0%}")
         lines.append(f"  (target passes of measured sizes only: {share} of the time of all)")
-    if operations:
-        lines += _table("work per token, as SPRINTER counts it", operations, OPERATIONS)
-    if verifier:
-        lines += _table("a verifier by SPRINTER's theorems", verifier, VERIFIER)
     if predictions.theory:
         lines += [_regression(label, costs.get(name)) for name, label in REGRESSIONS.items()]
     return lines

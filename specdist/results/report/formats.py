@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 NOTHING = "–"
-LARGE = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 UNITS_S = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -20,14 +19,6 @@ def speed(tokens_per_s: float | None) -> str:
     if tokens_per_s is None:
         return NOTHING
     return number(tokens_per_s, 0 if tokens_per_s >= 100 else 1 if tokens_per_s >= 10 else 2)
-
-
-def words(value: float) -> str:
-    """As 5.98 million."""
-    for amount, word in LARGE:
-        if value >= amount:
-            return f"{value / amount:.3g} {word}"
-    return f"{value:.3g}"
 
 
 def percent(share: float | None) -> str:

@@ -18,8 +18,8 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.figures import ShardFigures
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.stats.shard import Stats
-from specdist.job.totals.predictions import Comparison, Predictions
-from specdist.job.totals.report import run_operations, run_predictions, run_verifier
+from specdist.job.totals.predictions import Predictions
+from specdist.job.totals.report import run_predictions
 from specdist.job.totals.spending import options_of
 from specdist.job.totals.status import RunStatus, StatusReader, error_kind
 from specdist.job.totals.totals import total_and_figures
@@ -124,14 +124,6 @@ class ReportedRun:
     @cached_property
     def predictions(self) -> Predictions:
         return run_predictions(self.folder, self.total)
-
-    @cached_property
-    def operations(self) -> Mapping[str, Comparison]:
-        return run_operations(self.folder, self.total)
-
-    @cached_property
-    def verifier(self) -> Mapping[str, Comparison]:
-        return run_verifier(self.folder, self.total)
 
     @property
     def span_s(self) -> float | None:

@@ -75,7 +75,6 @@ def _manifest(run: SyntheticRun) -> Manifest:
             "draft": "models/draft" if run.has_draft else None, "world_size": run.world_size, "device": "cpu",
             "draft_placement": ("own" if run.world_size > 1 else "shared") if run.has_draft else None,
             "versions": {"specdist": "0.1.0", "torch": "2.13.0"},
-            "flops_per_token": {"target": 2e9, "draft": 2e8, "head": 0.0} if run.has_draft else None,
         },
     )  # fmt: skip
 

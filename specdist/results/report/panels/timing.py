@@ -14,8 +14,8 @@ from matplotlib.patches import Patch
 
 from specdist.data.stats.regression import NS_PER_S
 from specdist.job.totals.predictions import Comparison
-from specdist.job.totals.report import DRIFT, OPERATIONS, REGRESSIONS, THEORY, VERIFIER
-from specdist.results.report.formats import NOTHING, duration, number, percent, size, words
+from specdist.job.totals.report import DRIFT, REGRESSIONS, THEORY
+from specdist.results.report.formats import NOTHING, duration, number, percent, size
 from specdist.results.report.markup import Content, box, left_out, noted, paragraph, table
 from specdist.results.report.panel import Panel, label_of, names, table_by_run
 from specdist.results.report.runs import ReportedRun
@@ -134,16 +134,6 @@ def _peak(run: ReportedRun, role: str) -> str:
 
 
 FEWEST_SHARDS = 3
-ABOUT_OPERATIONS = (
-    "SPRINTER's authors count the operations of a round as if all of its tokens were accepted (predicted); a "
-    "run also pays for the rejected ones (measured). Attention and prompts are not counted."
-)
-ABOUT_VERIFIER = (
-    "The verifier's figures follow from how often it passed acceptable and other tokens, according to the "
-    "trace. The distance of a lossy run's distribution from the target's is the mean of 1 - min(1, P/Q) over "
-    "the tokens, 0 where one did not pass (measured); Theorem 1 has f TV(P, Q) for it, the probability that "
-    "a token with Q > P passed, times the distance of the two models (predicted)."
-)
 
 
 @dataclass(frozen=True)
@@ -240,8 +230,6 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
         groups = (
             ("The papers' formulas", run.predictions.theory, THEORY),
             ("Costs frozen at the start", run.predictions.drift, DRIFT),
-            ("Operations per token, as SPRINTER counts them", run.operations, OPERATIONS),
-            ("The verifier, by SPRINTER's theorems", run.verifier, VERIFIER),
         )
         for title, figures, labels in groups:
             if figures:
@@ -254,10 +242,6 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
                 f"drafting synchronously, is {run.predictions.best_num_draft_tokens}."
             )
             content.append(paragraph(f"{run.label}: {told}" if len(runs) > 1 else told))
-    if any(run.operations for run in runs):
-        content.append(paragraph(ABOUT_OPERATIONS))
-    if any(run.verifier for run in runs):
-        content.append(paragraph(ABOUT_VERIFIER))
     return Panel(
         name="theory",
         title="Theory and measurement",
@@ -284,4 +268,4 @@ def _comparisons(
 def _shown(value: float | None, style: str) -> str:
     if value is None:
         return NOTHING
-    return words(value) if style.endswith("g}") else style.format(value)
+    return style.format(value)
