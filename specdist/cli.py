@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from specdist.config.arguments import CommandParser, local_path, parse_given
+from specdist.config.removed import OF_REPORT
 from specdist.utils.errors import RANK_0_FIRST_S, UserError
 from specdist.utils.garbage import paused_garbage
 from specdist.utils.packages import named_packages
@@ -162,16 +163,15 @@ def _report(parser: CommandParser) -> None:
     """Write a run's report: an HTML page, and its figures as PNG files.
 
     specdist report runs/mine
-    specdist report runs/mine --tune runs/tune            with the results of specdist tune
     specdist report runs/one runs/two --folder runs/both  several runs side by side
 
     The last line on stdout is a JSON document.
     """
+    parser.removed = OF_REPORT
     parser.add_argument("outputs", nargs="+", metavar="OUTPUT", help="folder of a run, or its URL")
     parser.add_argument(
         "--folder", type=local_path, help="output folder (default: report/ in the folder of the run)"
     )
-    parser.add_argument("--tune", type=local_path, help="output folder of specdist tune for this pair")
 
 
 def _status(parser: CommandParser) -> None:

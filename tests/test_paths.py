@@ -90,7 +90,6 @@ def test_what_is_not_a_url_is_a_path() -> None:
     ("job", "arguments"),
     [
         ("merge.py", ["run", "--output", "s3://b/x.arrow"]),
-        ("report.py", ["run", "--tune", "s3://b"]),
         ("report.py", ["run", "--folder", "s3://b"]),
     ],
 )

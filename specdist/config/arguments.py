@@ -74,7 +74,7 @@ PATH_OPTIONS = frozenset(
     ["against", "leases", "config", "data", "draft", "draft_adapter", "ngram_texts", "eval_data",
      "folder", "grammar", "head", "json_schema", "lm_eval_include", "model", "new_draft", "output",
      "output_config", "outputs", "peers_folder", "picture", "prompts", "run", "cache_dir",
-     "stage_weights", "synthetic_folder", "target", "target_adapter", "trace", "tune"]
+     "stage_weights", "synthetic_folder", "target", "target_adapter", "trace"]
 )  # fmt: skip
 MODEL_OPTIONS = frozenset({"target", "target_adapter", "draft", "draft_adapter", "model"})
 
@@ -127,8 +127,9 @@ def parse_given(
 class CommandParser(argparse.ArgumentParser):
     """Its errors are a :class:`UserError` that names an option, a rule and a remedy; no usage is printed."""
 
-    # Where an option of the YAML file stands, for messages.
+    # Where an option of the YAML file stands, for messages; and options that are not there any more.
     places: Mapping[str, str] = {}
+    removed: Mapping[str, Removed] = {}
 
     def values(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """What :meth:`parse_args` gives. Raises :class:`UserError`, for an unknown option with the nearest
@@ -147,6 +148,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def nearest(self, name: str) -> str:
         """A remedy for a name that is not an option's."""
+        if name in self.removed:
+            return f" any more: {self.removed[name].remedy}"
         names = [action.dest for action in self._actions if action.option_strings]
         found = difflib.get_close_matches(name.replace("-", "_"), names, n=1)
         return f": did you mean --{found[0]}?" if found else "; --help lists all options"
@@ -180,15 +183,13 @@ class OptionParser(HfArgumentParser, CommandParser):
         fields = dataclasses.fields(config_class)
         self._names = [item.name for item in fields]
         self._of_runs = frozenset(getattr(config_class, OPTIONS_OF_RUNS, ()))
-        self._removed: Mapping[str, Removed] = getattr(config_class, REMOVED_OPTIONS, {})
+        self.removed = getattr(config_class, REMOVED_OPTIONS, {})
         self._lists = {item.name for item in fields if "action" in item.metadata}
         self.places: dict[str, str] = {}
 
     def nearest(self, name: str) -> str:
         if name in self._of_runs:
             return " of this job, but of jobs/generate.py alone: leave it out"
-        if name in self._removed:
-            return f" any more: {self._removed[name].remedy}"
         return super().nearest(name)
 
     def add_argument_group(self, *args: Any, **kwargs: Any) -> Any:
@@ -205,7 +206,7 @@ class OptionParser(HfArgumentParser, CommandParser):
         with _reading(path) as read:
             for name, (line, node) in read.options().items():
                 place = f"--config {path}, line {line}"
-                if name in self._removed and read.value(node) in (None, self._removed[name].unused):
+                if name in self.removed and read.value(node) in (None, self.removed[name].unused):
                     continue  # the file of an earlier run, which did not use it
                 if name == "config":
                     raise UserError(f"{place}: a file cannot name another one; move its options here")

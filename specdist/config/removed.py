@@ -97,6 +97,10 @@ OF_BENCHMARK = {
     "results": Removed("it was for --update_readme; leave both out", unused=None),
     "brief": Removed("it was for --update_readme; leave both out"),
 }
+# Of jobs/report.py.
+OF_REPORT = {
+    "tune": Removed("jobs/tune.py draws all that it has replayed itself, in pareto.png; leave it out")
+}
 # Of jobs/plan.py.
 _VALIDATING = Removed(_OF_PACKAGE.format("python -m tests.lab.plan.validate"), unused=None)
 OF_PLAN = {

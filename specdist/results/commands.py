@@ -55,7 +55,7 @@ def report(given: Namespace) -> tuple[str, dict[str, Any]]:
     from specdist.results.report import write_report
 
     outputs = [mirrored(output) for output in given.outputs]
-    written = write_report(outputs, folder=given.folder, tune=given.tune)
+    written = write_report(outputs, folder=given.folder)
     pictures = [str(path) for path in written.pictures]
     document = {"page": str(written.page), "num_bytes": written.num_bytes, "pictures": pictures}
     return f"report: {written.page}", document

@@ -12,9 +12,7 @@ import pyarrow.ipc
 import pytest
 from datasets import load_dataset
 
-from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import EXACT_METADATA
-from specdist.job.totals.report import comparison_lines, run_figures, total_stats
 from tests.job.chain import (
     PERIOD,
     drafts_successor,

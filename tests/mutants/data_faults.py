@@ -145,7 +145,7 @@ DATA_FAULTS = (
         "for row in batch.to_pylist())",
         (JSON_COLUMNS,)),
     Mutant("the-file-of-a-run-that-did-not-use-an-option-is-refused", "OptionParser.arguments_from_yaml",
-        "read.value(node) in (None, self._removed[name].unused):",
+        "read.value(node) in (None, self.removed[name].unused):",
         "read.value(node) in (None, False):",
         ("tests/config/test_removed.py",)),
     Mutant("the-open-end-of-a-range-is-in-it", "within",

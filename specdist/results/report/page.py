@@ -16,7 +16,6 @@ from specdist.results.report.markup import left_out, paragraph, render, table
 from specdist.results.report.overview import banners, configuration, side_by_side, summary_tiles
 from specdist.results.report.panel import Panel, names
 from specdist.results.report.panels.acceptance import by_entropy, by_position, lengths
-from specdist.results.report.panels.rates import Tuned, rates, read_tuned
 from specdist.results.report.panels.speed import speed_by_shard, speed_over_time
 from specdist.results.report.panels.timing import predicted_time, theory, time_per_role
 from specdist.results.report.runs import ReportedRun, read_runs
@@ -41,15 +40,12 @@ class WrittenReport:
         return self.page.stat().st_size
 
 
-def write_report(
-    outputs: Sequence[Path], *, folder: Path | None = None, tune: Path | None = None
-) -> WrittenReport:
+def write_report(outputs: Sequence[Path], *, folder: Path | None = None) -> WrittenReport:
     """Write ``report.html`` and a PNG of every picture, replacing earlier ones.
 
     Args:
         outputs: folders of runs; several are shown side by side.
         folder: output folder; for a single run by default ``report`` in its own folder.
-        tune: output folder of ``jobs/tune.py`` for this pair, whose replayed policies are shown.
 
     Raises:
         UserError: for folders that cannot be read, or too many of them.
@@ -65,9 +61,8 @@ def write_report(
         if len(outputs) > 1:
             raise UserError("a report of several runs needs a folder: give one with --folder")
         folder = outputs[0] / REPORT_FOLDER
-    tuned = None if tune is None else read_tuned(tune)
     runs = read_runs(outputs)
-    panels = make_panels(runs, tuned)
+    panels = make_panels(runs)
     pictures = draw(panels)
     content = make_page(runs, panels, pictures).encode("utf-8", "replace")
     try:
@@ -80,7 +75,7 @@ def write_report(
     return WrittenReport(folder / PAGE_FILE, [folder / f"{name}.png" for name in pictures])
 
 
-def make_panels(runs: Sequence[ReportedRun], tuned: Tuned | None) -> list[Panel]:
+def make_panels(runs: Sequence[ReportedRun]) -> list[Panel]:
     """All panels in order; those about drafting show only the runs that have a draft."""
     with report_style():
         drafting = [run for run in runs if run.has_drafts]
@@ -88,8 +83,8 @@ def make_panels(runs: Sequence[ReportedRun], tuned: Tuned | None) -> list[Panel]
         panels += [configuration(runs), speed_over_time(runs), speed_by_shard(runs), time_per_role(runs)]
         if drafting:
             panels += [
-                by_position(drafting), lengths(drafting), by_entropy(drafting), rates(drafting, tuned),
-                predicted_time(drafting), theory(drafting),
+                by_position(drafting), lengths(drafting), by_entropy(drafting), predicted_time(drafting),
+                theory(drafting),
             ]  # fmt: skip
         if len(drafting) < len(runs):
             panels.append(_without_draft([run for run in runs if not run.has_drafts], len(runs)))

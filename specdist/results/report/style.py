@@ -14,9 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 # Okabe and Ito's, without the yellow that fades on white.
-BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = (
-    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#222222"
-)  # fmt: skip
+BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"
 RUN_COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
 RUN_MARKERS = "osDv^P"
 GREY, LIGHT_GREY, TEXT = "#666666", "#d9d9d9", "#1b1f24"

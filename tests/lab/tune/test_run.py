@@ -19,7 +19,6 @@ from specdist.lab.tune.report import best_yaml, console_report, summary, write_r
 from specdist.lab.tune.run import COSTS_FILE, TRACE_FILE, TuningResult, collect_trace, run_tuning
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.registry import HEAD_POLICIES, OPTIONS, POLICIES
-from specdist.results.report.panels.rates import read_tuned
 from specdist.utils.errors import UserError
 from tests.job.heads import write_head
 from tests.job.launching import read_output, run_here
@@ -73,16 +72,6 @@ def test_it_sorts_every_candidate_by_what_it_predicts(result: TuningResult) -> N
     assert result.oracle is not None
     for outcome in result.outcomes:
         assert outcome.batched.verification_rate >= result.oracle.batched.verification_rate
-
-
-def test_a_report_draws_every_setting(result: TuningResult, options: dict[str, Any]) -> None:
-    tuned = read_tuned(Path(options["output"]))
-    assert {policy: len(found) for policy, found in tuned.settings.items()} == {
-        policy: len(found) for policy, found in result.by_policy().items()
-    }
-    assert tuned.oracle is not None and result.oracle is not None
-    assert tuned.oracle.verification_rate == result.oracle.batched.verification_rate
-    assert tuned.config["temperature"] == 0 and tuned.config["draft"] == options["draft"]
 
 
 def test_it_leaves_options_that_the_main_job_takes(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 import specdist
 from specdist.data.run.publishing import ShardRecord
@@ -21,11 +18,10 @@ from specdist.data.stats.shard import Stats
 from specdist.results.report.formats import NOTHING, count, duration, number, percent, size, speed
 from specdist.results.report.markup import box, left_out, noted, paragraph, table
 from specdist.results.report.panels.acceptance import accepted_share_per_position, drafted_per_position
-from specdist.results.report.panels.rates import formula_settings, oracle_of, read_tuned, replay_blocks
 from specdist.results.report.panels.speed import over_time, replicas_table
 from specdist.results.report.panels.traces import acceptance_by_entropy, entropy_edges
 from specdist.results.report.runs import labels_of, read_run
-from tests.results.report.synthetic import NUM_TOKENS, SyntheticRun, chance, coin_row, write_run
+from tests.results.report.synthetic import NUM_TOKENS, SyntheticRun, chance, write_run
 
 SECOND = 10**9
 
@@ -92,80 +88,6 @@ def test_acceptance_by_entropy_is_that_of_the_coins(tmp_path: Path) -> None:
     assert len(shares) == 10 and inside >= 8
 
 
-@pytest.fixture(scope="module")
-def many_coins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("coins") / "run", SyntheticRun(rows_per_shard=120))
-
-
-def test_shorter_blocks_give_what_a_run_with_them_gives(many_coins: Path) -> None:
-    """K = 2 and a threshold, estimated from blocks of 4, against runs of just these: independent coins are
-    the same wherever a round begins. 480 rows leave a spread of about 1%."""
-    replayed = replay_blocks(read_run(many_coins, "run"))
-    assert replayed is not None
-    fixed = {setting.label: setting for setting in replayed["fixed"]}
-    for length in (1, 2, 3):
-        stats = Stats()
-        config = SyntheticRun(num_draft_tokens=length)
-        generator = random.Random(99)
-        rows = [coin_row(row, generator, stats, config) for row in range(480)]
-        stats.num_completion_tokens = sum(row.num_completion_tokens for row in rows)
-        setting = fixed[f"K = {length}"]
-        assert setting.verification_rate == pytest.approx(stats.verification_rate, rel=0.03)
-        assert setting.discard_rate == pytest.approx(stats.discard_rate, rel=0.06)
-    rates = [(setting.verification_rate, setting.discard_rate) for setting in replayed["svip"]]
-    # A higher threshold on the entropy drafts more: fewer passes, more waste; and beats a fixed length.
-    assert rates == sorted(rates, key=lambda rate: -rate[0]) == sorted(rates, key=lambda rate: rate[1])
-    middle = next(rate for rate in rates if rate[0] < fixed["K = 2"].verification_rate)
-    assert middle[1] < fixed["K = 3"].discard_rate
-
-
-def test_only_synchronous_blocks_of_a_fixed_length_are_replayed(
-    runs: dict[str, Path], tmp_path: Path
-) -> None:
-    for kind in ("longer", "lossy", "unfinished", "alone"):
-        assert replay_blocks(read_run(runs[kind], kind)) is None
-    config = yaml.safe_load((runs["plain"] / "config.yaml").read_text())
-    for overlap in ("synchronous", "none"):  # as earlier versions wrote it
-        plain = shutil.copytree(runs["plain"], tmp_path / overlap)
-        (plain / "config.yaml").write_text(yaml.safe_dump(config | {"overlap": overlap}))
-        assert replay_blocks(read_run(plain, "plain"))
-
-
-def test_the_run_is_where_its_own_length_is_and_above_the_oracle(many_coins: Path) -> None:
-    run = read_run(many_coins, "run")
-    replayed, oracle = replay_blocks(run), oracle_of(run.total)
-    assert replayed is not None and oracle is not None
-    own = replayed["fixed"][-1]
-    assert own.verification_rate == pytest.approx(run.total.verification_rate)
-    assert own.discard_rate == pytest.approx(run.total.discard_rate)
-    settings = [setting for found in replayed.values() for setting in found]
-    assert all(setting.verification_rate > oracle.verification_rate for setting in settings)
-    # Rows end with shorter blocks, which the formula has not.
-    formula = {setting.label: setting for setting in formula_settings(run.total)}
-    assert formula["K = 4"].verification_rate == pytest.approx(own.verification_rate, rel=0.05)
-
-
-def test_the_oracle_by_hand() -> None:
-    """One completion of 12 tokens, half of the verified ones rejected: 5 of 10 between the ends, and one."""
-    stats = Stats(num_completions=1, num_completion_tokens=12, num_misses=3)
-    stats.observe_block(num_drafted=5, num_accepted=3)
-    found = oracle_of(stats)
-    assert found is not None and found.verification_rate == pytest.approx(6 / 12)
-    assert oracle_of(Stats()) is None
-
-
-def test_settings_of_a_tuning_are_read_and_told_apart(runs: dict[str, Path], tmp_path: Path) -> None:
-    item = {"policy": "svip", "label": "h=0.3", "verification_rate": 0.4, "discard_rate": 0.1}
-    alone = {"policy": "goodput", "label": "", "verification_rate": 0.3, "discard_rate": 0.2}
-    config = {"temperature": 0.0, "target": "models/target", "top_k": 0}
-    document = {"config": config, "settings": [item, item, alone], "oracle": None}
-    (tmp_path / "settings.json").write_text(json.dumps(document))
-    tuned = read_tuned(tmp_path)
-    assert {policy: len(found) for policy, found in tuned.settings.items()} == {"svip": 2, "goodput": 1}
-    assert tuned.settings["goodput"][0].label == "goodput" and tuned.oracle is None
-    assert tuned.differences(read_run(runs["plain"], "run")) == ["temperature 0.0 (this run: 0.7)"]
-
-
 def test_a_run_is_called_by_what_tells_it_apart() -> None:
     assert labels_of([Path("/a/one/run"), Path("/a/two/run")]) == ["one/run", "two/run"]
     assert labels_of([Path("/a/b/one"), Path("/a/b/two")]) == ["one", "two"]
@@ -200,8 +122,6 @@ def test_options_in_force_are_shown(runs: dict[str, Path]) -> None:
     assert run.config["num_draft_tokens"] == 4 and run.num_replicas == 1
     assert read_run(runs["longer"], "run").num_replicas == 2
     assert run.total.num_completion_tokens == 24 * NUM_TOKENS
-    without = dataclasses.replace(run, config={})
-    assert replay_blocks(without) is None
 
 
 def test_markup_escapes_whatever_is_not_markup() -> None:

@@ -28,7 +28,7 @@ from tests.results.report.synthetic import BAD_PROMPT, BAD_REASON
 MAX_BYTES = 3_000_000
 PICTURES = {
     "speed-over-time", "speed-by-shard", "time-per-role", "acceptance-by-position", "block-lengths",
-    "acceptance-by-entropy", "rates", "predicted-time",
+    "acceptance-by-entropy", "predicted-time",
 }  # fmt: skip
 
 
@@ -70,13 +70,8 @@ def test_the_numbers_are_those_of_the_statistics(pages: dict[str, Path], runs: d
     assert factor is not None
     assert tiles["speed-up per rank"] == f"{factor * 2 / 3:.2f} ×"
     assert tiles["rows"] == "24" and tiles["error rows"] == "0"
-    rates = sections(text)["rates"]
-    for rate in (total.verification_rate, total.discard_rate):
-        assert rate is not None and f">{rate:.3f}<" in rates
-    # The run's own length is one of those that are replayed on its blocks, and lands where the run is.
-    assert re.search(
-        rf">fixed<.*?>K = 4<.*?>{total.verification_rate:.3f}<.*?>{total.discard_rate:.3f}<", rates
-    )
+    drafted = total.draft_length_histogram
+    assert f"<small>of {sum(drafted[1:]):,}</small>" in sections(text)["acceptance-by-position"]
 
 
 def test_a_lossy_run_says_so_first(pages: dict[str, Path]) -> None:
@@ -95,13 +90,11 @@ def test_an_unfinished_run_says_how_far_it_is(pages: dict[str, Path]) -> None:
 
 def test_what_a_run_does_not_have_is_left_out_with_a_reason(pages: dict[str, Path]) -> None:
     alone = sections(read(pages["alone"]))
-    assert not {"rates", "block-lengths", "acceptance-by-position"} & set(alone)
+    assert not {"block-lengths", "acceptance-by-position"} & set(alone)
     assert "--draft" in alone["no-draft"]
     several = sections(read(pages["several"]))
     assert "longer, old: no trace" in several["acceptance-by-entropy"]
     assert "Left out: old." in several["speed-over-time"]
-    # Blocks of a draft that works ahead are not synchronous rounds; nor does a comparison estimate policies.
-    assert "--tune" in sections(read(pages["unfinished"]))["rates"]
 
 
 def test_errors_are_listed_and_nothing_in_them_is_markup(pages: dict[str, Path]) -> None:
@@ -155,7 +148,7 @@ def test_the_check_for_overlapping_texts_finds_some() -> None:
 
 def test_no_text_in_a_picture_covers_another(runs: dict[str, Path]) -> None:
     for paths in ([runs["lossy"]], [runs["unfinished"]], list(runs.values())):
-        panels = make_panels(read_runs(paths), None)
+        panels = make_panels(read_runs(paths))
         with report_style():
             for panel in panels:
                 if panel.figure is not None:
@@ -163,7 +156,7 @@ def test_no_text_in_a_picture_covers_another(runs: dict[str, Path]) -> None:
 
 
 def test_the_same_run_gives_the_same_pictures(runs: dict[str, Path]) -> None:
-    one, other = (draw(make_panels(read_runs([runs["alone"]]), None)) for _ in range(2))
+    one, other = (draw(make_panels(read_runs([runs["alone"]]))) for _ in range(2))
     assert one == other and set(one) < PICTURES
 
 
@@ -178,6 +171,8 @@ def test_the_job_writes_beside_the_run_and_refuses_others(runs: dict[str, Path],
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in document["pictures"])
     refused = subprocess.run([*job, str(tmp_path)], capture_output=True, text=True)
     assert refused.returncode == 2 and "is not the folder of a run" in refused.stderr
+    refused = subprocess.run([*job, str(output), "--tune", "runs/tune"], capture_output=True, text=True)
+    assert refused.returncode == 2 and "--tune is not an option any more: jobs/tune.py" in refused.stderr
 
 
 def test_refusals_say_what_to_do(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -188,8 +183,6 @@ def test_refusals_say_what_to_do(runs: dict[str, Path], tmp_path: Path) -> None:
         write_report([plain, plain], folder=tmp_path)
     with pytest.raises(UserError, match="give fewer"):
         write_report([plain] * 7, folder=tmp_path)
-    with pytest.raises(UserError, match=r"--tune .* jobs/tune\.py"):
-        write_report([plain], folder=tmp_path, tune=tmp_path)
     empty = tmp_path / "run"
     empty.mkdir()
     shutil.copy(plain / "manifest.json", empty)

@@ -1,6 +1,6 @@
-"""The draft tokens of a run with ``--trace``: how often they were accepted, and their blocks.
+"""The draft tokens of a run with ``--trace``: how often they were accepted.
 
-C traced tokens, B blocks, D tokens of the longest block.
+C traced tokens.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import pyarrow as pa
 from specdist.data.run.reading import read_columns, traces_to_read
 from specdist.data.run.run_folder import RunFolder
 
-COLUMNS = (
-    "depth", "entropy", "draft_probability", "top_probability", "is_verified", "is_accepted",
-)  # fmt: skip
+COLUMNS = ("entropy", "is_verified", "is_accepted")
 # About three million tokens: more would not improve the figures.
 MAX_BYTES_READ = 160_000_000
 NUM_INTERVALS = 10
@@ -96,30 +94,3 @@ def acceptance_by_entropy(trace: TracedTokens, edges: np.ndarray) -> list[Share]
         Share(float(edges[index]), float(edges[index + 1]), int(counts[index]), int(accepted[index]))
         for index in range(num_intervals)
     ]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Drafted blocks: number of tokens, how many were accepted, and the draft's features."""
-
-    num_drafted_B: np.ndarray
-    num_accepted_B: np.ndarray
-    features_3BD: np.ndarray
-
-
-def blocks_of(trace: TracedTokens) -> Blocks:
-    """The blocks of the trace, each of which begins at depth 0. Features are the entropy and the
-    probabilities of the drawn and of the likeliest token; NaN after a block's end."""
-    depths_C = trace.column("depth")
-    block_C = np.cumsum(depths_C == 0) - 1
-    num_blocks = int(block_C[-1]) + 1
-    num_drafted_B = np.bincount(block_C, minlength=num_blocks)
-    is_accepted_C = trace.column("is_accepted").astype(bool)
-    features_3BD = np.full((3, num_blocks, int(num_drafted_B.max())), np.nan)
-    for index, name in enumerate(("entropy", "draft_probability", "top_probability")):
-        features_3BD[index, block_C, depths_C] = trace.column(name)
-    return Blocks(
-        num_drafted_B=num_drafted_B,
-        num_accepted_B=np.bincount(block_C, weights=is_accepted_C, minlength=num_blocks).astype(np.int64),
-        features_3BD=features_3BD,
-    )
