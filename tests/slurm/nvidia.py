@@ -13,13 +13,12 @@ mv {folder}/$name.part {folder}/$name.launched
 """
 
 
-def write_nvidia_smi(folder: Path, bus_ids: Sequence[str], *, slices: Sequence[str] = ()) -> Path:
-    """A folder for the PATH, in which nvidia-smi knows these GPUs; the last one has these MIG slices."""
+def write_nvidia_smi(folder: Path, bus_ids: Sequence[str]) -> Path:
+    """A folder for the PATH, in which nvidia-smi knows these GPUs."""
     listed, queried = [], []
     for index, bus_id in enumerate(bus_ids):
         listed.append(f"GPU {index}: Some GPU (UUID: GPU-{index}aaa-bbb)")
         queried.append(f"{index}, GPU-{index}aaa-bbb, {bus_id}")
-    listed += [f"  MIG 1g.10gb Device {index}: (UUID: {name})" for index, name in enumerate(slices)]
     script = "\n".join(
         [
             "#!/bin/sh",
