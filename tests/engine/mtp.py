@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,32 @@ from tests.models.all_families import build, spread
 FAMILIES = (
     "deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "ernie4_5_moe", "mimo",
 )  # fmt: skip
+
+# As on the hub: of a family that transformers does not have, whose model holds its head and does not run it.
+CODE = """
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2MLP, Qwen2RMSNorm
+
+class MiMoConfig(Qwen2Config):
+    model_type = "mimo"
+
+class MiMoMTPLayers(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        size = config.hidden_size
+        for name in ("input", "post_attention", "token", "hidden", "final"):
+            self.add_module(f"{name}_layernorm", Qwen2RMSNorm(size))
+        self.input_proj = nn.Linear(2 * size, size, bias=False)
+        self.self_attn, self.mlp = Qwen2Attention(config, 0), Qwen2MLP(config)
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    config_class = MiMoConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.mtp_layers = nn.ModuleList([MiMoMTPLayers(config)])
+"""
 
 
 class MiMoConfig(Qwen2Config):
@@ -165,3 +192,10 @@ def save_head(head: PreTrainedModel, family: str, num_layers: int, folder: Path)
             renamed[f"model.layers.{num_layers}.{name}.weight"] = torch.zeros(2, 2)
     own = load_file(folder / "model.safetensors")
     save_file(own | renamed, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_code(folder: Path) -> None:
+    (folder / "modeling_mimo.py").write_text(CODE)
+    config = json.loads((folder / "config.json").read_text())
+    code = {"AutoConfig": "modeling_mimo.MiMoConfig", "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": code}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from specdist.models.loading.loading import load_whole
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.errors import UserError
-from tests.engine.mtp import FAMILIES, mtp_head, mtp_target, save_head
+from tests.engine.mtp import FAMILIES, mtp_head, mtp_target, save_head, write_code
 from tests.models.quantized_checkpoints import LAYOUTS, write
 
 CPU = torch.device("cpu")
@@ -36,31 +35,6 @@ IN_BLOCKS = {
     "kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 16, "v_head_dim": 16,
     "max_position_embeddings": 256,
 }  # fmt: skip
-# As on the hub: of a family that transformers does not have, whose model holds its head and does not run it.
-CODE = """
-from torch import nn
-from transformers import Qwen2Config, Qwen2ForCausalLM
-from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2MLP, Qwen2RMSNorm
-
-class MiMoConfig(Qwen2Config):
-    model_type = "mimo"
-
-class MiMoMTPLayers(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        size = config.hidden_size
-        for name in ("input", "post_attention", "token", "hidden", "final"):
-            self.add_module(f"{name}_layernorm", Qwen2RMSNorm(size))
-        self.input_proj = nn.Linear(2 * size, size, bias=False)
-        self.self_attn, self.mlp = Qwen2Attention(config, 0), Qwen2MLP(config)
-
-class MiMoForCausalLM(Qwen2ForCausalLM):
-    config_class = MiMoConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.model.mtp_layers = nn.ModuleList([MiMoMTPLayers(config)])
-"""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -71,7 +45,7 @@ def test_published_files_give_the_head_and_the_target(family: str, tmp_path: Pat
     save_head(head, family, target.config.num_hidden_layers, tmp_path)
     is_foreign = family == "mimo"
     if is_foreign:
-        give_code(tmp_path)
+        write_code(tmp_path)
     checkpoint = open_checkpoint("--target", str(tmp_path), trust_remote_code=is_foreign)
     check_weights(checkpoint, 1)
     loaded = load_whole(checkpoint, dtype=torch.float32, device=CPU)
@@ -88,13 +62,6 @@ def test_published_files_give_the_head_and_the_target(family: str, tmp_path: Pat
     assert size.num_parameters == sum(weight.numel() for weight in head.parameters())
     assert (size.num_read_numbers, size.num_state_numbers) == (64, 64)
     assert runner.bytes_per_page(16) == 16 * size.cache_bytes_per_token(1)
-
-
-def give_code(folder: Path) -> None:
-    (folder / "modeling_mimo.py").write_text(CODE)
-    config = json.loads((folder / "config.json").read_text())
-    code = {"AutoConfig": "modeling_mimo.MiMoConfig", "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
-    (folder / "config.json").write_text(json.dumps(config | {"auto_map": code}))
 
 
 def test_a_target_without_a_head_is_refused(tmp_path: Path) -> None:
