@@ -90,11 +90,11 @@ def generated() -> dict[str, str]:
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
     from tests import elsewhere
-    from tests.engine import measure_logprobs, window_acceptance
+    from tests.engine import measure_logprobs
     from tests.gpu import counts_tables, day_tables
     from tests.headlines import headlines
     from tests.job import clouds
-    from tests.lab import public_tables
+    from tests.lab import acceptance, public_tables
     from tests.lab.emulation import experts as emulated_experts
     from tests.lab.emulation import policies as emulated_policies
     from tests.lab.plan import sweep, validated
@@ -127,7 +127,7 @@ def generated() -> dict[str, str]:
         "plan-validated": validated.markdown(),
         "public": public_tables.markdown(),
         "fault-injection": fault_injection(),
-        "draft-window": window_acceptance.markdown(),
+        "draft-window": acceptance.windows_markdown(),
         "elsewhere": elsewhere.markdown(),
         "constrained": constraint_tables.markdown(),
         "logprobs-cost": measure_logprobs.markdown(),
