@@ -19,6 +19,7 @@ from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.times.timeline import Timeline
 from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.drafters.blocks.block_config import published_config
+from specdist.models.drafters.blocks.parallel_runner import ParallelRunner
 from specdist.models.drafters.eagle3 import EAGLE3, LlamaForCausalLMEagle3
 from specdist.models.drafters.eagle3_runner import Eagle3Runner
 from specdist.models.drafters.kinds import drafter_of
@@ -31,6 +32,13 @@ from tests.models.families import tiny_model
 from tests.statistics import chi_square_p_value
 
 LAYERS = (0, 1, 2)
+MASK_ID = 3
+PEAGLE = {
+    "architectures": ["PEagleSpeculator"],
+    "speculators_model_type": "peagle",
+    "mask_token_id": MASK_ID,
+    "norm_before_residual": False,
+}
 ALARM = 1e-5
 # Samples of short texts, as many at a time as there are.
 CROWD = {"max_new_tokens": 4, "max_num_seqs": 400, "max_num_batched_tokens": 3000, "num_pages": 2000}
@@ -83,7 +91,7 @@ def eagle_model(
         model = kind.build(published).eval()
         with torch.no_grad():
             for name, weight in model.named_parameters():
-                if "norm" in name:
+                if "norm" in name or name == "mask_hidden":
                     weight.add_(0.3 * torch.randn(weight.shape))
         return _known(model, target, ids, scale)
     config = LlamaConfig(
@@ -159,12 +167,13 @@ class EagleHarness(Harness):
     """An engine whose draft reads the target's states; ``blocks``: all that was drafted."""
 
     def __init__(self, target: PreTrainedModel, draft: PreTrainedModel, **options: Any) -> None:
-        super().__init__(target, None, **{"num_draft_tokens": 3, **options})
+        kind = drafter_of(draft.config) or EAGLE3  # whose name only files have
+        # So that room for candidates is reserved as for a draft of this kind.
+        super().__init__(target, None, **{"num_draft_tokens": 4 if kind.drafts_blocks else 3, **options})
         most = self.policy.max_draft_tokens
         self.scheduling = _with(self.scheduling, max_draft_tokens=most)
         model = copy.deepcopy(target)
         use_paged_attention(model)
-        kind = drafter_of(draft.config) or EAGLE3  # whose name only files have
         read = kind.read_states(draft.config, target.config.num_hidden_layers)
         self.target_runner = StatesRunner(model, CPU, read)
         self.draft_runner = self.runner_of(draft)
@@ -174,7 +183,8 @@ class EagleHarness(Harness):
         self.blocks: list[Drafted] = []
 
     def runner_of(self, draft: PreTrainedModel) -> DrafterRunner:
-        return Eagle3Runner(copy.deepcopy(draft), CPU)
+        runner = ParallelRunner if hasattr(draft, "mask_hidden") else Eagle3Runner
+        return runner(copy.deepcopy(draft), CPU)
 
     def proposer(self) -> Proposer:
         worker = self.assembly.draft_worker(self.draft_runner, self.policy)

@@ -2,10 +2,11 @@
 
 from tests.mutants.mutant import Mutant
 
+PARALLEL = "tests/engine/test_parallel_eagle.py::test_every_block_is_what_the_published_formulas_say"
 EAGLE = "tests/engine/test_eagle.py"
 FORMULAS = f"{EAGLE}::test_every_block_is_what_the_published_formulas_say"
 WHOLE = f"{FORMULAS}[llama]"
-SEVERAL = f"{FORMULAS}[two layers of Qwen3, with more norms]"
+SEVERAL = f"{FORMULAS}[gemma2, two layers of Qwen3, preempted]"
 DISTRIBUTION = f"{EAGLE}::test_tokens_follow_the_target_s_distribution"
 
 EAGLE_FAULTS = (
@@ -53,4 +54,32 @@ EAGLE_FAULTS = (
         "attend(self.index, self",
         "attend(0, self",
         (SEVERAL,)),
+    Mutant("masks-stand-one-position-late", "ParallelPass.run_pairs",
+        "masks.starts_A[:, None] - 1 + np.arange(num_masks)",
+        "masks.starts_A[:, None] + np.arange(num_masks)",
+        (PARALLEL,)),
+    Mutant("masks-have-the-state-before-the-next-token", "ParallelPass.run_pairs",
+        "torch.cat([states_TE, mask_1E.expand(mask_positions.size, -1)])",
+        "torch.cat([states_TE, states_TE[next_A].repeat_interleave(num_masks, 0)])",
+        (PARALLEL,)),
+    Mutant("masks-see-later-ones", "MaskAttention._seen",
+        "np.tri(self._size, dtype=bool)",
+        "np.ones((self._size, self._size), bool)",
+        (PARALLEL,)),
+    Mutant("masks-see-the-first-token", "MaskAttention._seen",
+        "        is_seen_AL[:, 0] = False\n",
+        "",
+        (PARALLEL,)),
+    Mutant("masks-do-not-see-the-next-token", "ParallelRunner._run_blocks",
+        "Blocks(blocks.slots_A, blocks.starts_A + 1, masks)",
+        "Blocks(blocks.slots_A, blocks.starts_A, masks)",
+        (PARALLEL,)),
+    Mutant("outputs-of-blocks-change-places", "ParallelPass.run_pairs",
+        "torch.cat([first_AE[:, None], others_NE.view(num_blocks, num_masks, -1)], dim=1)",
+        "torch.cat([others_NE.view(num_blocks, num_masks, -1), first_AE[:, None]], dim=1)",
+        (PARALLEL,)),
+    Mutant("vocabulary-of-a-block-taken-for-the-targets", "LlamaForCausalLMEagle3.after",
+        "return self.whole_logits(own_Nv)",
+        "return torch.nn.functional.pad(own_Nv.float(), (0, len(self.t2d) - own_Nv.shape[1]), value=-1e30)",
+        (PARALLEL,)),
 )

@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 
 from specdist.models.drafters.blocks.block_config import BLOCK
 from specdist.models.drafters.blocks.block_runner import BlockRunner
+from specdist.models.drafters.blocks.parallel_runner import ParallelRunner
 from specdist.models.drafters.declaration import Drafter
-from specdist.models.drafters.eagle3 import EAGLE3
+from specdist.models.drafters.eagle3 import EAGLE3, PEAGLE
 from specdist.models.drafters.eagle3_runner import Eagle3Runner
 from specdist.models.drafters.mtp import MTP
 from specdist.models.drafters.mtp_loading import check_mtp, load_mtp
@@ -45,6 +46,7 @@ class _Loading(NamedTuple):
 
 LOADINGS: dict[Drafter, _Loading] = {
     EAGLE3: _Loading(check_own_files, load_own_files, Eagle3Runner),
+    PEAGLE: _Loading(check_own_files, load_own_files, ParallelRunner),
     MTP: _Loading(check_mtp, load_mtp, MtpRunner),
     BLOCK: _Loading(check_own_files, load_own_files, BlockRunner),
 }

@@ -24,7 +24,7 @@ from specdist.models.drafters.declaration import OwnFilesDrafter, ReadStates
 from specdist.models.drafters.layers import MLPS, Attend, DrafterLayer, Rotation
 from specdist.models.drafters.own_vocabulary import OwnVocabularyModel
 
-ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "PEagleDraftModel")
 NUM_STATES = 3
 STATE_LAYERS, MASK_TOKEN, NUM_TOKENS = (
     "eagle_aux_hidden_state_layer_ids",
@@ -36,6 +36,10 @@ OPTIONS = (
     STATE_LAYERS, MASK_TOKEN, "draft_vocab_size", "embed_requires_grad", "fc_norm", "norm_before_fc",
     "norm_before_residual", "norm_output", "target_hidden_size",
 )  # fmt: skip
+# What configurations of P-EAGLE drafts call the id of a token that is not known yet.
+MASK_TOKENS = (MASK_TOKEN, "pard_token", "ptd_token_id")
+# Where they do not say for how many tokens they were trained: as the paper's are.
+TRAINED_TOKENS = 8
 
 
 class LlamaForCausalLMEagle3(OwnVocabularyModel):
@@ -65,6 +69,8 @@ class LlamaForCausalLMEagle3(OwnVocabularyModel):
             size = EAGLE3.state_size(config)
             norms = [LlamaRMSNorm(size, eps=eps) for _ in range(num_read // size)]
             self.fc_norm = nn.ModuleList(norms)
+        if PEAGLE.fits(config):
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, num_read))
         self.register_vocabulary(num_own)
         self.post_init()
 
@@ -105,6 +111,11 @@ class LlamaForCausalLMEagle3(OwnVocabularyModel):
     def logits(self, outputs_NE: Tensor) -> Tensor:
         """float32 [N, V]: over the target's vocabulary, from output states."""
         return self.whole_logits(self.own_logits(outputs_NE))
+
+    def after(self, own_Nv: Tensor, hidden_NE: Tensor, token_ids_N: Tensor) -> Tensor:
+        """float32 [N, V]: the same, of :meth:`own_logits`; whatever is drawn."""
+        del hidden_NE, token_ids_N
+        return self.whole_logits(own_Nv)
 
     def own_logits(self, outputs_NE: Tensor) -> Tensor:
         """[N, v]."""
@@ -159,3 +170,35 @@ class Eagle3(OwnFilesDrafter):
 
 
 EAGLE3 = Eagle3()
+
+
+class ParallelEagle(Eagle3):
+    """P-EAGLE (arXiv 2602.01469): a block in one pass. Tokens that are not known yet have an id and a state
+    of their own, and see what is before them."""
+
+    what = "a P-EAGLE draft"
+    drafts_blocks = True
+
+    def fits(self, config: Any) -> bool:
+        return super().fits(config) and self._mask_token(config) is not None
+
+    def build(self, config: Any, **options: Any) -> PreTrainedModel:
+        config.block_size, config.first_row = self.max_draft_tokens(config), 0
+        config.mask_token_id = self._mask_token(config)
+        return super().build(config, **options)
+
+    def faults(self, config: Any, target_config: Any) -> list[str]:
+        found = super().faults(config, target_config)
+        if self.max_draft_tokens(config) < 2:
+            found.append(f"{NUM_TOKENS} {self.max_draft_tokens(config)}, which is not a block")
+        return found
+
+    def max_draft_tokens(self, config: Any) -> int:
+        return int(getattr(config, NUM_TOKENS, None) or TRAINED_TOKENS)
+
+    def _mask_token(self, config: Any) -> int | None:
+        found = [getattr(config, name, None) for name in MASK_TOKENS]
+        return next((int(each) for each in found if each is not None), None)
+
+
+PEAGLE = ParallelEagle()

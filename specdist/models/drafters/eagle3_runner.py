@@ -46,12 +46,24 @@ class Eagle3Pass(DrafterPass):
         attention: LayerAttention,
         incoming_TE: Tensor,
     ) -> PassOutputs:
+        outgoing_NE = self.outputs(token_ids_T, positions_T, logits_index_N, attention, incoming_TE)
+        return PassOutputs(self._model.logits(outgoing_NE), outgoing_NE)
+
+    def outputs(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        index_N: Tensor,
+        attention: LayerAttention,
+        incoming_TE: Tensor,
+    ) -> Tensor:
+        """[N, E]."""
+
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return attention.attend(layer, AttentionCall(queries, keys, values, RULES))
 
         rotation = self._model.rotation(positions_T)
-        outgoing_NE = self._model.draft(token_ids_T, incoming_TE, rotation, logits_index_N, attend)
-        return PassOutputs(self._model.logits(outgoing_NE), outgoing_NE)
+        return self._model.draft(token_ids_T, incoming_TE, rotation, index_N, attend)
 
 
 class Eagle3Runner(DrafterRunner):

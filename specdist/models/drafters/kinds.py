@@ -6,10 +6,10 @@ from typing import Any
 
 from specdist.models.drafters.blocks.block_config import BLOCK
 from specdist.models.drafters.declaration import Drafter
-from specdist.models.drafters.eagle3 import EAGLE3
+from specdist.models.drafters.eagle3 import EAGLE3, PEAGLE
 from specdist.models.drafters.mtp import MTP
 
-DRAFTERS: tuple[Drafter, ...] = (EAGLE3, BLOCK, MTP)
+DRAFTERS: tuple[Drafter, ...] = (PEAGLE, EAGLE3, BLOCK, MTP)
 
 
 def drafter_of(config: Any) -> Drafter | None:

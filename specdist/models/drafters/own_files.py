@@ -7,7 +7,7 @@ that.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ def check_own_files(draft: Checkpoint, target: Checkpoint) -> None:
                     f"{what}: nothing in {kind.what} takes {stored}: it is of another form, "
                     "which is not read here; choose one in the published form"
                 )
-            if file.shape(stored) != expected[name].shape:
+            if _without_ones(file.shape(stored)) != _without_ones(expected[name].shape):
                 raise UserError(
                     f"{what}: {stored} is of shape {list(file.shape(stored))} in the files, but "
                     f"config.json asks for {list(expected[name].shape)}: fetch both again"
@@ -90,7 +90,7 @@ def load_own_files(
     missing = set(wanted)
     with torch.no_grad(), reading(f"{draft.option} {draft.name}: its weight files"):
         for file, stored, name in _tensors(draft, kind):
-            wanted[name].copy_(file.read(stored))
+            wanted[name].copy_(file.read(stored).view_as(wanted[name]))
             missing.discard(name)
             if counted is not None:
                 counted.num_bytes += wanted[name].nbytes
@@ -117,6 +117,11 @@ def _tensors(draft: Checkpoint, kind: OwnFilesDrafter) -> Iterator[tuple[StoredT
                     name = own + name.removeprefix(theirs) if name.startswith(theirs) else name
                 if not name.startswith(kind.unused_names):
                     yield file, stored, name
+
+
+def _without_ones(shape: Iterable[int]) -> list[int]:
+    """Some vectors are written as a row of a matrix, or of several."""
+    return [size for size in shape if size != 1]
 
 
 def _of_target(kind: OwnFilesDrafter, target: Checkpoint, name: str) -> Tensor:

@@ -62,7 +62,7 @@ class BlockPass(DrafterPass):
         assert self._cache is not None, NOT_ALLOCATED
         size = blocks.token_ids_AB.shape[1]
         (positions_N,) = upload(self._device, (blocks.starts_A[:, None] + np.arange(size)).ravel())
-        attention = _BlockAttention(self._cache, blocks, pages_SP, self._device)
+        attention = BlockAttention(self._cache, blocks, pages_SP, self._device)
         hidden_NE = self._hidden(blocks.token_ids_AB.flatten(), positions_N, attention)
         return hidden_NE, self._model.lm_head(hidden_NE)
 
@@ -96,7 +96,7 @@ class BlockRunner(DrafterRunner):
     """
 
     model: BlockDrafter
-    pass_class = BlockPass
+    pass_class: type[DrafterPass] = BlockPass
 
     def allocate(self, *, num_slots: int, **sizes: Any) -> None:
         super().allocate(num_slots=num_slots, **sizes)
@@ -115,6 +115,7 @@ class BlockRunner(DrafterRunner):
 
     def drop_waiting(self) -> None:
         """A round begins."""
+        super().drop_waiting()
         self._lines[:], self._kept = NO_LINE, None
 
     def assume_contexts(self, slots: np.ndarray, lengths: np.ndarray) -> None:
@@ -153,10 +154,14 @@ class BlockRunner(DrafterRunner):
         token_ids_N = torch.full((len(slots_A) * size,), config.mask_token_id, device=self.device)
         token_ids_N[index] = torch.as_tensor(batch.token_ids_T, device=self.device)[known_on_device].long()
         blocks = Blocks(slots_A, starts_A, token_ids_N.view(-1, size))
-        assert isinstance(self.torch_pass, BlockPass)
-        self._kept = self.torch_pass.run_blocks(blocks, self.pages.pages)
-        self._num_run = len(token_ids_N)
+        self._kept, self._num_run = self._run_blocks(blocks, batch)
         self._count_pass()
+
+    def _run_blocks(self, blocks: Blocks, batch: FlatBatch) -> tuple[tuple[Tensor, Tensor], int]:
+        """Output states and own logits of blocks that begin in a batch, and how many tokens were run."""
+        del batch
+        assert isinstance(self.torch_pass, BlockPass)
+        return self.torch_pass.run_blocks(blocks, self.pages.pages), blocks.token_ids_AB.numel()
 
 
 class _Group(NamedTuple):
@@ -166,7 +171,7 @@ class _Group(NamedTuple):
         tokens: of the blocks, among all; None if they are all.
         pages: of the contexts, block by block; ``foreign``: places in these, counted in tokens, beyond a
             context's end. What lies there was written by others, or never.
-        bias: additive mask [A, 1, 1, L + B]; None where all contexts are equally long.
+        bias: additive mask [A, 1, 1 or B, L + B]; None where every token sees every key.
     """
 
     tokens: Tensor | None
@@ -177,7 +182,7 @@ class _Group(NamedTuple):
     bias: Tensor | None
 
 
-class _BlockAttention:
+class BlockAttention:
     """Every token of a block sees the context of its sequence, and the whole block."""
 
     def __init__(
@@ -197,15 +202,22 @@ class _BlockAttention:
                 np.flatnonzero(is_foreign),
                 tokens,
             )
+            seen = self._seen(~is_foreign[:, :num_keys])
             bias = None
-            if own_A.min() < num_keys:
-                seen_AL = np.pad(~is_foreign[:, :num_keys], ((0, 0), (0, self._size)), constant_values=True)
-                bias = torch.where(torch.from_numpy(seen_AL), 0.0, -torch.inf).to(cache.dtype).to(device)
-                bias = bias[:, None, None]
+            if seen is not None:
+                bias = torch.where(torch.from_numpy(seen), 0.0, -torch.inf).to(cache.dtype).to(device)
+                bias = bias[:, None]
             whole = len(members) == num_blocks
             self._groups.append(
                 _Group(None if whole else tokens_on_device, len(members), num_keys, pages, foreign, bias)
             )
+
+    def _seen(self, is_own_AL: np.ndarray) -> np.ndarray | None:
+        """[A, 1 or B, L + B]: what a block's tokens see, of which these contexts' tokens are their own; None
+        for all."""
+        if is_own_AL.all():
+            return None
+        return np.pad(is_own_AL, ((0, 0), (0, self._size)), constant_values=True)[:, None]
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         heads, width = call.keys.shape[1:]
@@ -223,7 +235,7 @@ class _BlockAttention:
             )
             bias = group.bias
             if bias is not None:
-                bias = bias.expand(-1, -1, call.num_repeats * self._size, -1)
+                bias = bias.repeat(1, 1, call.num_repeats * self._size // bias.shape[2], 1)
             found = attend_segments(queries, keys, values, bias, call.rules)
             if group.tokens is None:
                 return found
