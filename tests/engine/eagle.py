@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
@@ -123,6 +126,18 @@ def _known(model: Any, target: PreTrainedModel, ids: Sequence[int], scale: float
         model.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
     model.know(torch.tensor(ids))
     return model
+
+
+def save_published(model: LlamaForCausalLMEagle3, values: dict[str, Any], folder: Path) -> Path:
+    """Files as speculators writes them."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    weights = {
+        name.replace("midlayer.", "layers.0."): weight.contiguous()
+        for name, weight in model.state_dict().items()
+    }
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def eagle_target(vocab_size: int, family: str = "llama", **overrides: Any) -> PreTrainedModel:

@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.replica.model_plan import plan_models
 from specdist.job.totals.report import total_stats
+from specdist.models.drafters.blocks.block_config import UnknownPart, published_config
+from specdist.models.drafters.eagle3 import EAGLE3
+from specdist.models.drafters.eagle3 import PEAGLE as PARALLEL
+from specdist.models.drafters.kinds import drafter_of
 from specdist.utils.errors import UserError
-from tests.engine.eagle import eagle_model
+from tests.engine.eagle import PEAGLE, eagle_model, save_published, speculators_values
 from tests.job.launching import parse, read_output, refused, run_here, shard_bytes
 from tests.job.pair import NUM_VOCAB_TOKENS, Pair, random_llama, save, train_tokenizer
 from tests.job.ranks import fork_ranks
@@ -73,15 +77,18 @@ def test_greedy_tokens_are_the_target_s(eagle: dict[str, Any], tmp_path: Path) -
 
 @pytest.mark.ranks
 def test_ranks_write_the_files_of_one_process(eagle: dict[str, Any], tmp_path: Path) -> None:
-    """Sampled, with the draft beside the target, on a rank of its own, and with a sharded target. What is
-    sent beside tokens are the states of every committed token, and no more."""
-    options = eagle | SAMPLED
-    ended = run_here(**options, output=tmp_path / "one")
-    assert 0.03 < ended.totals["draft_acceptance_rate"] < 0.9
-    for num_ranks, tp_size in ((2, 1), (3, 2)):
-        output = tmp_path / f"{num_ranks}-{tp_size}"
+    """Sampled, with the draft beside the target, on a rank of its own, and a P-EAGLE draft with a sharded
+    target. What is sent beside tokens are the states of every committed token, and no more."""
+    target = AutoModelForCausalLM.from_pretrained(eagle["target"])
+    draft = eagle_model(target, IDS, **PEAGLE)
+    values = speculators_values(target, len(IDS), **PEAGLE)
+    parallel = eagle | {"draft": save_published(draft, values, tmp_path / "draft")}
+    for name, given, num_ranks, tp_size in (("one", eagle, 2, 1), ("parallel", parallel, 3, 2)):
+        options, output = given | SAMPLED, tmp_path / f"{num_ranks}-{tp_size}"
+        ended = run_here(**options, output=tmp_path / name)
+        assert 0.03 < ended.totals["draft_acceptance_rate"] < 0.9
         fork_ranks(num_ranks, **options, overlap=None, tp_size=tp_size, output=output)
-        assert shard_bytes(output) == shard_bytes(tmp_path / "one"), (num_ranks, tp_size)
+        assert shard_bytes(output) == shard_bytes(tmp_path / name), name
     one, own = (total_stats(RunFolder(tmp_path / name)) for name in ("one", "2-1"))
     assert one.num_message_bytes == 0 < one.num_state_bytes == own.num_state_bytes < own.num_message_bytes
     # Of a row's last tokens none are sent, nor of those whose pages it shares.
@@ -174,6 +181,33 @@ def test_a_target_whose_embeddings_have_another_name_is_refused(
     target = save(tmp_path / "gpt2", GPT2LMHeadModel(config), train_tokenizer())
     ended = run_here(**(eagle | {"target": target}), output=tmp_path / "run")
     refused(ended, f"--target {target} has no embed_tokens.weight", "choose a target of the family")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragment"),
+    [
+        ({"mask_token_id": None}, "no mask_token_id"),
+        ({"transformer_layer_config": {"model_type": "gemma2"}}, "layers of gemma2, and those of llama and"),
+        ({"num_experts": 4}, "num_experts, which is not known here"),
+    ],
+)
+def test_unknown_parts_are_refused(changes: dict[str, Any], fragment: str) -> None:
+    values = speculators_values(random_llama(num_hidden_layers=3), len(IDS), **PEAGLE | changes)
+    with pytest.raises(UnknownPart, match=fragment):
+        published_config(values)
+
+
+def test_a_published_p_eagle_draft_says_by_one_name_what_masks_are(eagle: dict[str, Any]) -> None:
+    """Its authors' configuration is EAGLE-3's, with the id; one token is not a block."""
+    config = AutoConfig.from_pretrained(eagle["draft"])
+    assert drafter_of(config) is EAGLE3
+    config.ptd_token_id = 7
+    assert drafter_of(config) is PARALLEL
+    assert PARALLEL.max_draft_tokens(config) == 8
+    assert PARALLEL.build(config).config.mask_token_id == 7
+    config.speculative_tokens = 1
+    faults = PARALLEL.faults(config, AutoConfig.from_pretrained(eagle["target"]))
+    assert faults == ["speculative_tokens 1, which is not a block"]
 
 
 def copied(folder: Path, target: Path) -> Path:

@@ -35,4 +35,8 @@ MTP_FAULTS = (
         "return own + stored.removeprefix(prefix) if own else None",
         'return own + stored.removeprefix(prefix) if own and "experts" not in stored else None',
         (f"{FILES}[deepseek_v3]",)),
+    Mutant("plan-counts-a-shared-embedding-twice", "_share",
+        "        weight_bytes -= draft.shared_bytes(tp_size)\n",
+        "        pass\n",
+        ("tests/models/drafters/test_mtp.py::test_a_head_beside_its_model_has_the_same_embedding[False]",)),
 )

@@ -16,6 +16,7 @@ from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.logs import quiet_libraries
 from specdist.job.ranks.topology import Topology, gathered, init_deepspeed
 from specdist.job.replica.model_plan import ModelPlan
+from specdist.models.drafters.declaration import Placement
 from specdist.models.drafters.drafters import load_drafter
 from specdist.models.drafters.states import StatesRunner
 from specdist.models.files.checkpoint import Checkpoint
@@ -159,15 +160,8 @@ class _Loading:
         device, on_pass, head = self.topology.device, self.activity.step, self.models.head
         dtype = files.torch_dtype(self.config.dtype)
         if files.drafter is not None:
-            return load_drafter(
-                files,
-                self.models.target,
-                dtype=dtype,
-                device=device,
-                counted=self.reading,
-                beside=None if target is None else target.model,
-                on_pass=on_pass,
-            )
+            placement = Placement(dtype, device, self.reading, None if target is None else target.model)
+            return load_drafter(files, self.models.target, placement, on_pass)
         return ModelRunner(
             load_whole(files, dtype=dtype, device=device, reading=self.reading),
             device,

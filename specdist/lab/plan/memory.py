@@ -177,6 +177,8 @@ def _share(
 
     one = held(work.limits(1))
     weight_bytes = sum(model.size.weight_bytes(model.tp_size) for model in one)
+    if target is not None and draft is not None:
+        weight_bytes -= draft.shared_bytes(tp_size)
     memory = DeviceMemory(
         total_bytes=gpu.memory_bytes,
         free_bytes=max(0, gpu.memory_bytes - gpu.reserved_bytes - weight_bytes),

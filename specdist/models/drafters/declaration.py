@@ -10,7 +10,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
+
+from specdist.models.files.weight_stream import Reading
 
 
 @dataclass(frozen=True)
@@ -27,16 +30,34 @@ class ReadStates:
     has_final: bool = False
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where a drafter is loaded: on one device.
+
+    Attributes:
+        counted: what is read of files.
+        beside: the target, where that device has it.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    counted: Reading | None = None
+    beside: PreTrainedModel | None = None
+
+
 class Drafter(ABC):
     """A kind of drafters.
 
     Attributes:
         what: one of the kind, for messages.
         drafts_blocks: one pass gives all tokens of a round, instead of one.
+        shares_vocabulary: beside its target it has the target's embedding, and its output head if that is
+            whole.
     """
 
     what: str
     drafts_blocks = False
+    shares_vocabulary = False
 
     @abstractmethod
     def fits(self, config: Any) -> bool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import torch
 from transformers import PreTrainedModel
 
 from specdist.models.drafters.blocks.block_config import BLOCK
 from specdist.models.drafters.blocks.block_runner import BlockRunner
 from specdist.models.drafters.blocks.parallel_runner import ParallelRunner
-from specdist.models.drafters.declaration import Drafter
+from specdist.models.drafters.declaration import Drafter, Placement
 from specdist.models.drafters.eagle3 import EAGLE3, PEAGLE
 from specdist.models.drafters.eagle3_runner import Eagle3Runner
 from specdist.models.drafters.mtp import MTP
@@ -20,27 +19,11 @@ from specdist.models.drafters.mtp_runner import MtpRunner
 from specdist.models.drafters.own_files import check_own_files, load_own_files
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.files.weight_stream import Reading
-
-
-class Loader(Protocol):
-    """Of the drafter and its target; raises :class:`UserError` if files have changed since the check."""
-
-    def __call__(
-        self,
-        draft: Checkpoint,
-        target: Checkpoint,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        counted: Reading | None = None,
-        beside: PreTrainedModel | None = None,
-    ) -> PreTrainedModel: ...
 
 
 class _Loading(NamedTuple):
     check: Callable[[Checkpoint, Checkpoint], None]
-    load: Loader
+    load: Callable[[Checkpoint, Checkpoint, Placement], PreTrainedModel]
     runner: type[DrafterRunner]
 
 
@@ -62,18 +45,10 @@ def check_drafter(draft: Checkpoint, target: Checkpoint) -> None:
 
 
 def load_drafter(
-    draft: Checkpoint,
-    target: Checkpoint,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    counted: Reading | None = None,
-    beside: PreTrainedModel | None = None,
-    on_pass: Callable[[], None] | None = None,
+    draft: Checkpoint, target: Checkpoint, placement: Placement, on_pass: Callable[[], None] | None = None
 ) -> DrafterRunner:
-    """The drafter on one device. ``counted``: what is read; ``beside``: the target, where that device has it.
-    Raises :class:`UserError` if files have changed since they were checked."""
+    """Raises :class:`UserError` if files have changed since they were checked."""
     assert draft.drafter is not None
     kind = LOADINGS[draft.drafter]
-    model = kind.load(draft, target, dtype=dtype, device=device, counted=counted, beside=beside)
-    return kind.runner(model, device, on_pass, draft.has_float8_cache)
+    model = kind.load(draft, target, placement)
+    return kind.runner(model, placement.device, on_pass, draft.has_float8_cache)

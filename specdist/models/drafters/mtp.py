@@ -191,6 +191,7 @@ class MultiTokenPrediction(Drafter):
     """Drafts token by token from what the target's output head reads."""
 
     what = "the target's own MTP head"
+    shares_vocabulary = True
 
     def fits(self, config: Any) -> bool:
         return (getattr(config, "architectures", None) or [None])[0] == ARCHITECTURE

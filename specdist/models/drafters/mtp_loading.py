@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
+from specdist.models.drafters.declaration import Placement
 from specdist.models.drafters.mtp import FORMS, FileNames, mtp_config
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.damage import reading
 from specdist.models.files.fitting import check_weights
 from specdist.models.files.weight_files import stored_shapes
-from specdist.models.files.weight_stream import Reading
 from specdist.models.loading.loading import load_whole
 from specdist.utils.errors import UserError
 
@@ -56,19 +55,11 @@ def check_mtp(draft: Checkpoint, target: Checkpoint) -> None:
     check_weights(draft, 1)
 
 
-def load_mtp(
-    draft: Checkpoint,
-    target: Checkpoint,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    counted: Reading | None = None,
-    beside: PreTrainedModel | None = None,
-) -> PreTrainedModel:
-    """The head on one device, with the embedding and the output head of the model: where it is ``beside`` it,
-    the same ones."""
+def load_mtp(draft: Checkpoint, target: Checkpoint, placement: Placement) -> PreTrainedModel:
+    """The head, with the embedding and the output head of the model: where it is beside it, the same ones."""
     del target
-    model = load_whole(draft, dtype=dtype, device=device, reading=counted)
+    beside, counted = placement.beside, placement.counted
+    model = load_whole(draft, dtype=placement.dtype, device=placement.device, reading=counted)
     for part in ("input_embeddings", "output_embeddings") if beside is not None else ():
         own, theirs = (getattr(each, f"get_{part}")() for each in (model, beside))
         # Not an output head of which a rank has a part.

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.drafters.declaration import OwnFilesDrafter
+from specdist.models.drafters.declaration import OwnFilesDrafter, Placement
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.damage import reading
 from specdist.models.files.weight_files import StoredTensors, open_weights
-from specdist.models.files.weight_stream import Reading
 from specdist.models.loading.loading import refuse_missing
 from specdist.models.quantized.quantized_loading import PLAIN_KINDS
 from specdist.utils.errors import UserError
@@ -68,23 +67,15 @@ def check_own_files(draft: Checkpoint, target: Checkpoint) -> None:
             _place(kind, target, name)
 
 
-def load_own_files(
-    draft: Checkpoint,
-    target: Checkpoint,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    counted: Reading | None = None,
-    beside: PreTrainedModel | None = None,
-) -> PreTrainedModel:
-    """The draft on one device. Raises :class:`UserError` if files have changed since they were checked."""
-    del beside  # the draft has its own
+def load_own_files(draft: Checkpoint, target: Checkpoint, placement: Placement) -> PreTrainedModel:
+    """The draft, which has all that it needs. Raises :class:`UserError` if files have changed since they were
+    checked."""
     kind = _kind(draft)
     with torch.device("meta"):
         model: Any = kind.build(copy.deepcopy(draft.config))
-    model = model.to(dtype=dtype).to_empty(device=device)
+    model = model.to(dtype=placement.dtype).to_empty(device=placement.device)
     # Its frequencies are not weights, and need float32.
-    model.rotary_emb = type(model.rotary_emb)(model.config).to(device)
+    model.rotary_emb = type(model.rotary_emb)(model.config).to(placement.device)
     model.d2t.zero_()
     wanted = model.state_dict()
     missing = set(wanted)
@@ -92,8 +83,8 @@ def load_own_files(
         for file, stored, name in _tensors(draft, kind):
             wanted[name].copy_(file.read(stored).view_as(wanted[name]))
             missing.discard(name)
-            if counted is not None:
-                counted.num_bytes += wanted[name].nbytes
+            if placement.counted is not None:
+                placement.counted.num_bytes += wanted[name].nbytes
         for name in (EMBEDDING, HEAD):
             if name in missing & _spared(kind, wanted):
                 wanted[name].copy_(_of_target(kind, target, name))

@@ -58,7 +58,8 @@ class ModelSize:
         num_whole_products: of the matrices among those that are whole on every rank.
         num_state_numbers: of the state that a drafter keeps of a token beside its keys and values;
             num_read_numbers: of those of the target that it reads of each token; ``num_block_tokens``: that
-            it drafts in one pass, if it drafts blocks.
+            it drafts in one pass, if it drafts blocks. ``shares_vocabulary``: see
+            :class:`specdist.models.drafters.declaration.Drafter`.
         num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
             their scales; ``num_whole_quantized``, ``whole_quantized_bytes``: of those that are whole.
             ``product``: the kind of kernel that multiplies most of them, None where they are dequantised.
@@ -87,6 +88,7 @@ class ModelSize:
     num_state_numbers: int = 0
     num_read_numbers: int = 0
     num_block_tokens: int = 0
+    shares_vocabulary: bool = False
     num_quantized: int = 0
     quantized_bytes: int = 0
     num_whole_quantized: int = 0
@@ -126,6 +128,14 @@ class ModelSize:
         )
         quantized = self.quantized_bytes // tp_size + self.whole_quantized_bytes
         return plain * self.bytes_per_number + quantized + int(experts)
+
+    def shared_bytes(self, tp_size: int) -> int:
+        """Of these, if it is a drafter, on one rank: what a target has there already, cut into so many
+        parts."""
+        if not self.shares_vocabulary or (self.is_tied and tp_size > 1):
+            return 0
+        head = 0 if self.is_tied or tp_size > 1 else self.num_head
+        return (self.num_embedding + head) * self.bytes_per_number
 
     def num_quantized_on(self, tp_size: int) -> float:
         """Of one rank."""
@@ -325,6 +335,7 @@ def model_size(
         num_state_numbers=drafter.num_kept_numbers(config) if drafter else 0,
         num_read_numbers=drafter.num_read_numbers(config) if drafter else 0,
         num_block_tokens=(drafter.max_draft_tokens(config) or 0) if drafter and drafter.drafts_blocks else 0,
+        shares_vocabulary=drafter is not None and drafter.shares_vocabulary,
         num_quantized=sum(numbers.values()),
         quantized_bytes=num_bytes,
         num_whole_quantized=sum(whole_numbers.values()),

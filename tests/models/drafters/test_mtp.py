@@ -12,7 +12,10 @@ from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.modeling_layers import MtpModel
 
+from specdist.lab.plan.hardware import GPUS
+from specdist.lab.plan.memory import fit
 from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.drafters.declaration import Placement
 from specdist.models.drafters.drafters import check_drafter, load_drafter
 from specdist.models.drafters.mtp_loading import open_mtp
 from specdist.models.drafters.mtp_runner import MtpRunner
@@ -28,6 +31,7 @@ from tests.engine.mtp import FAMILIES, mtp_head, mtp_target, save_head, write_co
 from tests.models.quantized_checkpoints import LAYOUTS, write
 
 CPU = torch.device("cpu")
+HERE = Placement(torch.float32, CPU)
 IN_BLOCKS = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4,
@@ -53,7 +57,7 @@ def test_published_files_give_the_head_and_the_target(family: str, tmp_path: Pat
         torch.testing.assert_close(loaded.state_dict()[name], weight, rtol=0, atol=0)
     draft = open_mtp(checkpoint, "mtp")
     check_drafter(draft, checkpoint)
-    runner = load_drafter(draft, checkpoint, dtype=torch.float32, device=CPU)
+    runner = load_drafter(draft, checkpoint, HERE)
     found, expected = runner.model.state_dict(), head.state_dict()
     assert set(found) == set(expected)
     for name, weight in expected.items():
@@ -93,7 +97,7 @@ def test_a_quantised_head_says_what_its_plain_numbers_say(
     checkpoint = open_checkpoint("--target", str(tmp_path))
     draft = open_mtp(checkpoint, "mtp")
     check_drafter(draft, checkpoint)
-    runner = load_drafter(draft, checkpoint, dtype=torch.float32, device=CPU)
+    runner = load_drafter(draft, checkpoint, HERE)
     quantized = {name for name, each in runner.model.named_modules() if isinstance(each, QuantizedLinear)}
     assert {"model.layers.0.self_attn.o_proj", "model.layers.0.mlp.shared_experts.up_proj"} <= quantized
     assert ("mtp.eh_proj" in quantized) == projection_is_quantized
@@ -115,17 +119,26 @@ def distribution(runner: DrafterRunner) -> Tensor:
     return runner.forward(batch, np.arange(num_tokens - 1)).softmax(dim=-1)
 
 
-def test_a_head_beside_its_model_has_the_same_embedding(tmp_path: Path) -> None:
-    """And output head: they are in memory once."""
-    target = mtp_target("glm4_moe", 96)
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_head_beside_its_model_has_the_same_embedding(is_tied: bool, tmp_path: Path) -> None:
+    """And output head: they are in memory once, and the planner counts them once."""
+    target = mtp_target("glm4_moe", 96, tie_word_embeddings=is_tied)
     target.save_pretrained(tmp_path)
     save_head(mtp_head(target), "glm4_moe", target.config.num_hidden_layers, tmp_path)
     checkpoint = open_checkpoint("--target", str(tmp_path))
     draft = open_mtp(checkpoint, "mtp")
     loaded = load_whole(checkpoint, dtype=torch.float32, device=CPU)
-    runner = load_drafter(draft, checkpoint, dtype=torch.float32, device=CPU, beside=loaded)
+    runner = load_drafter(draft, checkpoint, Placement(torch.float32, CPU, beside=loaded))
     assert runner.model.get_input_embeddings() is loaded.get_input_embeddings()
     assert runner.model.get_output_embeddings() is loaded.get_output_embeddings()
+    held = {id(each): each.nbytes for model in (loaded, runner.model) for each in model.parameters()}
+    sizes = [size_of(each, 4) for each in (checkpoint, draft)]
+    planned = fit(*sizes, GPUS["h100-sxm"], "colocated", tp_size=1, row_tokens=64).target.weight_bytes
+    assert planned == sum(held.values())
+    # The embedding is whole on every rank, and a rank of two has half of the head.
+    whole, cut = (sizes[1].weight_bytes(1) - sizes[1].shared_bytes(tp_size) for tp_size in (1, 2))
+    table = loaded.get_input_embeddings().weight.nbytes
+    assert cut - whole == table
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
@@ -143,7 +156,7 @@ def test_transformers_reads_the_same_files_and_says_the_same(
     whole = type(target).from_pretrained(tmp_path, attn_implementation="eager").float().eval()
     theirs = MtpModel.from_pretrained(whole).float().eval()
     checkpoint = open_checkpoint("--target", str(tmp_path))
-    own = load_drafter(open_mtp(checkpoint, "mtp"), checkpoint, dtype=torch.float32, device=CPU)
+    own = load_drafter(open_mtp(checkpoint, "mtp"), checkpoint, HERE)
     own.allocate(num_pages=4, page_size=4, num_slots=1, max_seq_len=16)
     own.pages.pages[0, :4] = np.arange(4)
     tokens = torch.randint(2, 96, (length + 1,), generator=torch.Generator().manual_seed(0))
