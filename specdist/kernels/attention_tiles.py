@@ -87,6 +87,7 @@ def own_tile(
     num_segments,
     num_repeats: tl.constexpr,
     window: tl.constexpr,
+    is_causal: tl.constexpr,
     block_rows: tl.constexpr,
     block_keys: tl.constexpr,
 ):
@@ -100,7 +101,10 @@ def own_tile(
     num_queries = tl.load(query_starts + segment + 1) - begin
     first_query = (tile - begin // block_queries - segment) * block_queries
     first_position = tl.load(used_keys + segment) - num_queries
-    last_key = first_position + tl.minimum(first_query + block_queries, num_queries)
+    last_query = first_query + block_queries
+    if not is_causal:
+        last_query = num_queries
+    last_key = first_position + tl.minimum(last_query, num_queries)
     first_key = 0
     if window > 0:
         first_key = tl.maximum(first_position + first_query - window + 1, 0) // block_keys * block_keys

@@ -77,7 +77,8 @@ def _one_split(
     kv_head, position_M, columns_D, columns_E, scale, softcap, stride_page, stride_token, stride_head,
     num_kv_heads: tl.constexpr, width: tl.constexpr,
     rest_width: tl.constexpr, is_latent: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
-    has_softcap: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr, block_width: tl.constexpr,
+    hides_first: tl.constexpr, has_softcap: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
+    block_width: tl.constexpr,
 ):  # fmt: skip
     """Softmax over keys [first, last): largest exponents [M], sums [M], and weighted values [M, D] in
     float32."""
@@ -116,6 +117,8 @@ def _one_split(
         is_seen = is_key[None, :] & (keys_N[None, :] <= position_M[:, None])
         if window > 0:
             is_seen &= keys_N[None, :] > position_M[:, None] - window
+        if hides_first:
+            is_seen &= (keys_N[None, :] > 0) | (position_M[:, None] == 0)
         scores = tl.where(is_seen, scores, float("-inf"))
         largest = tl.maximum(maxima, tl.max(scores, 1))
         finite = tl.where(largest == float("-inf"), 0.0, largest)
@@ -151,13 +154,21 @@ def attend_kernel(
     stride_query_head, stride_page, stride_token, stride_head, stride_table, num_splits,
     num_heads: tl.constexpr, num_repeats: tl.constexpr, num_parts: tl.constexpr, width: tl.constexpr,
     rest_width: tl.constexpr, is_latent: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
-    has_softcap: tl.constexpr, in_splits: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
-    block_width: tl.constexpr, block_rest: tl.constexpr, split_keys: tl.constexpr,
+    is_causal: tl.constexpr, hides_first: tl.constexpr, has_softcap: tl.constexpr, in_splits: tl.constexpr,
+    block_rows: tl.constexpr, block_keys: tl.constexpr, block_width: tl.constexpr, block_rest: tl.constexpr,
+    split_keys: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tiles, key/value heads × ``num_parts`` of the heads that share them, splits if ``in_splits``
     else 1)."""
     segment, begin, num_queries, first_query, first_position, first_key, last_key = own_tile(
-        query_starts, used_keys, num_segments, num_repeats, window, block_rows, block_keys
+        query_starts,
+        used_keys,
+        num_segments,
+        num_repeats,
+        window,
+        is_causal,
+        block_rows,
+        block_keys,
     )
     if first_query >= num_queries:
         return
@@ -167,6 +178,8 @@ def attend_kernel(
     head_M = head * num_repeats + rows_M % num_repeats
     is_query = (query_M < num_queries) & (rows_M < block_rows // num_repeats * num_repeats)
     position_M = first_position + query_M
+    if not is_causal:
+        position_M = last_key - 1 + 0 * query_M
     columns_D = tl.arange(0, block_width)
     is_used = is_query[:, None] & (columns_D < width)[None, :]
     token_M = (begin + query_M).to(tl.int64)
@@ -191,7 +204,7 @@ def attend_kernel(
                 tile_queries, rest_queries, key_pages, value_pages, key_scales, value_scales, table_row,
                 begin_key, end_key, kv_head, position_M, columns_D, columns_E, scale, softcap, stride_page,
                 stride_token, stride_head, num_kv_heads, width, rest_width, is_latent, page_size, window,
-                has_softcap, block_rows, block_keys, block_width,
+                hides_first, has_softcap, block_rows, block_keys, block_width,
             )  # fmt: skip
             places_M = (token_M * num_heads + head_M) * num_splits + split
             tl.store(split_maxima + places_M, maxima, mask=is_query)
@@ -208,7 +221,7 @@ def attend_kernel(
                 tile_queries, rest_queries, key_pages, value_pages, key_scales, value_scales, table_row,
                 begin_key, end_key, kv_head, position_M, columns_D, columns_E, scale, softcap, stride_page,
                 stride_token, stride_head, num_kv_heads, width, rest_width, is_latent, page_size, window,
-                has_softcap, block_rows, block_keys, block_width,
+                hides_first, has_softcap, block_rows, block_keys, block_width,
             )  # fmt: skip
             maxima, sums, outputs = _join(maxima, sums, outputs, new_maxima, new_sums, new_outputs)
         places_M = (token_M * num_heads + head_M) * width
@@ -220,12 +233,19 @@ def attend_kernel(
 def join_kernel(
     sinks, used_keys, query_starts, output, split_outputs, split_maxima, split_sums, num_segments, num_splits,
     num_heads: tl.constexpr, num_repeats: tl.constexpr, width: tl.constexpr, window: tl.constexpr,
-    block_rows: tl.constexpr, block_keys: tl.constexpr, block_width: tl.constexpr,
+    is_causal: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr, block_width: tl.constexpr,
     split_keys: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tiles, key/value heads × parts). Joins what the splits' programs left, from the first on."""
     _, begin, num_queries, first_query, _, first_key, last_key = own_tile(
-        query_starts, used_keys, num_segments, num_repeats, window, block_rows, block_keys
+        query_starts,
+        used_keys,
+        num_segments,
+        num_repeats,
+        window,
+        is_causal,
+        block_rows,
+        block_keys,
     )
     if first_query >= num_queries:
         return
@@ -271,8 +291,10 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     is_latent: bool = False,
+    hides_first: bool = False,
+    is_causal: bool = True,
 ) -> Tensor:
-    """Causal attention of every segment over its pages: output [T, H, D]; zeros where a query sees no key.
+    """Attention of every segment over its pages: output [T, H, D]; zeros where a query sees no key.
 
     Args:
         key_pages, value_pages: [pages, page size, G, D + E] like the queries, and [.., D], in one dtype with
@@ -288,6 +310,8 @@ def paged_attention(
         window: keys that a query sees, its own among them; None is all before it.
         softcap: scores become ``softcap × tanh(score / softcap)``.
         is_latent: the values are the first numbers of the keys.
+        hides_first: no query sees the first key, but one at its position.
+        is_causal: if not, a query sees all keys of its segment, without a window.
 
     Raises ValueError for values that are wider than the keys.
     """
@@ -318,6 +342,7 @@ def paged_attention(
         "num_repeats": num_repeats,
         "width": width,
         "window": window or 0,
+        "is_causal": is_causal,
         "block_rows": block_rows,
         "block_keys": tile.num_keys,
         "block_width": triton.next_power_of_2(width),
@@ -350,6 +375,7 @@ def paged_attention(
         rest_width=rest_width,
         is_latent=is_latent,
         page_size=page_size,
+        hides_first=hides_first,
         has_softcap=softcap is not None,
         in_splits=in_splits,
         block_rest=triton.next_power_of_2(max(1, rest_width)),

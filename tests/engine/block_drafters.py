@@ -122,11 +122,12 @@ class BlockHarness(Harness):
         most = BLOCK.max_draft_tokens(draft.config)
         # So that room for candidates is reserved as for a draft of this kind.
         super().__init__(target, target, **{"num_draft_tokens": most, **options})
-        model = copy.deepcopy(target)
+        device = options.get("device", CPU)
+        model = copy.deepcopy(target).to(device)
         use_paged_attention(model)
         read = BLOCK.read_states(draft.config, target.config.num_hidden_layers)
-        self.target_runner = StatesRunner(model, CPU, read)
-        self.draft_runner = BlockRunner(copy.deepcopy(draft), CPU)
+        self.target_runner = StatesRunner(model, device, read)
+        self.draft_runner = BlockRunner(copy.deepcopy(draft).to(device), device)
         self.runners = [self.target_runner, self.draft_runner]
         self.assembly.allocate(self.target_runner)
         self.assembly.allocate_draft(self.draft_runner)

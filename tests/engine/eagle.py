@@ -185,12 +185,13 @@ class EagleHarness(Harness):
         kind = drafter_of(draft.config) or EAGLE3  # whose name only files have
         # So that room for candidates is reserved as for a draft of this kind.
         super().__init__(target, None, **{"num_draft_tokens": 4 if kind.drafts_blocks else 3, **options})
+        self.device = options.get("device", CPU)
         most = self.policy.max_draft_tokens
         self.scheduling = _with(self.scheduling, max_draft_tokens=most)
-        model = copy.deepcopy(target)
+        model = copy.deepcopy(target).to(self.device)
         use_paged_attention(model)
         read = kind.read_states(draft.config, target.config.num_hidden_layers)
-        self.target_runner = StatesRunner(model, CPU, read)
+        self.target_runner = StatesRunner(model, self.device, read)
         self.draft_runner = self.runner_of(draft)
         self.runners = [self.target_runner, self.draft_runner]
         self.assembly.allocate(self.target_runner)
@@ -199,7 +200,7 @@ class EagleHarness(Harness):
 
     def runner_of(self, draft: PreTrainedModel) -> DrafterRunner:
         runner = ParallelRunner if hasattr(draft, "mask_hidden") else Eagle3Runner
-        return runner(copy.deepcopy(draft), CPU)
+        return runner(copy.deepcopy(draft).to(self.device), self.device)
 
     def proposer(self) -> Proposer:
         worker = self.assembly.draft_worker(self.draft_runner, self.policy)

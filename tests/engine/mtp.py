@@ -97,9 +97,9 @@ class MtpHarness(EagleHarness):
     """An engine whose draft is a head of the target; ``blocks``: all that was drafted."""
 
     def runner_of(self, draft: PreTrainedModel) -> DrafterRunner:
-        model = copy.deepcopy(draft)
+        model = copy.deepcopy(draft).to(self.device)
         use_paged_attention(model)
-        return MtpRunner(model, torch.device("cpu"))
+        return MtpRunner(model, self.device)
 
 
 @torch.inference_mode()

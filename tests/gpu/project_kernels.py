@@ -43,6 +43,8 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     is_latent: bool = False,
+    hides_first: bool = False,
+    is_causal: bool = True,
 ) -> Tensor:
     del max_split_bytes
     assert int(query_starts_S1.diff().max()) <= max_queries, (
@@ -50,7 +52,7 @@ def paged_attention(
     )
     assert int(used_S.max()) <= max_keys, "a segment has more keys than max_keys says"
     segments = PagedSegments(block_table_SP, used_S, query_starts_S1, len(queries_THD), max_keys)
-    rules = AttentionRules(scale, window, softcap, sinks_H is not None, is_latent)
+    rules = AttentionRules(scale, window, softcap, sinks_H is not None, is_latent, hides_first, is_causal)
     scales = None if key_scales is None or value_scales is None else (key_scales, value_scales)
     call = AttentionCall(queries_THD, key_pages, value_pages, rules, sinks_H, scales)
     return plain_attention(call, segments).to(queries_THD.dtype)

@@ -102,6 +102,9 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
         (128, 0, 8, 1, 0, ""),
         (128, 0, 8, 4, 0, ""),
         (128, 0, 8, 512, 0, ""),
+        # Drafters of the target's states.
+        (128, 0, 4, 1, 0, "first hidden"),
+        (128, 0, 4, 16, 0, "no mask"),
         (128, 0, 2, 1, 4096, "soft cap"),
         (128, 0, 2, 512, 4096, "soft cap"),
         (256, 0, 2, 512, 4096, "soft cap"),
@@ -123,6 +126,8 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
             "is_latent": is_latent,
             "page_size": 16,
             "window": window,
+            "is_causal": more != "no mask",
+            "hides_first": more == "first hidden",
             "has_softcap": more == "soft cap",
             "block_rows": tile.num_rows,
             "block_keys": tile.num_keys,

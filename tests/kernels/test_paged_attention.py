@@ -17,7 +17,8 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 from specdist.kernels import paged_attention
 from specdist.kernels.paged_attention import Tile
 from specdist.models.attention.attention import AttentionCall, AttentionKind, AttentionRules
-from specdist.models.attention.kernel import TritonKernel
+from specdist.models.attention.kernel import SdpaKernel, TritonKernel
+from specdist.models.attention.plain import plain_attention
 from specdist.models.passes.segments import PagedSegments
 
 # Of the largest difference from float64, for values of order 1: rounding of the weights and of the output.
@@ -32,6 +33,9 @@ GLOBAL, LOCAL, CAPPED, SINKS = (
     AttentionRules(0.3, 40, None),
     AttentionRules(None, 90, 3.0),
     AttentionRules(None, 90, None, has_sinks=True),
+)
+FIRST_HIDDEN, NO_MASK = (
+    AttentionRules(None, None, None, hides_first=first, is_causal=first) for first in (True, False)
 )
 
 
@@ -121,7 +125,9 @@ def expected_output(case: Case, rules: AttentionRules) -> Tensor:
             scores_HQL = rules.softcap * torch.tanh(scores_HQL / rules.softcap)
         positions_Q = num_keys - queries_HQD.shape[1] + torch.arange(queries_HQD.shape[1])
         ages_QL = (positions_Q[:, None] - torch.arange(num_keys)).to(scores_HQL.device)
-        is_hidden = (ages_QL < 0) | (ages_QL >= (rules.window or num_keys + 1))
+        is_hidden = ((ages_QL < 0) & rules.is_causal) | (ages_QL >= (rules.window or num_keys + 1))
+        if rules.hides_first:
+            is_hidden[positions_Q > 0, 0] = True
         scores_HQL = scores_HQL.masked_fill(is_hidden, -torch.inf)
         if case.sinks_H is not None:
             sinks_HQ1 = case.sinks_H.double()[:, None, None].expand(-1, scores_HQL.shape[1], 1)
@@ -161,6 +167,20 @@ def in_splits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("in_splits")
 def test_it_equals_float64(rules: AttentionRules, heads: tuple[int, int], device: torch.device) -> None:
     check(make_case(MIXED, AttentionKind(*heads, 64, rules), device=device), rules)
+
+
+@pytest.mark.parametrize("rules", [FIRST_HIDDEN, NO_MASK], ids=["first-hidden", "no-mask"])
+@pytest.mark.usefixtures("in_splits")
+def test_drafters_rules_equal_float64(rules: AttentionRules, device: torch.device) -> None:
+    """Every implementation; a segment of one token at its first position among them."""
+    case = make_case(MIXED, AttentionKind(6, 2, 64, rules), device=device)
+    check(case, rules)
+    *tensors, segments, sinks_H = case
+    call = AttentionCall(*(tensor.nan_to_num(0.0) for tensor in tensors), rules, sinks_H)
+    for attend in (SdpaKernel().attend, plain_attention):
+        torch.testing.assert_close(
+            attend(call, segments).double(), expected_output(case, rules), atol=5e-6, rtol=0
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

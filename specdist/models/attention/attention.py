@@ -29,13 +29,17 @@ ABSORPTION = "absorption"
 
 class AttentionRules(NamedTuple):
     """A layer's parameters of attention. With sinks every head has a logit more in its softmax, which is a
-    weight of the layer and has no value. ``is_latent``: its values are the first numbers of its keys."""
+    weight of the layer and has no value. ``is_latent``: its values are the first numbers of its keys.
+    ``hides_first``: nobody sees a sequence's first token, but this one itself. Without ``is_causal`` every
+    query sees all keys of its segment; there is no window then."""
 
     scale: float | None
     window: int | None
     softcap: float | None
     has_sinks: bool = False
     is_latent: bool = False
+    hides_first: bool = False
+    is_causal: bool = True
 
 
 class AttentionKind(NamedTuple):
@@ -215,7 +219,13 @@ class PagedAttention:
             else:
                 values = self._cache.read(layer, seen.pages, reads_values=True)
                 values_RGLD = _of_segments(values, group, seen, heads, value_width)
-            bias = seen.bias(rules.window, call.num_repeats, group_queries.dtype)
+            bias = seen.bias(
+                rules.window,
+                call.num_repeats,
+                group_queries.dtype,
+                hides_first=rules.hides_first,
+                is_causal=rules.is_causal,
+            )
             group_output = attend_segments(group_queries, keys_RGLD, values_RGLD, bias, rules, call.sinks_H)
             if group.output_index is None:
                 return group_output

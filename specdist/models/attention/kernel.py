@@ -32,6 +32,7 @@ NUM_SPLITS = 1
 MAX_SPLIT_BYTES = 2**26
 UNLIMITED = -1
 NO_SCALES = "it reads no scale of each token"
+HIDES_NONE = "it hides no sequence's first token"
 
 
 class PagedKernel(Protocol):
@@ -75,6 +76,8 @@ class SdpaKernel:
         queries_THD, key_pages, value_pages, rules, sinks_H, scales = call
         num_tokens = len(queries_THD)
         segment_T, used_T = segments.of_tokens(num_tokens)
+        if not rules.is_causal:
+            used_T = segments.used_S[segment_T]
         num_keys = segments.block_table_SP.shape[1] * key_pages.shape[1]
         bias = causal_bias(
             used_T[:, None] - 1,
@@ -82,6 +85,7 @@ class SdpaKernel:
             window=rules.window,
             num_repeats=call.num_repeats,
             dtype=queries_THD.dtype,
+            hides_first=rules.hides_first,
         )
         # What lies after a token's keys is hidden by the bias, but 0 × NaN is NaN.
         foreign_TL11 = (torch.arange(num_keys, device=used_T.device) >= used_T[:, None])[:, :, None, None]
@@ -132,6 +136,8 @@ class TritonKernel:
             window=rules.window,
             softcap=rules.softcap,
             is_latent=rules.is_latent,
+            hides_first=rules.hides_first,
+            is_causal=rules.is_causal,
         )
 
 
@@ -147,14 +153,16 @@ class VarlenKernel:
 
         if scales is not None:
             raise ValueError(NO_SCALES)
+        if rules.hides_first:
+            raise ValueError(HIDES_NONE)
         if rules.softcap is not None or sinks_H is not None:
             raise ValueError("varlen_attn takes no soft cap and no sinks")
         if value_pages.shape[-1] != key_pages.shape[-1]:
             raise ValueError("varlen_attn takes keys and values of one width")
         if rules.window is not None:
             window = (rules.window - 1, 0)  # counted to the left of the query's own position
-        elif segments.num_queries == 1:
-            # The only query is the last token and sees every key. Without a mask, query heads that share a
+        elif segments.num_queries == 1 or not rules.is_causal:
+            # An only query is the last token and sees every key. Without a mask, query heads that share a
             # key/value head are processed together.
             window = (UNLIMITED, UNLIMITED)
         else:

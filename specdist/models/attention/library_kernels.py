@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall, AttentionRules
-from specdist.models.attention.kernel import NO_SCALES, NUM_SPLITS, UNLIMITED
+from specdist.models.attention.kernel import HIDES_NONE, NO_SCALES, NUM_SPLITS, UNLIMITED
 from specdist.models.passes.segments import PagedSegments
 
 # FlashInfer's scratch memory, zeros at first.
@@ -33,6 +33,8 @@ class FlashAttention3Kernel:
 
         if scales is not None:
             raise ValueError(NO_SCALES)
+        if rules.hides_first:
+            raise ValueError(HIDES_NONE)
         if rules.is_latent:
             raise ValueError("it is not asked for latent attention")
         output = flash_attn_with_kvcache(
@@ -44,7 +46,7 @@ class FlashAttention3Kernel:
             cu_seqlens_q=segments.query_starts_S1,
             max_seqlen_q=segments.num_queries,
             softmax_scale=rules.scale,
-            causal=True,
+            causal=rules.is_causal,
             window_size=(_keys_before(rules), UNLIMITED if rules.window is None else 0),
             softcap=rules.softcap or 0.0,
             # With more, a sequence's numbers would depend on the batch.
@@ -74,8 +76,10 @@ class FlashInferKernel:
 
         if scales is not None:
             raise ValueError(NO_SCALES)
-        if rules.softcap is not None:
-            raise ValueError("it takes no soft cap")
+        if rules.hides_first:
+            raise ValueError(HIDES_NONE)
+        if rules.softcap is not None or not rules.is_causal:
+            raise ValueError("it takes no soft cap, and hides later tokens")
         if value_pages.shape[-1] != key_pages.shape[-1]:
             raise ValueError("it takes keys and values of one width")
         if self._workspace is None:

@@ -47,7 +47,10 @@ def plain_attention(call: AttentionCall, segments: PagedSegments) -> Tensor:
             scores_HQL.device
         )
         window = num_keys if rules.window is None else rules.window
-        scores_HQL.masked_fill_((ages_QL < 0) | (ages_QL >= window), -torch.inf)
+        is_later_QL = (ages_QL < 0) & rules.is_causal
+        scores_HQL.masked_fill_(is_later_QL | (ages_QL >= window), -torch.inf)
+        if rules.hides_first:
+            scores_HQL[:, ages_QL[:, 0] > 0, 0] = -torch.inf
         # A query before the first key has no key to attend to: its output is zero.
         if sinks_H is None:
             probabilities_HQL = F.softmax(scores_HQL, dim=-1).nan_to_num(0.0)

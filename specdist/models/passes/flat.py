@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,13 +127,22 @@ def cache_indices(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> n
 
 
 def causal_bias(
-    positions_RQ: Tensor, num_keys: int, *, window: int | None, num_repeats: int, dtype: torch.dtype
+    positions_RQ: Tensor,
+    num_keys: int,
+    *,
+    window: int | None,
+    num_repeats: int,
+    dtype: torch.dtype,
+    hides_first: bool = False,
 ) -> Tensor:
-    """Additive mask [R, 1, num_repeats × Q, L]: -inf where a key is in the future, or out of the window."""
+    """Additive mask [R, 1, num_repeats × Q, L]: -inf where a key is in the future, or out of the window, or
+    the first, and this one is hidden."""
     keys_L = torch.arange(num_keys, device=positions_RQ.device)
     hidden_RQL = keys_L > positions_RQ[:, :, None]
     if window is not None:
         hidden_RQL |= keys_L <= positions_RQ[:, :, None] - window
+    if hides_first:
+        hidden_RQL |= (keys_L == 0) & (positions_RQ[:, :, None] > 0)
     bias_RQL = torch.zeros(hidden_RQL.shape, dtype=dtype, device=keys_L.device)
     bias_RQL.masked_fill_(hidden_RQL, -torch.inf)
     return bias_RQL.repeat(1, num_repeats, 1)[:, None]
@@ -157,19 +167,37 @@ class SeenKeys:
     foreign_keys: Tensor | None
     positions_RQ: Tensor
     sees_all_keys: bool
-    _biases: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
+    _biases: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
-    def bias(self, window: int | None, num_repeats: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask [R, 1, num_repeats × Q, L]: -inf where a key is in the future, out of the window, or
-        padding. None where every query sees every key. Built once per pass, shared by all layers."""
+    def bias(
+        self,
+        window: int | None,
+        num_repeats: int,
+        dtype: torch.dtype,
+        *,
+        hides_first: bool = False,
+        is_causal: bool = True,
+    ) -> Tensor | None:
+        """Additive mask [R, 1, num_repeats × Q, L]: -inf where a key is in the future, out of the window,
+        hidden or padding. None where every query sees every key. Built once per pass, shared by all
+        layers."""
         if window is not None and window >= self.num_keys:
             window = None
-        if self.sees_all_keys and window is None:
+        if self.sees_all_keys and window is None and not hides_first:
             return None
-        key = (window, num_repeats, dtype)
+        key = (window, num_repeats, dtype, hides_first, is_causal)
         if key not in self._biases:
+            # The last query sees all.
+            seen_RQ = (
+                self.positions_RQ if is_causal else self.positions_RQ[:, -1:].expand_as(self.positions_RQ)
+            )
             self._biases[key] = causal_bias(
-                self.positions_RQ, self.num_keys, window=window, num_repeats=num_repeats, dtype=dtype
+                seen_RQ,
+                self.num_keys,
+                window=window,
+                num_repeats=num_repeats,
+                dtype=dtype,
+                hides_first=hides_first,
             )
         return self._biases[key]
 
@@ -192,7 +220,6 @@ class AttentionGroup:
     pages_RP: np.ndarray
     page_size: int
     device: torch.device
-    keys_class: type[SeenKeys] = SeenKeys
     _seen: dict[int | None, SeenKeys] = field(default_factory=dict)
 
     @property
@@ -217,7 +244,7 @@ class AttentionGroup:
         num_pages = -(-num_keys // self.page_size)
         # Beyond a segment's own pages nothing is read.
         columns_RP = np.minimum(firsts_R[:, None] + np.arange(num_pages), self.pages_RP.shape[1] - 1)
-        return self.keys_class(
+        return SeenKeys(
             num_keys=num_keys,
             pages=_pages(np.take_along_axis(self.pages_RP, columns_RP, axis=1), self.device),
             foreign_keys=_foreign_keys(num_keys_R, num_pages * self.page_size, self.device),
