@@ -206,12 +206,15 @@ class PagedAttention:
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         queries_THD, rules = call.queries_THD, call.rules
         self._cache.write(layer, self._plan.cache_index_T, call.keys, call.values)
+        if not len(queries_THD):
+            return queries_THD  # keys and values are all that is wanted
         heads, width, value_width, is_latent = self._cache.shapes[layer]
         output_THD = None
         for group in self._plan.groups:
             index = group.query_index_RQ
             group_queries = queries_THD if index is None else queries_THD[index]
-            seen = group.seen(rules.window)
+            # A hidden token is known by its place.
+            seen = group.seen(None if rules.hides_first else rules.window)
             keys = self._cache.read(layer, seen.pages)
             keys_RGLD = _of_segments(keys, group, seen, heads, width)
             if is_latent:

@@ -58,6 +58,8 @@ class KernelAttention:
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         self._cache.write(layer, self._cache_index_T, call.keys, call.values)
+        if not len(call.queries_THD):
+            return call.queries_THD  # keys and values are all that is wanted
         keys, values = self._cache.pages(layer)
         scales = self._cache.scales(layer)
         return self._kernel.attend(call._replace(keys=keys, values=values, scales=scales), self._segments)

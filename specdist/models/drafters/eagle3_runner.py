@@ -5,19 +5,15 @@ T flat tokens, N tokens whose logits are wanted, E hidden size, S numbers of the
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import AttentionCall, AttentionRules, LayerAttention, PagedAttention
+from specdist.models.attention.attention import AttentionCall, AttentionRules, LayerAttention
 from specdist.models.drafters.eagle3 import EAGLE3, LlamaForCausalLMEagle3
-from specdist.models.drafters.runner import DrafterPass, DrafterRunner, WithoutFirst
-from specdist.models.passes.flat import FlatBatch, plan_attention
-from specdist.models.passes.torch_pass import NOT_ALLOCATED, PassOutputs
+from specdist.models.drafters.runner import DrafterPass, DrafterRunner
+from specdist.models.passes.torch_pass import PassOutputs
 
-RULES = AttentionRules(scale=None, window=None, softcap=None)
+RULES = AttentionRules(scale=None, window=None, softcap=None, hides_first=True)
 
 
 class Eagle3Pass(DrafterPass):
@@ -29,13 +25,6 @@ class Eagle3Pass(DrafterPass):
 
     def kept(self, states_TS: Tensor) -> Tensor:
         return self._model.fused(states_TS)
-
-    def attention_to(self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray) -> LayerAttention:
-        del asked_N
-        assert self._cache is not None, NOT_ALLOCATED
-        plan = plan_attention(batch, pages_SP, self._cache.page_size, self._device)
-        groups = [dataclasses.replace(group, keys_class=WithoutFirst) for group in plan.groups]
-        return _DraftAttention(self._cache, dataclasses.replace(plan, groups=groups))
 
     @torch.inference_mode()
     def step(
@@ -71,13 +60,3 @@ class Eagle3Runner(DrafterRunner):
 
     model: LlamaForCausalLMEagle3
     pass_class = Eagle3Pass
-
-
-class _DraftAttention(PagedAttention):
-    """Where nothing is asked for, keys and values are only written."""
-
-    def attend(self, layer: int, call: AttentionCall) -> Tensor:
-        if len(call.queries_THD):
-            return super().attend(layer, call)
-        self._cache.write(layer, self._plan.cache_index_T, call.keys, call.values)
-        return call.queries_THD

@@ -5,30 +5,21 @@ T flat tokens, N tokens whose logits are wanted, E hidden size.
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import LayerAttention, PagedAttention
+from specdist.models.attention.attention import LayerAttention
 from specdist.models.drafters.mtp import MTP, joining
-from specdist.models.drafters.runner import DrafterPass, DrafterRunner, WithoutFirst
-from specdist.models.passes.flat import FlatBatch, plan_attention
-from specdist.models.passes.torch_pass import NOT_ALLOCATED, PassOutputs, TorchPass
+from specdist.models.drafters.runner import DrafterPass, DrafterRunner
+from specdist.models.passes.torch_pass import PassOutputs, TorchPass
 
 
 class MtpPass(DrafterPass):
     """Its hidden states are what its output head reads, as the target's are."""
 
     kind = MTP
-
-    def attention_to(self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray) -> LayerAttention:
-        del asked_N
-        assert self._cache is not None, NOT_ALLOCATED
-        plan = plan_attention(batch, pages_SP, self._cache.page_size, self._device)
-        groups = [dataclasses.replace(group, keys_class=WithoutFirst) for group in plan.groups]
-        return PagedAttention(self._cache, dataclasses.replace(plan, groups=groups))
 
     def step(
         self,
@@ -53,3 +44,7 @@ class MtpRunner(DrafterRunner):
     """With the contexts of an MTP head."""
 
     pass_class = MtpPass
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shapes.hide_first()

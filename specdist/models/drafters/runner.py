@@ -11,6 +11,7 @@ target's states of a token, side by side.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +24,11 @@ from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import PagedKernel
 from specdist.models.cache.key_value import KeyValueCache, untouched_zeros
 from specdist.models.drafters.declaration import Drafter
-from specdist.models.passes.flat import FlatBatch, SeenKeys, cache_indices
+from specdist.models.passes.flat import FlatBatch, cache_indices, places_before
 from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.static import CarriedStates
 from specdist.models.passes.torch_pass import NOT_ALLOCATED, PassOutputs, TorchPass
+from specdist.sampling.uploads import upload
 
 
 class DrafterPass(TorchPass):
@@ -39,7 +42,9 @@ class DrafterPass(TorchPass):
         num_places = len(cache.keys[0]) * cache.page_size
         num_kept = self.kind.num_kept_numbers(self._model.config)
         if num_kept:
-            self._states = untouched_zeros((num_places, num_kept), cache.dtype, self._device)
+            # The last one is never written.
+            self._states = untouched_zeros((num_places + 1, num_kept), cache.dtype, self._device)
+            self.no_state = num_places
 
     @torch.inference_mode()
     def receive(self, batch: FlatBatch, pages: np.ndarray, states_TS: Tensor) -> None:
@@ -55,31 +60,47 @@ class DrafterPass(TorchPass):
     def places(self, batch: FlatBatch, pages: np.ndarray) -> Tensor:
         """[T]: in the cache."""
         assert self._cache is not None, NOT_ALLOCATED
-        return torch.from_numpy(cache_indices(batch, pages, self._cache.page_size)).to(self._device)
+        return upload(self._device, cache_indices(batch, pages, self._cache.page_size))[0]
 
     @torch.inference_mode()
     def run(
         self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, *, with_hidden: bool = False
     ) -> PassOutputs:
-        del with_hidden
-        assert self._states is not None, NOT_ALLOCATED
-        before_T = np.maximum(batch.positions_T - 1, 0)
-        incoming_TE = self._states[self.places(FlatBatch(before_T, batch.slots_T, before_T), pages_SP)]
-        index_N = torch.from_numpy(asked_N).to(self._device)
-        outputs = self.step(
-            torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self._device),
-            torch.from_numpy(before_T).to(self._device),
-            index_N,
-            self.attention_to(batch, pages_SP, asked_N),
-            incoming_TE,
+        assert self._cache is not None, NOT_ALLOCATED
+        page_size = self._cache.page_size
+        before_T, after_N, index_N, positions_T = upload(
+            self._device,
+            places_before(batch, pages_SP, page_size),
+            cache_indices(batch, pages_SP, page_size)[asked_N],
+            asked_N,
+            batch.model_positions_T,
         )
-        assert outputs.hidden_NH is not None
-        self._states[self.places(batch, pages_SP)[index_N]] = outputs.hidden_NH
-        return outputs
+        token_ids_T = torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self._device)
+        attention = CarriedStates(self._attention(batch, pages_SP), before_T, after_N)
+        return self.compute(token_ids_T, positions_T, index_N, attention, with_hidden=with_hidden)
 
-    def attention_to(self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray) -> LayerAttention:
-        """Of a pass over the cache; first tokens are hidden: :class:`WithoutFirst`."""
-        raise NotImplementedError
+    @torch.inference_mode()
+    def compute(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        logits_index_N: Tensor,
+        attention: LayerAttention,
+        *,
+        with_hidden: bool = False,
+    ) -> PassOutputs:
+        """In the dry run there are no states."""
+        del with_hidden
+        if not isinstance(attention, CarriedStates):
+            weight = self._model.get_input_embeddings().weight
+            incoming_TE = weight.new_zeros(len(token_ids_T), self.kind.num_kept_numbers(self._model.config))
+            return self.step(token_ids_T, positions_T, logits_index_N, attention, incoming_TE)
+        assert self._states is not None, NOT_ALLOCATED
+        incoming_TE = self._states[attention.before_T]
+        outputs = self.step(token_ids_T, positions_T - 1, logits_index_N, attention, incoming_TE)
+        assert outputs.hidden_NH is not None
+        self._states[attention.after_N] = outputs.hidden_NH
+        return outputs
 
     def step(
         self,
@@ -93,23 +114,6 @@ class DrafterPass(TorchPass):
         output states [N, E]. N may be 0."""
         raise NotImplementedError
 
-    @torch.inference_mode()
-    def compute(
-        self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        logits_index_N: Tensor,
-        attention: LayerAttention,
-        *,
-        with_hidden: bool = False,
-    ) -> PassOutputs:
-        """The dry run: there are no states."""
-        del with_hidden
-        num_kept = self.kind.num_kept_numbers(self._model.config)
-        weight = self._model.get_input_embeddings().weight
-        incoming_TE = weight.new_zeros(len(token_ids_T), num_kept)
-        return self.step(token_ids_T, positions_T, logits_index_N, attention, incoming_TE)
-
 
 class DrafterRunner(ModelRunner):
     """Contexts, of which no logits are wanted, wait for the target's states: :meth:`receive`."""
@@ -122,9 +126,13 @@ class DrafterRunner(ModelRunner):
         device: torch.device,
         on_pass: Callable[[], None] | None = None,
         has_float8_cache: bool = False,
+        acceleration: Acceleration | None = None,
     ) -> None:
+        """``acceleration``: by default the best choice on the device."""
         self._waiting: list[FlatBatch] = []
-        acceleration = Acceleration(has_float8_cache=has_float8_cache)
+        acceleration = acceleration or Acceleration.of(device, has_float8_cache=has_float8_cache)
+        if self.drafts_blocks:
+            acceleration = dataclasses.replace(acceleration, is_static=False)
         super().__init__(model, device, acceleration, model_impl="transformers", on_pass=on_pass)
 
     @property
@@ -147,7 +155,8 @@ class DrafterRunner(ModelRunner):
         self.torch_pass.receive(FlatBatch(slots_T, slots_T, positions_T), self.pages.pages, states_TS)
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
-            super().forward(batch, [])
+            # Of lengths that hardly come again.
+            self.forward_seen(*self._as_seen(batch), np.zeros(0, np.int64))
 
     def drop_waiting(self) -> None:
         """The pass over the contexts that wait has failed."""
@@ -158,18 +167,3 @@ class DrafterRunner(ModelRunner):
             return super().forward(batch, logits_index)
         self._waiting.append(batch)
         return torch.empty(0, self.model.config.get_text_config().vocab_size, device=self.device)
-
-
-class WithoutFirst(SeenKeys):
-    """Queries do not see their sequence's first position."""
-
-    def bias(self, window: int | None, num_repeats: int, dtype: torch.dtype) -> Tensor:
-        found = super().bias(window, num_repeats, dtype)
-        if found is None:
-            num_segments, num_queries = self.positions_RQ.shape
-            shape = (num_segments, 1, num_repeats * num_queries, self.num_keys)
-            found = torch.zeros(shape, dtype=dtype, device=self.positions_RQ.device)
-        # One at the first position has no other to see; nothing depends on it.
-        is_hidden_RQ = (self.positions_RQ > 0).repeat(1, num_repeats)
-        found[:, 0, :, 0].masked_fill_(is_hidden_RQ, -torch.inf)
-        return found

@@ -87,6 +87,11 @@ class LayerShapes:
             self.kinds.append(kind)
         return queries_THD.new_zeros((*queries_THD.shape[:2], values_TGD.shape[2]))
 
+    def hide_first(self) -> None:
+        """Nobody sees a sequence's first token."""
+        self.rules = {layer: rules._replace(hides_first=True) for layer, rules in self.rules.items()}
+        self.kinds = [kind._replace(rules=kind.rules._replace(hides_first=True)) for kind in self.kinds]
+
     def mix(self, mixer: Mixer, rows_TR: Tensor) -> Tensor:
         """In the place of a pass over states."""
         if mixer.layer in self.states:

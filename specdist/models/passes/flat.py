@@ -126,6 +126,12 @@ def cache_indices(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> n
     return pages_T * page_size + positions_T % page_size
 
 
+def places_before(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> np.ndarray:
+    """As of :func:`cache_indices`, of the tokens before these; of a first token its own."""
+    before_T = np.maximum(batch.positions_T - 1, 0)
+    return cache_indices(FlatBatch(before_T, batch.slots_T, before_T), page_table, page_size)
+
+
 def causal_bias(
     positions_RQ: Tensor,
     num_keys: int,

@@ -44,8 +44,7 @@ from specdist.models.recurrent.states import RecurrentStates
 class ModelRunner:
     """Runs a causal language model whose attention is ``specdist.models.attention.attention``.
 
-    The page table here is a copy: :class:`specdist.models.cache.pages.PageTable` owns the pages and sends
-        updates.
+    The page table here is a copy: :class:`specdist.models.cache.pages.PageTable` owns the pages.
 
     Attributes:
         reuses_logits: set by whoever asks for passes: those of one may be overwritten by the next.
@@ -229,6 +228,7 @@ class ModelRunner:
                     len(self._table.pages), width * bool(window), bool(self._states)
                 ),
                 states=self._states,
+                no_state=self.torch_pass.no_state,
             )
             self.runs = StaticRuns(
                 self._static,

@@ -13,16 +13,17 @@ T tokens, S segments, P pages per segment, N tokens whose logits are wanted, V v
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention.attention import GroupedAttention, LayerAttention
+from specdist.models.attention.attention import AttentionCall, GroupedAttention, LayerAttention
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
 from specdist.models.cache.key_value import KeyValueCache
-from specdist.models.passes.flat import FlatBatch, Segments, cache_indices
+from specdist.models.passes.flat import FlatBatch, Segments, cache_indices, places_before
 from specdist.models.passes.graphs import Capturer, CheckedGraphs, Difference
 from specdist.models.passes.segments import PagedSegments, aligned
 from specdist.models.passes.staging import InputStaging
@@ -41,6 +42,23 @@ MIN_KEYS = 1024
 KEYS_FACTOR = 4
 NUM_SCRATCH_PAGES = 1
 
+
+@dataclass(frozen=True)
+class CarriedStates:
+    """A pass of a drafter, each of whose tokens reads the state of the one before it.
+
+    Attributes:
+        before_T: where these states lie; after_N: where those that the pass puts out are written.
+    """
+
+    attention: LayerAttention
+    before_T: Tensor
+    after_N: Tensor
+
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        return self.attention.attend(layer, call)
+
+
 RunModel = Callable[[Tensor, Tensor, Tensor, LayerAttention, Tensor | None], Tensor]
 
 
@@ -53,15 +71,18 @@ class Bucket(NamedTuple):
     num_logits: int
     has_windowed: bool = False
     has_states: bool = False
+    has_carried: bool = False
 
     @property
     def part_lengths(self) -> list[int]:
-        """Of the packed inputs: token ids, positions, logits index, cache indices, used keys, first queries,
-        what recurrent layers are told, block table; cache indices and tables of windowed layers also, if they
-        have pages of their own."""
+        """Of the packed inputs: token ids, positions, logits index, places of states that a drafter reads and
+        writes, cache indices, used keys, first queries, what recurrent layers are told, block table; cache
+        indices and tables of windowed layers also, if they have pages of their own."""
         lengths = [
             *2 * [self.num_tokens],
             self.num_logits,
+            self.has_carried * self.num_tokens,
+            self.has_carried * self.num_logits,
             *self.num_groups * [self.num_tokens],
             self.num_segments,
             self.num_segments + 1,
@@ -157,6 +178,7 @@ class StaticPasses:
         takes_features: bool = False,
         num_more_inputs: int = 0,
         states: RecurrentStates | None = None,
+        no_state: int | None = None,
     ) -> None:
         """
         Args:
@@ -169,7 +191,9 @@ class StaticPasses:
             takes_features: ``run_model`` gets features of the tokens whose logits are wanted; else None.
             num_more_inputs: room for inputs besides those of a pass.
             states: of recurrent layers, if the model has any.
+            no_state: where a drafter finds a state that is never written; None for other models.
         """
+        self.no_state = no_state
         self.run_model = run_model
         self.cache = cache
         self.kernel = kernel
@@ -216,7 +240,11 @@ class StaticPasses:
 
     def _with_parts(self, bucket: Bucket) -> Bucket:
         has_windowed = self.windowed_scratch_page is not None
-        return bucket._replace(has_windowed=has_windowed, has_states=self.states is not None)
+        return bucket._replace(
+            has_windowed=has_windowed,
+            has_states=self.states is not None,
+            has_carried=self.no_state is not None,
+        )
 
     def pack(
         self,
@@ -231,7 +259,7 @@ class StaticPasses:
         has, too."""
         host = self.staging.host()
         ends, num_groups = np.cumsum(bucket.part_lengths), bucket.num_groups
-        token_ids, positions, logits, *parts = np.split(host[: ends[-1]], ends[:-1])
+        token_ids, positions, logits, before, after, *parts = np.split(host[: ends[-1]], ends[:-1])
         (used, starts, told), tables = parts[num_groups : num_groups + 3], parts[-num_groups:]
         num_tokens, num_segments = len(batch), len(segments.lengths_S)
         if self.states is not None:
@@ -261,6 +289,11 @@ class StaticPasses:
         for (pages, scratch_page), cache_index, table in zip(groups, parts, tables, strict=False):
             assert pages is not None and scratch_page is not None
             self._pack_table(bucket, batch, segments, is_used_SP, pages, scratch_page, cache_index, table)
+        if self.no_state is not None:
+            before.fill(self.no_state)
+            before[:num_tokens] = places_before(batch, page_table, self.cache.page_size)
+            after.fill(self.scratch_page * self.cache.page_size)
+            after[: len(logits_index)] = parts[0][logits_index]
 
     def _pack_table(
         self, bucket: Bucket, batch: FlatBatch, segments: Segments, is_used_SP: np.ndarray,
@@ -304,15 +337,19 @@ class StaticPasses:
         assert self.states is not None
         return StatePass(attention, self.states, self.states.recorded_places(told_5S, num_tokens))
 
+    def after_of(self, bucket: Bucket) -> Tensor:
+        """Where a drafter's states are written [N], in the device's buffer."""
+        return self._parts_of(bucket)[4][: bucket.num_logits].long()
+
     @torch.inference_mode()
     def compute(self, bucket: Bucket) -> Tensor:
         """The pass over the buffer's contents. No shape depends on them."""
         packed = self.staging.buffer[: sum(bucket.part_lengths)]
         lengths, num_groups = bucket.part_lengths, bucket.num_groups
-        used, starts = packed.split(lengths)[3 + num_groups : 5 + num_groups]
-        num_indices = sum(lengths[: 3 + num_groups])
-        token_ids, positions, logits_index, *indices = (
-            packed[:num_indices].long().split(lengths[: 3 + num_groups])
+        used, starts = packed.split(lengths)[5 + num_groups : 7 + num_groups]
+        num_indices = sum(lengths[: 5 + num_groups])
+        token_ids, positions, logits_index, before, after, *indices = (
+            packed[:num_indices].long().split(lengths[: 5 + num_groups])
         )
         attentions = [
             KernelAttention(
@@ -335,6 +372,8 @@ class StaticPasses:
         if self.states is not None:
             attention = self.with_states(attention, self.told_of(bucket), bucket.num_tokens)
         num_logits = bucket.num_logits
+        if bucket.has_carried:
+            attention = CarriedStates(attention, before[: bucket.num_tokens], after[:num_logits])
         features_3N = None if self.features_3N is None else self.features_3N[:, :num_logits]
         return self.run_model(
             token_ids[: bucket.num_tokens],

@@ -28,7 +28,13 @@ from specdist.models.passes.flat import FlatBatch, Segments, as_seen, cache_indi
 from specdist.models.passes.graphs import TOLERANCES, Capturer, CheckedGraphs
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.segments import PagedSegments, aligned
-from specdist.models.passes.static import Bucket, StaticPasses, bucket_of_tokens, run_once
+from specdist.models.passes.static import (
+    Bucket,
+    CarriedStates,
+    StaticPasses,
+    bucket_of_tokens,
+    run_once,
+)
 from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, RecurrentStates
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms
@@ -282,6 +288,9 @@ class StaticRuns:
                 )
                 if passes.states is not None:
                     attention = passes.with_states(attention, inputs.told[:, step - 1], num_rows)
+                if bucket.has_carried:
+                    written_S = passes.after_of(bucket) if step == 1 else cache_index[step - 2]
+                    attention = CarriedStates(attention, written_S, cache_index[step - 1])
                 told_3S = None if passes.features_3N is None else features_3S
                 outputs = passes.run_model(ids_S, positions[step - 1], lines_S, attention, told_3S)
             uniforms_S = None if uniforms_DS is None else uniforms_DS[step]

@@ -66,9 +66,11 @@ class TorchPass:
 
     Attributes:
         states: of recurrent layers, if the model has any.
+        no_state: of a drafter, where it finds a state that is never written.
     """
 
     states: RecurrentStates | None = None
+    no_state: int | None = None
 
     def __init__(
         self, model: PreTrainedModel, device: torch.device, shapes: LayerShapes, *, is_fused: bool
