@@ -8,8 +8,8 @@ PERFECT = "tests/engine/test_mtp.py::test_a_perfect_head_is_always_right"
 
 MTP_FAULTS = (
     Mutant("head-reads-states-before-the-final-norm", "StatesRunner.__init__",
-        'self._leaving.append(model.get_decoder() if hasattr(model, "get_decoder") else model.base_model)',
-        "self._leaving.append(stack[-1])",
+        'leaving.append(model.get_decoder() if hasattr(model, "get_decoder") else model.base_model)',
+        "leaving.append(stack[-1])",
         (PAPERS,)),
     Mutant("states-are-joined-without-their-norm", "JoinedStates.forward",
         "self.hnorm(states)",
@@ -23,9 +23,9 @@ MTP_FAULTS = (
         "parts[::-1] if self._states_first else parts",
         "parts",
         ("tests/engine/test_mtp.py::test_every_block_is_what_the_papers_say[mimo]",)),
-    Mutant("head-sees-the-first-token", "MtpPass.attention_to",
-        "keys_class=WithoutFirst",
-        "keys_class=group.keys_class",
+    Mutant("head-sees-the-first-token", "MtpRunner.__init__",
+        "self._shapes.hide_first()",
+        "pass",
         (PAPERS,)),
     Mutant("norms-of-a-head-change-places", "_QWEN",
         '("mtp.pre_fc_norm_embedding.", "mtp.enorm."),\n    ("mtp.pre_fc_norm_hidden.", "mtp.hnorm."),',

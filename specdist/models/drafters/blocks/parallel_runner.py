@@ -53,7 +53,7 @@ class ParallelPass(Eagle3Pass):
             positions,
             index_N,
             _WithMasks(
-                self.attention_to(pairs, pages_SP, next_A),
+                self._attention(pairs, pages_SP),
                 MaskAttention(self._cache, masks, pages_SP, self._device),
                 len(pairs),
             ),
