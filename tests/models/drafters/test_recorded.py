@@ -15,13 +15,11 @@ from specdist.models.passes.runner import Acceleration
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine import eagle, mtp
 from tests.engine.harness import requests_for
-from tests.engine.test_eagle import prompts_of_lengths
+from tests.engine.test_eagle import CROWDED, prompts_of_lengths
 from tests.models.tape import TapeCapturer
 
 VOCAB_SIZE = 24
 IDS = [*range(1, 9), 11, 12, *range(14, 22)]
-# Some sequences are preempted, and come back in other pages.
-CROWDED = {"max_num_batched_tokens": 20, "num_pages": 13, "max_num_seqs": 4, "max_new_tokens": 14}
 
 
 def eagle3() -> tuple[Any, ...]:
@@ -51,7 +49,7 @@ def test_blocks_of_recorded_passes_are_those_of_others(
             acceleration = Acceleration(is_static=is_recorded, capturer=capturer if is_recorded else None)
             own = partialmethod(runner.__init__, acceleration=acceleration)
             monkeypatch.setattr(runner, "__init__", own)
-        replica = harness(*models, settings=settings, num_draft_tokens=4, **CROWDED)
+        replica = harness(*models, settings=settings, max_new_tokens=14, **CROWDED | {"num_pages": 12})
         replicas.append(
             (replica, replica.generate(requests_for(prompts_of_lengths(1, 17, 2, 26), num_samples=2)))
         )
