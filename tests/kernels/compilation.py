@@ -102,6 +102,9 @@ def attention_variants(dtype: str) -> Iterator[Variant]:
         (128, 0, 8, 1, 0, ""),
         (128, 0, 8, 4, 0, ""),
         (128, 0, 8, 512, 0, ""),
+        # Drafters of the target's states.
+        (128, 0, 4, 1, 0, "first hidden"),
+        (128, 0, 4, 16, 0, "no mask"),
         (128, 0, 2, 1, 4096, "soft cap"),
         (128, 0, 2, 512, 4096, "soft cap"),
         (256, 0, 2, 512, 4096, "soft cap"),
