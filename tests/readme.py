@@ -128,6 +128,7 @@ def generated() -> dict[str, str]:
         "public": public_tables.markdown(),
         "fault-injection": fault_injection(),
         "draft-window": acceptance.windows_markdown(),
+        "drafters": acceptance.drafters_markdown(),
         "elsewhere": elsewhere.markdown(),
         "constrained": constraint_tables.markdown(),
         "logprobs-cost": measure_logprobs.markdown(),

@@ -48,20 +48,21 @@ def windows_markdown() -> str:
 
 
 def drafters_markdown() -> str:
-    """Tokens per target pass of every set of prompts; of all, the share of passes that accept the token at a
-    position, and tokens per second."""
+    """Tokens per target forward of every set of prompts; of all sets, how often the token at a
+    position is accepted, and tokens per second."""
     found = json.loads(DRAFTERS.read_text(encoding="utf-8"))["results"]
     rows = []
     for (draft, temperature), parts in itertools.groupby(
         found, lambda one: (one["draft"], one["temperature"])
     ):
         sets = list(parts)
+        num_drafts = sum(one["num_drafts"] for one in sets)
         row = {"draft": draft, "temperature": f"{temperature:g}"}
         for one in sets:
             row[one["prompts"]] = f"{1 + one['num_accepted_draft_tokens'] / max(one['num_drafts'], 1):.2f}"
         for place in range(5):
-            accepted = sum(dict(enumerate(one["num_accepted_tokens_per_pos"])).get(place, 0) for one in sets)
-            row[f"{place + 1}"] = f"{accepted / max(sum(one['num_drafts'] for one in sets), 1):.2f}"
+            accepted = sum(sum(one["num_accepted_tokens_per_pos"][place : place + 1]) for one in sets)
+            row[f"{place + 1}"] = f"{accepted / num_drafts:.2f}" if num_drafts else ""
         speed = sum(one["num_tokens"] for one in sets) / sum(one["wall_s"] for one in sets)
         rows.append(row | {"tokens/s": f"{speed:.0f}"})
     return Table.of(rows, num_names=1).markdown()
