@@ -33,7 +33,7 @@ from specdist.job.costs.measuring import LEAST_BUDGET_S, ModelTimes, measure_dra
 from specdist.job.costs.pass_times import Budget
 from specdist.job.ranks.topology import Topology, join_world
 from specdist.job.workload import Workload
-from specdist.lab.benchmark.pair import DraftOrder, with_slots
+from specdist.lab.benchmark.pair import DraftOrder
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.loading import load_whole
 from specdist.models.passes.runner import ModelRunner
@@ -326,3 +326,10 @@ class _Server:
             max_branch_tokens=assembly.scheduling.max_draft_tokens + 1,
         )
         self._num_slots = num_slots
+
+
+def with_slots(assembly: Assembly, num_slots: int) -> Assembly:
+    """The same assembly for this many sequences at a time."""
+    return dataclasses.replace(
+        assembly, scheduling=dataclasses.replace(assembly.scheduling, max_num_seqs=num_slots)
+    )

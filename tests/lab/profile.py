@@ -93,7 +93,7 @@ def run_profile(config: ComparisonConfig, command: str) -> ProfileResult:
             name = re.sub(r"[^a-z0-9]+", "-", method.name.lower()).strip("-")
             trace = f"{name}-batch-{method.batch_size}.json.gz"
             _trace(method, setting, folder / trace)
-            stats = item.generated[0].own_stats
+            stats = item.generated[0].stats
             runs.append(
                 ProfiledRun(
                     name=method.name,

@@ -47,12 +47,6 @@ class Generated:
     def num_tokens(self) -> int:
         return sum(map(len, self.completions))
 
-    @property
-    def own_stats(self) -> Stats:
-        """The statistics of a method of specdist."""
-        assert self.stats is not None
-        return self.stats
-
 
 class Specdist:
     """specdist's engine with both models in this process; without draft tokens it is the target alone."""

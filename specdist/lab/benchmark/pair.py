@@ -46,13 +46,6 @@ def fixed_length(num_draft_tokens: int) -> PolicyChoice:
     return PolicyChoice.of("fixed", num_draft_tokens=num_draft_tokens) if num_draft_tokens else PolicyChoice()
 
 
-def with_slots(assembly: Assembly, num_slots: int) -> Assembly:
-    """The same assembly for this many sequences at a time."""
-    return dataclasses.replace(
-        assembly, scheduling=dataclasses.replace(assembly.scheduling, max_num_seqs=num_slots)
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class DraftOrder:
     """The draft of one engine.

@@ -121,18 +121,13 @@ def compare(items: Sequence[Timed], settings: SamplingSettings) -> list[MethodRe
                 ratio_to_assisted=item.over(best(_is_named(TransformersAssisted), 1)),
                 ratio_to_generate=item.over(best(_is_named(TransformersGenerate), size)),
                 ratio_to_target_only=item.over(best(lambda other: other.is_target_only, size)),
-                ratio_to_peer=item.over(best(lambda other: is_peer(other.method), size)),
+                ratio_to_peer=item.over(best(lambda other: isinstance(other.method, PeerGenerate), size)),
                 default_ratio=None if default is None else default.over(item),
                 num_rows_differing=None if reference is None else _num_differing(item, reference),
                 statistics=None if stats is None else stats.summary(),
             )
         )
     return results
-
-
-def is_peer(method: Method) -> bool:
-    """Whether it is of another engine than specdist and transformers."""
-    return method.order is None and not isinstance(method, TransformersGenerate)
 
 
 def _is_named(kind: type[TransformersGenerate]) -> Callable[[Timed], bool]:
@@ -162,6 +157,9 @@ class Lineup:
     """The methods, in the order in which they take turns; and the costs that policies use, by placement and
     batch size: measured once, then frozen."""
 
+    # Whether transformers runs where no other engine does.
+    compares_engines = True
+
     def __init__(self, config: BenchmarkConfig, setting: Setting, peers: Sequence[PeerEngine]) -> None:
         """``peers``: other engines, instead of transformers. With them the default policy runs, too."""
         assert config.batch_sizes
@@ -169,7 +167,7 @@ class Lineup:
         self.costs: dict[str, Any] = {}
         self._paged = setting.paged
         settings, seed = setting.paged.settings, config.seed
-        has_transformers, choices = not peers and self._compares_engines(config), self._choices(config)
+        has_transformers, choices = not peers and self.compares_engines, self._choices(config)
         if peers:
             choices.append(PolicyChoice.of(DEFAULT, max_draft_tokens=config.longest_draft))
         if has_transformers:
@@ -181,23 +179,15 @@ class Lineup:
             if has_transformers:
                 generate = TransformersGenerate(setting.pair, settings, batch_size=size, seed=seed)
                 self.methods.append(generate)
-            self.methods += [PeerGenerate(setting, engine, size) for engine in peers]
+            self.methods += [PeerGenerate(engine, size) for engine in peers]
             self.methods.append(Specdist(self._paged, DraftOrder(num_slots=size, choice=PolicyChoice())))
-            self.methods += self._drafting(
-                config, [DraftOrder(num_slots=size, choice=choice) for choice in choices]
-            )
-
-    def _compares_engines(self, config: BenchmarkConfig) -> bool:
-        """Whether transformers runs where no other engine does."""
-        del config
-        return True
+            self.methods += self._drafting([DraftOrder(num_slots=size, choice=choice) for choice in choices])
 
     def _choices(self, config: BenchmarkConfig) -> list[PolicyChoice]:
         return [fixed_length(config.num_draft_tokens)]
 
-    def _drafting(self, config: BenchmarkConfig, orders: Sequence[DraftOrder]) -> Iterator[Specdist]:
+    def _drafting(self, orders: Sequence[DraftOrder]) -> Iterator[Specdist]:
         """specdist's methods with these drafts, for one batch size."""
-        del config
         for order in orders:
             if needs_costs(order.choice.policy):
                 costs = self._paged.costs(order)

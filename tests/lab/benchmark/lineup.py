@@ -81,21 +81,17 @@ class ComparedLineup(Lineup):
         rank: DraftRank | None,
         peers: Sequence[PeerEngine] = (),
     ) -> None:
-        self._rank = rank
+        self._rank, self._config = rank, config
+        self.compares_engines = config.policies is None
         super().__init__(config, setting, peers)
 
-    def _compares_engines(self, config: BenchmarkConfig) -> bool:
-        assert isinstance(config, ComparisonConfig)
-        return config.policies is None
-
     def _choices(self, config: BenchmarkConfig) -> list[PolicyChoice]:
-        assert isinstance(config, ComparisonConfig)
-        return config.choices or super()._choices(config)
+        return self._config.choices or super()._choices(config)
 
-    def _drafting(self, config: BenchmarkConfig, orders: Sequence[DraftOrder]) -> Iterator[Specdist]:
-        assert isinstance(config, ComparisonConfig)
+    def _drafting(self, orders: Sequence[DraftOrder]) -> Iterator[Specdist]:
+        config = self._config
         if config.is_colocated:
-            for method in super()._drafting(config, orders):
+            for method in super()._drafting(orders):
                 yield PlacedSpecdist(self._paged, RankOrder(**vars(method.order)))
         known: dict[bool, CostModel] = {}
         for order in [RankOrder(**vars(order)) for order in orders if self._rank is not None]:

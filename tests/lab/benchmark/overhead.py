@@ -267,7 +267,7 @@ def _run(paged: PagedPair, order: DraftOrder, rows: Sequence[Row]) -> Stats:
     """One row per slot, long enough to show the time of a round."""
     method = Specdist(paged, order)
     method.prepare()
-    return method.generate(shortened(rows[: order.num_slots], MAX_NEW_TOKENS)).own_stats
+    return method.generate(shortened(rows[: order.num_slots], MAX_NEW_TOKENS)).stats
 
 
 def _decoding_s(stats: Stats) -> float:

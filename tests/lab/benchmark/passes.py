@@ -21,12 +21,13 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 from specdist.engine.times.timeline import timed
-from specdist.lab.benchmark.pair import PagedPair, with_slots
+from specdist.lab.benchmark.pair import PagedPair
 from specdist.models.files.sizes import model_size
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.quantized.quantized import quantization_of
 from specdist.utils.packages import cache_argument
+from tests.lab.draft_rank import with_slots
 
 NUM_WARMUPS = 2
 NUM_TRIALS = 12

@@ -27,7 +27,7 @@ def run(
     order = kind(num_slots=3, choice=choice, costs=COSTS)
     method = Specdist(setting.paged, order)
     method.prepare()
-    return method.generate(setting.rows).own_stats, order
+    return method.generate(setting.rows).stats, order
 
 
 def test_the_time_of_a_slow_policy_is_measured_and_its_answers_are_used(

@@ -159,7 +159,7 @@ def _compare_batch(
             for length, times in kept.items():
                 times.append(timed(device, partial(methods[length].generate, prompts)))
         logger.info("batch %d: repeat %d of %d", num_rows, repeat + 1, config.repeats)
-    plain, *drafting = (min(times, key=itemgetter(0))[1].own_stats for times in calibrating.values())
+    plain, *drafting = (min(times, key=itemgetter(0))[1].stats for times in calibrating.values())
     costs = calibrated(fastest_costs(curves), plain, drafting)
     return [_validation(costs, num_rows, length, config.prompt_tokens, runs[length]) for length in lengths]
 
@@ -173,7 +173,7 @@ def _validation(
         RowLengths(prompt_tokens, len(completion), row_acceptance(num_accepted, num_blocks, length))
         for completion, (num_blocks, num_accepted) in zip(found.completions, found.accepted, strict=True)
     ]
-    settings = _settings(num_rows, length, found.own_stats)
+    settings = _settings(num_rows, length, found.stats)
     outcomes = [run_job(costs, settings, work, seed=seed) for seed in range(NUM_SEEDS)]
     return Validation(
         num_rows=num_rows,

@@ -7,13 +7,15 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from specdist.lab.benchmark.peers.worker import Options
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
@@ -53,26 +55,13 @@ class Engine:
     """``ContinuousBatchingPipeline`` over token ids on the CPU. Keys and values have the weights' type, and
     no pages of another run are found."""
 
-    def __init__(
-        self,
-        target: str,
-        draft: str | None,
-        num_draft_tokens: int,
-        dtype: str,
-        max_num_seqs: int,
-        max_seq_len: int,
-        seed: int,
-        folder: str,
-    ) -> None:
+    def __init__(self, options: Options) -> None:
         self._genai = genai = importlib.import_module("openvino_genai")
         self._openvino = importlib.import_module("openvino")
-        self._num_draft_tokens = num_draft_tokens
-        self._seed = seed
-        self._batch_size = max_num_seqs
+        self._options = options
+        self._batch_size = options.max_num_seqs
         self._request_ids = itertools.count()
-        if dtype not in PRECISIONS:
-            raise ValueError(f"dtype {dtype}: the measured ones are {' and '.join(PRECISIONS)}")
-        precision = PRECISIONS[dtype]
+        precision = PRECISIONS[options.dtype]
         properties: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": precision,
@@ -80,34 +69,30 @@ class Engine:
             "ENABLE_CPU_PINNING": False,
         }
         more = dict(properties)
-        if draft is not None:
-            more["draft_model"] = genai.draft_model(converted(draft, folder), "CPU", **properties)
+        if options.draft is not None:
+            draft = converted(options.draft, options.folder)
+            more["draft_model"] = genai.draft_model(draft, "CPU", **properties)
         scheduling = genai.SchedulerConfig()
-        scheduling.max_num_seqs = max_num_seqs
+        scheduling.max_num_seqs = options.max_num_seqs
         scheduling.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
         scheduling.enable_prefix_caching = False
         # Room for every sequence from the start: a cache that grows makes the first runs slower.
-        scheduling.num_kv_blocks = max_num_seqs * (-(-max_seq_len // BLOCK_SIZE) + 1)
-        self._pipeline = genai.ContinuousBatchingPipeline(converted(target, folder), scheduling, "CPU", more)
+        scheduling.num_kv_blocks = options.max_num_seqs * (-(-options.max_seq_len // BLOCK_SIZE) + 1)
+        target = converted(options.target, options.folder)
+        self._pipeline = genai.ContinuousBatchingPipeline(target, scheduling, "CPU", more)
         self.version: str = genai.__version__
 
     def prepare(self, batch_size: int) -> None:
         """For a run of at most ``batch_size`` sequences at a time."""
         self._batch_size = batch_size
 
-    def generate(
-        self,
-        prompts: list[list[int]],
-        limits: list[int],
-        stop_token_ids: list[int],
-        sampling: dict[str, Any],
-    ) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], limits: list[int]) -> list[list[int]]:
         """Token ids per prompt. A new row begins when another one ends."""
         completions: list[list[int]] = [[] for _ in prompts]
         waiting, running = iter(range(len(prompts))), dict[int, Any]()
         while True:
             for row in itertools.islice(waiting, self._batch_size - len(running)):
-                settings = self._settings(row, limits[row], stop_token_ids, sampling)
+                settings = self._settings(row, limits[row])
                 prompt = self._openvino.Tensor(np.array([prompts[row]], dtype=np.int64))
                 running[row] = self._pipeline.add_request(next(self._request_ids), prompt, settings)
             if not running:
@@ -118,14 +103,15 @@ class Engine:
                     completions[row] = list(handle.read_all()[0].generated_ids)
                     del running[row]
 
-    def _settings(self, row: int, limit: int, stop_token_ids: Sequence[int], sampling: dict[str, Any]) -> Any:
-        settings = self._genai.GenerationConfig(max_new_tokens=limit, ignore_eos=not stop_token_ids)
-        settings.stop_token_ids = set(stop_token_ids)
-        if self._num_draft_tokens:
-            settings.num_assistant_tokens = self._num_draft_tokens
-        settings.do_sample = sampling["temperature"] > 0
-        settings.rng_seed = self._seed + row
-        for name, value in sampling.items():
+    def _settings(self, row: int, limit: int) -> Any:
+        options = self._options
+        settings = self._genai.GenerationConfig(max_new_tokens=limit, ignore_eos=not options.stop_token_ids)
+        settings.stop_token_ids = set(options.stop_token_ids)
+        if options.draft is not None:
+            settings.num_assistant_tokens = options.num_draft_tokens
+        settings.do_sample = options.sampling["temperature"] > 0
+        settings.rng_seed = options.seed + row
+        for name, value in options.sampling.items():
             if value:  # its defaults are greedy, and all tokens
                 setattr(settings, name, value)
         return settings

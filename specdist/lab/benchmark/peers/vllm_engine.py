@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdist.lab.benchmark.peers.worker import Options
 
 ENVIRONMENT = {
     # The engine in this process, on the threads of OMP_NUM_THREADS wherever the system runs them.
@@ -19,29 +22,20 @@ ENVIRONMENT = {
 class Engine:
     """vLLM over token ids, without a tokenizer."""
 
-    def __init__(
-        self,
-        target: str,
-        draft: str | None,
-        num_draft_tokens: int,
-        dtype: str,
-        max_num_seqs: int,
-        max_seq_len: int,
-        seed: int,
-        folder: str,
-    ) -> None:
-        del folder  # nothing is converted
+    def __init__(self, options: Options) -> None:
+        self._shared: dict[str, Any] = {"stop_token_ids": options.stop_token_ids, **options.sampling}
+        self._shared |= {"detokenize": False, "ignore_eos": True}
         self._vllm = importlib.import_module("vllm")
         speculative: dict[str, Any] | None = None
-        if draft is not None:
-            speculative = {"method": "draft_model", "model": draft}
-            speculative["num_speculative_tokens"] = num_draft_tokens
+        if options.draft is not None:
+            speculative = {"method": "draft_model", "model": options.draft}
+            speculative["num_speculative_tokens"] = options.num_draft_tokens
         self._engine = self._vllm.LLM(
-            target,
-            dtype=dtype,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_seq_len,
-            seed=seed,
+            options.target,
+            dtype=options.dtype,
+            max_num_seqs=options.max_num_seqs,
+            max_model_len=options.max_seq_len,
+            seed=options.seed,
             skip_tokenizer_init=True,
             disable_log_stats=True,
             speculative_config=speculative,
@@ -53,20 +47,9 @@ class Engine:
         self._engine.reset_prefix_cache()
         self._engine.llm_engine.engine_core.engine_core.scheduler.max_num_active_reqs = batch_size
 
-    def generate(
-        self,
-        prompts: list[list[int]],
-        limits: list[int],
-        stop_token_ids: list[int],
-        sampling: dict[str, Any],
-    ) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], limits: list[int]) -> list[list[int]]:
         """Token ids per prompt."""
-        parameters = [
-            self._vllm.SamplingParams(
-                max_tokens=limit, stop_token_ids=stop_token_ids, detokenize=False, ignore_eos=True, **sampling
-            )
-            for limit in limits
-        ]
+        parameters = [self._vllm.SamplingParams(max_tokens=limit, **self._shared) for limit in limits]
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = self._engine.generate(inputs, parameters, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
