@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import URL, option
 from specdist.utils.errors import UserError
-from specdist.utils.rules import SEED, Rule, check_ranges, within
+from specdist.utils.rules import SEED, Refusals, Rule, check_options, within
 
 GSM8K, HUMANEVAL, ROUGE, EXACT_MATCH = "gsm8k", "humaneval", "rouge", "exact_match"
 MULTIPLE_CHOICE, LIKELIHOOD, LM_EVAL = "multiple_choice", "likelihood", "lm_eval"
@@ -36,13 +35,6 @@ OPTIONS_OF_TASKS = {
     "device": (LIKELIHOOD,),
     "max_num_batched_tokens": (LIKELIHOOD,),
 }
-DEFAULTS: dict[str, Any] = {
-    "time_limit_s": 10.0,
-    "memory_limit_mib": 2048,
-    "num_workers": 0,
-    "device": "auto",
-    "max_num_batched_tokens": 4096,
-}
 
 
 @dataclass(kw_only=True)
@@ -57,7 +49,12 @@ class EvaluateConfig:
         help="folder or URL of a run, or its merged .arrow or .parquet file; may stand first without --run",
     )
     task: str | None = option(
-        None, help=f"one of {', '.join(TASKS)}, or module:function, a function from a row to its score"
+        None,
+        rule=Rule(
+            lambda task: task in TASKS or PLUGIN_NAME.fullmatch(task) is not None,
+            f"must be one of {', '.join(TASKS)}, or a function as module:function",
+        ),
+        help=f"one of {', '.join(TASKS)}, or module:function, a function from a row to its score",
     )
     against: str | None = option(
         None, help="another run over the same prompts: compare the tokens and the scores"
@@ -96,24 +93,20 @@ class EvaluateConfig:
     allow_code_execution: bool = option(
         False, help="humaneval: run the generated programs on this machine, each in a sandbox"
     )
-    time_limit_s: float | None = option(
-        None, above=0, help="humaneval: time limit of a program, in seconds (default 10)"
-    )
-    memory_limit_mib: int | None = option(
-        None, rule=within(at_least=64, text="must be at least 64, which Python itself needs"),
-        help="humaneval: memory limit of a program, in MiB (default 2048)",
+    time_limit_s: float = option(10.0, above=0, help="humaneval: time limit of a program, in seconds")
+    memory_limit_mib: int = option(
+        2048, rule=within(at_least=64, text="must be at least 64, which Python itself needs"),
+        help="humaneval: memory limit of a program, in MiB",
     )  # fmt: skip
-    num_workers: int | None = option(
-        None, at_least=0, help="humaneval: number of programs run in parallel (default 0: one per CPU core)"
+    num_workers: int = option(
+        0, at_least=0, help="humaneval: number of programs run in parallel; 0 = one per CPU core"
     )
 
     # Likelihood
     model: str | None = option(None, help="likelihood: folder or hub id of the target")
-    device: Literal["auto", "cpu", "cuda"] | None = option(
-        None, help="likelihood: auto (default) = cuda if available"
-    )
-    max_num_batched_tokens: int | None = option(
-        None, above=0, help="likelihood: maximum number of tokens per pass, including padding (default 4096)"
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help="likelihood: auto = cuda if available")
+    max_num_batched_tokens: int = option(
+        4096, above=0, help="likelihood: maximum number of tokens per pass, including padding"
     )
 
     # Statistics
@@ -137,15 +130,36 @@ class EvaluateConfig:
         None, above=0, help="with --lm_eval_export: only the first N documents of each task"
     )
 
+    _refusals: ClassVar[Refusals] = (
+        (" ".join(("run", "task", "against", *OPTIONS_OF_TASKS)), lambda o: o.lm_eval_export,
+         "has no effect with --lm_eval_export, which only writes prompts: leave it out"),
+        ("lm_eval_export", lambda o: not (o.output or "").endswith(".arrow"),
+         "needs --output, the .arrow file to write, not {o.output!r}"),
+        ("lm_eval_include lm_eval_num_fewshot lm_eval_limit", lambda o: not o.lm_eval_export,
+         "has no effect without --lm_eval_export; a run knows what was exported: leave it out"),
+        ("run", lambda o: URL.match(o.run) and o.output is None,
+         "is a URL: name a folder for the results with --output"),
+        *((name, lambda o, tasks=tasks: o.task_kind not in tasks, "has no effect {o._without}: leave it out")
+          for name, tasks in OPTIONS_OF_TASKS.items()),
+        ("task", lambda o: o.task_kind == HUMANEVAL and not o.allow_code_execution,
+         "runs programs written by a model on this machine: add --allow_code_execution to allow it; they "
+         "run in a sandbox, which is not a virtual machine"),
+        ("task", lambda o: o.task_kind == LIKELIHOOD and o.model is None,
+         "needs --model, the folder of the target"),
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.lm_eval_export is not None:
-            self._check_export()
-        else:
-            self._check_evaluation()
-        for name, value in DEFAULTS.items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
+        check_options(self)
+        if self.lm_eval_export:
+            return
+        if self.run is None:
+            raise UserError("no run to evaluate: name its folder, as in evaluate.py runs/mine --task gsm8k")
+        if self.task is None and self.against is None:
+            raise UserError(f"give --task (one of {', '.join(TASKS)}, or module:function) or --against")
+
+    @property
+    def _without(self) -> str:
+        return f"with --task {self.task}" if self.task else "without --task"
 
     @property
     def task_kind(self) -> str | None:
@@ -170,42 +184,3 @@ class EvaluateConfig:
         if self.against is not None:
             name += f"-against-{Path(self.against).resolve().stem}"
         return base / "evaluation" / name if path.is_dir() else base / name
-
-    def _check_export(self) -> None:
-        refused = ("run", "task", "against", *OPTIONS_OF_TASKS)
-        self._refuse(refused, "with --lm_eval_export, which only writes prompts")
-        if self.output is None or not self.output.endswith(".arrow"):
-            raise UserError(f"--lm_eval_export needs --output, the .arrow file to write, not {self.output!r}")
-
-    def _check_evaluation(self) -> None:
-        self._refuse(
-            ("lm_eval_include", "lm_eval_num_fewshot", "lm_eval_limit"),
-            "without --lm_eval_export; a run knows what was exported",
-        )
-        if self.run is None:
-            raise UserError("no run to evaluate: name its folder, as in evaluate.py runs/mine --task gsm8k")
-        if URL.match(self.run) and self.output is None:
-            raise UserError(f"--run {self.run} is a URL: name a folder for the results with --output")
-        if self.task is None and self.against is None:
-            raise UserError(f"give --task (one of {', '.join(TASKS)}, or module:function) or --against")
-        if self.task is not None and self.task not in TASKS and not PLUGIN_NAME.fullmatch(self.task):
-            raise UserError(
-                f"--task {self.task} must be one of {', '.join(TASKS)}, or a function as module:function"
-            )
-        kind = self.task_kind
-        others = [name for name, tasks in OPTIONS_OF_TASKS.items() if kind not in tasks]
-        self._refuse(others, f"with --task {self.task}" if self.task else "without --task")
-        if kind == HUMANEVAL and not self.allow_code_execution:
-            raise UserError(
-                "--task humaneval runs programs written by a model on this machine: add "
-                "--allow_code_execution to allow it; they run in a sandbox, which is not a virtual machine"
-            )
-        if kind == LIKELIHOOD and self.model is None:
-            raise UserError("--task likelihood needs --model, the folder of the target")
-
-    def _refuse(self, names: Any, why: str) -> None:
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in names:
-            value = getattr(self, name)
-            if value != defaults[name]:
-                raise UserError(f"--{name} {value} has no effect {why}: leave it out")

@@ -26,9 +26,9 @@ def test_every_task_has_a_scorer_and_every_option_a_task() -> None:
     [
         ("--task gsm8k", "no run to evaluate"),
         ("run", "give --task .one of gsm8k, "),
-        ("run --task gsm9k", "--task gsm9k must be one of gsm8k, .*, or a function as module:function"),
+        ("run --task gsm9k", "--task 'gsm9k' must be one of gsm8k, .*, or a function as module:function"),
         ("run --task a.b:c:d", "must be one of"),
-        ("run --task gsm8k --use_stemmer", "--use_stemmer True has no effect with --task gsm8k"),
+        ("run --task gsm8k --use_stemmer", "--use_stemmer has no effect with --task gsm8k"),
         ("run --against other --cut_at x", "has no effect without --task"),
         ("run --task likelihood", "needs --model"),
         ("run --task gsm8k --confidence 1", "--confidence 1.0 must be between 0 and 1"),

@@ -42,7 +42,6 @@ def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
     rows = completions.rows(*dict.fromkeys(names))
     groups = Groups.of([row["row_id"] for row in rows])
     ks = _tries(config.k, groups.counts_P)
-    assert config.time_limit_s is not None and config.memory_limit_mib is not None
     limits = Limits(wall_s=config.time_limit_s, memory_bytes=config.memory_limit_mib * 2**20)
     isolation = check_sandbox(limits)
     is_run = [row["finish_reason"] != ERROR for row in rows]

@@ -40,7 +40,7 @@ def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores
 
     Raises :class:`UserError` if the model's tokenizer is not the run's, or no row has a token.
     """
-    assert config.model is not None and config.max_num_batched_tokens is not None
+    assert config.model is not None
     if "turn_completions" in completions.table.column_names:
         raise UserError(
             f"--task likelihood scores a completion after its prompt, and rows of {completions.path} have "
@@ -60,7 +60,7 @@ def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores
         if is_scored
     ]
     model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
-    model = model.to(local_device(config.device or "auto")).eval()
+    model = model.to(local_device(config.device)).eval()
     found = iter(log_likelihoods(model, token_rows, config.max_num_batched_tokens))
     sums = [next(found) if is_scored else 0.0 for is_scored in scored]
     counts = [
