@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from specdist.models.heads.info import HeadKind
 from specdist.models.heads.roc import RocCurve, roc_curve
 from specdist.training.heads.data import ExampleSet
 from specdist.training.heads.metrics import binary_kl, calibration, sigmoid
-from specdist.training.heads.optimize import Objective, estimate
+from specdist.training.heads.optimize import History, Objective, estimate
 
 # The draft's own features as scores, with the sign that makes larger better.
 BASELINES = {"entropy": -1, "top_probability": 1, "probability": 1}
@@ -19,25 +20,19 @@ BASELINES = {"entropy": -1, "top_probability": 1, "probability": 1}
 VERIFIER_THRESHOLD = 0.5
 
 
-def make_objective(
-    kind: HeadKind,
-    *,
-    max_ratio: float | None,
-    accepted_weight: float | None = None,
-    rejected_weight: float | None = None,
-) -> Objective:
-    """SpecDec++'s labels min(1, P/Q), or SPRINTER's: 1 where Q/P is at most ``max_ratio``."""
-    if kind == "acceptance":
-        assert accepted_weight is not None and rejected_weight is not None
-        return Objective(
-            labels=lambda examples, rows: examples.column("acceptance", rows),
-            accepted_weight=accepted_weight,
-            rejected_weight=rejected_weight,
-        )
-    assert max_ratio is not None
-    return Objective(
-        labels=lambda examples, rows: (examples.column("ratio", rows) <= max_ratio).astype(np.float32)
-    )
+@dataclass(frozen=True)
+class Trained:
+    """A trained head, its losses, and what it says of the held-out rows, beside their labels."""
+
+    head: TokenHead
+    objective: Objective
+    history: History
+    logits_M: np.ndarray
+    labels_M: np.ndarray
+
+    @property
+    def curve(self) -> RocCurve:
+        return roc_curve(self.logits_M, self.labels_M)
 
 
 def baseline_curves(examples: ExampleSet, labels_M: np.ndarray) -> dict[str, RocCurve]:
@@ -46,15 +41,13 @@ def baseline_curves(examples: ExampleSet, labels_M: np.ndarray) -> dict[str, Roc
 
 
 def head_metrics(
-    kind: HeadKind, head: TokenHead, training: ExampleSet, evaluation: ExampleSet, objective: Objective
+    kind: HeadKind, trained: Trained, training: ExampleSet, evaluation: ExampleSet
 ) -> dict[str, Any]:
     """Figures for the head's file, on the held-out rows unless their name says training."""
-    logits_M = estimate(head, evaluation)
-    labels_M = objective.labels(evaluation, slice(None)).astype(float)
-    training_logits_M = estimate(head, training)
+    objective, logits_M, labels_M = trained.objective, trained.logits_M, trained.labels_M
+    training_logits_M = estimate(trained.head, training)
     training_labels_M = objective.labels(training, slice(None))
     estimates_M = sigmoid(logits_M)
-    curve = roc_curve(logits_M, labels_M)
     found: dict[str, Any] = {
         "num_training_examples": len(training_logits_M),
         "num_examples": len(logits_M),
@@ -65,7 +58,7 @@ def head_metrics(
         "training_kl": binary_kl(training_logits_M, training_labels_M),
         "kl": binary_kl(logits_M, labels_M),
         "calibration_error": calibration(estimates_M, labels_M).error,
-        "auc": curve.auc,
+        "auc": trained.curve.auc,
         "baseline_auc": {name: each.auc for name, each in baseline_curves(evaluation, labels_M).items()},
     }
     return found | (_verifier_metrics(evaluation, logits_M, labels_M) if kind == "verifier" else {})

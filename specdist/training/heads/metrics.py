@@ -17,18 +17,9 @@ NUM_BINS = 10
 
 def binary_kl(logits_M: np.ndarray, labels_M: np.ndarray) -> float:
     """Mean Kullback-Leibler divergence of estimates from labels, in nats (SpecDec++, appendix D.3)."""
-    labels_M = labels_M.astype(float)
-    entropies_M = _entropy(labels_M) + _entropy(1 - labels_M)
-    return float((cross_entropies(logits_M, labels_M) - entropies_M).mean())
-
-
-def cross_entropies(
-    logits_M: np.ndarray, labels_M: np.ndarray, *, accepted_weight: float = 1.0, rejected_weight: float = 1.0
-) -> np.ndarray:
-    """Weighted binary cross entropy of every example, in nats (SpecDec++, section 4.4)."""
-    logits_M = logits_M.astype(float)
-    accepted_M = accepted_weight * labels_M * np.logaddexp(0, -logits_M)
-    return accepted_M + rejected_weight * (1 - labels_M) * np.logaddexp(0, logits_M)
+    labels_M, logits_M = labels_M.astype(float), logits_M.astype(float)
+    losses_M = labels_M * np.logaddexp(0, -logits_M) + (1 - labels_M) * np.logaddexp(0, logits_M)
+    return float((losses_M - _entropy(labels_M) - _entropy(1 - labels_M)).mean())
 
 
 def _entropy(probabilities_M: np.ndarray) -> np.ndarray:

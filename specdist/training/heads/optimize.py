@@ -18,8 +18,8 @@ from torch import Tensor
 
 from specdist.models.heads.examples import FEATURES
 from specdist.models.heads.head import TokenHead
+from specdist.training.heads.config import TrainConfig
 from specdist.training.heads.data import ExampleSet
-from specdist.training.heads.metrics import cross_entropies
 from specdist.training.loop import evaluated_steps, run_steps
 
 EVALUATED_ROWS = 64
@@ -41,21 +41,7 @@ class Objective:
         return (accepted_M + self.rejected_weight * (1 - labels_M) * F.softplus(logits_M)).mean()
 
     def mean_loss(self, logits_M: np.ndarray, labels_M: np.ndarray) -> float:
-        losses_M = cross_entropies(
-            logits_M, labels_M, accepted_weight=self.accepted_weight, rejected_weight=self.rejected_weight
-        )
-        return float(losses_M.mean())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """``patience``: evaluations without improvement before training stops; None for no early stop."""
-
-    learning_rate: float
-    epochs: int
-    batch_size: int
-    seed: int
-    patience: int | None = None
+        return float(self.loss(torch.from_numpy(logits_M).double(), torch.from_numpy(labels_M).double()))
 
 
 @dataclass
@@ -92,16 +78,17 @@ def train_head(
     training: ExampleSet,
     evaluation: ExampleSet,
     objective: Objective,
-    schedule: Schedule,
+    config: TrainConfig,
     *,
     label: str,
 ) -> History:
     """Train in place. With a patience, the head gets the weights of its best evaluation."""
-    num_batches = -(-len(training) // schedule.batch_size)
-    num_steps = schedule.epochs * num_batches
-    optimizer = torch.optim.Adam(head.parameters(), lr=schedule.learning_rate)
+    pace = config.pace(len(training), training.draft.hidden_size)
+    num_batches = -(-len(training) // config.batch_size)
+    num_steps = pace.epochs * num_batches
+    optimizer = torch.optim.Adam(head.parameters(), lr=pace.learning_rate)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
-    history, batches = History(), _batches(training, schedule)
+    history, batches = History(), _batches(training, config, pace.epochs)
     best = copy.deepcopy(head.state_dict())
     labels_M = objective.labels(evaluation, slice(None))
 
@@ -121,11 +108,11 @@ def train_head(
 
     run_steps(
         0, num_steps, take_step, evaluate,
-        evaluated=evaluated_steps(num_batches, schedule.epochs),
-        is_over=lambda: schedule.patience is not None and history.num_since_best >= schedule.patience,
+        evaluated=evaluated_steps(num_batches, pace.epochs),
+        is_over=lambda: config.patience is not None and history.num_since_best >= config.patience,
         label=label,
     )  # fmt: skip
-    if schedule.patience is not None:
+    if config.patience is not None:
         head.load_state_dict(best)
     return history
 
@@ -141,14 +128,14 @@ def estimate(head: TokenHead, examples: ExampleSet) -> np.ndarray:
     return np.concatenate(logits)
 
 
-def _batches(training: ExampleSet, schedule: Schedule) -> Iterator[ExampleSet]:
+def _batches(training: ExampleSet, config: TrainConfig, epochs: int) -> Iterator[ExampleSet]:
     """Batches of rows, in a new order in every epoch."""
-    generator = np.random.default_rng(schedule.seed)
-    for _ in range(schedule.epochs):
+    generator = np.random.default_rng(config.seed)
+    for _ in range(epochs):
         order = generator.permutation(len(training))
-        for begin in range(0, len(order), schedule.batch_size):
+        for begin in range(0, len(order), config.batch_size):
             # Sorted, so that files are read in order.
-            yield training.select(np.sort(order[begin : begin + schedule.batch_size]))
+            yield training.select(np.sort(order[begin : begin + config.batch_size]))
 
 
 def _step(

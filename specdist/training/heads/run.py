@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from specdist.job.ranks.topology import local_device
 from specdist.models.heads.head import TokenHead, save_weights
 from specdist.models.heads.info import INFO_NAME, HeadInfo
-from specdist.models.heads.roc import RocCurve, roc_curve
 from specdist.training.heads.config import MAX_RATIOS, TrainConfig
 from specdist.training.heads.data import ExampleSet, open_examples, split_rows
-from specdist.training.heads.evaluate import baseline_curves, head_metrics, make_objective
+from specdist.training.heads.evaluate import Trained, baseline_curves, head_metrics
 from specdist.training.heads.metrics import calibration, sigmoid
-from specdist.training.heads.optimize import History, Objective, Schedule, estimate, reproducible, train_head
+from specdist.training.heads.optimize import Objective, estimate, reproducible, train_head
 from specdist.training.heads.plots import plot_calibration, plot_curves, plot_roc
 from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained head, its objective and its losses."""
-
-    head: TokenHead
-    objective: Objective
-    history: History
 
 
 def train_and_describe(config: TrainConfig) -> tuple[str, dict[str, Any]]:
@@ -98,18 +89,7 @@ def _train(
     device: torch.device,
     label: str,
 ) -> Trained:
-    objective = make_objective(
-        config.kind,
-        max_ratio=max_ratio,
-        accepted_weight=config.accepted_weight,
-        rejected_weight=config.rejected_weight,
-    )
-    schedule = Schedule(
-        **asdict(config.pace(len(training), training.draft.hidden_size)),
-        batch_size=config.batch_size,
-        seed=config.seed,
-        patience=config.patience,
-    )
+    objective = _objective(config, max_ratio)
     with reproducible(config.seed):
         head = TokenHead(
             training.draft.hidden_size,
@@ -117,8 +97,23 @@ def _train(
             uses_features=config.uses_features,
             hidden_state=training.hidden_state,
         ).to(device)
-        history = train_head(head, training, evaluation, objective, schedule, label=label)
-    return Trained(head, objective, history)
+        history = train_head(head, training, evaluation, objective, config, label=label)
+    labels_M = objective.labels(evaluation, slice(None)).astype(float)
+    return Trained(head, objective, history, estimate(head, evaluation), labels_M)
+
+
+def _objective(config: TrainConfig, max_ratio: float | None) -> Objective:
+    """SpecDec++'s labels min(1, P/Q), or SPRINTER's: 1 where Q/P is at most ``max_ratio``."""
+    if config.kind == "acceptance":
+        assert config.accepted_weight is not None and config.rejected_weight is not None
+        return Objective(
+            labels=lambda examples, rows: examples.column("acceptance", rows),
+            accepted_weight=config.accepted_weight,
+            rejected_weight=config.rejected_weight,
+        )
+    return Objective(
+        labels=lambda examples, rows: (examples.column("ratio", rows) <= max_ratio).astype(np.float32)
+    )
 
 
 def _write(
@@ -126,14 +121,15 @@ def _write(
 ) -> HeadInfo:
     output = Path(config.output)
     kept = trained[label]
-    curves = _roc_curves(config, trained, evaluation)
-    labels_M = kept.objective.labels(evaluation, slice(None))
-    estimates_M = sigmoid(estimate(kept.head, evaluation))
+    # One per verifier; for an acceptance head, its own and those of the draft's features.
+    curves = {name: each.curve for name, each in trained.items()}
+    if config.kind == "acceptance":
+        curves |= baseline_curves(evaluation, kept.labels_M)
     plot_curves({f"{name}, " if len(trained) > 1 else "": each.history for name, each in trained.items()},
                 output / "curves.png")  # fmt: skip
-    plot_calibration(calibration(estimates_M, labels_M), label, output / "calibration.png")
+    plot_calibration(calibration(sigmoid(kept.logits_M), kept.labels_M), label, output / "calibration.png")
     plot_roc(curves, output / "roc.png")
-    metrics = head_metrics(config.kind, kept.head, training, evaluation, kept.objective)
+    metrics = head_metrics(config.kind, kept, training, evaluation)
     if config.kind == "verifier":
         metrics["auc_per_max_ratio"] = {name: curves[name].auc for name in trained}
     info = HeadInfo(
@@ -151,16 +147,3 @@ def _write(
     )
     info.write(output)
     return info
-
-
-def _roc_curves(
-    config: TrainConfig, trained: dict[str, Trained], evaluation: ExampleSet
-) -> dict[str, RocCurve]:
-    """One per verifier; for an acceptance head, its own and those of the draft's features."""
-    curves = {
-        name: roc_curve(estimate(each.head, evaluation), each.objective.labels(evaluation, slice(None)))
-        for name, each in trained.items()
-    }
-    if config.kind == "verifier":
-        return curves
-    return curves | baseline_curves(evaluation, evaluation.column("acceptance"))
