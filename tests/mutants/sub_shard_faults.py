@@ -54,7 +54,7 @@ SUB_SHARD_FAULTS = (
         "        if False:\n",
         ("tests/data/test_shard_queue.py",)),
     Mutant("leases-in-numbered-folders-are-not-seen", "listings",
-        'return found | {level: _names_in(folder / level) for level in filter(is_level, found[""])}',
+        'return found | {level: names_within(folder / level) for level in filter(is_level, found[""])}',
         "return found",
         (FOLDERS,)),
     Mutant("lease-fails-where-its-numbered-folder-was-removed", "Leases._create",

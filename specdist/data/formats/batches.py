@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from specdist.config.groups import RULES, WHOLE_NUMBERS
 from specdist.config.processing import STRUCT
+from specdist.data.formats.converted import Source
 from specdist.data.formats.jsonl import json_chunks
 from specdist.data.formats.messages import MessageError, chat_message
 from specdist.utils.errors import UserError
@@ -98,7 +99,7 @@ def _is_request(row: Mapping[str, Any]) -> bool:
     return all(name in row for name in REQUEST_KEYS) and isinstance(row[BODY], dict)
 
 
-class BatchRows:
+class BatchRows(Source):
     """The requests of files, with the columns ``options`` and ``constraint`` if any has some; ``batch``: what
     they ask for, once all have been read."""
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 
+from specdist.data.formats.converted import Source
 from specdist.data.formats.streams import READ_BYTES, open_input, reading
 from specdist.data.formats.text import bytes_as_text, text_as_bytes
 from specdist.utils.errors import UserError
@@ -32,7 +33,7 @@ TYPES = (
 CSV_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
-class CsvRows:
+class CsvRows(Source):
     """The rows of files with the same header: fields with commas, quotes or line breaks in double quotes.
 
     An empty field is null, and ``""`` is empty text. ``prompt_column`` is text, whatever it looks like.
@@ -68,12 +69,6 @@ class CsvRows:
             for name, column in zip(table.column_names, table.columns, strict=True)
         ]
         return pa.Table.from_arrays(columns, names=table.column_names)
-
-    def told(self) -> dict[str, Any]:
-        return {}
-
-    def tell(self, told: dict[str, Any]) -> None:
-        pass
 
     def _see(self, name: str, column: pa.ChunkedArray) -> None:
         if name == self._prompt_column or column.null_count == len(column):

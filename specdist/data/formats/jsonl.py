@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from specdist.data.formats.converted import Source
 from specdist.data.formats.json_columns import Shapes, json_array
 from specdist.data.formats.messages import described, why_not_messages, why_not_text, why_not_turns
 from specdist.data.formats.streams import open_input, reading
@@ -83,7 +84,7 @@ class Chunk:
     lines: list[int] = field(default_factory=list)
 
 
-class JsonRows:
+class JsonRows(Source):
     """The rows of files, which must have the same keys and compatible types.
 
     Integers become floats if other rows have floats, and a missing key is null. A column with objects that a
@@ -116,9 +117,6 @@ class JsonRows:
                 names_of_file.setdefault(path, set()).update(table.column_names)
                 yield table, known
         _check_same_names(names_of_file)
-
-    def finished(self, table: pa.Table) -> pa.Table:
-        return table
 
     def told(self) -> dict[str, Any]:
         return {

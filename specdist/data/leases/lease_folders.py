@@ -7,13 +7,12 @@ A replica's name ends with the number of the folder of its heartbeat, unless tha
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from specdist.data.store.files import names_in
+from specdist.data.store.files import names_in, names_within
 
 BEAT_SUFFIX = ".beat"
 REPLICAS_PREFIX = "replicas-"
@@ -31,7 +30,7 @@ def listings(folder: Path) -> dict[str, list[str]]:
     """The names in the folder of leases, by ``""``, and in each numbered folder in it, by its name; one
     listing of each. Raises OSError."""
     found = {"": names_in(folder)}
-    return found | {level: _names_in(folder / level) for level in filter(is_level, found[""])}
+    return found | {level: names_within(folder / level) for level in filter(is_level, found[""])}
 
 
 def beat_folder(folder: Path, replica: str) -> Path:
@@ -48,9 +47,9 @@ def placed(folder: Path, replica: str) -> str:
 
 def replicas_in(folder: Path) -> list[str]:
     """The replicas that have a heartbeat, at work or not, ascending."""
-    names = _names_in(folder)
+    names = names_within(folder)
     for level in filter(REPLICAS_LEVEL.fullmatch, list(names)):
-        names += _names_in(folder / level)
+        names += names_within(folder / level)
     return replicas_among(names)
 
 
@@ -61,14 +60,7 @@ def replicas_among(names: Iterable[str]) -> list[str]:
 
 def _num_beats(folder: Path) -> int:
     try:
-        return sum(name.endswith(BEAT_SUFFIX) for name in _names_in(folder))
+        return sum(name.endswith(BEAT_SUFFIX) for name in names_within(folder))
     except OSError:
         # Joining tells what is wrong with the folder.
         return 0
-
-
-def _names_in(folder: Path) -> list[str]:
-    """None without the folder."""
-    with contextlib.suppress(FileNotFoundError):
-        return names_in(folder)
-    return []

@@ -14,7 +14,7 @@ from typing import Any
 
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.publishing import ShardPaths
-from specdist.data.store.files import fsync_folder, names_in, sizes_in
+from specdist.data.store.files import fsync_folder, names_within, sizes_in
 from specdist.data.store.storage import StorePath
 
 SHARD_FOLDERS = ("shards", "stats", "parts")
@@ -60,7 +60,7 @@ def leases_in(output: Path) -> Path:
     """The folder of leases and heartbeats in an output's own."""
     earlier = output / EARLIER_LEASES_FOLDER
     # A store has no folders: one is there while anything is in it.
-    is_earlier = bool(_names_in(earlier)) if isinstance(output, StorePath) else earlier.is_dir()
+    is_earlier = bool(names_within(earlier)) if isinstance(output, StorePath) else earlier.is_dir()
     return earlier if is_earlier else output / LEASES_FOLDER
 
 
@@ -206,7 +206,7 @@ class RunLayout:
         """The groups of shards that have a folder, in order."""
         if self.shards_per_folder is None:
             return [""]
-        names = {name for kind in SHARD_FOLDERS for name in _names_in(self.path / kind)}
+        names = {name for kind in SHARD_FOLDERS for name in names_within(self.path / kind)}
         return sorted(filter(NUMBERED_FOLDER.fullmatch, names))
 
     def sum_path(self, kind: str, group: str) -> Path:
@@ -218,7 +218,7 @@ class RunLayout:
         if self.shards_per_folder is None:
             return set()
         file = re.compile(rf"{kind}-(\d{{5,}})\.json")
-        return {match[1] for name in _names_in(self.path / "stats") if (match := file.fullmatch(name))}
+        return {match[1] for name in names_within(self.path / "stats") if (match := file.fullmatch(name))}
 
     def make_folders(self, shard: int) -> None:
         """The numbered folders of a shard, durably. Raises OSError."""
@@ -236,7 +236,7 @@ class RunLayout:
         too, sorted by name; by one listing."""
         folder = self.path / kind / group
         start = "shard-" if shard is None else f"shard-{shard:05d}."
-        found = map(SHARD_FILE.fullmatch, sorted(_names_in(folder, start)))
+        found = map(SHARD_FILE.fullmatch, sorted(names_within(folder, start)))
         return [(folder / match[0], match) for match in found if match]
 
     def logs(self, shard: int) -> list[LogFile]:
@@ -258,7 +258,7 @@ class RunLayout:
         return self._with_record_name("stats", group)
 
     def _with_record_name(self, kind: str, group: str) -> set[int]:
-        names = _names_in(self.path / kind / group)
+        names = names_within(self.path / kind / group)
         return {int(match[1]) for name in names if (match := RECORD_FILE.fullmatch(name))}
 
     def sizes_of_data(self, group: str) -> dict[int, int]:
@@ -279,11 +279,3 @@ class RunLayout:
         if key not in self._places:
             self._places[key] = self.path / kind / self.group_of(shard)
         return self._places[key]
-
-
-def _names_in(folder: Path, prefix: str = "") -> list[str]:
-    """None without the folder."""
-    try:
-        return names_in(folder, prefix)
-    except FileNotFoundError:
-        return []

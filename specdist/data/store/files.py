@@ -56,6 +56,14 @@ def names_in(folder: Path, *prefixes: str) -> list[str]:
         return [entry.name for entry in entries if entry.name.startswith(prefixes or "")]
 
 
+def names_within(folder: Path, *prefixes: str) -> list[str]:
+    """The same; none without the folder."""
+    try:
+        return names_in(folder, *prefixes)
+    except FileNotFoundError:
+        return []
+
+
 def sizes_in(folder: Path, name: re.Pattern[str]) -> list[tuple[re.Match[str], int]]:
     """Of the files in a folder that have such a name, how many bytes they hold; none without the folder. On a
     store by one listing. Raises OSError."""

@@ -221,14 +221,11 @@ def told(error: BaseException) -> str:
 def _info(entry: dict[str, Any]) -> ObjectInfo:
     when = next((entry[name] for name in ("LastModified", "mtime", "created", "last_modified")
                  if entry.get(name) is not None), 0.0)  # fmt: skip
-    seconds = when.timestamp() if hasattr(when, "timestamp") else float(when) if _is_number(when) else 0.0
+    when = when.timestamp() if hasattr(when, "timestamp") else when
+    seconds = float(when) if isinstance(when, (int, float)) else 0.0
     version = next((entry[name] for name in ("ETag", "etag", "blob_id", "generation", "md5Hash")
                     if entry.get(name)), "")  # fmt: skip
     return ObjectInfo(int(entry["size"] or 0), seconds, str(version).strip('"'))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
 
 
 def _errno(error: BaseException) -> int:

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
-import pyarrow.ipc
-import pyarrow.parquet
 
 from specdist.config.generate import GenerateConfig
-from specdist.data.formats.inputs import find_files
+from specdist.data.formats.inputs import find_files, read_inputs
+from specdist.data.formats.jsonl import PromptColumn
 from specdist.data.formats.text import is_text
 from specdist.data.run.manifest import Manifest
+from specdist.data.run.reading import read_columns
+from specdist.data.run.run_folder import RunFolder
 from specdist.job.texts.tokens import load_tokenizer
 from specdist.kernels import cpu_library
 from specdist.models.files.checkpoint import Checkpoint
@@ -27,7 +28,7 @@ from specdist.utils.errors import UserError, first_line
 
 # The column of a run's completions first, then what data sets call a text.
 COLUMNS = ("completion", "text", "response", "output", "answer")
-MANIFEST, SHARDS = "manifest.json", "shards"
+MANIFEST = "manifest.json"
 BATCH = 1024
 # Of a token to be proposed where measured costs decide whether it is verified.
 LEAST_CHANCE = 0.02
@@ -53,6 +54,8 @@ def read_ngram_texts(config: GenerateConfig, target: Checkpoint, vocab_size: int
     found: list[np.ndarray] = []
     for name in config.ngram_texts:
         path = Path(name)
+        if (path / MANIFEST).is_file() and not _shards(path):
+            raise UserError(f"--ngram_texts {path}: the run has no finished shard")
         if is_run_of(path, vocab_size):
             found += _completions(path)
             continue
@@ -107,8 +110,7 @@ def _check_library() -> None:
 @cache
 def finished_rows(output: str, ngram_size: int) -> list[np.ndarray]:
     """Completions of the shards that are finished in a local folder: a relaunch remembers what it said."""
-    folder = Path(output)
-    return _latest(_completions(folder), ngram_size) if any((folder / SHARDS).rglob("*.arrow")) else []
+    return _latest(_completions(Path(output)), ngram_size)
 
 
 def _latest(texts: list[np.ndarray], num_tokens: int) -> list[np.ndarray]:
@@ -133,52 +135,33 @@ def is_run_of(path: Path, vocab_size: int) -> bool:
 def _completions(path: Path) -> list[np.ndarray]:
     found = []
     for file in _shards(path):
-        column = _table(file)["completion_ids"].combine_chunks()
+        column = read_columns(file, ["completion_ids"])["completion_ids"].combine_chunks()
         ids, lengths = column.flatten().to_numpy(), pa.compute.list_value_length(column).to_numpy()
         found += np.split(np.asarray(ids, np.int32), np.cumsum(lengths))[:-1]
     return [ids for ids in found if len(ids)]
 
 
 def _shards(path: Path) -> list[Path]:
-    files = sorted((path / SHARDS).rglob("*.arrow"))
-    if not files:
-        raise UserError(f"--ngram_texts {path}: the run has no finished shard")
-    return files
+    """Of the finished shards of a run."""
+    folder = RunFolder(path)
+    return [folder.data_path(shard) for shard in folder.complete_shards()]
 
 
 def _texts(path: Path, column_name: str | None) -> list[str]:
     """Of a run's folder the completions, else the texts of this column, or of the first with a known name."""
-    if (path / MANIFEST).is_file():
-        files = _shards(path)
-    else:
-        try:
-            files = find_files(path)
-        except UserError as error:
-            raise UserError(str(error).replace("--prompts", "--ngram_texts")) from error
-    found: list[str] = []
-    for file in files:
-        table = _table(file)
-        names = COLUMNS if column_name is None else (column_name,)
-        columns = [name for name in names if name in table.column_names]
-        if not columns:
-            raise UserError(
-                f"--ngram_texts {file} has none of the columns {', '.join(names)}, but "
-                f"{', '.join(table.column_names)}: name the one with the text by --ngram_column"
-            )
-        column = table[columns[0]]
-        if not is_text(column.type):
-            raise UserError(f"--ngram_texts {file}: column {columns[0]!r} is {column.type}, not text")
-        found += [text for text in column.to_pylist() if text]
-    return found
-
-
-def _table(file: Path) -> pa.Table:
     try:
-        if file.suffix == ".parquet":
-            return pa.parquet.read_table(file)
-        if file.suffix == ".arrow":
-            with pa.memory_map(str(file)) as source:
-                return pa.ipc.open_file(source).read_all()
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"--ngram_texts {file} cannot be read: {error}") from error
-    raise UserError(f"--ngram_texts {file}: give Arrow or Parquet files, or the folder of a run")
+        files = _shards(path) if (path / MANIFEST).is_file() else find_files(path)
+        rows = read_inputs(files, PromptColumn("", is_chat=False)).rows
+    except UserError as error:
+        raise UserError(str(error).replace("--prompts", "--ngram_texts")) from error
+    names = COLUMNS if column_name is None else (column_name,)
+    columns = [name for name in names if name in rows.schema.names]
+    if not columns:
+        raise UserError(
+            f"--ngram_texts {files[0]} has none of the columns {', '.join(names)}, but "
+            f"{', '.join(rows.schema.names)}: name the one with the text by --ngram_column"
+        )
+    kind = rows.schema.field(columns[0]).type
+    if not is_text(kind):
+        raise UserError(f"--ngram_texts {files[0]}: column {columns[0]!r} is {kind}, not text")
+    return [text for text in rows.values(columns[0]) if text]

@@ -65,7 +65,10 @@ def frozen_costs(folder: RunFolder) -> CostModel | None:
     try:
         return CostModel.from_json(costs) if costs is not None else None
     except ValueError as error:
-        raise _damaged(folder, "costs", error) from error
+        raise UserError(
+            f"{folder.manifest_path}: costs is damaged ({error}): delete this field, and start the run's "
+            "command again"
+        ) from error
 
 
 def totals_document(
@@ -91,13 +94,6 @@ def check_results(folder: RunFolder) -> None:
     """Raises :class:`UserError` for damage that would keep the run from reporting its totals at its end."""
     frozen_costs(folder)
     total_stats(folder)
-
-
-def _damaged(folder: RunFolder, name: str, error: Exception) -> UserError:
-    return UserError(
-        f"{folder.manifest_path}: {name} is damaged ({error}): delete this field, and start the run's "
-        "command again"
-    )
 
 
 def comparison_lines(folder: RunFolder, total: Stats) -> list[str]:

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
+from specdist.config.generate import GenerateConfig
 from specdist.data.run.manifest import UP_TO_ROUNDING
 from specdist.data.stats.regression import NS_PER_S
 from specdist.job.totals.spending import GpuCosts
-from specdist.policies.registry import OPTIONS
 from specdist.results.report.formats import NOTHING, count, duration, number, percent, speed
 from specdist.results.report.markup import banner, box, details, paragraph, table, tiles
 from specdist.results.report.panel import Panel, label_of, table_by_run
 from specdist.results.report.runs import ReportedRun, tokens_per_pass
 
-# The options that a reader asks for first, by subject; the page lists all others below them.
-GROUPS = {
-    "Data and models": (
-        "prompts", "limit", "num_samples", "rows_per_shard", "target", "draft", "dtype", "cache_dtype",
-        "tp_size",
-    ),
-    "Speculation": ("policy", "acceptance", "overlap", "num_branches"),
-    "Sampling and capacity": (
-        "temperature", "top_k", "top_p", "max_new_tokens", "stop", "seed", "max_num_seqs",
-        "max_num_batched_tokens", "trace",
-    ),
-}  # fmt: skip
+DEFAULTS = {item.name: item.default for item in dataclasses.fields(GenerateConfig)}
 SPENT = {
     "price_per_million_tokens": "price of a million tokens",
     "kwh_per_million_tokens": "kWh for a million tokens",
@@ -161,12 +151,13 @@ def configuration(runs: Sequence[ReportedRun]) -> Panel:
         ),
     ]
     content = [table_by_run("this run" if len(runs) == 1 else "", runs, rows)]
+    options = dict.fromkeys(name for run in runs for name in run.config if name not in NOT_COMPARED)
     if len(runs) > 1:
-        options = dict.fromkeys(name for run in runs for name in run.config if name not in NOT_COMPARED)
         differing = [name for name in options if len({_shown(run.config, name) for run in runs}) > 1]
         content.insert(0, _options(runs, differing, "Options that differ"))
     else:
-        content = [box([*content, *_option_groups(runs[0])], "columns")]
+        given = [name for name in options if runs[0].config[name] not in (DEFAULTS.get(name), [])]
+        content = [box([*content, _options(runs, given, "Options that are not the defaults")], "columns")]
     content.append(paragraph(_reproducibility(runs)))
     everything = [
         table(["option", "value"], [[name, _shown(run.config, name)] for name in run.config], num_texts=2,
@@ -181,16 +172,6 @@ def configuration(runs: Sequence[ReportedRun]) -> Panel:
         "reproduced.",
         content=content,
     )
-
-
-def _option_groups(run: ReportedRun) -> list[Markup]:
-    """The most important options that have a value."""
-    found = []
-    for title, names in GROUPS.items():
-        own = _policy_options(run.config) if title == "Speculation" and run.has_drafts else []
-        shown = [name for name in (*names, *own) if run.config.get(name) not in (None, [])]
-        found.append(_options([run], shown, title))
-    return found
 
 
 def _reproducibility(runs: Sequence[ReportedRun]) -> str:
@@ -215,11 +196,6 @@ def _options(runs: Sequence[ReportedRun], names: Sequence[str], caption: str) ->
     header = ["option", *(label_of(run, runs, "value") for run in runs)]
     rows = [[name, *(_shown(run.config, name) for run in runs)] for name in names]
     return table(header, rows, num_texts=1 + len(runs), caption=caption, class_="free")
-
-
-def _policy_options(config: Mapping[str, Any]) -> list[str]:
-    """The options of the run's policy."""
-    return [*OPTIONS.get(str(config.get("policy")), {}), "head", "verify"]
 
 
 def _shown(config: Mapping[str, Any], name: str) -> str:

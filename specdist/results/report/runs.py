@@ -142,11 +142,15 @@ def read_run(path: Path, label: str) -> ReportedRun:
             f"(python jobs/status.py {path} says how far it is)"
         )
     total, shards = total_and_figures(folder, run.finished_shards)
-    fingerprint = run.manifest.fingerprint
+    # With the policy's options in force, defaults included.
+    policy = {name: run.manifest.fingerprint.get(name) for name in OPTION_NAMES}
     return ReportedRun(
         label=label,
         folder=folder,
-        config={**options_of(folder.config_path), **_policy_options(fingerprint)},
+        config={
+            **options_of(folder.config_path),
+            **{name: value for name, value in policy.items() if value is not None},
+        },
         info=run.manifest.info,
         num_shards=run.num_shards,
         shards=shards,
@@ -178,11 +182,6 @@ def labels_of(paths: Iterable[Path]) -> list[str]:
         if len(set(labels)) == len(labels):
             break
     return labels
-
-
-def _policy_options(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The policy options in force, defaults included."""
-    return {name: value for name in OPTION_NAMES if (value := fingerprint.get(name)) is not None}
 
 
 def read_error_rows(folder: RunFolder, shards: Sequence[int]) -> ErrorRows:

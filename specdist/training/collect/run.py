@@ -19,6 +19,7 @@ import pyarrow as pa
 import tqdm
 
 from specdist.data.run.reading import open_shard
+from specdist.data.stats.regression import NS_PER_S
 from specdist.job.generate import generate_rows
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_rank
@@ -35,8 +36,6 @@ from specdist.training.collect.plan import CollectPlan, draft_hidden_size, plan_
 from specdist.training.collect.ranks import Conductor, follow_conductor
 from specdist.training.collect.texts import Text, response_text, verifier_texts
 from specdist.training.collect.writers import TextWriter
-
-NS_PER_S = 10**9
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.groups import HOST_SEQS
 from specdist.config.removed import OF_DISTILL
 from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.files import write_json
 from specdist.data.store.storage import storage_path
 from specdist.job.generate import generate_on_ranks
@@ -49,7 +50,6 @@ from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
 RECORD_NAME, PICTURE_NAME = "distillation.json", "distillation.png"
-NS_PER_S = 10**9
 # Options that a training could have, as they were by default: one that began then goes on.
 OF_EARLIER_VERSIONS = {name: removed.unused for name, removed in OF_DISTILL.items()}
 
@@ -205,11 +205,6 @@ def _open_start(config: DistillConfig, models: ModelPlan) -> Checkpoint:
     return found
 
 
-def _start_name(config: DistillConfig) -> str | None:
-    """For people."""
-    return f"the first {config.layers} layers of the target" if config.layers else config.draft
-
-
 def _read(config: DistillConfig, run_config: GenerateConfig, models: ModelPlan) -> Examples:
     folder = _run_folder(run_config)
     _check_run(folder, models)
@@ -299,7 +294,7 @@ def _finish(config: DistillConfig, task: Task, student: Student, history: Histor
     before, after = history.prospects[0], history.prospects[history.best]
     record = {
         "target": config.target,
-        "start": _start_name(config),
+        "start": f"the first {config.layers} layers of the target" if config.layers else config.draft,
         "run": config.output,
         "options": config.training_options(),
         "num_training_sequences": len(task.examples.training),
