@@ -24,12 +24,12 @@ from typing import Any, NoReturn
 
 from specdist.config.arguments import CommandParser, local_path, parse_given
 from specdist.config.removed import OF_REPORT
-from specdist.utils.errors import RANK_0_FIRST_S, UserError
+from specdist.utils.errors import RANK_0_FIRST_S, USAGE_ERROR, UserError
 from specdist.utils.garbage import paused_garbage
 from specdist.utils.packages import named_packages
 
 PROGRAM = "specdist"
-USAGE_ERROR, INTERRUPTED = 2, 130
+INTERRUPTED = 130
 WATCH_S = 5.0
 
 

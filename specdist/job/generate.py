@@ -18,7 +18,7 @@ from specdist.job.costs.energy import EnergyMeter, energy_meter
 from specdist.job.manifest import frozen_models
 from specdist.job.preflight import NUM_HALVINGS, ROWS_TOO_LARGE, RunPlan, freeze_costs, plan_run
 from specdist.job.ranks.activity import Activity
-from specdist.job.ranks.entry import USAGE_ERROR, log_to_file, on_rank0, rank0_first, run_rank
+from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.replica.assignments import Assignment, assign_from_rank0, follow_assignments
@@ -46,6 +46,7 @@ from specdist.job.totals.report import (
 from specdist.job.totals.status import error_kinds
 from specdist.job.workload import Workload
 from specdist.models.files.generation import OPTIONS, unused_settings
+from specdist.utils.errors import USAGE_ERROR
 from specdist.utils.host import process_start_s
 
 PLACEMENTS = {"own": "has a rank of its own", "shared": "shares rank 0 with the target"}

@@ -3,6 +3,8 @@
 import textwrap
 
 MAX_TEXT_CHARACTERS = 160
+# The exit code of a command that shows one.
+USAGE_ERROR = 2
 # A launcher ends all ranks when one has ended: this gives rank 0 time to print the error.
 RANK_0_FIRST_S = 5.0
 

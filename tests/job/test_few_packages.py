@@ -57,7 +57,9 @@ def test_a_command_names_the_package_that_it_lacks(tmp_path: Path) -> None:
 
 def test_the_launcher_names_the_package_that_it_lacks(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path += sys.argv[1:]; from specdist.job.ranks.launch import main; sys.exit(main([]))"
+        "import sys; sys.path += sys.argv[1:]; from specdist.job.ranks.launch import main; "
+        # It only starts processes: the seconds of what these import would be spent twice.
+        "assert 'transformers' not in sys.modules; sys.exit(main([]))"
     )
     ended = python_with(FEW, tmp_path, "-c", code, str(JOB.parents[1]))
     assert ended.returncode == 2

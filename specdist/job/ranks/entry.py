@@ -30,11 +30,11 @@ from specdist.job.ranks.topology import (
     topology_from_environment,
 )
 from specdist.job.ranks.watchdog import Watchdog
-from specdist.utils.errors import RANK_0_FIRST_S, UserError
+from specdist.utils.errors import RANK_0_FIRST_S, USAGE_ERROR, UserError
 
 Config = TypeVar("Config")
 Planned = TypeVar("Planned")
-FAILED, USAGE_ERROR = 1, 2
+FAILED = 1
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,8 @@ def run_rank(
         code = run(config, topology, stop, activity)
         if watchdog is not None:
             activity.begin("leaving")
-            gc.collect()  # recorded graphs, which what the run has left refers to in circles
+            if topology.device.type == "cuda":
+                gc.collect()  # recorded graphs, which what the run has left refers to in circles
             dist.barrier()  # no connection is closed while another rank still uses it
             watchdog.leave()
             # The end of an NCCL communicator waits for every graph that has captured one of its collectives:

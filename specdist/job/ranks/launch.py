@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from specdist.job.ranks.entry import USAGE_ERROR
 from specdist.job.ranks.signals import EXIT_STOPPED
-from specdist.utils.errors import UserError
+from specdist.utils.errors import USAGE_ERROR, UserError
 from specdist.utils.packages import named_packages
 
 

@@ -284,11 +284,11 @@ def common_vocab_size(target: Checkpoint, draft: Checkpoint | None) -> int:
     A token that the tokenizer has and the target has not cannot be generated, and makes a prompt unusable.
     Raises :class:`UserError` if the target can generate one that the draft has no logits for.
     """
-    if draft is None or draft.vocab_width >= target.vocab_width:
-        return target.vocab_width
-    last = max(
-        token_id for token_id in load_tokenizer(target).get_vocab().values() if token_id < target.vocab_width
-    )
+    # Read once: a configuration's attributes take a while, and there may be 150,000 tokens.
+    width = target.vocab_width
+    if draft is None or draft.vocab_width >= width:
+        return width
+    last = max(token_id for token_id in load_tokenizer(target).get_vocab().values() if token_id < width)
     if last >= draft.vocab_width:
         raise UserError(
             f"--target {target.name} has token {last}, but --draft {draft.name} has logits of only "
