@@ -19,12 +19,15 @@ from typing import Any
 # DeepSpeed chooses at its first import; the job makes the same choice where torch sees no GPU.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-import deepspeed  # noqa: F401
-import pandas as pd  # noqa: F401 (pyarrow asks for it when it is first needed)
-import transformers.models.llama.modeling_llama  # noqa: F401
+from specdist.utils.garbage import paused_garbage
 
-import specdist.job.generate
-import specdist.training.collect.run  # noqa: F401
+with paused_garbage():
+    import deepspeed  # noqa: F401
+    import pandas as pd  # noqa: F401 (pyarrow asks for it when it is first needed)
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import specdist.job.generate
+    import specdist.training.collect.run  # noqa: F401
 
 
 def fork(target: Callable[..., Any], *arguments: Any) -> ForkServerProcess:

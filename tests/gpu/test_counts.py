@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 
 from specdist.lab.plan.roofline import DRAFT_PASS, TARGET_PASS
-from tests.gpu.counts import COUNTED, planned
+from tests.forked import started_world
+from tests.gpu.counts import COUNTED, main, planned
 from tests.gpu.operators import operator_of
 from tests.gpu.processes import needs_fake_device, on_device
 from tests.ranks import REPOSITORY
@@ -28,10 +27,9 @@ MOST_OVER_FLOOR = {"step": 1.1, "block": 1.22}
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    command = [sys.executable, "-m", "tests.gpu.counts", "--fast"]
-    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout.splitlines()[-1])
+    with started_world(1, main, ["--fast"], environment={"OMP_NUM_THREADS": "1"}) as world:
+        assert world.end(TIMEOUT_S) == 0, world.words("stderr")
+        return json.loads(world.words("stdout")[0].splitlines()[-1])
 
 
 @needs_fake_device

@@ -45,12 +45,16 @@ def document(ended: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def test_the_plan_is_shown_with_the_list_of_what_only_a_gpu_can_show(tmp_path: Path) -> None:
-    ended = day("--list", "--output", str(tmp_path / "day"))
-    assert ended.returncode == 0, ended.stderr
-    assert document(ended)["steps"] == [step.name for step in plan(tmp_path, None, device="cuda")]
+def test_the_plan_is_shown_with_the_list_of_what_only_a_gpu_can_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert first_day.main(["--list", "1", "--output", str(tmp_path / "day")]) == 0
+    told = capsys.readouterr().out
+    assert json.loads(told.splitlines()[-1])["steps"] == [
+        step.name for step in plan(tmp_path, None, device="cuda")
+    ]
     for words in ("Races between streams", "NCCL's own blocking", "Memory:", "Kernels' accuracy", "Time:"):
-        assert words in ended.stdout
+        assert words in told
     assert not (tmp_path / "day").exists()
 
 
@@ -157,10 +161,11 @@ def test_long_prompts_are_run_on_as_many_gpus_as_the_main_job_takes(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_nothing_is_run_and_the_message_says_so(tmp_path: Path) -> None:
-    ended = day("--output", str(tmp_path / "day"))
-    assert ended.returncode == first_day.NO_GPU
-    assert "This machine has no GPU: nothing was run." in ended.stdout
+def test_without_a_gpu_nothing_is_run_and_the_message_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert first_day.main(["--output", str(tmp_path / "day")]) == first_day.NO_GPU
+    assert "This machine has no GPU: nothing was run." in capsys.readouterr().out
     assert not (tmp_path / "day").exists()
 
 

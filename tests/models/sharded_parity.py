@@ -32,8 +32,9 @@ from tests.ranks import join, leave
 TOLERANCE = 5e-5  # float32 sums in another order
 NUM_IDS = VOCAB_SIZE - 5
 CHUNKS = ({0: (0, 20), 1: (0, 3)}, {1: (3, 30), 0: (20, 25)}, {0: (25, 26), 1: (30, 36)})
-# A token takes Triton's interpreter long: just past a window.
-FEW_TOKENS = ({0: (0, 14), 1: (0, 2)}, {0: (14, 17), 1: (2, 3)}, {0: (17, 18), 1: (3, 4)})
+# A token takes Triton's interpreter long: just past a window, or a page.
+PAST_WINDOW = ({0: (0, 14), 1: (0, 2)}, {0: (14, 17), 1: (2, 3)}, {0: (17, 18), 1: (3, 4)})
+PAST_PAGE = ({0: (0, 3), 1: (0, 2)}, {0: (3, 5), 1: (2, 3)}, {0: (5, 6), 1: (3, 4)})
 
 STEPS = {"RMS norm", "residual and norm", "rotary embedding", "gated activation"}
 # Phi-3 drops its residuals at random in training, and its gate is joined; OLMo 2 norms only behind.
@@ -82,7 +83,8 @@ for argument in sys.argv[1 + is_plain :]:
             fused = {what.split(" of ")[0] for what in runner.torch_pass._fused.num_fused}
             assert fused == steps_of(model), (folder, fused)
         give_pages(runner, rows, page_size=4)
-        for chunk in FEW_TOKENS if accelerated and has_kernels else CHUNKS:
+        few_tokens = PAST_WINDOW if getattr(model.config, "sliding_window", None) else PAST_PAGE
+        for chunk in few_tokens if accelerated and has_kernels else CHUNKS:
             slots = np.concatenate([np.full(end - begin, slot) for slot, (begin, end) in chunk.items()])
             positions = np.concatenate([np.arange(begin, end) for begin, end in chunk.values()])
             batch = FlatBatch(rows[slots, positions], slots, positions)
