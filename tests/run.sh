@@ -8,10 +8,15 @@ source jobs/install.sh
 
 "$SPECDIST_PYTHON" -m ruff check
 "$SPECDIST_PYTHON" -m ruff format --check
-"$SPECDIST_PYTHON" -m mypy
+# Types take one core for a while: tests begin beside them.
+"$SPECDIST_PYTHON" -m mypy &
+types=$!
 "$SPECDIST_PYTHON" -m tests.lines
 # Where an environment forbids it, some hundred processes would compile the package anew.
 unset PYTHONDONTWRITEBYTECODE
 # Four files at a time on two cores: tests wait for processes and disks about as long as they compute. A file stays
 # together, for what it builds once; in which order files begin says tests/conftest.py.
-OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"
+OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@" ||
+    failed=$?
+wait "$types"
+exit "${failed:-0}"
