@@ -4,7 +4,8 @@ A module is one more layer of the model's own family. It reads, through ``eh_pro
 beside what the output head read of the token before, each with a norm of its own; what its own output head
 reads stands for that state until the target has run the token. Embedding and head are the model's. So a
 module is built as a model of one layer, whose embeddings are joined with states. Of several modules the first
-is applied again and again, as it is where files hold one.
+is applied again and again, as it is where files hold one, and as in vLLM: the caches of the others would need
+passes of theirs over all contexts. Published checkpoints of these families name one.
 
 T flat tokens, E hidden size.
 """
@@ -24,7 +25,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from specdist.models.drafters.declaration import Drafter, ReadStates
 
 ARCHITECTURE = "MultiTokenPrediction"
-PROJECTION = "mtp.eh_proj"
+PROJECTION, LAYER = "mtp.eh_proj", "model.layers.0."
 OWN_TO_A_FAMILY = ("model_type", "auto_map")
 SHARED = re.compile(r"^(?:model\.(?:language_model\.)?(embed_tokens\.)|(lm_head\.))")
 _DEEPSEEK = (
@@ -35,14 +36,14 @@ _DEEPSEEK = (
     # Copies of the model's own.
     ("model.layers.{}.shared_head.", ""),
     ("model.layers.{}.embed_tokens.", ""),
-    ("model.layers.{}.", "model.layers.0."),
+    ("model.layers.{}.", LAYER),
 )
 _QWEN = (
     ("mtp.pre_fc_norm_embedding.", "mtp.enorm."),
     ("mtp.pre_fc_norm_hidden.", "mtp.hnorm."),
     ("mtp.fc.", "mtp.eh_proj."),
     ("mtp.norm.", "model.norm."),
-    ("mtp.layers.0.", "model.layers.0."),
+    ("mtp.layers.0.", LAYER),
 )
 
 
@@ -77,7 +78,7 @@ FORMS = {
             ("model.mtp_layers.0.hidden_layernorm.", "mtp.hnorm."),
             ("model.mtp_layers.0.input_proj.", "mtp.eh_proj."),
             ("model.mtp_layers.0.final_layernorm.", "model.norm."),
-            ("model.mtp_layers.0.", "model.layers.0."),
+            ("model.mtp_layers.0.", LAYER),
         ),
         {},
         states_first=True,
@@ -88,7 +89,7 @@ FORMS = {
             ("model.mtp_emb_norm.0.", "mtp.enorm."),
             ("model.mtp_hidden_norm.0.", "mtp.hnorm."),
             ("model.mtp_linear_proj.0.", "mtp.eh_proj."),
-            ("model.mtp_block.0.", "model.layers.0."),
+            ("model.mtp_block.0.", LAYER),
         ),
         # Its layer has no experts.
         {"moe_layer_start_index": 1},
@@ -126,6 +127,13 @@ class FileNames:
 
     def is_of_module(self, stored: str) -> bool:
         return any(own and stored.startswith(prefix) for prefix, own in self._parts)
+
+    def num_modules(self, stored_names: Iterable[str]) -> int:
+        """Whose layers are in the files."""
+        first = next(prefix for prefix, own in self._parts if own == LAYER).removesuffix(".")
+        stack, _, number = first.rpartition(".")
+        matches = map(re.compile(rf"{re.escape(stack)}\.(\d+)\.").match, stored_names)
+        return sum(int(found) >= int(number) for found in {match[1] for match in matches if match})
 
     def own(self, stored: str) -> str | None:
         """The name in the model of one layer; None for what it does not read."""

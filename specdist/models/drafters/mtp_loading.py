@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -15,6 +16,8 @@ from specdist.models.files.fitting import check_weights
 from specdist.models.files.weight_files import stored_shapes
 from specdist.models.loading.loading import load_whole
 from specdist.utils.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 REMEDY = "name a draft model with --draft, or ngram"
 
@@ -45,6 +48,8 @@ def open_mtp(target: Checkpoint, draft: str) -> Checkpoint:
         stored = stored_shapes(target.weight_files)
     if not any(map(names.is_of_module, stored)):
         raise UserError(f"{what} holds no multi-token prediction head in its files: {REMEDY}")
+    if (num_modules := names.num_modules(stored)) > 1:
+        logger.info("%s has %d modules in its files: the first one drafts all tokens", what, num_modules)
     config.mtp_projection_is_quantized = names.has_scales(stored)
     return dataclasses.replace(target, option="--draft", name=draft, config=config)
 
