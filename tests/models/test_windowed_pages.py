@@ -91,3 +91,35 @@ def test_a_host_reads_no_pages_before_a_window() -> None:
         for pages in (cache.keys[0], cache.values[0]):
             pages[torch.from_numpy(unseen)] = torch.nan
     torch.testing.assert_close(PagedAttention(cache, plan).attend(0, call), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", [None, PlainKernel()], ids=["by torch", "kernel"])
+def test_a_hidden_first_token_is_the_sequence_s_and_not_the_window_s(kernel: PlainKernel | None) -> None:
+    """A window that begins after it sees all of its own keys. In formulas, sequence by sequence."""
+    page_size, window, cpu = 4, 6, torch.device("cpu")
+    # The first window of the longer one begins with a page.
+    lengths = np.array([[3, 28], [4, 5]])
+    rows = np.repeat(np.arange(2), lengths[:, 0])
+    positions = np.concatenate([np.arange(keys - new, keys) for new, keys in lengths])
+    batch, table = FlatBatch(np.zeros(7, np.int64), rows, positions), np.arange(14).reshape(2, 7)
+    cache = KeyValueCache(
+        {0: LayerShape(1, 8, 8)}, num_pages=14, page_size=page_size, dtype=torch.float32, device=cpu
+    )
+    generator = torch.Generator().manual_seed(0)
+    for pages in (cache.keys[0], cache.values[0]):
+        pages.normal_(generator=generator)
+    queries, keys, values = (torch.randn(7, 1, 8, generator=generator) for _ in range(3))
+    call = AttentionCall(queries, keys, values, AttentionRules(None, window, None, hides_first=True))
+    plan = plan_attention(batch, table, page_size, cpu)
+    cache.write(0, plan.cache_index_T, keys, values)
+    if kernel is None:
+        found = PagedAttention(cache, plan).attend(0, call)
+    else:
+        segments, _ = ragged_segments(batch, table, page_size, cpu)
+        own_keys, own_values = cache.pages(0)
+        found = kernel.attend(call._replace(keys=own_keys, values=own_values), segments)
+    own = [pages.view(2, 28, 8) for pages in (cache.keys[0], cache.values[0])]
+    for token, (row, position) in enumerate(zip(rows, positions, strict=True)):
+        seen = slice(max(1, position - window + 1), position + 1)
+        weights = (own[0][row, seen] @ queries[token, 0] / 8**0.5).softmax(dim=0)
+        torch.testing.assert_close(found[token, 0], weights @ own[1][row, seen], atol=1e-5, rtol=1e-5)

@@ -107,4 +107,9 @@ EAGLE_FAULTS = (
         "return self.whole_logits(own_Nv)",
         "return torch.nn.functional.pad(own_Nv.float(), (0, len(self.t2d) - own_Nv.shape[1]), value=-1e30)",
         (PARALLEL,)),
+    Mutant("first-key-of-a-window-is-hidden", "PagedAttention.attend",
+        "group.seen(None if rules.hides_first else rules.window)",
+        "group.seen(rules.window)",
+        ("tests/models/test_windowed_pages.py::"
+         "test_a_hidden_first_token_is_the_sequence_s_and_not_the_window_s[by torch]",)),
 )
