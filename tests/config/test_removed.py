@@ -15,7 +15,6 @@ from specdist.config.removed import OF_BENCHMARK, OF_DISTILL, OF_GENERATE, OF_PL
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.plan.options import PlanConfig
 from specdist.training.drafts.config import DistillConfig
-from specdist.training.drafts.run import OF_EARLIER_VERSIONS
 from specdist.utils.errors import UserError
 from tests.lab.benchmark.config import ComparisonConfig
 from tests.lab.emulation.config import EmulationConfig
@@ -122,10 +121,3 @@ def test_one_of_measurements_is_refused_by_name_with_the_new_command(config: typ
         assert name in {field.name for field in dataclasses.fields(kinds[found[1]])}
     else:
         assert name in ("profile", "update_readme", "results", "brief", "validate")
-
-
-def test_a_training_that_an_earlier_version_began_goes_on() -> None:
-    """Its key holds the options that are gone, as they were by default, in this order."""
-    assert list(OF_EARLIER_VERSIONS.items()) == [
-        ("kind", "model"), ("draft_vocab_size", None), ("unrolled_steps", 5)
-    ]  # fmt: skip

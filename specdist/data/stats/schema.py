@@ -24,9 +24,6 @@ BEFORE_FIGURES = {
     "exact": ("bool", "the completions follow the target's own distribution"),
     "complete": ("bool", "all shards are finished"),
 }
-AFTER_FIGURES = {
-    "predictions": ("object", "predictions of theory and of measured costs, next to the measurements"),
-}
 ARROW_TYPES = {"double": "float64", "float": "float32"}
 JSON_TYPES = {int: "int", list[int]: "list of int", dict[int, int]: "object of int"}
 
@@ -54,7 +51,9 @@ def totals_fields() -> list[Field]:
     """The values in the last line that a run prints, which are ``load_run(...).statistics``."""
     empty = Stats().summary()
     figures = {name: (_value_type(empty[name]), meaning) for name, (meaning, _) in FIGURES.items()}
-    return [Field(name, *told) for name, told in (BEFORE_FIGURES | figures | AFTER_FIGURES).items()]
+    predictions = ("object", "predictions of theory and of measured costs, next to the measurements")
+    told = BEFORE_FIGURES | figures | {"predictions": predictions}
+    return [Field(name, *each) for name, each in told.items()]
 
 
 SECTIONS = {

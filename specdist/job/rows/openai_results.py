@@ -125,7 +125,8 @@ class _Results:
     def _result(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         request, name = rows[0], f"{self._tag}_{rows[0]['row_id']}"
         reason = next((row["error"] for row in rows if row["finish_reason"] == "error"), None)
-        body = self._failure(reason) if reason is not None else self._answer(rows, name)
+        error = {"message": reason, "type": "invalid_request_error", "param": None, "code": None}
+        body = {"error": error} if reason is not None else self._answer(rows, name)
         return {
             "id": f"batch_req_{name}",
             "custom_id": request["custom_id"],
@@ -136,9 +137,6 @@ class _Results:
             },
             "error": None if reason is None else {"code": "invalid_request", "message": reason},
         }
-
-    def _failure(self, reason: str) -> dict[str, Any]:
-        return {"error": {"message": reason, "type": "invalid_request_error", "param": None, "code": None}}
 
     def _answer(self, rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
         is_chat = rows[0]["url"] == CHAT_URL

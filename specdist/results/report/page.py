@@ -116,11 +116,10 @@ def error_rows(runs: Sequence[ReportedRun]) -> Panel:
             continue
         kinds = [[kind, count(number)] for kind, number in errors.kinds.items()]
         content.append(table(["reason (N: a number)", "completions"], kinds, caption=label))
-        rows = [[f"{row.row_id}/{row.sample_index}", row.reason, row.prompt or "–"] for row in errors.rows]
         header = ["row/sample", "reason", "prompt begins with"]
-        is_all = sum(errors.kinds.values()) == len(rows)
-        caption = f"{label}: all" if is_all else f"{label}: the first {len(rows)}"
-        content.append(table(header, rows, num_texts=3, caption=caption, class_="free"))
+        is_all = sum(errors.kinds.values()) == len(errors.rows)
+        caption = f"{label}: all" if is_all else f"{label}: the first {len(errors.rows)}"
+        content.append(table(header, errors.rows, num_texts=3, caption=caption, class_="free"))
         if errors.num_shards_read < errors.num_shards:
             read = f"the first {errors.num_shards_read} of {errors.num_shards} shards with errors"
             content.append(paragraph(f"Reasons of {read}."))

@@ -24,6 +24,7 @@ from specdist.job.totals.spending import options_of
 from specdist.job.totals.status import RunStatus, StatusReader, error_kind
 from specdist.job.totals.totals import total_and_figures
 from specdist.policies.registry import OPTION_NAMES
+from specdist.results.report.formats import NOTHING
 from specdist.results.report.panels.traces import TracedTokens, read_traced_tokens
 from specdist.results.runs import load_run
 from specdist.utils.errors import UserError
@@ -35,20 +36,11 @@ MAX_PROMPT_CHARACTERS = 80
 
 
 @dataclass(frozen=True)
-class ErrorRow:
-    """``prompt``: the beginning; empty if the row has none."""
-
-    row_id: int
-    sample_index: int
-    reason: str
-    prompt: str
-
-
-@dataclass(frozen=True)
 class ErrorRows:
-    """The first rows with errors, and the number of failed completions by reason in the shards read."""
+    """The first rows with errors, each with its place, its reason and the beginning of its prompt; and the
+    number of failed completions by reason in the shards read."""
 
-    rows: Sequence[ErrorRow]
+    rows: Sequence[tuple[str, str, str]]
     kinds: Mapping[str, int]
     num_shards: int
     num_shards_read: int
@@ -186,7 +178,7 @@ def labels_of(paths: Iterable[Path]) -> list[str]:
 
 def read_error_rows(folder: RunFolder, shards: Sequence[int]) -> ErrorRows:
     """The error rows of the first of these shards."""
-    rows: list[ErrorRow] = []
+    rows: list[tuple[str, str, str]] = []
     kinds = Counter[str]()
     read = shards[:MAX_SHARDS_READ]
     for shard in read:
@@ -196,7 +188,7 @@ def read_error_rows(folder: RunFolder, shards: Sequence[int]) -> ErrorRows:
             prompt = " ".join(str(row["prompt"] or "")[: 2 * MAX_PROMPT_CHARACTERS].split())
             is_cut = len(prompt) > MAX_PROMPT_CHARACTERS
             shown = prompt[:MAX_PROMPT_CHARACTERS] + "…" if is_cut else prompt
-            rows.append(ErrorRow(row["row_id"], row["sample_index"], row["error"], shown))
+            rows.append((f"{row['row_id']}/{row['sample_index']}", row["error"], shown or NOTHING))
     return ErrorRows(rows, dict(kinds.most_common()), len(shards), len(read))
 
 

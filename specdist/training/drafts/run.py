@@ -17,7 +17,6 @@ import torch
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import HOST_SEQS
-from specdist.config.removed import OF_DISTILL
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.files import write_json
@@ -45,13 +44,11 @@ from specdist.training.drafts.data import (
 from specdist.training.drafts.own_texts import Writer
 from specdist.training.drafts.picture import draw_training
 from specdist.training.drafts.student import Student
-from specdist.training.drafts.training import CHECKPOINT_NAME, History, Task, train
+from specdist.training.drafts.training import CHECKPOINT_NAME, History, Task, Trainer
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
 RECORD_NAME, PICTURE_NAME = "distillation.json", "distillation.png"
-# Options that a training could have, as they were by default: one that began then goes on.
-OF_EARLIER_VERSIONS = {name: removed.unused for name, removed in OF_DISTILL.items()}
 
 logger = logging.getLogger(__name__)
 
@@ -151,8 +148,9 @@ def distil(
     folder.mkdir(parents=True, exist_ok=True)
     ratio = broadcast_from_rank0(topology, on_rank0(topology, partial(_cost_ratio, config, models, student)))
     writer = _writer(config, student, topology) if examples.prompts else None
-    options = OF_EARLIER_VERSIONS | config.training_options()
-    key = json.dumps([options, start.fingerprint(), models.target.fingerprint(), examples.digest()])
+    key = json.dumps(
+        [config.training_options(), start.fingerprint(), models.target.fingerprint(), examples.digest()]
+    )
     task = Task(
         config=config,
         examples=examples,
@@ -163,7 +161,7 @@ def distil(
     )
     activity.begin("training", has_progress=True)
     stop.defer_signals()
-    history = train(task, student, folder, lambda: stop.is_made)
+    history = Trainer(task, student, folder).run(lambda: stop.is_made)
     if history is None:
         if topology.is_rank0:
             logger.info("stopped: start the same command again to go on after the last evaluation")

@@ -93,14 +93,9 @@ class Task:
     writer: Writer | None = None
 
 
-def train(task: Task, student: Student, folder: Path, is_stopped: Callable[[], bool]) -> History | None:
-    """Train in place; the student gets the weights of its best evaluation. None if it was stopped before
-    the end, which the same call continues."""
-    trainer = _Trainer(task, student, folder)
-    return trainer.run(is_stopped)
+class Trainer:
+    """Trains the student in place."""
 
-
-class _Trainer:
     def __init__(self, task: Task, student: Student, folder: Path) -> None:
         config = task.config
         self._task, self._student = task, student
@@ -126,6 +121,8 @@ class _Trainer:
         self._texts_end = self._step
 
     def run(self, is_stopped: Callable[[], bool]) -> History | None:
+        """The student gets the weights of its best evaluation. None if it was stopped before the end, which
+        the same call continues."""
         history, config = self._history, self._task.config
         if not history.steps:
             self._evaluate(0, None)
@@ -252,8 +249,8 @@ class _Trainer:
             raise UserError(f"{self._path} cannot be read ({error}): delete it to train afresh") from error
         if found["key"] != self._task.key:
             raise UserError(
-                f"{self._path} is of a training with other options, models or rows: use another --new_draft, "
-                "or delete that file to train afresh"
+                f"{self._path} is of another version, or of a training with other options, models or rows: "
+                "use another --new_draft, or delete that file to train afresh"
             )
         self._student.module.load_state_dict(found["weights"])
         self._optimizer.load_state_dict(found["optimizer"])
