@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from specdist.config.groups import (
@@ -279,5 +278,4 @@ def plot_pareto(result: TuningResult, path: Path) -> None:
     axes.set_title(
         f"{Path(result.config.target).name} with draft {Path(result.config.draft).name}, {sampling}"
     )
-    canvas = FigureCanvasAgg(figure)
-    write_atomically(path, lambda file: canvas.print_png(file, metadata={}, pil_kwargs={}))
+    write_atomically(path, lambda file: figure.savefig(file, format="png"))

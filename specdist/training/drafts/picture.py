@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from specdist.data.store.files import write_atomically
@@ -35,8 +34,7 @@ def draw_training(history: History, loss: str, path: Path) -> None:
     below.set_xlabel("steps")
     for axes in (above, middle, below):
         axes.grid(alpha=0.3)
-    canvas = FigureCanvasAgg(figure)
-    write_atomically(path, lambda file: canvas.print_png(file, metadata={}, pil_kwargs={}))
+    write_atomically(path, lambda file: figure.savefig(file, format="png"))
 
 
 def _mark(axes: Axes, history: History, values: list[float], colour: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from specdist.data.store.files import write_atomically
@@ -65,5 +64,4 @@ def _square() -> tuple[Figure, Axes]:
 def _write(figure: Figure, axes: Axes, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
-    canvas = FigureCanvasAgg(figure)
-    write_atomically(path, lambda file: canvas.print_png(file, metadata={}, pil_kwargs={}))
+    write_atomically(path, lambda file: figure.savefig(file, format="png"))

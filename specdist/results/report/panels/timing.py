@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup
@@ -136,26 +135,16 @@ def _peak(run: ReportedRun, role: str) -> str:
 FEWEST_SHARDS = 3
 
 
-@dataclass(frozen=True)
-class TimePerPass:
-    """Seconds of a draft pass and of a target pass, and how they were determined."""
-
-    t_draft_s: float
-    t_target_s: float
-    source: str
-
-
-def time_per_pass(run: ReportedRun) -> TimePerPass | None:
-    """By regression if the numbers of passes distinguish the two, else as timed; None without passes."""
-    costs = run.summary["costs"]
-    for name in ("fitted", "fitted_over_shards", "measured"):
-        if (found := costs[name]) is not None:
-            return TimePerPass(found["t_draft_s"], found["t_target_s"], REGRESSIONS[name])
-    return None
+def source_of_times(run: ReportedRun) -> str | None:
+    """How the seconds of a pass are known: by the first regression whose numbers of passes distinguish draft
+    and target, else as timed; None without passes."""
+    found = run.summary["costs"]
+    order = ("fitted", "fitted_over_shards", "measured")
+    return next((name for name in order if found[name] is not None), None)
 
 
 def predicted_time(runs: Sequence[ReportedRun]) -> Panel:
-    shown = [run for run in runs if len(run.shards) >= FEWEST_SHARDS and time_per_pass(run)]
+    shown = [run for run in runs if len(run.shards) >= FEWEST_SHARDS and source_of_times(run)]
     content = [_regressions(run, runs) for run in runs]
     if len(shown) < len(runs):
         missing = names([run for run in runs if run not in shown])
@@ -180,11 +169,10 @@ def _scatter(runs: Sequence[ReportedRun]) -> Figure:
     figure, axes = one_plot("predicted, seconds", "measured, seconds", 3.6)
     smallest, largest = math.inf, 0.0
     for index, run in enumerate(runs):
-        costs = time_per_pass(run)
-        assert costs is not None
-        shards = run.shards
+        costs, shards = run.summary["costs"][source_of_times(run)], run.shards
         predicted_S = (
-            costs.t_draft_s * shards["num_draft_passes"] + costs.t_target_s * shards["num_target_passes"]
+            costs["t_draft_s"] * shards["num_draft_passes"]
+            + costs["t_target_s"] * shards["num_target_passes"]
         )
         measured_S = (shards["verify_ns"] + shards["draft_ns"]) / NS_PER_S
         points = np.array([predicted_S, measured_S])
@@ -212,9 +200,9 @@ def _regressions(run: ReportedRun, runs: Sequence[ReportedRun]) -> Markup:
         )
         rows.append([label, *cells])
     parts = [table(["time per pass", "t_draft", "t_target", "R²"], rows, caption=label_of(run, runs))]
-    used = time_per_pass(run)
+    used = source_of_times(run)
     if used is not None:
-        parts.append(paragraph(f"The plot uses the times “{used.source}”."))
+        parts.append(paragraph(f"The plot uses the times “{REGRESSIONS[used]}”."))
     if any(run.summary["costs"][name] is None for name in REGRESSIONS):
         why = (
             f"{NOTHING}: too few samples, or draft and target passes in the same proportion everywhere (as "
