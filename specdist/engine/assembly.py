@@ -30,7 +30,6 @@ from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.cache.pages import PageTable
 from specdist.models.cache.windowed_pages import WindowedLayers
-from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.drafters.states import StatesRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, PausingPolicy
@@ -175,7 +174,7 @@ class Assembly:
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
         ``may_be_skipped``: it need not be asked in rounds that are faster without it."""
-        is_lazy = may_be_skipped and self._may_skip(policy) and not isinstance(runner, DrafterRunner)
+        is_lazy = may_be_skipped and self._may_skip(policy) and not runner.reads_states
         return DraftWorker(
             runner,
             policy,

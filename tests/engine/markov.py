@@ -104,7 +104,7 @@ class MarkovRunner:
     """What the engine uses of a :class:`specdist.models.passes.runner.ModelRunner`."""
 
     device = CPU
-    is_asynchronous = keeps_states = False
+    is_asynchronous = keeps_states = reads_states = drafts_blocks = False
     runs = None
 
     def __init__(self, model: MarkovModel, *, ids: range | None = None, has_head: bool = False) -> None:
@@ -169,6 +169,9 @@ class MarkovRunner:
 
     def _copy(self, copies: TokenCopies) -> None:
         self._cache[copies.targets_T] = self._cache[copies.sources_T]
+
+    def num_run(self, batch: FlatBatch) -> int:
+        return len(batch)
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         return self._logits_VVV[self._states(batch, logits_index)]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -114,7 +115,7 @@ class DraftWorker:
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
         self._feedback = Feedback(self._draft_state, self._policy_state, policy, self._ahead.observe)
-        self._drafter = runner if isinstance(runner, DrafterRunner) else None
+        self._drafter = cast(DrafterRunner, runner) if runner.reads_states else None
         self._lazy: LazyPrefill | None = None
         if lazy_pages is not None:
             assert isinstance(policy, PausingPolicy) and not self._ahead.is_on

@@ -21,7 +21,6 @@ from specdist.job.costs.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan
 from specdist.models.cache.windowed_pages import WindowedLayers
-from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.sizes import ModelSize, size_of
 from specdist.models.loading.memory import DeviceMemory, available_memory_bytes, device_memory
@@ -242,9 +241,10 @@ def room_for_cache(
         if draft is not None:
             assert models.draft is not None
             passes = draft_limits(limits, sampling, has_kernel=draft.has_kernel(PAGE_SIZE))
-            if isinstance(draft, DrafterRunner) and draft.drafts_blocks:
+            drafter = models.draft.drafter
+            if drafter is not None and drafter.drafts_blocks:
                 # Logits of whole blocks, whatever is drawn of them.
-                block = 1 + (draft.pass_class.kind.max_draft_tokens(draft.model.config) or 0)
+                block = 1 + (drafter.max_draft_tokens(models.draft.config) or 0)
                 num_kept = passes.num_kept + passes.num_seqs * block
                 passes = dataclasses.replace(passes, num_kept=num_kept, num_run_steps=0)
             has_window = limits.scheduling.draft_window is not None

@@ -37,7 +37,6 @@ from specdist.job.costs.round_times import (
 )
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.workload import Workload
-from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import ContextCosts, CostModel, Curve
 
@@ -128,8 +127,8 @@ def measure_costs(
     context = context_of(assembly, workload)[0]
     costs = combined_costs(of_target, of_draft_rank, everywhere[RANK_ZERO][1], context, num_rows)
     # Not of a draft that reads the target's states, which nobody sends it here.
-    if has_host and not isinstance(draft, DrafterRunner):
-        assert target is not None and draft is not None
+    if has_host and draft is not None and not draft.reads_states:
+        assert target is not None
         begin("measuring rounds of the engine")
         times = host_times(assembly, target, draft, costs, num_rows, budget.until(1.0), workload.text_ids)
         costs = times.added_to(costs)
@@ -267,7 +266,7 @@ def measure_draft(
         slopes_fit=budget.until(DRAFT_SLOPES_SHARE),
         prepares=timer.is_asynchronous,
     )
-    if isinstance(draft, DrafterRunner) and draft.drafts_blocks:
+    if draft.drafts_blocks:
         timer(widest, widest, contexts[0])
         goes_on = PassTimer(draft, work, text_ids=workload.text_ids, goes_on=True)
         steps = PassTimes(goes_on, num_rows=num_rows, largest=widest, num_context_tokens=contexts[0])

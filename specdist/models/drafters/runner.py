@@ -119,6 +119,7 @@ class DrafterRunner(ModelRunner):
     """Contexts, of which no logits are wanted, wait for the target's states: :meth:`receive`."""
 
     pass_class: type[DrafterPass] = DrafterPass
+    reads_states = True
 
     def __init__(
         self,
@@ -134,15 +135,6 @@ class DrafterRunner(ModelRunner):
         if self.drafts_blocks:
             acceleration = dataclasses.replace(acceleration, is_static=False)
         super().__init__(model, device, acceleration, model_impl="transformers", on_pass=on_pass)
-
-    @property
-    def drafts_blocks(self) -> bool:
-        """Whether the first step of a round is a pass over whole blocks, and the only one."""
-        return self.pass_class.kind.drafts_blocks
-
-    def num_run(self, batch: FlatBatch) -> int:
-        """Tokens of the pass that the last :meth:`forward` of this batch has made; 0 if it needed none."""
-        return len(batch)
 
     def bytes_per_page(self, page_size: int) -> int:
         own = self.pass_class.kind.num_kept_numbers(self.model.config)

@@ -44,14 +44,15 @@ from specdist.models.recurrent.states import RecurrentStates
 class ModelRunner:
     """Runs a causal language model whose attention is ``specdist.models.attention.attention``.
 
-    The page table here is a copy: :class:`specdist.models.cache.pages.PageTable` owns the pages.
+    The page table is a copy of :class:`specdist.models.cache.pages.PageTable`, which sends updates.
 
     Attributes:
         reuses_logits: set by whoever asks for passes: those of one may be overwritten by the next.
         runs: several draft steps in one; None where each is a pass by itself.
+        reads_states: of the target; ``drafts_blocks``: a round has one pass, over whole blocks.
     """
 
-    reuses_logits = False
+    reuses_logits = reads_states = drafts_blocks = False
     pass_class: type[TorchPass] = TorchPass
 
     def __init__(
@@ -141,18 +142,14 @@ class ModelRunner:
 
     def _kernel_for(self, page_size: int, expansion: Expansion | None = None) -> PagedKernel | None:
         """With an ``expansion``, for what is expanded."""
-        key = page_size, expansion
+        key, acceleration, kinds = (page_size, expansion), self._acceleration, self._shapes.kinds
         if key not in self._kernels:
-            kinds = self._shapes.kinds
-            is_float8 = self._acceleration.has_float8_cache and expansion is None
+            is_float8 = acceleration.has_float8_cache and expansion is None
             if expansion is not None:
                 kinds = [expansion.kind(each) for each in kinds if each.rules.is_latent]
-            self._kernels[key] = choose_kernel(
-                self._acceleration.kernels,
-                kinds,
-                ProbePages(page_size, self.dtype, self.device, is_float8),
-                group=self._acceleration.group,
-            )
+            pages = ProbePages(page_size, self.dtype, self.device, is_float8)
+            chosen = choose_kernel(acceleration.kernels, kinds, pages, group=acceleration.group)
+            self._kernels[key] = chosen
         return self._kernels[key]
 
     def allocate(
@@ -279,6 +276,10 @@ class ModelRunner:
         """The next passes are only timed: as if so many tokens of each slot had been run."""
         if self._states is not None:
             self._states.assume(slots, lengths)
+
+    def num_run(self, batch: FlatBatch) -> int:
+        """Tokens of the pass that the last :meth:`forward` of this batch has made; 0 if it needed none."""
+        return len(batch)
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Run the tokens, write their keys and values; logits [N, V] of the tokens at ``logits_index``."""

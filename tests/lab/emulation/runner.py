@@ -66,6 +66,7 @@ class EmulatedRunner:
     device = torch.device("cpu")
     is_asynchronous = True
     has_head = head_uses_features = head_reads_drawing_state = keeps_states = False
+    reads_states = drafts_blocks = False
 
     def __init__(
         self, model: MarkovModel, pace: Pace, device: EmulatedDevice, then: MarkovModel | None = None
@@ -132,6 +133,9 @@ class EmulatedRunner:
         self, branches_B: np.ndarray, slots_B: np.ndarray, begins_B: np.ndarray, lengths_B: np.ndarray
     ) -> None:
         self._table.adopt(branches_B, slots_B, begins_B, lengths_B)
+
+    def num_run(self, batch: FlatBatch) -> int:
+        return len(batch)
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Logits [N, V], which are there once the pass is over."""

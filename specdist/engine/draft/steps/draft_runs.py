@@ -23,7 +23,6 @@ from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import Drafting, DrawnTokens, GivenSteps, Step, taking_part
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import PassCounts
-from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN, RECORDED_LENGTHS
@@ -130,8 +129,7 @@ class DraftRuns:
             logits_AV = self._runner.forward(batch, index_A)
         else:
             logits_AV, estimates_A = self._runner.forward_with_estimates(batch, index_A, features_3A)
-        num_run = self._runner.num_run(batch) if isinstance(self._runner, DrafterRunner) else len(batch)
-        self.pass_counts.count(num_run, len(index_A))
+        self.pass_counts.count(self._runner.num_run(batch), len(index_A))
         stream_keys_A = torch.from_numpy(self._draft_state.stream_keys[places[0]])
         filters = None
         if self._pipeline is not None:

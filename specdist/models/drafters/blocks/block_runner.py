@@ -97,6 +97,7 @@ class BlockRunner(DrafterRunner):
 
     model: BlockDrafter
     pass_class: type[DrafterPass] = BlockPass
+    drafts_blocks = True
 
     def allocate(self, *, num_slots: int, **sizes: Any) -> None:
         super().allocate(num_slots=num_slots, **sizes)
