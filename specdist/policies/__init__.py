@@ -3,6 +3,7 @@
 from specdist.policies.base import (
     NUM_FEATURES,
     BatchPolicy,
+    BlockPolicy,
     DraftFeatures,
     DraftSequences,
     HeadPolicy,
@@ -26,6 +27,7 @@ __all__ = [
     "NUM_FEATURES",
     "AdaEdl",
     "BatchPolicy",
+    "BlockPolicy",
     "ConfidenceThreshold",
     "DraftFeatures",
     "DraftSequences",

@@ -203,6 +203,23 @@ class RunPolicy(BatchPolicy, Protocol):
 
 
 @runtime_checkable
+class BlockPolicy(BatchPolicy, Protocol):
+    """A policy that chooses the lengths of blocks of which all distributions are known before anything is
+    drawn."""
+
+    def num_to_draw(self, rows: DraftSequences, confidences_RB: np.ndarray) -> np.ndarray:
+        """[R]: how many tokens of each block to draw, all of which are verified.
+
+        Args:
+            rows: those for which :meth:`wants_more` has said that a pass over their blocks pays.
+            confidences_RB: of every place, in [0, 1]: what is known of its token before any is drawn, the
+                probability of the likeliest one, or a trained head's estimate. They come back as estimates of
+                verified tokens.
+        """
+        ...
+
+
+@runtime_checkable
 class PausingPolicy(BatchPolicy, Protocol):
     """A policy that drafts nothing for any sequence where nothing pays, and need not be asked for some rounds
     then."""

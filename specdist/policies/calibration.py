@@ -1,5 +1,5 @@
 """The probability that a drafted token is accepted, learned during the run: of a token that is drawn, by its
-features, and of one that is not.
+features; of one that will be, by what a block drafter knows of its place; and of any other.
 
 Every verified token is a free observation. A logistic regression on the draft's features of a token starts
 from a prior fitted on small distilled pairs and takes one Newton step per round, so it holds the Laplace
@@ -10,6 +10,8 @@ N tokens, F features.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,6 +26,10 @@ NUM_FEATURES = 5
 # Of the same and then the logit of a trained head's estimate, which is trusted up to a constant: heads
 # trained with unequal class weights estimate too low.
 PRIOR_WEIGHTS_WITH_HEAD = (0.5, 0.0, 0.0, 0.0, 0.0, 1.0)
+# Of a place of a block: offset, and slope over the logit of the draft's confidence. Means of five models with
+# drafts by DFlash, DSpark or MTP, whose slopes are 0.44 to 0.83 and offsets -0.92 to -0.14 (vLLM's pull
+# request 52228).
+PRIOR_WEIGHTS_OF_PLACES = (-0.44, 0.59)
 SMALLEST = 1e-4
 MOST_CERTAIN = 30.0
 # Of a token that is not drawn: acceptance assumed before any token was verified, and how many verified tokens
@@ -60,18 +66,25 @@ def token_features(
 
 def with_head(features_NF: np.ndarray, estimates_N: np.ndarray) -> np.ndarray:
     """[N, F + 1]: the same with the head's estimates."""
-    estimates_N = np.minimum(np.maximum(estimates_N, SMALLEST), 1 - SMALLEST)
-    logits_N = np.log(estimates_N) - np.log1p(-estimates_N)
-    return np.concatenate([features_NF, logits_N[:, None]], axis=1)
+    return np.concatenate([features_NF, _logits(estimates_N)[:, None]], axis=1)
+
+
+def place_features(confidences_N: np.ndarray) -> np.ndarray:
+    """[N, 2]: of places of blocks: 1, and the logit of the draft's confidence."""
+    return np.stack([np.ones_like(confidences_N), _logits(confidences_N)], axis=1)
+
+
+def _logits(chances_N: np.ndarray) -> np.ndarray:
+    chances_N = np.minimum(np.maximum(chances_N, SMALLEST), 1 - SMALLEST)
+    logits_N: np.ndarray = np.log(chances_N) - np.log1p(-chances_N)
+    return logits_N
 
 
 class AcceptanceModel:
     """P(accepted | features)."""
 
-    def __init__(self, *, is_coupled: bool, has_head: bool = False) -> None:
-        """``is_coupled``: target and draft draw with the same noise, or without (greedy). ``has_head``: for
-        tokens with estimates, on the features of :func:`with_head`."""
-        self._weights = np.array(PRIOR_WEIGHTS_WITH_HEAD if has_head else PRIOR_WEIGHTS[is_coupled])
+    def __init__(self, prior_weights: Sequence[float]) -> None:
+        self._weights = np.array(prior_weights)
         self._prior = np.eye(len(self._weights)) * PRIOR_PRECISION / 4
         self._precision = self._prior
 
@@ -115,11 +128,11 @@ class Forecast:
         forecast_R = (ROW_PRIOR_TOKENS * self.of_all + num_accepted_R) / (ROW_PRIOR_TOKENS + num_verified_R)
         return np.minimum(forecast_R, LARGEST_FORECAST)
 
-    def observe(self, is_accepted_N: np.ndarray) -> None:
-        """Learn from verified tokens."""
-        kept = 0.5 ** (len(is_accepted_N) / FORECAST_MEMORY)
+    def observe(self, num_accepted: float, num_verified: float) -> None:
+        """Learn from so many verified tokens."""
+        kept = 0.5 ** (num_verified / FORECAST_MEMORY)
         self._prior_tokens *= kept
-        self._seen = kept * self._seen + (is_accepted_N.sum(), len(is_accepted_N))
+        self._seen = kept * self._seen + (num_accepted, num_verified)
 
     def pause(self, num_rounds: int) -> None:
         """Rounds have passed without drafts."""

@@ -79,7 +79,8 @@ class ContextCosts:
         num_rows: most sequences of those passes; a pass of fewer tokens had a token of each.
         target_row_ns, target_token_ns: added for every 1,000 tokens of context, by a sequence and by a token
             of the target's pass.
-        draft_row_ns: the same for a sequence of a draft step.
+        draft_row_ns: the same for a sequence of a draft step; ``block_row_ns``: of a pass over blocks, which
+            is a part of synchronous drafting.
     """
 
     num_tokens: int = 0
@@ -87,6 +88,7 @@ class ContextCosts:
     target_row_ns: float = 0.0
     target_token_ns: float = 0.0
     draft_row_ns: float = 0.0
+    block_row_ns: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,19 @@ class CostModel:
     def draft_ns(self, num_rows: Sizes, num_context_tokens: float) -> Any:
         """A step of so many sequences and branches, each after a context of so many tokens; a float for a
         single size, quickly."""
-        found = self.draft.look_up(num_rows)
-        if not self.context.draft_row_ns:
+        return self._after(self.draft, self.context.draft_row_ns, num_rows, num_context_tokens)
+
+    def synchronous_ns(self, num_rows: Sizes, num_context_tokens: float) -> Any:
+        """What synchronous drafting for so many sequences takes beyond its steps and the message; see
+        :meth:`draft_ns`."""
+        return self._after(self.synchronous, self.context.block_row_ns, num_rows, num_context_tokens)
+
+    def _after(self, curve: Curve, row_ns: float, num_rows: Sizes, num_context_tokens: float) -> Any:
+        found = curve.look_up(num_rows)
+        if not row_ns:
             return found
         longer = (num_context_tokens - self.context.num_tokens) / 1000
-        return _of_pass(found + longer * num_rows * self.context.draft_row_ns, num_rows)
+        return _of_pass(found + longer * num_rows * row_ns, num_rows)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

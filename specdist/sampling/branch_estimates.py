@@ -105,6 +105,15 @@ def estimate_branches(
     return BranchEstimates(survival_N, ids_NA, chances_NA)
 
 
+def top_probabilities(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
+    """float32 [N]: of the likeliest token, in the distribution that :func:`draft_features` describes."""
+    distributions = distributions_from_logits(logits_NV, settings)
+    if isinstance(distributions, Dense):
+        return distributions.probabilities_NV.amax(dim=1).float()
+    logits_NV = logits_NV.float()
+    return (logits_NV.amax(dim=1) - logits_NV.logsumexp(dim=1)).exp()
+
+
 def draft_features(
     logits_NV: Tensor, undecided: Dense | None, drawn_N: Tensor, settings: SamplingSettings
 ) -> Tensor:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from specdist.sampling.branch_estimates import draft_distributions, draft_features
+from specdist.sampling.branch_estimates import draft_distributions, draft_features, top_probabilities
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.row_filters import RowFilters
 
@@ -38,6 +38,10 @@ class DraftDraws:
     vocab_size: int
     keeps_scores: bool
     keeps_features: bool
+
+    def top_probabilities(self, logits_NV: Tensor) -> Tensor:
+        """float32 [N]: of what would be drawn from these logits, which are not to be processed."""
+        return top_probabilities(logits_NV[:, : self.vocab_size], self.settings)
 
     def draw(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,6 +21,8 @@ from specdist.models.drafters.blocks.block import BlockDrafter
 from specdist.models.drafters.blocks.block_config import BLOCK, published_config
 from specdist.models.drafters.blocks.block_runner import BlockRunner
 from specdist.models.drafters.states import StatesRunner
+from specdist.policies import DraftSequences, Goodput, VerifiedTokens
+from specdist.policies.costs import CostModel, Curve
 from tests.engine.eagle import Drafted, Watched
 from tests.engine.harness import CPU, Harness
 
@@ -100,17 +103,12 @@ def block_drafter(
 
 
 def save_drafter(model: BlockDrafter, values: dict[str, Any], folder: Path) -> Path:
-    """Files as speculators writes them, with estimates of acceptance that nothing here reads."""
+    """Files as speculators writes them."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(values))
     weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
     if model.config.draft_vocab_size == model.config.vocab_size:
         del weights["d2t"], weights["t2d"]
-    if values.get("enable_confidence_head"):
-        weights |= {
-            "confidence_head.proj.weight": torch.ones(1, 70),
-            "confidence_head.proj.bias": torch.ones(1),
-        }
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -138,20 +136,90 @@ class BlockHarness(Harness):
         return Watched(self.assembly.draft(InProcess(worker), self.target_runner), self.blocks)
 
 
+def goodput(max_draft_tokens: int, num_rows: int, *, is_coupled: bool = False, kind: type = Goodput) -> Any:
+    """Costs under which blocks of all lengths occur, in batches of so many sequences."""
+    target = Curve([1, 1 + 6 * num_rows], [2000, 2000 + 2400])
+    costs = CostModel(target, Curve([1, 1 + num_rows], [2, 40]))
+    return kind(max_draft_tokens=max_draft_tokens, costs=costs, is_coupled=is_coupled)
+
+
+class WatchedGoodput(Goodput):
+    """``asked``: confidences, by the number of committed tokens; ``verified``: estimates that came back, with
+    their depths. For one sequence at a time."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.asked: dict[int, np.ndarray] = {}
+        self.verified: list[tuple[int, float]] = []
+
+    def num_to_draw(self, rows: DraftSequences, confidences_RB: np.ndarray) -> np.ndarray:
+        self.asked[int(rows.round.num_context_tokens)] = confidences_RB[0].copy()
+        return super().num_to_draw(rows, confidences_RB)
+
+    def observe_tokens(self, tokens: VerifiedTokens) -> None:
+        assert tokens.features.estimates_R is not None
+        estimates = tokens.features.estimates_R.tolist()
+        self.verified += list(zip(tokens.depths_C.tolist(), estimates, strict=True))
+        super().observe_tokens(tokens)
+
+
 @torch.inference_mode()
-def expected_probabilities(
-    target: PreTrainedModel, draft: BlockDrafter, block: Drafted, temperature: float = 1.0
+def expected_probabilities(target: PreTrainedModel, draft: BlockDrafter, block: Drafted) -> list[float]:
+    """Of a block's candidates. The target has run all committed tokens but the last."""
+    weights, known, outputs = _outputs(target, draft, block.committed)
+    probabilities, before = [], block.committed[-1]
+    for row, candidate in zip(outputs, block.candidates, strict=False):
+        own_v = _logits(draft, weights, row, before).softmax(dim=-1)
+        probabilities.append(float(own_v[known.index(candidate)]) if candidate in known else 0.0)
+        before = candidate
+    return probabilities
+
+
+@torch.inference_mode()
+def expected_confidences(
+    target: PreTrainedModel, draft: BlockDrafter, committed: list[int], temperature: float
 ) -> list[float]:
-    """Of a block's candidates, from one pass over the whole text, without a cache, in float64 and in formulas
-    of Qwen3 and of the papers. The target has run all committed tokens but the last."""
+    """Of all places of a block, each after the likeliest token of the place before."""
+    weights, known, outputs = _outputs(target, draft, committed)
+    confidences, before = [], committed[-1]
+    for row in outputs:
+        logits = _logits(draft, weights, row, before)
+        if draft.config.confidence_width:
+            read = torch.cat([row, weights["markov_head.markov_w1.weight"][before]])
+            height = (
+                weights["confidence_head.proj.weight"][0] @ read + weights["confidence_head.proj.bias"][0]
+            )
+            confidences.append(float(1 / (1 + torch.exp(-height))))
+        else:
+            confidences.append(float((logits / temperature).softmax(dim=-1).max()))
+        before = known[int(logits.argmax())]
+    return confidences
+
+
+def _logits(draft: BlockDrafter, weights: dict[str, Tensor], row: Tensor, before: int) -> Tensor:
+    """[v]: of a place with this output, after a token."""
+    logits = row @ weights["lm_head.weight"].T
+    if not draft.config.markov_rank:
+        return logits
+    read = weights["markov_head.markov_w1.weight"][before]
+    joined = torch.cat([row, read]) @ weights["markov_head.gate_proj.weight"].T
+    read = read * torch.sigmoid(joined + weights["markov_head.gate_proj.bias"])
+    return logits + read @ weights["markov_head.markov_w2.weight"].T
+
+
+def _outputs(
+    target: PreTrainedModel, draft: BlockDrafter, tokens: list[int]
+) -> tuple[dict[str, Tensor], list[int], Tensor]:
+    """The draft's weights and ids, and the outputs [P, E] of the block after these tokens, from one pass over
+    the whole text, without a cache, in float64 and in formulas of Qwen3 and of the papers."""
     config = draft.config
     weights = {name: weight.double() for name, weight in draft.state_dict().items()}
-    committed = torch.tensor(block.committed)
+    committed = torch.tensor(tokens)
     found = target(committed[None, :-1], output_hidden_states=True).hidden_states
     states = torch.cat([found[layer][0].double() for layer in sorted(config.state_layers)], dim=-1)
     contexts = _norm(states @ weights["fc.weight"].T, weights["hidden_norm.weight"])
     begin, size = len(contexts), config.block_size
-    ids = torch.tensor([block.committed[-1], *[config.mask_token_id] * (size - 1)])
+    ids = torch.tensor([tokens[-1], *[config.mask_token_id] * (size - 1)])
     hidden = weights["embed_tokens.weight"][ids]
     for layer in range(config.num_hidden_layers):
         own = {name.removeprefix(f"layers.{layer}."): weight for name, weight in weights.items()}
@@ -171,19 +239,7 @@ def expected_probabilities(
         hidden = hidden + (gates * (normed @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
     outputs = _norm(hidden, weights["norm.weight"])
     known = (torch.arange(config.draft_vocab_size) + draft.d2t).tolist()
-    probabilities, before = [], block.committed[-1]
-    for depth, candidate in enumerate(block.candidates):
-        row = outputs[depth + config.first_row]
-        logits = row @ weights["lm_head.weight"].T
-        if config.markov_rank:
-            read = weights["markov_head.markov_w1.weight"][before]
-            joined = torch.cat([row, read]) @ weights["markov_head.gate_proj.weight"].T
-            read = read * torch.sigmoid(joined + weights["markov_head.gate_proj.bias"])
-            logits = logits + read @ weights["markov_head.markov_w2.weight"].T
-        own_v = (logits / temperature).softmax(dim=-1)
-        probabilities.append(float(own_v[known.index(candidate)]) if candidate in known else 0.0)
-        before = candidate
-    return probabilities
+    return weights, known, outputs[config.first_row :]
 
 
 def _heads(inputs: Tensor, own: dict[str, Tensor], name: str) -> Tensor:

@@ -14,7 +14,15 @@ import torch
 
 from specdist.models.drafters.blocks.block_runner import BlockPass, BlockRunner, Blocks
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.block_drafters import DSPARK, BlockHarness, block_drafter, expected_probabilities
+from tests.engine.block_drafters import (
+    DSPARK,
+    BlockHarness,
+    WatchedGoodput,
+    block_drafter,
+    expected_confidences,
+    expected_probabilities,
+    goodput,
+)
 from tests.engine.eagle import CROWD, check_distribution, eagle_target
 from tests.engine.harness import Harness, requests_for
 from tests.engine.test_eagle import CROWDED, prompts_of_lengths
@@ -61,7 +69,7 @@ def test_every_block_is_what_the_published_formulas_say(
 @pytest.mark.parametrize(
     ("settings", "changes"),
     [(SamplingSettings(temperature=0.0), {}), (SamplingSettings(is_coupled=True), DSPARK)],
-    ids=["dflash, greedy", "dspark, gumbel"],
+    ids=["dflash, greedy", "dspark, gumbel, cut"],
 )
 def test_tokens_are_those_of_the_target_alone(
     settings: SamplingSettings, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -70,6 +78,8 @@ def test_tokens_are_those_of_the_target_alone(
     expected = Harness(TARGET, None, settings=settings, max_new_tokens=20).generate(requests)
     draft = block_drafter(TARGET, IDS, **changes)
     replica = BlockHarness(TARGET, draft, settings=settings, max_new_tokens=20)
+    if settings.is_coupled:
+        replica.policy = goodput(replica.policy.max_draft_tokens, 4, is_coupled=True)
     blocks = Counter[int]()
     run_blocks = BlockPass.run_blocks
 
@@ -83,6 +93,27 @@ def test_tokens_are_those_of_the_target_alone(
     stats = replica.stats_recorder.close_shard(0)
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
     assert stats.num_draft_passes_per_size == blocks, "a block is one pass"
+    assert (len({len(block.candidates) for block in replica.blocks[: len(requests)]}) > 1) == bool(changes)
+
+
+@pytest.mark.parametrize("changes", [{}, DSPARK], ids=["dflash", "dspark"])
+def test_lengths_follow_confidences_that_no_draw_has_changed(changes: dict[str, Any]) -> None:
+    """Those of the published formulas; and they come back with the tokens of their places."""
+    draft = block_drafter(TARGET, IDS, **changes)
+    replica = BlockHarness(TARGET, draft, settings=SamplingSettings(temperature=0.7), max_new_tokens=16)
+    policy = replica.policy = goodput(replica.policy.max_draft_tokens, 1, kind=WatchedGoodput)
+    replica.generate(requests_for(prompts_of_lengths(17)[:1]))
+    found = [block for block in replica.blocks if len(block.committed) in policy.asked]
+    assert len(found) > 5
+    for block in found:
+        asked = policy.asked[len(block.committed)]
+        expected = expected_confidences(TARGET, draft, block.committed, 0.7)
+        np.testing.assert_allclose(asked, expected, rtol=2e-4, atol=1e-6)
+    places = {
+        (depth, np.float32(each)) for asked in policy.asked.values() for depth, each in enumerate(asked)
+    }
+    assert policy.verified
+    assert {(depth, np.float32(each)) for depth, each in policy.verified} <= places
 
 
 def test_a_perfect_draft_is_always_accepted() -> None:
@@ -109,10 +140,15 @@ def test_a_perfect_draft_is_always_accepted() -> None:
         (SamplingSettings(), {}),
         (SamplingSettings(temperature=0.9, top_k=4, top_p=0.9), DSPARK),
     ],
-    ids=["dflash", "dspark, filtered"],
+    ids=["dflash, cut", "dspark, filtered"],
 )
 def test_tokens_follow_the_target_s_distribution(settings: SamplingSettings, changes: dict[str, Any]) -> None:
     """Whole completions of four tokens, against the target's own distribution by enumeration."""
     target = eagle_target(6, initializer_range=0.12)
-    draft = block_drafter(target, [0, 2, 3, 5], scale=0.3, **changes)
-    check_distribution(BlockHarness(target, draft, settings=settings, **CROWD), target, settings)
+    draft = block_drafter(target, [0, 2, 3, 5], scale=0.3 + (not changes), **changes)
+    replica = BlockHarness(target, draft, settings=settings, **CROWD)
+    if not changes:
+        replica.policy = goodput(replica.policy.max_draft_tokens, 400)
+    check_distribution(replica, target, settings)
+    lengths = Counter(len(block.candidates) for block in replica.blocks)
+    assert changes or min(lengths[length] for length in range(3)) > 300, lengths

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.costs.measuring import of_blocks
+from specdist.job.costs.measuring import ModelTimes, combined_costs, of_blocks
 from specdist.job.replica.model_plan import plan_models, settled
 from specdist.job.totals.report import frozen_costs
 from specdist.policies.costs import Curve
@@ -147,6 +147,11 @@ def test_longer_blocks_than_the_draft_has_are_lowered(options: dict[str, Any], t
 
 def test_a_block_s_pass_counts_once() -> None:
     """Beside steps that only draw, whatever their number."""
-    found = of_blocks(Curve([1, 4], [500, 900]), Curve([1, 4], [20, 60]))
+    passes = ModelTimes(Curve([1, 4], [500, 900]), (30.0, 4.0))
+    found = of_blocks(passes, Curve([1, 4], [20, 60]))
     assert found.passes.ns == [20, 60]
     assert (found.synchronous.sizes, found.synchronous.ns) == ([1, 4], [480, 840])
+    costs = combined_costs(passes, found, Curve([1], [0]), num_context_tokens=1000, num_rows=4)
+    assert costs.draft_ns(4, 9000) == 60, "steps read no context"
+    assert costs.synchronous_ns(4, 3000) == 840 + 2 * 4 * 30
+    assert costs.synchronous_ns(1, 1000) == 480

@@ -4,7 +4,8 @@ from tests.mutants.mutant import Mutant
 
 FORMULAS = "tests/engine/test_block_drafters.py::test_every_block_is_what_the_published_formulas_say"
 DFLASH, DSPARK = (f"{FORMULAS}[{name}]" for name in ("dflash, preempted", "dspark, gemma2"))
-DISTRIBUTION = "tests/engine/test_block_drafters.py::test_tokens_follow_the_target_s_distribution[dflash]"
+DISTRIBUTION = "tests/engine/test_block_drafters.py::test_tokens_follow_the_target_s_distribution[dflash, cut]"
+CONFIDENCES = "tests/engine/test_block_drafters.py::test_lengths_follow_confidences_that_no_draw_has_changed"
 PERFECT = "tests/engine/test_block_drafters.py::test_a_perfect_draft_is_always_accepted"
 JOB = "tests/job/test_block_drafters.py"
 CAUSAL = (
@@ -49,9 +50,38 @@ BLOCK_FAULTS = (
         "drawn_N = distributions_N.draw(uniforms_N).clamp(min=0)",
         "drawn_N = logits_NV.argmax(dim=-1)",
         (DISTRIBUTION,)),
+    Mutant("block-s-length-looks-at-the-last-token-drawn", "DraftLoop.extend",
+        "num_drafted_R: np.ndarray = drafting.ends_R - draft_batch.tails_R\n",
+        "last_R = self._draft_state.probabilities[draft_batch.draft_slots_R, drafting.ends_R - 1]\n"
+        "        num_drafted_R = np.maximum(0, drafting.ends_R - draft_batch.tails_R - (last_R < 0.4))\n",
+        (DISTRIBUTION,)),
+    Mutant("confidence-of-another-place", "BlockRunner.confidences",
+        "(each[rows_A + place] for each in self._kept)",
+        "(each[rows_A] for each in self._kept)",
+        (f"{CONFIDENCES}[dflash]",)),
+    Mutant("confidence-head-reads-the-next-token-everywhere", "BlockRunner.confidences",
+        "            token_ids_A = logits_AV.argmax(dim=1)\n",
+        "",
+        (f"{CONFIDENCES}[dspark]",)),
+    Mutant("confidences-come-back-one-place-late", "DraftLoop.extend",
+        "drafting.confidences_RB[lines, depths]",
+        "drafting.confidences_RB[lines, depths - 1]",
+        (f"{CONFIDENCES}[dflash]",)),
+    Mutant("goodput-s-forecast-is-of-confident-places-alone", "Goodput.num_to_draw",
+        "        self._forecast.observe(",
+        "        _ = (",
+        ("tests/policies/test_goodput.py::test_blocks_that_give_nothing_are_not_run_for_ever",)),
+    Mutant("blocks-of-another-rate-than-the-best", "Goodput._best_lengths",
+        "self._goodput = float((num_tokens / bare_ns).max())",
+        "self._goodput = float((num_tokens / bare_ns)[0])",
+        ("tests/policies/test_goodput.py::test_the_lengths_of_blocks_are_those_of_the_best_rate",)),
+    Mutant("block-s-contexts-cost-nothing", "of_blocks",
+        "block_row_ns=row_ns",
+        "block_row_ns=0.0",
+        (f"{JOB}::test_a_block_s_pass_counts_once",)),
     Mutant("block-s-pass-costs-nothing", "of_blocks",
-        "np.asarray(blocks.ns) - steps(np.asarray(blocks.sizes))",
-        "0 * np.asarray(blocks.ns)",
+        "np.asarray(blocks.passes.ns) - steps(np.asarray(sizes))",
+        "0 * np.asarray(blocks.passes.ns)",
         (f"{JOB}::test_a_block_s_pass_counts_once",)),
     Mutant("plan-has-a-pass-of-a-block-for-every-token", "_round",
         "    if costs.block_tokens:\n",

@@ -1,6 +1,7 @@
 """Goodput: the plan of a batch against brute force, and what it learns."""
 
 import dataclasses
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -20,6 +21,7 @@ from tests.policies.goodput import (
     features_of,
     flat_costs,
     goodput,
+    new_goodput,
     question,
 )
 
@@ -235,3 +237,32 @@ def test_ready_candidates_are_verified_by_the_head_s_estimates() -> None:
     # Without a head the estimates are not used.
     policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [1])))
     assert policy.num_to_verify(ready, np.array([2, 3]), a_pass(2)).tolist() == [2, 3]
+
+
+def test_the_lengths_of_blocks_are_those_of_the_best_rate() -> None:
+    """Of all that three blocks of three places may have, by the calibration that is published."""
+    rng = np.random.default_rng(3)
+    costs = CostModel(Curve([1, 4, 12], [900, 1100, 3000]), Curve([3], [60]), synchronous=Curve([3], [150]))
+    for _ in range(20):
+        confidences_RB = rng.uniform(0.02, 0.999, (3, 3))
+        heights_RB = -0.44 + 0.59 * np.log(confidences_RB / (1 - confidences_RB))
+        survival_RB = (1 / (1 + np.exp(-heights_RB))).cumprod(axis=1)
+
+        def rate(lengths: Sequence[int], survival_RB: np.ndarray = survival_RB) -> float:
+            expected = sum(line[:length].sum() for line, length in zip(survival_RB, lengths, strict=True))
+            return float((3 + expected) / (costs.target_ns(3 + sum(lengths), 3, 0) + 20 * sum(lengths) + 150))
+
+        found = new_goodput(costs).num_to_draw(question(3, 0), confidences_RB)
+        assert rate(found) == pytest.approx(max(map(rate, product(range(4), repeat=3))))
+
+
+def test_blocks_that_give_nothing_are_not_run_for_ever() -> None:
+    """Though nothing of them is verified, which else would teach it."""
+    policy = new_goodput(flat_costs(target=1000, draft=1, per_token=100))
+    num_blocks = [0, 0]
+    for turn in range(1500):
+        if policy.wants_more(question(4, 0)).any():
+            assert not policy.num_to_draw(question(4, 0), np.full((4, CAP), 0.05)).any()
+            num_blocks[turn >= 100] += 1
+    assert num_blocks[0] < 40
+    assert 1 <= num_blocks[1] < 100, "tried again, now and then"

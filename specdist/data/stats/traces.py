@@ -52,7 +52,8 @@ TRACE_COLUMNS = {
     ),
     "is_accepted": Column(pa.bool_(), "it became a token of the completion"),
     "head_probability": Column(
-        pa.float32(), "a trained head's estimate; null without a head, or if no pass computed it"
+        pa.float32(),
+        "a trained head's estimate, or a block drafter's confidence in its place; null without either",
     ),
 }
 TRACE_SCHEMA = schema_of(TRACE_COLUMNS)

@@ -54,12 +54,14 @@ MEASURED_BLOCK, MEASURED_TOKENS = 8, 256
 
 class ModelTimes(NamedTuple):
     """Passes over their size; what context adds for every sequence, and for every token. Of the draft also
-    what synchronous and asynchronous rounds take beyond their steps, over the number of sequences."""
+    what synchronous and asynchronous rounds take beyond their steps, over the number of sequences, and what
+    context adds to the former for each, if their blocks are drafted in one pass."""
 
     passes: Curve
     slopes: tuple[float, float]
     synchronous: Curve = NOTHING
     asynchronous: Curve = NOTHING
+    block_row_ns: float = 0.0
 
 
 NO_DRAFT = ModelTimes(NOTHING, (0.0, 0.0))
@@ -270,7 +272,7 @@ def measure_draft(
         timer(widest, widest, contexts[0])
         goes_on = PassTimer(draft, work, text_ids=workload.text_ids, goes_on=True)
         steps = PassTimes(goes_on, num_rows=num_rows, largest=widest, num_context_tokens=contexts[0])
-        return of_blocks(found.passes, steps.timed(budget.until(1.0)).curve())
+        return of_blocks(found, steps.timed(budget.until(1.0)).curve())
     if not chooses_rounds:
         return found
     costs = combined_costs(found, found, NOTHING, contexts[0], num_rows)
@@ -286,11 +288,12 @@ def measure_draft(
     return found._replace(passes=found.passes.plus(step), synchronous=synchronous, asynchronous=asynchronous)
 
 
-def of_blocks(blocks: Curve, steps: Curve) -> ModelTimes:
+def of_blocks(blocks: ModelTimes, steps: Curve) -> ModelTimes:
     """Of a drafter whose blocks are one pass, in a round's first step: what that takes more than a step that
-    only draws is beyond the steps, whatever their number."""
-    beyond = np.maximum(0, np.asarray(blocks.ns) - steps(np.asarray(blocks.sizes))).astype(int)
-    return ModelTimes(steps, (0.0, 0.0), synchronous=Curve(blocks.sizes, beyond.tolist()))
+    only draws is beyond the steps, whatever their number. Steps read no context."""
+    sizes, row_ns = blocks.passes.sizes, blocks.slopes[0]
+    beyond = np.maximum(0, np.asarray(blocks.passes.ns) - steps(np.asarray(sizes))).astype(int)
+    return ModelTimes(steps, (0.0, 0.0), Curve(sizes, beyond.tolist()), block_row_ns=row_ns)
 
 
 def combined_costs(
@@ -301,7 +304,9 @@ def combined_costs(
     return CostModel(
         of_target.passes,
         of_draft.passes,
-        ContextCosts(num_context_tokens, num_rows, row_ns, token_ns, of_draft.slopes[0]),
+        ContextCosts(
+            num_context_tokens, num_rows, row_ns, token_ns, of_draft.slopes[0], of_draft.block_row_ns
+        ),
         message,
         of_draft.synchronous,
         of_draft.asynchronous,

@@ -13,6 +13,9 @@ is not linear in tokens: the first token of a block may cost as much as five.
 - A draft that works ahead has the time of the target's pass for free; only time beyond it counts. Tokens that
   are ready need not be verified at once: one that is held back stays in the chain as a token drafted ahead,
   and is verified by the same rule a round later, so holding it back may depend on its value without any bias.
+- One pass of a block drafter gives the distributions of a whole block. How many tokens are drawn of it is
+  decided then, before the first draw, by the draft's confidence at every place, calibrated on verified
+  tokens; g is the best rate that this round can reach.
 
 A trained acceptance head knows more of a token than its features do, but only after the pass over it, which
 draws the next one. So the acceptance of the last token of a block is estimated from its features, and that of
@@ -37,7 +40,17 @@ from specdist.policies.base import (
     VerifiedBlocks,
     VerifiedTokens,
 )
-from specdist.policies.calibration import NUM_FEATURES, AcceptanceModel, Forecast, token_features, with_head
+from specdist.policies.calibration import (
+    NUM_FEATURES,
+    PRIOR_WEIGHTS,
+    PRIOR_WEIGHTS_OF_PLACES,
+    PRIOR_WEIGHTS_WITH_HEAD,
+    AcceptanceModel,
+    Forecast,
+    place_features,
+    token_features,
+    with_head,
+)
 from specdist.policies.costs import CostModel, Sizes
 from specdist.policies.options import MAX_DRAFT_TOKENS, HeadKind, OptionInfo, RegisteredPolicy
 from specdist.policies.payoff import worth_verifying
@@ -87,9 +100,11 @@ class Goodput(RegisteredPolicy):
         self.max_draft_tokens = max_draft_tokens
         self._costs = costs
         self.reads_head = reads_head
-        self._acceptance = AcceptanceModel(is_coupled=is_coupled)
-        # Of tokens with a head's estimate.
-        self._acceptance_by_head = AcceptanceModel(is_coupled=is_coupled, has_head=True)
+        self._acceptance = AcceptanceModel(PRIOR_WEIGHTS[is_coupled])
+        # Of tokens with a head's estimate, and of places of a block drafter's blocks, if there is one.
+        self._acceptance_by_head = AcceptanceModel(PRIOR_WEIGHTS_WITH_HEAD)
+        self._acceptance_at_places = AcceptanceModel(PRIOR_WEIGHTS_OF_PLACES)
+        self._has_blocks = False
         self._forecast = Forecast()
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
@@ -174,19 +189,52 @@ class Goodput(RegisteredPolicy):
         logs = np.zeros(len(counts))
         np.log(self._chances(features, counts[:-1] - starts_C)).cumsum(out=logs[1:])
         survival_C = np.exp(logs[1:] - logs[starts_C])
-        pass_ns = self._target_ns(round.num_pass_tokens + counts, round)
+        pass_ns, bare_ns = self._passes_ns(round, counts)
         # So many tokens in every round take so many steps, not all those for which there was time to spare.
         step_ns = (self._drafting_ns - self._first_ns) / max(1, self._num_steps)
         drafting_ns = self._first_ns + counts * (step_ns / max(1, num_rows))
-        longest_ns = bare_ns = np.maximum(np.maximum(pass_ns, drafting_ns), 1.0)
-        if round.num_pass_tokens != num_rows:
-            # Prompts cost the same in any case: the rate is that of a round without them.
-            bare_ns = np.maximum(np.maximum(self._target_ns(num_rows + counts, round), drafting_ns), 1.0)
+        both = (np.maximum(np.maximum(each, drafting_ns), 1.0) for each in (pass_ns, bare_ns))
+        return self._best_lengths(survival_C, lengths_R, num_rows, *both)
+
+    def num_to_draw(self, rows: DraftSequences, confidences_RB: np.ndarray) -> np.ndarray:
+        self._has_blocks, round = True, rows.round
+        confidences_RB = confidences_RB[:, : max(0, self._most_steps(rows))]
+        chances_C = self._acceptance_at_places.predict(place_features(confidences_RB.ravel()))
+        survival_RB = chances_C.reshape(confidences_RB.shape).cumprod(axis=1)
+        num_rows, num_places = survival_RB.shape
+        # What is cut is known, too: else the forecast would be that of confident places alone.
+        num_accepted = float(survival_RB.sum())
+        self._forecast.observe(num_accepted, num_rows + num_accepted - float(survival_RB[:, -1:].sum()))
+        counts = np.arange(survival_RB.size + 1)
+        drawing_ns = counts * (self._costs.draft_ns(num_rows, round.num_context_tokens) / num_rows)
+        drawing_ns += self._costs.synchronous_ns(num_rows, round.num_context_tokens)
+        drawing_ns += self._costs.message.look_up(num_rows)
+        both = (drawing_ns + each for each in self._passes_ns(round, counts))
+        return self._best_lengths(survival_RB.ravel(), np.full(num_rows, num_places), round.num_rows, *both)
+
+    def _passes_ns(self, round: RoundContext, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the round's pass with so many candidates more, and of one without prompts: these cost the same
+        in any case, so that a rate is that of a round without them."""
+        pass_ns = self._target_ns(round.num_pass_tokens + counts, round)
+        if round.num_pass_tokens == round.num_rows:
+            return pass_ns, pass_ns
+        return pass_ns, self._target_ns(round.num_rows + counts, round)
+
+    def _best_lengths(
+        self,
+        survival_C: np.ndarray,
+        lengths_R: np.ndarray,
+        num_rows: int,
+        ns: np.ndarray,
+        bare_ns: np.ndarray,
+    ) -> np.ndarray:
+        """[R]: of sequences' tokens those that add more than g times their time. ``ns``: of this round with
+        0, 1, ... of the tokens; ``bare_ns``: without prompts. g is the best rate of such a round."""
 
         def value(expected: np.ndarray) -> np.ndarray:
             num_tokens = num_rows + expected
             self._goodput = float((num_tokens / bare_ns).max())
-            return np.asarray(num_tokens - self._goodput * longest_ns)
+            return np.asarray(num_tokens - self._goodput * ns)
 
         return worth_verifying(survival_C, lengths_R, value)
 
@@ -198,7 +246,12 @@ class Goodput(RegisteredPolicy):
         self._acceptance.observe(known_CF, tokens.is_accepted_C)
         index, found_CF = self._with_estimates(tokens.features, known_CF)
         self._acceptance_by_head.observe(found_CF, tokens.is_accepted_C[index])
-        self._forecast.observe(tokens.is_accepted_C)
+        estimates_C = tokens.features.estimates_R
+        if not self._has_blocks or estimates_C is None:
+            self._forecast.observe(int(tokens.is_accepted_C.sum()), len(tokens.is_accepted_C))
+            return
+        index = np.flatnonzero(~np.isnan(estimates_C))
+        self._acceptance_at_places.observe(place_features(estimates_C[index]), tokens.is_accepted_C[index])
 
     def note_pause(self, num_rounds: int) -> None:
         self._forecast.pause(num_rounds)
@@ -212,7 +265,8 @@ class Goodput(RegisteredPolicy):
             self._worth = np.zeros((size, self.max_draft_tokens))
             self._last = np.zeros((size, NUM_FEATURES))
         self._survival[rows.draft_slots_R] = self._resolved[rows.draft_slots_R] = rows.reach_R
-        forecast_R = self._forecast.of_rows(*rows.histories_RH.T)
+        # Histories would be of confident places alone.
+        forecast_R = self._forecast.of_rows(*(rows.histories_RH * (not self._has_blocks)).T)
         self._worth[rows.draft_slots_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
         if not self._num_tokens:
             self.note_pause(1)
@@ -228,7 +282,7 @@ class Goodput(RegisteredPolicy):
         num_tokens_D = round.num_rows + self._worth[rows.draft_slots_R].sum(axis=0)
         message_ns = self._costs.message.look_up(num_rows)
         ns_D = self._steps_D * self._costs.draft_ns(num_rows, round.num_context_tokens)
-        ns_D = ns_D + self._costs.synchronous.look_up(num_rows)
+        ns_D = ns_D + self._costs.synchronous_ns(num_rows, round.num_context_tokens)
         ns_D = ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round) + message_ns
         undrafted_ns = self._target_ns(round.num_rows, round) + message_ns
         undrafted = round.num_rows / max(1.0, undrafted_ns)
@@ -298,7 +352,8 @@ class Goodput(RegisteredPolicy):
         verifying_RS = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
         added_RS = drafting_RS + verifying_RS - self._target_ns(num_tokens, round)
         if not rows.num_drafted:
-            added_RS = added_RS + self._costs.synchronous.look_up(np.arange(1, num_rows + 1))[:, None]
+            counts_R = np.arange(1, num_rows + 1)
+            added_RS = added_RS + self._costs.synchronous_ns(counts_R, round.num_context_tokens)[:, None]
         return added_RS
 
     def _target_ns(self, num_tokens: Sizes, round: RoundContext) -> Any:

@@ -11,6 +11,10 @@ Most policies decide before a pass; one that needs a trained head's estimate of 
 since the pass over a token gives it. What was drawn by that pass for a sequence that stops there is dropped
 unseen, too; a fully accepted block needs that pass, any other has run it for nothing.
 
+Of a block drafter all distributions of a block are known after one pass. A policy that can is then asked,
+before the first draw, for the block's length, which so depends on no drawn token at all. Where logits are
+processed by what was drawn, it is asked token by token, as of any draft.
+
 A sequence is drafted in its slot. If the draft works ahead, *branches* of it are drafted in slots of their
 own, numbered after those of the sequences; *draft slots* are both, and are treated alike here.
 
@@ -37,6 +41,7 @@ from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import (
     BatchPolicy,
+    BlockPolicy,
     DraftFeatures,
     HeadPolicy,
     LengthPolicy,
@@ -45,6 +50,7 @@ from specdist.policies import (
 )
 from specdist.policies.lengths.counted import FixedLength
 from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
+from specdist.utils.ranges import arange_segments, places_from
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +98,9 @@ class DraftLoop:
         self._looks = self._waits or policy.uses_features or isinstance(policy, HeadPolicy)
         self._decides_for_all = isinstance(policy, BatchPolicy)
         self._run_policy = policy if isinstance(policy, RunPolicy) else None
+        self._block_policy: BlockPolicy | None = None
+        if runner.drafts_blocks and pipeline is None and isinstance(policy, BlockPolicy):
+            self._block_policy = policy
         self._decides_after_pass = needs_last_estimate(policy) and not runner.head_reads_drawing_state
         # Its answer is known; that of a class derived from it is not.
         self._is_constant = type(policy) is FixedLength
@@ -119,6 +128,13 @@ class DraftLoop:
             num_computed, slots_R = self._draft_state.num_computed, draft_batch.draft_slots_R
             num_computed[slots_R] = np.minimum(num_computed[slots_R], drafting.ends_R)
         num_drafted_R: np.ndarray = drafting.ends_R - draft_batch.tails_R
+        if drafting.confidences_RB is not None:
+            places = places_from(draft_batch.draft_slots_R, draft_batch.tails_R, num_drafted_R)
+            lines, depths = (
+                np.arange(len(num_drafted_R)).repeat(num_drafted_R),
+                arange_segments(num_drafted_R),
+            )
+            self._draft_state.features.keep_estimates(places, drafting.confidences_RB[lines, depths])
         self.pass_counts.count_drafted(num_drafted_R)
         return num_drafted_R
 
@@ -150,11 +166,13 @@ class DraftLoop:
         """Run after run; where nothing is asked in between, in one."""
         # A policy that decides for the whole batch has to know which sequences have ended.
         is_asked = self._runs.unknown is None or not self._decides_for_all
-        if not is_asked and not self._lengths.expects_any:
+        if not is_asked and (self._block_policy is not None or not self._lengths.expects_any):
             self._receive(drafting, [])
             is_asked = True
         if is_asked:
             self._ask(drafting, 0)
+        if self._block_policy is not None and drafting.asks:
+            self._choose_lengths(drafting, self._block_policy)
         while drafting.goes_on_R.any():
             num_steps = int(drafting.num_wanted_R[drafting.goes_on_R].max()) - drafting.num_steps
             if self._waits:
@@ -174,6 +192,18 @@ class DraftLoop:
             drafting.goes_on_R &= drafting.looks
         if drafting.looks and not self._waits and drafting.num_wanted_R.any():
             self._lengths.observe(drafting.num_needed)
+
+    def _choose_lengths(self, drafting: Drafting, policy: BlockPolicy) -> None:
+        """Run the blocks of those that go on, and ask how much to draw of each: there is no more to ask."""
+        index_A = np.flatnonzero(drafting.goes_on_R)
+        if len(index_A):
+            confidences_AB = self._runs.confidences(drafting, index_A)
+            asked = drafting.sequences(index_A, 0, self._policy_state)
+            num_A = np.minimum(drafting.num_wanted_R[index_A], policy.num_to_draw(asked, confidences_AB))
+            drafting.num_wanted_R[index_A], drafting.goes_on_R[index_A] = num_A, num_A > 0
+            drafting.confidences_RB = np.zeros((len(drafting.goes_on_R), confidences_AB.shape[1]))
+            drafting.confidences_RB[index_A] = confidences_AB
+        drafting.asks, drafting.looks = False, self._waits
 
     def _give(self, drafting: Drafting, num_steps: int) -> list[GivenSteps]:
         """Give the device so many steps, but for those in which all sequences have stopped."""

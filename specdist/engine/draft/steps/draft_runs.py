@@ -12,7 +12,7 @@ R draft slots to draft for, A of them that a step draws for, W next tokens, D st
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import Drafting, DrawnTokens, GivenSteps, Step, taking_part
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import PassCounts
+from specdist.models.drafters.blocks.block_runner import BlockRunner
 from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN, RECORDED_LENGTHS
@@ -78,6 +79,16 @@ class DraftRuns:
             max((length for length in lengths if length <= number), default=1)
             for number in range(LONGEST_RUN + 1)
         ]
+
+    def confidences(self, drafting: Drafting, active_A: np.ndarray) -> np.ndarray:
+        """[A, B]: run the blocks of these, from which steps will draw, and wait for what is known of every
+        place before any draw: see :meth:`BlockRunner.confidences`."""
+        batch, index_A, _ = self._inputs(drafting.places(active_A, 0), None)
+        runner = cast(BlockRunner, self._runner)
+        found_AB = runner.confidences(batch, index_A, self._draws.top_probabilities)
+        self.pass_counts.count(runner.num_run(batch), 0)
+        on_host: np.ndarray = found_AB.double().cpu().numpy()
+        return on_host
 
     def give(self, drafting: Drafting, actives: list[np.ndarray]) -> list[GivenSteps]:
         """Give the device steps; ``actives``: of each, the indices of those that it draws for."""

@@ -191,6 +191,7 @@ class Drafting:
         num_steps, num_needed: steps that have been run, and those that a loop would have taken that waits
             after each.
         told: what is known of the tokens of the last step.
+        confidences_RB: of the places of blocks whose lengths were chosen before any draw.
     """
 
     batch: DraftBatch
@@ -207,6 +208,7 @@ class Drafting:
     num_steps: int = 0
     num_needed: int = 0
     told: Told | None = None
+    confidences_RB: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         tails_R = self.batch.tails_R

@@ -49,6 +49,20 @@ class MarkovHead(nn.Module):
         return added
 
 
+class ConfidenceHead(nn.Module):
+    """Of DSpark: how likely the token of a place is accepted, by its hidden state, and perhaps by what the
+    Markov head reads of the token before."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+
+    def forward(self, features_NF: Tensor) -> Tensor:
+        """float32 [N]"""
+        estimates: Tensor = self.proj(features_NF)[:, 0].float().sigmoid()
+        return estimates
+
+
 class BlockDrafter(OwnVocabularyModel):
     """The draft, from a configuration of :mod:`specdist.models.drafters.blocks.block_config`."""
 
@@ -70,6 +84,8 @@ class BlockDrafter(OwnVocabularyModel):
         self.lm_head = nn.Linear(config.hidden_size, num_own, bias=False)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
         self.markov_head = MarkovHead(config) if config.markov_rank else None
+        width = config.confidence_width
+        self.confidence_head = ConfidenceHead(width) if width else None
         self.register_vocabulary(num_own)
         self.post_init()
 
@@ -97,3 +113,13 @@ class BlockDrafter(OwnVocabularyModel):
         if self.markov_head is not None:
             own_Nv = own_Nv + self.markov_head(token_ids_N, hidden_NE)
         return self.whole_logits(own_Nv)
+
+    def estimates(self, hidden_NE: Tensor, token_ids_N: Tensor) -> Tensor | None:
+        """float32 [N]: of a confidence head, for the places with these states, after these tokens."""
+        if self.confidence_head is None:
+            return None
+        if self.config.confidence_width > self.config.hidden_size:
+            assert self.markov_head is not None
+            hidden_NE = torch.cat([hidden_NE, self.markov_head.markov_w1(token_ids_N)], dim=-1)
+        estimates: Tensor = self.confidence_head(hidden_NE)
+        return estimates

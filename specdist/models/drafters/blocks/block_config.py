@@ -46,7 +46,8 @@ def published_config(values: Mapping[str, Any]) -> PretrainedConfig | None:
     That of a block drafter has, beside Qwen3's attributes, ``state_layers`` (the states are those that go
     into these layers of the target), ``target_hidden_size``, ``block_size``, ``first_row`` (the place in a
     block whose logits are of the token after the next one), ``mask_token_id``, ``draft_vocab_size``,
-    ``markov_rank`` (0 without such a head) and ``markov_head_type``.
+    ``markov_rank`` (0 without such a head), ``markov_head_type`` and ``confidence_width`` (of what a
+    confidence head reads, 0 without one).
     """
     kind = values.get(SPECULATORS_TYPE)
     if kind is None and AUTHORS_ARCHITECTURE not in (values.get("architectures") or ()):
@@ -65,6 +66,9 @@ def published_config(values: Mapping[str, Any]) -> PretrainedConfig | None:
         wrong.append("layers with a sliding window, which are not read here")
     if own.get("markov_rank") and own.get("markov_head_type", VANILLA) not in (VANILLA, GATED):
         wrong.append(f"markov_head_type {own['markov_head_type']}, which is not read here")
+    reads_markov = own.get("confidence_head_with_markov") and own.get("enable_confidence_head")
+    if reads_markov and not own.get("markov_rank"):
+        wrong.append("confidence_head_with_markov without a Markov head (markov_rank)")
     wrong += [f"no {name}" for name in ("block_size", "mask_token_id") if type(own.get(name)) is not int]
     if not state_layers or not all(type(layer) is int for layer in state_layers):
         wrong.append("no layers of the target whose states are read")
@@ -84,6 +88,8 @@ def published_config(values: Mapping[str, Any]) -> PretrainedConfig | None:
         "draft_vocab_size": own.get("draft_vocab_size") or config.vocab_size,
         "markov_rank": own.get("markov_rank") or 0,
         "markov_head_type": own.get("markov_head_type", VANILLA),
+        "confidence_width": bool(own.get("enable_confidence_head"))
+        * (config.hidden_size + bool(reads_markov) * (own.get("markov_rank") or 0)),
         "dtype": values.get("dtype") or values.get("torch_dtype"),
     }
     for name, value in more.items():
@@ -119,7 +125,8 @@ def _parts(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         own = {name: value for name, value in values.items() if name not in _NEUTRAL | common}
         own["draft_vocab_size"] = values.get("draft_vocab_size")
         if values[SPECULATORS_TYPE] == DSPARK:
-            own = {"markov_rank": 256, "sample_from_anchor": True} | own
+            heads = {"enable_confidence_head": True, "confidence_head_with_markov": True}
+            own = {"markov_rank": 256, "sample_from_anchor": True} | heads | own
         layers = own.get(LAYERS)
         if not isinstance(layers, dict):
             raise UnknownPart(f"no {LAYERS}")
@@ -141,8 +148,8 @@ class Block(OwnFilesDrafter):
 
     what = "a block drafter (DFlash, DSpark)"
     drafts_blocks = takes_head = True
-    # The target's, for training; DSpark's estimates of acceptance are not used here.
-    unused_names = ("verifier_norm.", "verifier_lm_head.", "confidence_head.")
+    # The target's, for training.
+    unused_names = ("verifier_norm.", "verifier_lm_head.")
 
     def fits(self, config: Any) -> bool:
         return (getattr(config, "architectures", None) or [None])[0] == ARCHITECTURE

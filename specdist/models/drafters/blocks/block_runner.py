@@ -10,6 +10,7 @@ hidden size, S numbers of the target's states, v vocabulary of the draft.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,6 +140,35 @@ class BlockRunner(DrafterRunner):
         token_ids_N = torch.as_tensor(batch.token_ids_T, device=self.device)[asked_on_device_N]
         hidden_NE, own_Nv = (each[index_N] for each in self._kept)
         return self.model.after(own_Nv, hidden_NE, token_ids_N)
+
+    @torch.inference_mode()
+    def confidences(
+        self, batch: FlatBatch, logits_index: np.ndarray, top_of: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """float32 [A, P]: of every place of the blocks after these tokens, before any draw, how likely
+        its likeliest token is, which ``top_of`` says of logits [A, V]; or what a confidence head estimates.
+        DSpark's heads read the likeliest token in the place of the token before, which is not drawn. Steps
+        take their logits of the same blocks."""
+        config, slots_A, positions_A = (
+            self.model.config,
+            batch.slots_T[logits_index],
+            batch.positions_T[logits_index],
+        )
+        self._run(batch, slots_A, positions_A)
+        assert self._kept is not None
+        first_A = config.first_row + positions_A - self._num_states[slots_A]
+        rows_A, index_A = upload(
+            self.device, self._lines[slots_A] * config.block_size + first_A, logits_index
+        )
+        token_ids_A = torch.as_tensor(batch.token_ids_T, device=self.device)[index_A]
+        found = []
+        for place in range(config.block_size - int(first_A.max())):
+            hidden_AE, own_Av = (each[rows_A + place] for each in self._kept)
+            logits_AV = self.model.after(own_Av, hidden_AE, token_ids_A)
+            estimates_A = self.model.estimates(hidden_AE, token_ids_A)
+            found.append(top_of(logits_AV) if estimates_A is None else estimates_A)
+            token_ids_A = logits_AV.argmax(dim=1)
+        return torch.stack(found, dim=1)
 
     def _run(self, batch: FlatBatch, slots_A: np.ndarray, positions_A: np.ndarray) -> None:
         """Blocks of these slots, in which tokens after these positions are to be drawn."""
