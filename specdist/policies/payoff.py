@@ -232,8 +232,7 @@ class RoundChooser:
 
         alone_ns = float(mean_ns(np.array(num_rows), np.array(1.0), lambda pass_ns: pass_ns))
         blocks = synchronous_round(first, lengths_K, later=later)
-        blocks_ns_K = self._drafting_ns(blocks, num_rows, context)
-        blocks_ns_K = blocks_ns_K + costs.synchronous_ns(num_rows, context)
+        blocks_ns_K = self._drafting_ns(blocks, num_rows, context) + costs.synchronous_ns(num_rows, context)
         synchronous_ns_K = mean_ns(
             num_rows * blocks.num_verified, blocks.num_tokens, lambda pass_ns_K: blocks_ns_K + pass_ns_K
         )

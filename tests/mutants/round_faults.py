@@ -90,7 +90,7 @@ ROUND_FAULTS = (
         "1 + num_candidates, 1, 1,",
         ("tests/lab/plan/test_simulate.py", ROUNDS)),
     Mutant("host-of-a-draft-in-turns-is-free", "RoundChooser.rates_of",
-        " + costs.synchronous.look_up(num_rows)",
+        " + costs.synchronous_ns(num_rows, context)",
         "",
         (ROUNDS,)),
     Mutant("steps-count-as-the-hosts-time", "_beyond_steps_ns",
