@@ -11,6 +11,7 @@ import torch
 
 from specdist.models.drafters.blocks.parallel_runner import ParallelRunner
 from specdist.sampling.distributions import SamplingSettings
+from tests.engine.block_drafters import goodput
 from tests.engine.eagle import (
     CROWD,
     PEAGLE,
@@ -48,6 +49,8 @@ def test_tokens_are_those_of_the_target_alone(settings: SamplingSettings) -> Non
     expected = Harness(TARGET, None, settings=settings, max_new_tokens=12).generate(requests)
     draft = eagle_model(TARGET, IDS, **PEAGLE)
     replica = EagleHarness(TARGET, draft, settings=settings, max_new_tokens=12)
+    if settings.is_coupled:
+        replica.policy = goodput(replica.policy.max_draft_tokens, 4, is_coupled=True)
     found = replica.generate(requests)
     assert [each.token_ids for each in found] == [each.token_ids for each in expected]
     stats = replica.stats_recorder.close_shard(0)

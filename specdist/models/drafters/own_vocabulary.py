@@ -45,6 +45,12 @@ class OwnVocabularyModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         self.t2d.fill_(False)
         self.t2d[token_ids] = True
 
+    def estimates(self, hidden_NE: Tensor, token_ids_N: Tensor) -> Tensor | None:
+        """float32 [N]: of a confidence head, if there is one, for places with these states, after these
+        tokens."""
+        del hidden_NE, token_ids_N
+        return None
+
     def whole_logits(self, own_Nv: Tensor) -> Tensor:
         """float32 [N, V]: over the target's vocabulary."""
         own_Nv = own_Nv.float()

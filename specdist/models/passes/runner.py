@@ -142,14 +142,13 @@ class ModelRunner:
 
     def _kernel_for(self, page_size: int, expansion: Expansion | None = None) -> PagedKernel | None:
         """With an ``expansion``, for what is expanded."""
-        key, acceleration, kinds = (page_size, expansion), self._acceleration, self._shapes.kinds
+        key, own, kinds = (page_size, expansion), self._acceleration, self._shapes.kinds
         if key not in self._kernels:
-            is_float8 = acceleration.has_float8_cache and expansion is None
+            is_float8 = own.has_float8_cache and expansion is None
             if expansion is not None:
                 kinds = [expansion.kind(each) for each in kinds if each.rules.is_latent]
             pages = ProbePages(page_size, self.dtype, self.device, is_float8)
-            chosen = choose_kernel(acceleration.kernels, kinds, pages, group=acceleration.group)
-            self._kernels[key] = chosen
+            self._kernels[key] = choose_kernel(own.kernels, kinds, pages, group=own.group)
         return self._kernels[key]
 
     def allocate(

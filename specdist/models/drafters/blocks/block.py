@@ -115,7 +115,6 @@ class BlockDrafter(OwnVocabularyModel):
         return self.whole_logits(own_Nv)
 
     def estimates(self, hidden_NE: Tensor, token_ids_N: Tensor) -> Tensor | None:
-        """float32 [N]: of a confidence head, for the places with these states, after these tokens."""
         if self.confidence_head is None:
             return None
         if self.config.confidence_width > self.config.hidden_size:

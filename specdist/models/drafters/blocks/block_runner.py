@@ -149,20 +149,15 @@ class BlockRunner(DrafterRunner):
         its likeliest token is, which ``top_of`` says of logits [A, V]; or what a confidence head estimates.
         DSpark's heads read the likeliest token in the place of the token before, which is not drawn. Steps
         take their logits of the same blocks."""
-        config, slots_A, positions_A = (
-            self.model.config,
-            batch.slots_T[logits_index],
-            batch.positions_T[logits_index],
-        )
+        slots_A, positions_A = batch.slots_T[logits_index], batch.positions_T[logits_index]
         self._run(batch, slots_A, positions_A)
         assert self._kept is not None
-        first_A = config.first_row + positions_A - self._num_states[slots_A]
-        rows_A, index_A = upload(
-            self.device, self._lines[slots_A] * config.block_size + first_A, logits_index
-        )
+        size, first_A = self.model.config.block_size, positions_A - self._num_states[slots_A]
+        first_A = first_A + self.model.config.first_row
+        rows_A, index_A = upload(self.device, self._lines[slots_A] * size + first_A, logits_index)
         token_ids_A = torch.as_tensor(batch.token_ids_T, device=self.device)[index_A]
         found = []
-        for place in range(config.block_size - int(first_A.max())):
+        for place in range(size - int(first_A.max())):
             hidden_AE, own_Av = (each[rows_A + place] for each in self._kept)
             logits_AV = self.model.after(own_Av, hidden_AE, token_ids_A)
             estimates_A = self.model.estimates(hidden_AE, token_ids_A)
