@@ -56,16 +56,17 @@ def _normed(
 
 
 # Numbers that change from pass to pass compile nothing anew.
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_inner"])
 def rms_norm_kernel(
-    inputs, weight, output, num_rows, stride_row, epsilon, width: tl.constexpr, weight_offset: tl.constexpr,
-    rounds_first: tl.constexpr, block_rows: tl.constexpr, block_width: tl.constexpr,
+    inputs, weight, output, num_rows, num_inner, stride_outer, stride_row, epsilon, width: tl.constexpr,
+    weight_offset: tl.constexpr, rounds_first: tl.constexpr, block_rows: tl.constexpr,
+    block_width: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of rows,)."""
+    """Grid: (blocks of rows,). ``num_inner`` rows follow one another, as the heads of a token do."""
     rows_M = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     columns_W = tl.arange(0, block_width)
     is_used = (rows_M < num_rows)[:, None] & (columns_W < width)[None, :]
-    places_M = rows_M.to(tl.int64) * stride_row
+    places_M = (rows_M // num_inner).to(tl.int64) * stride_outer + (rows_M % num_inner) * stride_row
     loaded = tl.load(inputs + places_M[:, None] + columns_W[None, :], mask=is_used, other=0.0)
     numbers = _normed(
         loaded.to(tl.float32), weight, columns_W, epsilon, width, weight_offset, rounds_first, loaded.dtype
@@ -155,20 +156,23 @@ def rotary_kernel(
 
 
 @triton.jit
-def gate_kernel(gates, ups, output, width: tl.constexpr, is_tanh: tl.constexpr, block: tl.constexpr):
+def gate_kernel(
+    gates, ups, output, stride_gate, stride_up, width: tl.constexpr, is_tanh: tl.constexpr,
+    block: tl.constexpr,
+):  # fmt: skip
     """Grid: (rows, blocks of a row). SiLU, or the approximation of GELU by tanh."""
     columns = tl.program_id(1) * block + tl.arange(0, block)
     is_used = columns < width
-    places = tl.program_id(0).to(tl.int64) * width + columns
-    loaded = tl.load(gates + places, mask=is_used, other=0.0)
+    row = tl.program_id(0).to(tl.int64)
+    loaded = tl.load(gates + row * stride_gate + columns, mask=is_used, other=0.0)
     gate = loaded.to(tl.float32)
     # 1/2 (1 + tanh(x)) is the logistic function of 2x.
     slope = gate
     if is_tanh:
         slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     activated = _rounded(gate / (1.0 + tl.exp(-slope)), loaded.dtype)
-    up = tl.load(ups + places, mask=is_used, other=0.0).to(tl.float32)
-    tl.store(output + places, _rounded(activated * up, loaded.dtype), mask=is_used)
+    up = tl.load(ups + row * stride_up + columns, mask=is_used, other=0.0).to(tl.float32)
+    tl.store(output + row * width + columns, _rounded(activated * up, loaded.dtype), mask=is_used)
 
 
 @triton.jit
@@ -204,18 +208,20 @@ def rms_norm(
     width = inputs.shape[-1]
     if width > MAX_NORM_WIDTH:
         raise ValueError(f"a norm of {width} numbers; {MAX_NORM_WIDTH} fit into a program")
-    rows_MW = inputs.reshape(-1, width)
-    if rows_MW.stride(1) != 1:
-        rows_MW = rows_MW.contiguous()
+    num_inner = 1 if inputs.is_contiguous() or inputs.dim() < 3 else inputs.shape[-2]
+    rows_LMW = inputs.reshape(-1, num_inner, width)
+    if rows_LMW.stride(2) != 1:
+        rows_LMW = rows_LMW.contiguous()
     output = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    options = norm_constants(width)
-    if len(rows_MW):
-        rms_norm_kernel[(triton.cdiv(len(rows_MW), options["block_rows"]),)](
-            rows_MW,
+    options, num_rows = norm_constants(width), inputs.numel() // width
+    if num_rows:
+        rms_norm_kernel[(triton.cdiv(num_rows, options["block_rows"]),)](
+            rows_LMW,
             weight_W,
             output,
-            len(rows_MW),
-            rows_MW.stride(0),
+            num_rows,
+            num_inner,
+            *rows_LMW.stride()[:2],
             epsilon,
             width=width,
             weight_offset=weight_offset,
@@ -310,13 +316,17 @@ def rotary(queries_THD: Tensor, keys_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor
 @torch.library.custom_op("specdist::gated_activation", mutates_args=())
 def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
     """SiLU(gates) × ups, or GELU (by tanh) of the gates × ups; both of one shape and dtype."""
-    gates, ups = gates.contiguous(), ups.contiguous()
-    output = torch.empty_like(gates)
     width = gates.shape[-1]
+    output = torch.empty_like(gates, memory_format=torch.contiguous_format)
+    gates_MW, ups_MW = (
+        each if each.stride(1) == 1 else each.contiguous()
+        for each in (gates.reshape(-1, width), ups.reshape(-1, width))
+    )
     if gates.numel():
-        gate_kernel[(gates.numel() // width, triton.cdiv(width, BLOCK))](
-            gates, ups, output, width=width, is_tanh=is_tanh, block=BLOCK, **OPTIONS
-        )
+        gate_kernel[(len(gates_MW), triton.cdiv(width, BLOCK))](
+            gates_MW, ups_MW, output, gates_MW.stride(0), ups_MW.stride(0), width=width, is_tanh=is_tanh,
+            block=BLOCK, **OPTIONS,
+        )  # fmt: skip
     return output
 
 

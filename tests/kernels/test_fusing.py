@@ -32,6 +32,8 @@ NUM_LAYERS, NUM_TOKENS = 3, 3
 # Norms of a layer; besides them each model has one at its end.
 NUM_NORMS = {"qwen3": 4, "gemma2": 4, "youtu": 4}
 PARTLY_ROTATED = {"youtu"}
+# Layers of a layer whose products are joined, also where nothing else is fused.
+NUM_JOINED = dict.fromkeys(FUSED, 5) | {"youtu": 2, "phi": 3, "gpt_neo": 3}
 # Of the largest logit: sums of norms in another order. In bfloat16 nearly all round to the same number.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 # Where a formula rounds shows in bfloat16, in one family of each formula.
@@ -69,6 +71,7 @@ def test_every_family_keeps_its_logits(
         fused = FusedLayers(model, device, dtype)
     (message,) = caplog.messages
     number = {what.split(" of ")[0]: count for what, count in fused.num_fused.items()}
+    assert number.pop("joined product", 0) == NUM_LAYERS * NUM_JOINED.get(family, 0)
     if family in FUSED:
         assert number == {
             "residual and norm": NUM_LAYERS,
@@ -80,7 +83,7 @@ def test_every_family_keeps_its_logits(
         assert f"{NUM_LAYERS} × gated activation" in message
         assert ("does not rotate whole heads" in message) == (family in PARTLY_ROTATED)
     else:
-        assert not number and "fused kernels: none" in message
+        assert not number
     assert torch.equal(logits_of(model), expected), "other code that shares the model"
     with fused.active(), LastHiddenStates(model) as caught:
         found = logits_of(model)
@@ -108,13 +111,27 @@ def test_a_runners_passes_are_fused(device: torch.device, monkeypatch: pytest.Mo
     index = torch.zeros(1, dtype=torch.int64, device=device)
     runner.torch_pass.compute(index, index, index, LayerShapes())
     counts = {name: called[trials:].count(name) for name in called}
-    assert counts == {"rms_norm": 4, "residual_norm": 3, "rotary": 3, "gated_activation": 3}
+    # Of the norms the first alone has no residual before it.
+    assert counts == {"rms_norm": 1, "residual_norm": 6, "rotary": 3, "gated_activation": 3}
     ModelRunner(model, device, Acceleration())
     assert len(called) == trials + 13, "a second runner without fusing"
     second = ModelRunner(model, device, Acceleration(is_fused=True))
     trials = len(called)
     second.torch_pass.compute(index, index, index, LayerShapes())
     assert len(called) == trials + 13, "two runners of one model"
+
+
+def test_a_norm_is_done_by_the_layer_before_where_it_is_that_of_what_the_layer_gives(
+    device: torch.device,
+) -> None:
+    """Not of another form, and not of what somebody has made of it on the way."""
+    model = paged_model("llama", device, torch.float32)
+    model.model.norm.variance_epsilon = 0.3
+    model.model.layers[1].register_forward_pre_hook(lambda _, args: (args[0] * 2 + 1, *args[1:]))
+    expected = logits_of(model)
+    with FusedLayers(model, device, torch.float32).active():
+        found = logits_of(model)
+    assert (found - expected).abs().max() <= TOLERANCES[torch.float32] * expected.abs().max()
 
 
 def test_a_copy_of_a_model_has_its_own_weights(device: torch.device) -> None:
@@ -125,6 +142,45 @@ def test_a_copy_of_a_model_has_its_own_weights(device: torch.device) -> None:
     for parameter in model.parameters():
         parameter.data.zero_()
     assert torch.equal(logits_of(copied), expected)
+    # What changes in the copy holds in its passes.
+    for parameter in copied.parameters():
+        parameter.data.mul_(1.1)
+    expected, fused = logits_of(copied), FusedLayers(copied, device, torch.float32)
+    with fused.active():
+        assert (logits_of(copied) - expected).abs().max() <= TOLERANCES[torch.float32] * expected.abs().max()
+
+
+class Siblings(nn.Module):
+    """Layers of the names of queries, keys and values, which may read different inputs."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, width, device=device) for width in (6, 4, 2))
+
+
+def test_layers_are_joined_where_they_read_the_same_input(device: torch.device) -> None:
+    """Their parameters take no more memory, and are still their own; an input that has changed since is read
+    again, and layers of which one reads another input go on alone."""
+    torch.manual_seed(0)
+    layers = Siblings(device)
+    fused = FusedLayers(layers, device, torch.float32)
+    storages = {layer.weight.untyped_storage().data_ptr() for layer in layers.children()}
+    assert fused.num_fused == {"joined product of Linear": 3} and len(storages) == 1
+    first, second = torch.randn(2, 1, 5, 8, device=device)
+    joined = layers.joined_q_proj
+    with torch.no_grad(), fused.active():
+        for inputs in (first, second, second.mul_(2)):
+            for layer in layers.children():
+                expected = nn.functional.linear(inputs, layer.weight, layer.bias)
+                assert torch.allclose(layer(inputs), expected, atol=1e-6)
+        assert joined.is_used
+        for inputs, layer in ((first, layers.q_proj), (second, layers.k_proj), (second, layers.v_proj)):
+            assert torch.allclose(
+                layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-6
+            )
+        assert not joined.is_used
+        layers.q_proj.weight.data.zero_()
+        assert torch.equal(layers.q_proj(first), layers.q_proj.bias.expand(1, 5, 6))
 
 
 class OtherActivation(nn.Module):
@@ -145,7 +201,9 @@ def test_another_formula_stays_as_it_is(
     expected = logits_of(model)
     with caplog.at_level(logging.INFO, "specdist"):
         fused = FusedLayers(model, device, dtype)
-    assert set(fused.num_fused) == {"RMS norm of GemmaRMSNorm", "rotary embedding of GemmaAttention"}
+    assert set(fused.num_fused) == {
+        "RMS norm of GemmaRMSNorm", "rotary embedding of GemmaAttention", "joined product of Linear",
+    }  # fmt: skip
     assert "its norms are of several kinds" in caplog.text
     assert fused.num_fused["RMS norm of GemmaRMSNorm"] == NUM_LAYERS + 1
     with fused.active():
@@ -207,7 +265,7 @@ def test_projections_are_not_tried(device: torch.device) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.register_forward_pre_hook(fail)
-    assert FusedLayers(model, device, torch.float32).num_fused.total() == 16
+    assert FusedLayers(model, device, torch.float32).num_fused.total() == 31
 
 
 def test_a_kernel_that_raises_or_is_wrong_is_left_out(
@@ -223,7 +281,7 @@ def test_a_kernel_that_raises_or_is_wrong_is_left_out(
     expected = logits_of(model)
     with caplog.at_level(logging.INFO, "specdist"):
         fused = FusedLayers(model, device, torch.float32)
-    assert dict(fused.num_fused) == {"rotary embedding of LlamaAttention": 3}
+    assert dict(fused.num_fused) == {"joined product of Linear": 15, "rotary embedding of LlamaAttention": 3}
     assert "LlamaMLP: RuntimeError: no such instruction" in caplog.text
     assert "LlamaRMSNorm: its numbers differ by 0.0999" in caplog.text
     assert "LlamaDecoderLayer: its norms are of several kinds, or not fused" in caplog.text

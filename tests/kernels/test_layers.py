@@ -76,6 +76,11 @@ def test_a_norm_does_not_depend_on_other_rows(device: torch.device) -> None:
         together = rms_norm(inputs, weight, **options)
         strided = torch.cat([inputs, inputs], dim=1)[:, :width]
         assert torch.equal(rms_norm(strided, weight, **options).nan_to_num(9.0), together.nan_to_num(9.0))
+        # Heads of tokens, whose projections lie beside others.
+        heads = strided.unflatten(0, (7, 3)).flatten(1).repeat(1, 2)[:, : 3 * width].view(1, 7, 3, width)
+        found = rms_norm(heads, weight, **options)
+        assert found.is_contiguous() and not heads.is_contiguous()
+        assert torch.equal(found.view(num_rows, width).nan_to_num(9.0), together.nan_to_num(9.0))
         for row in range(num_rows):
             alone = rms_norm(inputs[row : row + 1], weight, **options)
             assert torch.equal(alone.nan_to_num(9.0)[0], together[row].nan_to_num(9.0))
@@ -169,6 +174,9 @@ def test_gated_activations_are_the_plain_ones(
 
     found = gated_activation(gates, ups, is_tanh=is_tanh)
     check(found, gated(gates.double(), ups.double()), gated(gates, ups))
+    joined = torch.cat([gates, ups, ups], -1)
+    strided = (joined[..., : shape[-1]], joined[..., -shape[-1] :])
+    assert torch.equal(gated_activation(*strided, is_tanh=is_tanh), found)
     gates.view(-1)[0] = torch.nan
     found = gated_activation(gates, ups, is_tanh=is_tanh)
     assert found.isnan().sum() == 1 and found.view(-1)[0].isnan(), "it is not hidden, and spoils no other"

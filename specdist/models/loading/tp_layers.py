@@ -141,6 +141,7 @@ class ColumnLinear(LinearLayer):
     """With this rank's ``ranges`` of the outputs. GPT-2's layers are stored transposed."""
 
     is_transposed = False
+    is_plain_product = True
 
     def __init__(self, whole: nn.Module, group: dist.ProcessGroup, cut: PlannedCut) -> None:
         linear = linear_of(whole)

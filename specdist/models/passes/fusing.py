@@ -2,8 +2,8 @@
 
 A replacement is found by what a module is made of, and then tried: on random numbers, in float32 and in the
 model's dtype, it must give what the module's own code gives on that device. A module for which it does not
-keeps its own code. The matrix products between stay the modules' own, sharded or not, and no trial
-communicates.
+keeps its own code. The matrix products between stay the modules' own, sharded or not, but plain ones of the
+same input are joined, without a trial. No trial communicates.
 
 T flat tokens, H heads, D head width, W width of a row.
 """
@@ -16,23 +16,31 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
-from types import FunctionType, ModuleType
-from typing import Any, ClassVar, NamedTuple
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from specdist.models.passes import fused_modules
+from specdist.models.passes.fused_modules import (
+    MORE_NORMS,
+    NORMS,
+    PROJECTIONS,
+    Fused,
+    NormForm,
+    layer_kernels,
+)
 from specdist.models.passes.fusing_trials import TOLERANCES, Attend, Scale, differences, twin_of
 from specdist.utils.packages import cache_argument
 from specdist.utils.trial import first_right, said_of, why_not
 
 ROTARY = "apply_rotary_pos_emb"
-PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 ATTENTION, MLP = "self_attn", "mlp"
-# The norms of a decoder layer in their order, where attention and MLP are normed before, and after, too.
-NORMS = ("input_layernorm", "post_attention_layernorm")
-MORE_NORMS = (*NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+# Layers that read the same input.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), PROJECTIONS[:2])
+# Of a module: that it gives what a plain linear layer does, of its weight and bias.
+PLAIN = "is_plain_product"
 # What a model may hand to its layers for attention, and its cache.
 HANDED_OVER = ("attention_mask", "position_ids", "position_embeddings")
 RENAMING = "transformers.utils.deprecation"
@@ -50,15 +58,23 @@ class FusedLayers:
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         self.is_active = False
         self.num_fused: Counter[str] = Counter()
-        if reason := why_not(_kernels):
+        if reason := why_not(layer_kernels):
             logger.warning("layers on %s: plain operations, which are slower: %s", device, reason)
             return
-        forms = Forms(device, dtype)
+        forms, found = Forms(device, dtype), dict[Any, Fused]()
         for module in model.modules():
+            found |= forms.projections(self, module)
             fused = forms.fused(self, module)
-            if fused is not None:
-                module.forward = fused
-                self.num_fused[f"{fused.what} of {type(module).__name__}"] += 1
+            found |= {} if fused is None else {module: fused}
+        for module, fused in found.items():
+            fused.module.forward = fused
+            self.num_fused[f"{fused.what} of {type(module).__name__}"] += 1
+        for owner in model.modules():
+            for stack in owner.children():
+                if isinstance(stack, nn.ModuleList):
+                    norms = [getattr(layer, NORMS[0], None) for layer in [*stack][1:]]
+                    for layer, norm in zip(stack, [*norms, getattr(owner, "norm", None)], strict=True):
+                        _norm_after(found.get(layer), found.get(norm))
         logger.info("%s", self._report(forms, device, dtype))
 
     @contextlib.contextmanager
@@ -72,117 +88,6 @@ class FusedLayers:
     def _report(self, forms: Forms, device: torch.device, dtype: torch.dtype) -> str:
         fused = ", ".join(f"{number} × {what}" for what, number in self.num_fused.items())
         return f"layers in {dtype} on {device}: fused kernels: {fused or 'none'}{said_of(forms.reasons)}"
-
-
-class NormForm(NamedTuple):
-    """Variants of the formula of RMS norms, as :func:`specdist.kernels.layers.rms_norm` takes them."""
-
-    weight_offset: float
-    rounds_first: bool
-
-
-@dataclass
-class Fused:
-    """What is called in place of a module's forward; the arguments that it does not know go to the module."""
-
-    what: ClassVar[str]
-
-    switch: FusedLayers
-    module: nn.Module
-    own: Callable[..., Any]
-    dtype: torch.dtype
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    def fits(self, inputs: Tensor) -> bool:
-        return self.switch.is_active and inputs.dtype == self.dtype
-
-
-@dataclass
-class FusedNorm(Fused):
-    what = "RMS norm"
-    epsilon: float
-    form: NormForm
-
-    def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or not self.fits(inputs):
-            return self.own(inputs, *args, **kwargs)
-        return _kernels().rms_norm(inputs, self.module.weight, epsilon=self.epsilon, **self.form._asdict())
-
-
-@dataclass
-class FusedMlp(Fused):
-    what = "gated activation"
-    is_tanh: bool
-
-    def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or not self.fits(inputs):
-            return self.own(inputs, *args, **kwargs)
-        gate, up, down = (getattr(self.module, name) for name in PROJECTIONS)
-        return down(_kernels().gated_activation(gate(inputs), up(inputs), is_tanh=self.is_tanh))
-
-
-@dataclass
-class FusedAttention(Fused):
-    what = "rotary embedding"
-    # The class's forward with globals of its own, among which the rotary embedding is the fused one.
-    function: Callable[..., Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.switch.is_active:
-            return self.own(*args, **kwargs)
-        return self.function(self.module, *args, **kwargs)
-
-
-@dataclass
-class FusedDecoderLayer(Fused):
-    what = "residual and norm"
-    epsilon: float
-    form: NormForm
-
-    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if args or not self.fits(hidden_states):
-            return self.own(hidden_states, *args, **kwargs)
-        return run_layer(self.module, hidden_states, kwargs, self.epsilon, self.form)
-
-
-def run_layer(layer: Any, hidden: Tensor, kwargs: dict[str, Any], epsilon: float, form: NormForm) -> Tensor:
-    """A decoder layer, with the sum between attention and MLP in one kernel with the norms around it."""
-    attended = layer.self_attn(hidden_states=layer.input_layernorm(hidden), **kwargs)[0]
-    weight = layer.post_attention_layernorm.weight
-    has_more = hasattr(layer, MORE_NORMS[-1])
-    weights = (weight, layer.pre_feedforward_layernorm.weight) if has_more else (None, weight)
-    hidden, normed = _kernels().residual_norm(attended, hidden, *weights, epsilon=epsilon, **form._asdict())
-    output = layer.mlp(normed)
-    return hidden + (layer.post_feedforward_layernorm(output) if has_more else output)
-
-
-@dataclass
-class FusedRotary:
-    """Takes the place of transformers' function where queries and keys are of a flat batch."""
-
-    own: Callable[..., Any]
-    dtype: torch.dtype
-    width: int
-
-    def __call__(
-        self, queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Queries [1, H, T, D] and keys [1, G, T, D], cos and sin [1, T, D]."""
-        tensors = (queries, keys, cos, sin)
-        fits = (
-            not args
-            and not kwargs
-            and all(len(x) == 1 and x.shape[-1] == self.width and x.dtype == self.dtype for x in tensors)
-        )
-        if not fits:
-            own: tuple[Tensor, Tensor] = self.own(*tensors, *args, **kwargs)
-            return own
-        queries_THD, keys_TGD = _kernels().rotary(
-            queries[0].transpose(0, 1), keys[0].transpose(0, 1), cos[0], sin[0]
-        )
-        return queries_THD.transpose(0, 1)[None], keys_TGD.transpose(0, 1)[None]
 
 
 class Forms:
@@ -204,21 +109,44 @@ class Forms:
         name = type(module).__name__
         if name.endswith("RMSNorm"):
             form = self._form_of_norm(module)
-            return None if form is None else FusedNorm(*shared, _epsilon(module), form)
+            return None if form is None else fused_modules.FusedNorm(*shared, _epsilon(module), form)
         if all(hasattr(module, attribute) for attribute in (*PROJECTIONS, "act_fn")):
             is_tanh = self._once((type(module), type(module.act_fn)), module, self._activation)
-            return None if is_tanh is None else FusedMlp(*shared, is_tanh)
+            return None if is_tanh is None else fused_modules.FusedMlp(*shared, is_tanh)
         if set(module._modules) in ({ATTENTION, MLP, *NORMS}, {ATTENTION, MLP, *MORE_NORMS}):
             # Numbers and words that layers of a class may differ by.
             plain = {name: value for name, value in vars(module).items() if isinstance(value, (float, str))}
             found = self._once((type(module), *sorted(plain.items())), module, self._layer)
-            return None if found is None else FusedDecoderLayer(*shared, *found)
+            return None if found is None else fused_modules.FusedDecoderLayer(*shared, *found)
         own = _plain_forward(module)
         if isinstance(own, FunctionType) and ROTARY in own.__code__.co_names and ROTARY in own.__globals__:
             key = (own, getattr(module, "head_dim", None))
             function = self._once(key, module, self._attention)
-            return None if function is None else FusedAttention(*shared, function)
+            return None if function is None else fused_modules.FusedAttention(*shared, function)
         return None
+
+    def projections(self, switch: FusedLayers, module: nn.Module) -> dict[Any, Fused]:
+        """In place of the forwards of its layers that read the same input."""
+        found: dict[Any, Fused] = {}
+        for names in SIBLINGS:
+            layers: list[Any] = [module._modules.get(name) for name in names]
+            if len({self._kind_of_product(layer) for layer in layers} - {None}) != 1 or None in layers:
+                continue
+            joined = vars(module).get(f"joined_{names[0]}")  # of another runner
+            if joined is None or not joined.is_of(layers):
+                joined = vars(module)[f"joined_{names[0]}"] = fused_modules.JoinedProjections(layers)
+            for index, layer in enumerate(layers):
+                found[layer] = fused_modules.FusedProjection(
+                    switch, layer, layer.forward, self._dtype, joined, index
+                )
+        return found
+
+    def _kind_of_product(self, layer: Any) -> Hashable:
+        """The same of layers whose inputs are alike; None of other modules than plain products."""
+        is_plain = type(layer) is nn.Linear or getattr(layer, PLAIN, False)
+        if not is_plain or layer.weight.dtype != self._dtype:
+            return None
+        return layer.weight.shape[1], layer.bias is None
 
     def _once(self, key: Hashable, module: nn.Module, find: Callable[[nn.Module], Any]) -> Any:
         if key not in self._found:
@@ -252,7 +180,7 @@ class Forms:
             trials.append(
                 [
                     differences(
-                        _kernels().rms_norm(inputs, weight, epsilon=epsilon, **form._asdict()), expected
+                        layer_kernels().rms_norm(inputs, weight, epsilon=epsilon, **form._asdict()), expected
                     )
                     for form in forms
                 ]
@@ -281,7 +209,9 @@ class Forms:
             hidden = 2 * self._random(dtype, 1, NUM_ROWS, width)
             expected = forward(twin, hidden, **kwargs)
             handed_over = {name: attend.called_with.get(name) for name in kwargs}
-            trials.append([differences(run_layer(twin, hidden, kwargs, epsilon, form), expected)])
+            trials.append(
+                [differences(fused_modules.run_layer(twin, hidden, kwargs, epsilon, form), expected)]
+            )
             if handed_over != kwargs:
                 raise ValueError("it hands other things to its attention")
         self._best(trials)
@@ -299,7 +229,7 @@ class Forms:
             trials.append(
                 [
                     differences(
-                        down(_kernels().gated_activation(gate(inputs), up(inputs), is_tanh=is_tanh)),
+                        down(layer_kernels().gated_activation(gate(inputs), up(inputs), is_tanh=is_tanh)),
                         expected,
                     )
                     for is_tanh in (False, True)
@@ -321,12 +251,12 @@ class Forms:
                 for heads in (NUM_HEADS, NUM_KV_HEADS)
             )
             cos, sin = self._random(dtype, 2, 1, NUM_ROWS, width)
-            fused = FusedRotary(own_rotary, dtype, width)
+            fused = fused_modules.FusedRotary(own_rotary, dtype, width)
             expected = own_rotary(queries, keys, cos, sin)
             found = fused(queries, keys, cos, sin)
             trials.append([max(map(differences, found, expected))])
         self._best(trials)
-        fused = FusedRotary(own_rotary, self._dtype, width)
+        fused = fused_modules.FusedRotary(own_rotary, self._dtype, width)
         function = FunctionType(
             own.__code__, {**own.__globals__, ROTARY: fused}, own.__name__, own.__defaults__, own.__closure__
         )
@@ -368,9 +298,8 @@ def _epsilon(module: nn.Module) -> float:
     return float(getattr(module, "variance_epsilon", getattr(module, "eps", math.nan)))
 
 
-def _kernels() -> ModuleType:
-    """Asked for at every call: a copy of a model cannot copy a Python module."""
-    # Triton is not everywhere.
-    from specdist.kernels import layers
-
-    return layers
+def _norm_after(layer: Fused | None, norm: Fused | None) -> None:
+    """Let a layer do the norm of what it gives, if that is of the form of its own."""
+    if isinstance(layer, fused_modules.FusedDecoderLayer) and isinstance(norm, fused_modules.FusedNorm):
+        is_alike = (norm.epsilon, norm.form) == (layer.epsilon, layer.form)
+        layer.after = norm if is_alike else None
