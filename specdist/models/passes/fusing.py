@@ -209,9 +209,8 @@ class Forms:
             hidden = 2 * self._random(dtype, 1, NUM_ROWS, width)
             expected = forward(twin, hidden, **kwargs)
             handed_over = {name: attend.called_with.get(name) for name in kwargs}
-            trials.append(
-                [differences(fused_modules.run_layer(twin, hidden, kwargs, epsilon, form), expected)]
-            )
+            found = fused_modules.run_layer(twin, hidden, kwargs, epsilon, form)
+            trials.append([differences(found, expected)])
             if handed_over != kwargs:
                 raise ValueError("it hands other things to its attention")
         self._best(trials)
