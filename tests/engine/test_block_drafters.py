@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.drafters.blocks.block_runner import BlockPass, BlockRunner, Blocks
+from specdist.models.drafters.blocks.block_runner import BlockPass, BlockRunner
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.block_drafters import (
     DSPARK,
@@ -81,13 +81,13 @@ def test_tokens_are_those_of_the_target_alone(
     if settings.is_coupled:
         replica.policy = goodput(replica.policy.max_draft_tokens, 4, is_coupled=True)
     blocks = Counter[int]()
-    run_blocks = BlockPass.run_blocks
+    compute = BlockPass.compute
 
-    def counted(own: BlockPass, run: Blocks, pages_SP: np.ndarray) -> Any:
-        blocks[run.token_ids_AB.numel()] += 1
-        return run_blocks(own, run, pages_SP)
+    def counted(own: BlockPass, token_ids_T: torch.Tensor, *inputs: Any, **options: Any) -> Any:
+        blocks[len(token_ids_T)] += 1
+        return compute(own, token_ids_T, *inputs, **options)
 
-    monkeypatch.setattr(BlockPass, "run_blocks", counted)
+    monkeypatch.setattr(BlockPass, "compute", counted)
     found = replica.generate(requests)
     assert [each.token_ids for each in found] == [each.token_ids for each in expected]
     stats = replica.stats_recorder.close_shard(0)

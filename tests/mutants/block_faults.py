@@ -8,23 +8,22 @@ DISTRIBUTION = "tests/engine/test_block_drafters.py::test_tokens_follow_the_targ
 CONFIDENCES = "tests/engine/test_block_drafters.py::test_lengths_follow_confidences_that_no_draw_has_changed"
 PERFECT = "tests/engine/test_block_drafters.py::test_a_perfect_draft_is_always_accepted"
 JOB = "tests/job/test_block_drafters.py"
-CAUSAL = (
-    "torch.zeros(self._size, keys.shape[2]).masked_fill(torch.arange(keys.shape[2]) > keys.shape[2] "
-    "- self._size + torch.arange(self._size)[:, None], -torch.inf).repeat(call.num_repeats, 1)[None, None]"
-)
-
 BLOCK_FAULTS = (
-    Mutant("block-stands-one-position-late", "BlockPass.run_blocks",
-        "(blocks.starts_A[:, None] + np.arange(size)).ravel()",
-        "(blocks.starts_A[:, None] + 1 + np.arange(size)).ravel()",
+    Mutant("block-stands-one-position-late", "BlockRunner._run_blocks",
+        "blocks.starts_A[:, None] + np.arange(size)",
+        "blocks.starts_A[:, None] + 1 + np.arange(size)",
         (DFLASH,)),
-    Mutant("block-sees-itself-causally", "BlockAttention.attend",
-        "attend_segments(queries, keys, values, bias, call.rules)",
-        f"attend_segments(queries, keys, values, {CAUSAL} + (0 if bias is None else bias), call.rules)",
+    Mutant("block-sees-itself-causally", "RULES",
+        "softcap=None, is_causal=False)",
+        "softcap=None)",
         (DFLASH,)),
-    Mutant("block-sees-beyond-a-context", "BlockAttention._seen",
-        "if is_own_AL.all():",
-        "if True:",
+    Mutant("recorded-block-sees-itself-causally", "SdpaKernel.attend",
+        "        if not rules.is_causal:\n",
+        "        if False:\n",
+        ("tests/models/drafters/test_recorded.py::test_blocks_of_recorded_passes_are_those_of_others[dflash]",)),
+    Mutant("block-sees-beyond-a-context", "SeenKeys.bias",
+        "self.positions_RQ[:, -1:].expand_as(self.positions_RQ)",
+        "torch.full_like(self.positions_RQ, self.num_keys - 1)",
         (DFLASH,)),
     Mutant("block-reads-the-state-of-another-layer", "Block.read_states",
         "return ReadStates(layers)",
@@ -91,10 +90,6 @@ BLOCK_FAULTS = (
         "            changes[name] = most\n",
         "            changes[name] = most + 3\n",
         (f"{JOB}::test_longer_blocks_than_the_draft_has_are_lowered",)),
-    Mutant("blocks-take-bits-of-a-narrow-cache-for-numbers", "BlockAttention._of_contexts",
-        "self._cache.read(layer, group.pages, reads_values=reads_values)",
-        "(self._cache.values if reads_values else self._cache.keys)[layer].index_select(0, group.pages)",
-        ("tests/engine/test_narrow_drafters.py::test_rounded_keys_and_values_are_read[block]",)),
     Mutant("steps-of-a-block-are-counted-as-passes", "BlockRunner.num_run",
         "return self._num_run",
         "return len(batch)",

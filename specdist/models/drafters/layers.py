@@ -98,7 +98,8 @@ class DrafterLayer(nn.Module):
         if index_N is not None and not len(index_N):
             inputs_T, rotation = inputs_T[index_N], rotation.select(index_N)
         attended = attend(self.index, self.self_attn.queries(inputs_T, rotation), keys, values)
-        if index_N is not None and len(index_N) < len(hidden_TE):
+        if index_N is not None:
+            # In a padded pass as many may be asked for as there are tokens, and not in their order.
             hidden_TE, attended = hidden_TE[index_N], attended[index_N] if len(index_N) else attended
         hidden_TE = hidden_TE + self.self_attn.o_proj(attended.flatten(-2))
         added: Tensor = hidden_TE + self.mlp(self.post_attention_layernorm(hidden_TE))

@@ -11,7 +11,6 @@ target's states of a token, side by side.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +69,7 @@ class DrafterPass(TorchPass):
         page_size = self._cache.page_size
         before_T, after_N, index_N, positions_T = upload(
             self._device,
-            places_before(batch, pages_SP, page_size),
+            places_before(batch, pages_SP, page_size, self.no_state),
             cache_indices(batch, pages_SP, page_size)[asked_N],
             asked_N,
             batch.model_positions_T,
@@ -132,8 +131,6 @@ class DrafterRunner(ModelRunner):
         """``acceleration``: by default the best choice on the device."""
         self._waiting: list[FlatBatch] = []
         acceleration = acceleration or Acceleration.of(device, has_float8_cache=has_float8_cache)
-        if self.drafts_blocks:
-            acceleration = dataclasses.replace(acceleration, is_static=False)
         super().__init__(model, device, acceleration, model_impl="transformers", on_pass=on_pass)
 
     def bytes_per_page(self, page_size: int) -> int:

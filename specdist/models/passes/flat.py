@@ -42,6 +42,11 @@ class FlatBatch:
         return self.positions_T
 
     @property
+    def is_mask_T(self) -> np.ndarray | None:
+        """Tokens before which a drafter has no state; None where all have one."""
+        return None
+
+    @property
     def windowed_pages_SP(self) -> np.ndarray | None:
         """The table of windowed layers, if they have pages of their own."""
         return None
@@ -126,10 +131,14 @@ def cache_indices(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> n
     return pages_T * page_size + positions_T % page_size
 
 
-def places_before(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> np.ndarray:
-    """As of :func:`cache_indices`, of the tokens before these; of a first token its own."""
+def places_before(
+    batch: FlatBatch, page_table: np.ndarray, page_size: int, no_state: int | None
+) -> np.ndarray:
+    """As of :func:`cache_indices`, of the tokens before these; of a first token its own, and ``no_state`` of
+    masks."""
     before_T = np.maximum(batch.positions_T - 1, 0)
-    return cache_indices(FlatBatch(before_T, batch.slots_T, before_T), page_table, page_size)
+    places_T = cache_indices(FlatBatch(before_T, batch.slots_T, before_T), page_table, page_size)
+    return places_T if batch.is_mask_T is None else np.where(batch.is_mask_T, no_state, places_T)
 
 
 def causal_bias(

@@ -291,7 +291,7 @@ class StaticPasses:
             self._pack_table(bucket, batch, segments, is_used_SP, pages, scratch_page, cache_index, table)
         if self.no_state is not None:
             before.fill(self.no_state)
-            before[:num_tokens] = places_before(batch, page_table, self.cache.page_size)
+            before[:num_tokens] = places_before(batch, page_table, self.cache.page_size, self.no_state)
             after.fill(self.scratch_page * self.cache.page_size)
             after[: len(logits_index)] = parts[0][logits_index]
 

@@ -1,7 +1,7 @@
 """Runs a block drafter: one pass in a round's first step, and what it gave in the steps after.
 
-Keys and values of contexts are made of the target's states as soon as these arrive; those of a block are kept
-nowhere. A block begins at the first token that the target has not run, and tokens of it that are known stand
+Keys and values of contexts are made of the target's states as soon as these arrive, and overwrite those of a
+block. A block begins at the first token that the target has not run, and tokens of it that are known stand
 in their places: the next token, and what a constraint forces after it.
 
 A sequences, B tokens of a block, T flat tokens, N tokens whose logits are wanted, L tokens of a context, E
@@ -21,17 +21,16 @@ from specdist.models.attention.attention import (
     AttentionCall,
     AttentionRules,
     LayerAttention,
-    attend_segments,
 )
-from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.drafters.blocks.block import BlockDrafter
 from specdist.models.drafters.blocks.block_config import BLOCK
 from specdist.models.drafters.runner import DrafterPass, DrafterRunner
-from specdist.models.passes.flat import FlatBatch, similar_segments
-from specdist.models.passes.torch_pass import NOT_ALLOCATED, PassOutputs
+from specdist.models.passes.flat import FlatBatch
+from specdist.models.passes.torch_pass import NOT_ALLOCATED, PassOutputs, TorchPass
 from specdist.sampling.uploads import upload
 
-RULES = AttentionRules(scale=None, window=None, softcap=None)
+# Every token of a block sees the context of its sequence, and the whole block.
+RULES = AttentionRules(scale=None, window=None, softcap=None, is_causal=False)
 NO_LINE = -1
 
 
@@ -57,15 +56,7 @@ class BlockPass(DrafterPass):
         for layer, (keys, values) in enumerate(self._model.contexts(own_TS, positions_T)):
             self._cache.write(layer, places_T, keys, values)
 
-    @torch.inference_mode()
-    def run_blocks(self, blocks: Blocks, pages_SP: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The output states [A × B, E], and logits [A × B, v] of the draft's vocabulary."""
-        assert self._cache is not None, NOT_ALLOCATED
-        size = blocks.token_ids_AB.shape[1]
-        (positions_N,) = upload(self._device, (blocks.starts_A[:, None] + np.arange(size)).ravel())
-        attention = BlockAttention(self._cache, blocks, pages_SP, self._device)
-        hidden_NE = self._hidden(blocks.token_ids_AB.flatten(), positions_N, attention)
-        return hidden_NE, self._model.lm_head(hidden_NE)
+    run = TorchPass.run
 
     @torch.inference_mode()
     def compute(
@@ -77,17 +68,14 @@ class BlockPass(DrafterPass):
         *,
         with_hidden: bool = False,
     ) -> PassOutputs:
-        """The dry run."""
+        """In the place of logits, output states beside logits of the draft's vocabulary: [N, E + v]."""
         del with_hidden
-        hidden_NE = self._hidden(token_ids_T, positions_T, attention)[logits_index_N]
-        logits_NV = self._model.after(self._model.lm_head(hidden_NE), hidden_NE, token_ids_T[logits_index_N])
-        return PassOutputs(logits_NV, hidden_NE)
 
-    def _hidden(self, token_ids_N: Tensor, positions_N: Tensor, attention: LayerAttention) -> Tensor:
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return attention.attend(layer, AttentionCall(queries, keys, values, RULES))
 
-        return self._model.block(token_ids_N, positions_N, attend)
+        hidden_NE = self._model.block(token_ids_T, positions_T, attend)[logits_index_N]
+        return PassOutputs(torch.cat([hidden_NE, self._model.lm_head(hidden_NE)], dim=-1), None)
 
 
 class BlockRunner(DrafterRunner):
@@ -100,8 +88,21 @@ class BlockRunner(DrafterRunner):
     pass_class: type[DrafterPass] = BlockPass
     drafts_blocks = True
 
-    def allocate(self, *, num_slots: int, **sizes: Any) -> None:
-        super().allocate(num_slots=num_slots, **sizes)
+    def allocate(
+        self, *, num_pages: int, page_size: int, num_slots: int, max_seq_len: int, **sizes: Any
+    ) -> None:
+        size = self.model.config.block_size
+        # A sequence may have no pages yet after that of a block's first token.
+        own = num_slots, -(-(size - 1) // page_size)
+        self._own_pages_SP = num_pages + np.arange(np.prod(own)).reshape(own)
+        super().allocate(
+            num_pages=num_pages + self._own_pages_SP.size,
+            page_size=page_size,
+            num_slots=num_slots,
+            max_seq_len=max_seq_len + size + page_size,
+            **sizes,
+        )
+        self.runs = None
         # By slot: tokens whose states have arrived, and the block's line among those that are kept.
         self._num_states, self._lines = np.zeros(num_slots, np.int64), np.full(num_slots, NO_LINE)
         self._kept: tuple[Tensor, Tensor] | None = None
@@ -181,97 +182,24 @@ class BlockRunner(DrafterRunner):
         token_ids_N[index] = torch.as_tensor(batch.token_ids_T, device=self.device)[known_on_device].long()
         blocks = Blocks(slots_A, starts_A, token_ids_N.view(-1, size))
         self._kept, self._num_run = self._run_blocks(blocks, batch)
-        self._count_pass()
 
     def _run_blocks(self, blocks: Blocks, batch: FlatBatch) -> tuple[tuple[Tensor, Tensor], int]:
         """Output states and own logits of blocks that begin in a batch, and how many tokens were run."""
         del batch
-        assert isinstance(self.torch_pass, BlockPass)
-        return self.torch_pass.run_blocks(blocks, self.pages.pages), blocks.token_ids_AB.numel()
+        num_blocks, size = blocks.token_ids_AB.shape
+        positions_AB = blocks.starts_A[:, None] + np.arange(size)
+        lines_N = np.arange(num_blocks).repeat(size)
+        flat = FlatBatch(blocks.token_ids_AB.flatten(), lines_N, positions_AB.ravel())
+        return self._rows(blocks, flat, np.arange(len(flat))), len(flat)
 
-
-class _Group(NamedTuple):
-    """Blocks whose contexts are padded to a common length.
-
-    Attributes:
-        tokens: of the blocks, among all; None if they are all.
-        pages: of the contexts, block by block; ``foreign``: places in these, counted in tokens, beyond a
-            context's end. What lies there was written by others, or never.
-        bias: additive mask [A, 1, 1 or B, L + B]; None where every token sees every key.
-    """
-
-    tokens: Tensor | None
-    num_blocks: int
-    num_keys: int
-    pages: Tensor
-    foreign: Tensor
-    bias: Tensor | None
-
-
-class BlockAttention:
-    """Every token of a block sees the context of its sequence, and the whole block."""
-
-    def __init__(
-        self, cache: KeyValueCache, blocks: Blocks, pages_SP: np.ndarray, device: torch.device
-    ) -> None:
-        self._cache, self._size = cache, blocks.token_ids_AB.shape[1]
-        lengths_A, num_blocks = blocks.starts_A, len(blocks.starts_A)
-        self._groups = []
-        for members in similar_segments(np.full(num_blocks, self._size), np.maximum(lengths_A, 1)):
-            own_A, num_keys = lengths_A[members], int(lengths_A[members].max())
-            num_pages = -(-num_keys // cache.page_size)
-            is_foreign = np.arange(num_pages * cache.page_size) >= own_A[:, None]
-            tokens = (members[:, None] * self._size + np.arange(self._size)).ravel()
-            pages, foreign, tokens_on_device = upload(
-                device,
-                pages_SP[blocks.slots_A[members], :num_pages].astype(np.int64).ravel(),
-                np.flatnonzero(is_foreign),
-                tokens,
-            )
-            seen = self._seen(~is_foreign[:, :num_keys])
-            bias = None
-            if seen is not None:
-                bias = torch.where(torch.from_numpy(seen), 0.0, -torch.inf).to(cache.dtype).to(device)
-                bias = bias[:, None]
-            whole = len(members) == num_blocks
-            self._groups.append(
-                _Group(None if whole else tokens_on_device, len(members), num_keys, pages, foreign, bias)
-            )
-
-    def _seen(self, is_own_AL: np.ndarray) -> np.ndarray | None:
-        """[A, 1 or B, L + B]: what a block's tokens see, of which these contexts' tokens are their own; None
-        for all."""
-        if is_own_AL.all():
-            return None
-        return np.pad(is_own_AL, ((0, 0), (0, self._size)), constant_values=True)[:, None]
-
-    def attend(self, layer: int, call: AttentionCall) -> Tensor:
-        heads, width = call.keys.shape[1:]
-        output_NHD = torch.empty_like(call.queries_THD)
-        for group in self._groups:
-            own = call.queries_THD, call.keys, call.values
-            queries, keys, values = own if group.tokens is None else (each[group.tokens] for each in own)
-            contexts = (
-                self._of_contexts(layer, group, heads, width, reads_values=reads_values)
-                for reads_values in (False, True)
-            )
-            keys, values = (
-                torch.cat([context, each.unflatten(0, (-1, self._size))], dim=1).transpose(1, 2)
-                for context, each in zip(contexts, (keys, values), strict=True)
-            )
-            bias = group.bias
-            if bias is not None:
-                bias = bias.repeat(1, 1, call.num_repeats * self._size // bias.shape[2], 1)
-            found = attend_segments(queries, keys, values, bias, call.rules)
-            if group.tokens is None:
-                return found
-            output_NHD[group.tokens] = found
-        return output_NHD
-
-    def _of_contexts(
-        self, layer: int, group: _Group, heads: int, width: int, *, reads_values: bool
-    ) -> Tensor:
-        """[A, L, G, D]: keys or values."""
-        copied = self._cache.read(layer, group.pages, reads_values=reads_values)
-        copied.view(-1, heads * width).index_fill_(0, group.foreign, 0.0)
-        return copied.view(group.num_blocks, -1, heads, width)[:, : group.num_keys]
+    def _rows(self, blocks: Blocks, flat: FlatBatch, asked_N: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Of the tokens that are asked for, in a pass whose slots are the blocks' numbers."""
+        assert self._cache is not None, NOT_ALLOCATED
+        pages_AP, own_AP = self.pages.pages[blocks.slots_A], self._own_pages_SP[blocks.slots_A]
+        after_A1 = blocks.starts_A[:, None] // self._cache.page_size + 1
+        np.put_along_axis(pages_AP, after_A1 + np.arange(own_AP.shape[1]), own_AP, axis=1)
+        rows = self._recorded(flat, pages_AP, asked_N)
+        if rows is None:
+            rows = self.forward_seen(flat, pages_AP, asked_N)
+        hidden_NE, own_Nv = rows.split((self.model.config.hidden_size, len(self.model.d2t)), dim=-1)
+        return hidden_NE, own_Nv
