@@ -138,7 +138,9 @@ def places_before(
     masks."""
     before_T = np.maximum(batch.positions_T - 1, 0)
     places_T = cache_indices(FlatBatch(before_T, batch.slots_T, before_T), page_table, page_size)
-    return places_T if batch.is_mask_T is None else np.where(batch.is_mask_T, no_state, places_T)
+    if batch.is_mask_T is not None and no_state is not None:
+        places_T[batch.is_mask_T] = no_state
+    return places_T
 
 
 def causal_bias(
