@@ -51,8 +51,9 @@ class Eagle3Pass(DrafterPass):
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return attention.attend(layer, AttentionCall(queries, keys, values, RULES))
 
-        rotation = self._model.rotation(positions_T)
-        return self._model.draft(token_ids_T, incoming_TE, rotation, index_N, attend)
+        with self.fused():
+            rotation = self._model.rotation(positions_T)
+            return self._model.draft(token_ids_T, incoming_TE, rotation, index_N, attend)
 
 
 class Eagle3Runner(DrafterRunner):

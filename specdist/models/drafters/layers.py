@@ -9,7 +9,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rotate_half
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    apply_rotary_pos_emb,
+    rotate_half,
+)
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 MLPS: dict[str, type[nn.Module]] = {"llama": LlamaMLP, "qwen3": Qwen3MLP}
@@ -28,9 +33,6 @@ class Rotation(NamedTuple):
         """By a model's rotary embedding, in the precision of another tensor."""
         cosines, sines = embedding(like, position_ids=positions_T[None])
         return Rotation(cosines[0], sines[0])
-
-    def select(self, index_N: Tensor) -> Rotation:
-        return Rotation(self.cosines[index_N], self.sines[index_N])
 
     def rotate(self, heads: Tensor) -> Tensor:
         """[.., T, H, D]."""
@@ -55,10 +57,17 @@ class DrafterAttention(nn.Module):
         if self.has_norms:
             self.q_norm, self.k_norm = (LlamaRMSNorm(width, eps=config.rms_norm_eps) for _ in range(2))
 
-    def queries(self, inputs: Tensor, rotation: Rotation) -> Tensor:
-        """[.., H, D]."""
-        heads = self._heads(self.q_proj(inputs))
-        return rotation.rotate(self.q_norm(heads) if self.has_norms else heads)
+    def forward(self, inputs_T: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [T, H, D], keys and values [T, G, D]. In the form that fused kernels are found for."""
+        queries, keys = self._heads(self.q_proj(inputs_T)), self._heads(self.k_proj(inputs_T))
+        if self.has_norms:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        cosines, sines = rotation
+        queries, keys = apply_rotary_pos_emb(
+            queries.transpose(0, 1)[None], keys.transpose(0, 1)[None], cosines[None], sines[None]
+        )
+        values = self._heads(self.v_proj(inputs_T))
+        return queries[0].transpose(0, 1), keys[0].transpose(0, 1), values
 
     def keys_and_values(self, inputs: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """[.., G, D] each."""
@@ -94,13 +103,14 @@ class DrafterLayer(nn.Module):
     ) -> Tensor:
         """[N, E]: of the tokens at ``index_N``, by default of all; attention reads ``inputs_T``, and is asked
         for all tokens or, of no outputs, for none."""
-        keys, values = self.self_attn.keys_and_values(inputs_T, rotation)
         if index_N is not None and not len(index_N):
-            inputs_T, rotation = inputs_T[index_N], rotation.select(index_N)
-        attended = attend(self.index, self.self_attn.queries(inputs_T, rotation), keys, values)
+            keys, values = self.self_attn.keys_and_values(inputs_T, rotation)
+            attend(self.index, keys[:0], keys, values)
+            return hidden_TE[:0]
+        attended = attend(self.index, *self.self_attn(inputs_T, rotation))
         if index_N is not None:
             # In a padded pass as many may be asked for as there are tokens, and not in their order.
-            hidden_TE, attended = hidden_TE[index_N], attended[index_N] if len(index_N) else attended
+            hidden_TE, attended = hidden_TE[index_N], attended[index_N]
         hidden_TE = hidden_TE + self.self_attn.o_proj(attended.flatten(-2))
         added: Tensor = hidden_TE + self.mlp(self.post_attention_layernorm(hidden_TE))
         return added

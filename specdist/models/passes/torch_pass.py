@@ -165,6 +165,10 @@ class TorchPass:
         segments, cache_index_T = ragged_segments(batch, pages_SP, page_size, self._device)
         return KernelAttention(self._cache, self._kernel, segments, cache_index_T)
 
+    def fused(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which layers run by fused kernels, where there are any."""
+        return contextlib.nullcontext() if self._fused is None else self._fused.active()
+
     @torch.inference_mode()
     def compute(
         self,
@@ -179,8 +183,7 @@ class TorchPass:
         with contextlib.ExitStack() as stack:
             if self._linears is not None:
                 stack.enter_context(self._linears.active())
-            if self._fused is not None:
-                stack.enter_context(self._fused.active())
+            stack.enter_context(self.fused())
             kept: dict[str, Tensor] = {}
             if self._takes_index:
                 kept["logits_to_keep"] = logits_index_N

@@ -74,7 +74,8 @@ class BlockPass(DrafterPass):
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return attention.attend(layer, AttentionCall(queries, keys, values, RULES))
 
-        hidden_NE = self._model.block(token_ids_T, positions_T, attend)[logits_index_N]
+        with self.fused():
+            hidden_NE = self._model.block(token_ids_T, positions_T, attend)[logits_index_N]
         return PassOutputs(torch.cat([hidden_NE, self._model.lm_head(hidden_NE)], dim=-1), None)
 
 
