@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from tests.gpu import first_costs, first_graphs, first_round, generating
+from tests.gpu import first_costs, first_drafters, first_graphs, first_round, generating
 from tests.gpu.first_device import Bench
 from tests.gpu.first_kernels import compare_all
 from tests.gpu.first_sums import measure_sums
@@ -120,6 +120,7 @@ def check_measuring_steps(folder: str) -> None:
         ("costs", first_costs.measure_all),
         ("graphs", first_graphs.record_all),
         ("round", first_round.time_rounds),
+        ("drafters", first_drafters.run_all),
     ):
         assert run(bench, Path(folder, name)) == 0
         (path,) = Path(folder, name).iterdir()

@@ -78,7 +78,7 @@ def is_right(found: Found) -> bool:
 
 def run(bench: Bench, kind: str) -> Found:
     harness, target, draft = KINDS[kind]()
-    requests = requests_for(prompts_of_lengths(3, 14))
+    requests = requests_for(prompts_of_lengths(14))
     sizes: dict[str, Any] = {
         "max_new_tokens": TINY_NUM_NEW_TOKENS if bench.is_fake else NUM_NEW_TOKENS,
         "max_seq_len": 128,

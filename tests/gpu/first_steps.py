@@ -97,7 +97,7 @@ def measuring_steps(output: Path, *, is_fake: bool, num_gpus: int) -> list[Step]
         Step(name="graphs", runs_on_cpu=True, title="thirty recorded passes of a model of 8B",
              tells="whether large passes can be recorded and replayed, what a graph needs, and what it saves",
              command=command("first_graphs", "graphs")),
-        Step(name="drafters", runs_on_cpu=True, limit_s=300,
+        Step(name="drafters", limit_s=300,
              title="tiny drafters of the target's states: EAGLE-3, MTP, DFlash",
              tells="whether states are read and written rightly in recorded passes; seconds of a run",
              command=command("first_drafters", "drafters")),
