@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import http.client
 import importlib
@@ -89,6 +90,7 @@ class Engine:
             self._port: int = free.getsockname()[1]
         size = ["--parallel", str(batch_size), "--ctx-size", str(batch_size * self._options.max_seq_len)]
         self._server = subprocess.Popen([*self._command, *size, "--port", str(self._port)])
+        atexit.register(self._server.kill)
         while self._server.poll() is None:
             # It does not listen yet, or says that it loads the model.
             with contextlib.suppress(ConnectionRefusedError, RuntimeError):
@@ -99,9 +101,8 @@ class Engine:
 
     def generate(self, prompts: list[list[int]], limits: list[int]) -> list[list[int]]:
         """Token ids per prompt. A new row begins when another one ends."""
-        seed, shared = self._options.seed, self._sampling
         bodies = [
-            {"prompt": prompt, "n_predict": limit, "seed": seed + row, **shared}
+            {"prompt": prompt, "n_predict": limit, "seed": self._options.seed + row, **self._sampling}
             for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
         ]
         with ThreadPoolExecutor(self._batch_size) as clients:
