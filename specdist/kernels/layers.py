@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdist.kernels.peer_sums import summed_over_ranks
+
 # Numbers that a program works on at once; a longer row of a norm is still one program.
 BLOCK = 1024
 HEADS_PER_PROGRAM = 4
@@ -75,19 +77,23 @@ def rms_norm_kernel(
     tl.store(output + places_M[:, None] + columns_W[None, :], numbers, mask=is_used)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "rank"])
 def residual_norm_kernel(
-    inputs, residual, weight_before, weight, sums, output, num_rows, epsilon, width: tl.constexpr,
-    weight_offset: tl.constexpr, rounds_first: tl.constexpr, is_normed_before: tl.constexpr,
-    block_rows: tl.constexpr, block_width: tl.constexpr,
+    inputs, residual, weight_before, weight, sums, output, peers, turns, num_rows, rank, epsilon,
+    width: tl.constexpr, weight_offset: tl.constexpr, rounds_first: tl.constexpr,
+    is_normed_before: tl.constexpr, block_rows: tl.constexpr, block_width: tl.constexpr,
+    num_ranks: tl.constexpr, block_ranks: tl.constexpr, half: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of rows,)."""
+    """Grid: (blocks of rows,). With several ranks the inputs are terms of a sum over them."""
     rows_M = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     columns_W = tl.arange(0, block_width)
     is_used = (rows_M < num_rows)[:, None] & (columns_W < width)[None, :]
     places = rows_M.to(tl.int64)[:, None] * width + columns_W[None, :]
     loaded = tl.load(inputs + places, mask=is_used, other=0.0)
     numbers = loaded.to(tl.float32)
+    if num_ranks > 1:
+        numbers = summed_over_ranks(loaded, places, is_used, peers, turns, rank, num_ranks, block_ranks, half)
+        numbers = _rounded(numbers, loaded.dtype)
     if is_normed_before:
         numbers = _normed(
             numbers, weight_before, columns_W, epsilon, width, weight_offset, rounds_first, loaded.dtype
@@ -216,43 +222,41 @@ def rms_norm(
     options, num_rows = norm_constants(width), inputs.numel() // width
     if num_rows:
         rms_norm_kernel[(triton.cdiv(num_rows, options["block_rows"]),)](
-            rows_LMW,
-            weight_W,
-            output,
-            num_rows,
-            num_inner,
-            *rows_LMW.stride()[:2],
-            epsilon,
-            width=width,
-            weight_offset=weight_offset,
-            rounds_first=rounds_first,
-            **options,
-            **norm_options(width),
-        )
+            rows_LMW, weight_W, output, num_rows, num_inner, *rows_LMW.stride()[:2], epsilon,
+            width=width, weight_offset=weight_offset, rounds_first=rounds_first,
+            **options, **norm_options(width),
+        )  # fmt: skip
     return output
 
 
-@torch.library.custom_op("specdist::residual_norm", mutates_args=())
+@torch.library.custom_op("specdist::residual_norm", mutates_args=("turns",))
 def residual_norm(
     inputs: Tensor,
     residual: Tensor,
     weight_before_W: Tensor | None,
     weight_W: Tensor,
+    peers_N: Tensor | None = None,
+    turns: Tensor | None = None,
     *,
     epsilon: float,
     weight_offset: float,
     rounds_first: bool,
+    rank: int = 0,
+    half: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The sum of residual and inputs, [..., W] both, and its norm; both have the inputs' shape.
 
     Args:
         weight_before_W: of a norm of the inputs, before they are added; None for none.
         epsilon, weight_offset, rounds_first: of both norms, as of :func:`rms_norm`.
+        peers_N: int64, addresses of the ranks' memory, over whose inputs is summed first, a collective: see
+            :mod:`specdist.kernels.peer_sums`. ``turns``: int64 of this rank, one for each row; ``half``: of
+            the memory, in numbers, a multiple of 16.
 
     Raises:
         ValueError: if a row is wider than ``MAX_RESIDUAL_WIDTH``.
     """
-    width = inputs.shape[-1]
+    width, num_ranks = inputs.shape[-1], 1 if peers_N is None else len(peers_N)
     if width > MAX_RESIDUAL_WIDTH:
         raise ValueError(f"a residual of {width} numbers; {MAX_RESIDUAL_WIDTH} fit into a program")
     inputs, residual = inputs.contiguous(), residual.contiguous()
@@ -260,22 +264,14 @@ def residual_norm(
     options = norm_constants(width)
     num_rows = inputs.numel() // width
     if num_rows:
+        weight_before = weight_W if weight_before_W is None else weight_before_W
         residual_norm_kernel[(triton.cdiv(num_rows, options["block_rows"]),)](
-            inputs,
-            residual,
-            weight_W if weight_before_W is None else weight_before_W,
-            weight_W,
-            sums,
-            output,
-            num_rows,
-            epsilon,
-            width=width,
-            weight_offset=weight_offset,
-            rounds_first=rounds_first,
-            is_normed_before=weight_before_W is not None,
-            **options,
-            **norm_options(width, NUMBERS_WITH_RESIDUAL),
-        )
+            inputs, residual, weight_before, weight_W, sums, output, peers_N, turns, num_rows, rank, epsilon,
+            width=width, weight_offset=weight_offset, rounds_first=rounds_first,
+            is_normed_before=weight_before_W is not None, num_ranks=num_ranks,
+            block_ranks=triton.next_power_of_2(num_ranks), half=half,
+            **options, **norm_options(width, NUMBERS_WITH_RESIDUAL),
+        )  # fmt: skip
     return sums, output
 
 
@@ -293,23 +289,12 @@ def rotary(queries_THD: Tensor, keys_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor
     if num_tokens:
         grid = (num_tokens, triton.cdiv(num_heads + num_kv_heads, HEADS_PER_PROGRAM))
         rotary_kernel[grid](
-            queries_THD,
-            keys_TGD,
-            cos_TD,
-            sin_TD,
-            rotated_queries,
-            rotated_keys,
-            num_heads,
-            num_kv_heads,
+            queries_THD, keys_TGD, cos_TD, sin_TD, rotated_queries, rotated_keys, num_heads, num_kv_heads,
             *queries_THD.stride()[:2],
             *keys_TGD.stride()[:2],
-            cos_TD.stride(0),
-            sin_TD.stride(0),
-            width=width,
-            block_heads=HEADS_PER_PROGRAM,
-            block_half=triton.next_power_of_2(width // 2),
-            **OPTIONS,
-        )
+            cos_TD.stride(0), sin_TD.stride(0), width=width, block_heads=HEADS_PER_PROGRAM,
+            block_half=triton.next_power_of_2(width // 2), **OPTIONS,
+        )  # fmt: skip
     return rotated_queries, rotated_keys
 
 

@@ -19,14 +19,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from specdist.models.passes.all_reduce import MAX_BYTES_TIMES_RANKS, WAYS, PeerMemory, _checked
+from specdist.models.passes.all_reduce import JOINED, MAX_BYTES_TIMES_RANKS, _checked
+from specdist.models.passes.peer_memory import MAX_ROWS, WAYS, JoinedMemory, PeerMemory
 from tests.gpu.first_device import Bench, say, table
 from tests.gpu.first_steps import NUM_RANKS
 
 # Of 1, 8, 32, 160, 512 and 2,048 tokens of a 70B model in bfloat16.
 SIZES = tuple(16384 * num_tokens for num_tokens in (1, 8, 32, 160, 512, 2048))
 NUM_SUMS, NUM_REPLAYS = 20, 5
-DTYPE = torch.bfloat16
+DTYPE, WIDTH = torch.bfloat16, 8192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,10 @@ def sums_of(bench: Bench, group: dist.ProcessGroup, sizes: tuple[int, ...]) -> l
         memories |= {} if memory is None else {name: memory}
         if dist.get_rank() == 0:
             say(f"{name} of {num_ranks}: {reason or f'right, up to {max_bytes} bytes'}")
+    most = min(max_bytes // DTYPE.itemsize // WIDTH, MAX_ROWS) * WIDTH
+    _, reason = _checked(most, DTYPE, bench.device, group, partial(JoinedMemory, WIDTH))
+    if dist.get_rank() == 0:
+        say(f"{JOINED}, {WIDTH} wide, of {num_ranks}: {reason or 'right'}")
     return [
         sum_of(bench, group, memories if num_bytes <= max_bytes else {}, num_bytes) for num_bytes in sizes
     ]

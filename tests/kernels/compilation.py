@@ -203,10 +203,17 @@ def layer_variants(dtype: str) -> Iterator[Variant]:
         options = layers.norm_options(width)
         yield Variant(about, layers.rms_norm_kernel, constants, norm, ("epsilon",), options)
     residual = dict.fromkeys(("inputs", "residual", "weight_before", "weight", "sums", "output"), pointer)
-    for width, is_gemma in ((2048, False), (4608, True), (8192, False), (layers.MAX_RESIDUAL_WIDTH, True)):
+    residual |= {"peers": "*i64", "turns": "*i64"}
+    for width, is_gemma, num_ranks in (
+        (2048, False, 1), (4608, True, 1), (8192, False, 1), (layers.MAX_RESIDUAL_WIDTH, True, 1),
+        (4608, True, 2), (8192, False, 4), (8192, False, 8),
+    ):  # fmt: skip
         constants = {"width": width, "weight_offset": float(is_gemma), "rounds_first": not is_gemma}
         constants |= {"is_normed_before": is_gemma, **layers.norm_constants(width)}
-        about = f"residual and norm of {width} ({dtype}{', as Gemma' if is_gemma else ''})"
+        constants |= {"num_ranks": num_ranks, "block_ranks": num_ranks, "half": 64 * width}
+        constants |= {"peers": None, "turns": None} if num_ranks == 1 else {}
+        of = f" of sums over {num_ranks}" * (num_ranks > 1)
+        about = f"residual and norm{of} of {width} ({dtype}{', as Gemma' if is_gemma else ''})"
         options = layers.norm_options(width, layers.NUMBERS_WITH_RESIDUAL)
         yield Variant(about, layers.residual_norm_kernel, constants, residual, ("epsilon",), options)
     rotary = ("queries", "keys", "cos", "sin", "rotated_queries", "rotated_keys")

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_process_group_store
 
 from specdist.models.passes import all_reduce
-from specdist.models.passes.all_reduce import BACKEND, MULTIMEM, ONE_SHOT, Choice, choose_sums
+from specdist.models.passes.all_reduce import BACKEND, Choice, choose_sums
+from specdist.models.passes.peer_memory import MULTIMEM, ONE_SHOT
 from tests.ranks import join, leave
 
 CPU = torch.device("cpu")

@@ -12,6 +12,10 @@ ROUNDING = "tests/kernels/test_rounding.py::"
 FUSING = "tests/kernels/test_fusing.py::"
 NEXT_NORM = FUSING + "test_a_norm_is_done_by_the_layer_before_where_it_is_that_of_what_the_layer_gives"
 JOINED = FUSING + "test_layers_are_joined_where_they_read_the_same_input"
+JOINED_SUMS = (
+    "tests/models/test_all_reduce.py::"
+    "test_sums_joined_with_norms_are_right_while_ranks_are_late_and_models_keep_their_logits"
+)
 COUNTS = "tests/gpu/test_fusing.py::test_a_layer_has_few_kernels[llama-11]"
 
 LAYER_FAULTS = (
@@ -40,8 +44,8 @@ LAYER_FAULTS = (
         'rms_norm_kernel[(max(1, num_rows // options["block_rows"]),)]',
         (KERNELS + "::test_a_norm_does_not_depend_on_other_rows", NORMS)),
     Mutant("norm-takes-rows-as-contiguous", "rms_norm",
-        "            *rows_LMW.stride()[:2],\n",
-        "            num_inner * width,\n            width,\n",
+        "*rows_LMW.stride()[:2], epsilon",
+        "num_inner * width, width, epsilon",
         (KERNELS + "::test_a_norm_does_not_depend_on_other_rows",)),
     Mutant("sum-normed-before-it-is-rounded", "residual_norm_kernel",
         "    numbers = _rounded(numbers, loaded.dtype)\n    tl.store(sums",
@@ -52,8 +56,8 @@ LAYER_FAULTS = (
         "    numbers = _normed(numbers, weight,",
         (RESIDUALS, FUSING + "test_every_family_keeps_its_logits")),
     Mutant("layers-of-any-structure-fused", "Forms._layer",
-        "            trials.append([differences(found, expected)])\n            if handed_over",
-        "            if handed_over",
+        "            trials.append([differences(found.run(hidden, kwargs), expected)])\n",
+        "            found.run(hidden, kwargs)\n",
         (FUSING + "test_a_layer_of_another_structure_stays_as_it_is",)),
     Mutant("layers-not-asked-what-they-hand-over", "Forms._layer",
         "            if handed_over != kwargs:\n",
@@ -95,6 +99,26 @@ LAYER_FAULTS = (
         "layers[0].weight.data_ptr() == self.weight.data_ptr()",
         "self.weight is not None",
         (FUSING + "test_a_copy_of_a_model_has_its_own_weights",)),
+    Mutant("a-rank-reads-before-its-peer-has-written", "summed_over_ranks",
+        "is_waiting = tl.min(tl.where(is_rank_N, seen_N, turn), 0) < turn",
+        "is_waiting = tl.min(tl.where(is_rank_N, seen_N, turn), 0) < 0",
+        (JOINED_SUMS,)),
+    Mutant("a-term-is-written-over-while-a-peer-reads", "summed_over_ranks",
+        "(turn & 1) * half",
+        "0 * half",
+        (JOINED_SUMS,)),
+    Mutant("joined-sums-miss-a-rank", "summed_over_ranks",
+        "tl.load(terms[peer] + places",
+        "tl.load(terms[0] + places",
+        (JOINED_SUMS,)),
+    Mutant("sums-left-where-more-is-made-of-them", "Sums.watched",
+        "self._num_made == 1 and output is self._last, None",
+        "self._num_made == 1, None",
+        (JOINED_SUMS,)),
+    Mutant("joined-sums-used-at-any-length", "choose_sums",
+        "*(pair for pair in joined[:1] if pair[1] == JOINED)",
+        "*((most, JOINED) for most, _ in joined[-1:])",
+        (JOINED_SUMS,)),
     Mutant("residuals-not-fused", "FusedDecoderLayer.__call__",
         "        if args or not self.fits(hidden_states):\n",
         "        if True:\n",

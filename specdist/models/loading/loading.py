@@ -169,7 +169,8 @@ def load_sharded(
     choose_products(shard, dtype)
     share_sums(shard, group, dtype, device)
     if device.type == "cuda":
-        found = choose_sums(shard, dtype=dtype, device=device, group=group, frozen=sums)
+        width = shard.config.get_text_config().hidden_size
+        found = choose_sums(shard, dtype=dtype, device=device, group=group, width=width, frozen=sums)
         setattr(shard, SUMS, found)
     return shard.eval()
 

@@ -4,8 +4,9 @@ A layer that DeepSpeed cuts along its input ends in a sum over the ranks, twice 
 While tokens are generated the messages are short, and NCCL's overhead is most of their time. With torch's
 *symmetric memory* one kernel reads the parts of all peers and adds them in the same order on every rank
 (one-shot), so that all have the same bits; or the links' switch adds them (multimem, NVLink SHARP). Long
-messages stay with NCCL, which sends each part fewer times. Every way is checked, and those that are right are
-measured by size at the start, unless a run that goes on has its choice already.
+messages stay with NCCL, which sends each part fewer times. Where a residual and a norm follow, one kernel of
+the project may do all three (joined). Every way is checked, and those that are right are measured by size at
+the start, unless a run that goes on has its choice already.
 
 All ranks of the group decide alike: the kernel of one waits for those of the others, and would wait forever.
 """
@@ -17,15 +18,15 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_process_group_store
 
+from specdist.models.passes.peer_memory import MAX_ROWS, NORM, WAYS, JoinedMemory, NewPeerMemory, PeerMemory
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.trial import check_difference, said_of, why_not
 
@@ -36,7 +37,11 @@ MEASURED_BYTES = tuple(2**14 * num_tokens for num_tokens in (1, 2, 4, 8, 16, 32,
 NUM_SUMS, NUM_REPLAYS = 20, 3
 # Of a sharded model, and in a manifest: the choice.
 SUMS = "sums_over_ranks"
-BACKEND, ONE_SHOT, MULTIMEM = "all-reduce", "one-shot", "multimem"
+BACKEND = "all-reduce"
+# Of sums with a residual and a norm after them; of others the choice has a way beside it.
+JOINED = "joined with norms"
+# Of a model: what sums.
+SUMMING = "summing_over_ranks"
 # The kernel moves so many bytes at a time.
 ALIGNMENT = 16
 # A sum in another order, in units of the largest term.
@@ -48,77 +53,51 @@ NOT_MET = "another rank has not come to connect its memory"
 logger = logging.getLogger(__name__)
 
 
-class PeerMemory(Protocol):
-    """Memory of a rank that its peers can read. Every method may raise what its library raises."""
-
-    def connect(self) -> None:
-        """A collective of the group."""
-        ...
-
-    def sum(self, numbers_N: Tensor) -> Tensor:
-        """[N]: over all ranks. A collective, and the same bits on each."""
-        ...
-
-
-NewPeerMemory = Callable[[int, torch.dtype, torch.device, dist.ProcessGroup], PeerMemory]
 # Seconds of a sum over all ranks, called by each.
 Measure = Callable[[Callable[[], object]], float]
 # Messages up to so many bytes, and their way.
 Choice = Sequence[tuple[int, str]]
+# Sums numbers [N] over the ranks.
+Way = Callable[[Tensor], object]
 
 
-class SymmetricMemory:
-    """Torch's, on CUDA devices that can reach one another: one-shot sums."""
-
-    def __init__(
-        self, num_numbers: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
-    ) -> None:
-        import torch.distributed._symmetric_memory as symmetric_memory
-
-        self._rendezvous = symmetric_memory.rendezvous
-        self._buffer_N = symmetric_memory.empty(num_numbers, dtype=dtype, device=device)
-        self._group = group
-
-    def connect(self) -> None:
-        self._rendezvous(self._buffer_N, self._group)
-
-    def sum(self, numbers_N: Tensor) -> Tensor:
-        # The kernel copies the numbers into the buffer, and ends when all ranks have read it.
-        found: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
-            self._buffer_N[: len(numbers_N)], numbers_N, "sum", self._group.group_name
-        )
-        return found
-
-
-class SwitchMemory(SymmetricMemory):
-    """The same, added by the switch of the links."""
-
-    def sum(self, numbers_N: Tensor) -> Tensor:
-        own_N = self._buffer_N[: len(numbers_N)]
-        own_N.copy_(numbers_N)  # the sum before ended when all ranks had read it
-        found: Tensor = torch.ops.symm_mem.multimem_one_shot_all_reduce(own_N, "sum", self._group.group_name)
-        return found
-
-
-WAYS: Mapping[str, NewPeerMemory] = {ONE_SHOT: SymmetricMemory, MULTIMEM: SwitchMemory}
-
-
-@dataclass(frozen=True)
 class Sums:
     """``choice``: ascending; longer messages, and odd ones, are the backend's."""
 
-    group: dist.ProcessGroup
-    memories: Mapping[str, PeerMemory]
-    choice: Choice
+    def __init__(self, group: dist.ProcessGroup, memories: Mapping[str, PeerMemory], choice: Choice) -> None:
+        self._group, self._memories = group, memories
+        self._choice = [pair for pair in choice if pair[1] != JOINED]
+        self.joined: Any = memories.get(JOINED)
+        self.joined_bytes = max((most for most, way in choice if way == JOINED), default=0)
+        # In what runs now: how many, the last, and whether it is left to what follows.
+        self._num_made, self._is_left = 0, False
+        self._last: Tensor | None = None
 
     def add(self, output: Tensor) -> Tensor:
         """Over the ranks; it may overwrite what it is given."""
+        self._num_made += 1
+        self._last = output if self._is_left else self._added(output)
+        return self._last
+
+    def _added(self, output: Tensor) -> Tensor:
         size = output.nbytes
-        way = next((way for most, way in self.choice if size <= most), BACKEND)
+        way = next((way for most, way in self._choice if size <= most), BACKEND)
         if way != BACKEND and size % ALIGNMENT == 0:
-            return self.memories[way].sum(output.view(-1)).view(output.shape)
-        dist.all_reduce(output, group=self.group)
+            return self._memories[way].sum(output.view(-1)).view(output.shape)
+        dist.all_reduce(output, group=self._group)
         return output
+
+    def watched(self, part: Callable[[], Tensor], *, is_left: bool) -> tuple[Tensor, bool]:
+        """What a part of a layer gives, and whether it is the only sum in it, with nothing made of it.
+        ``is_left``: that was so before, and this rank's term is given, without the sum."""
+        self._num_made, self._is_left = 0, is_left
+        try:
+            output = part()
+        finally:
+            self._is_left = False
+        gives_sum, self._last = self._num_made == 1 and output is self._last, None
+        assert gives_sum or not is_left, "a layer makes something else of a sum than before"
+        return output, gives_sum
 
 
 def choose_sums(
@@ -127,6 +106,7 @@ def choose_sums(
     dtype: torch.dtype,
     device: torch.device,
     group: dist.ProcessGroup,
+    width: int | None = None,
     frozen: Choice | None = None,
     ways: Mapping[str, NewPeerMemory] = WAYS,
     measure: Measure | None = None,
@@ -135,24 +115,40 @@ def choose_sums(
     collective of the group; the log says what is used, and why. Returns the choice by size.
 
     Args:
+        width: of rows whose sums have a residual and a norm after them; None for none.
         frozen: an earlier choice, which stands as far as its ways are right here.
     """
     from deepspeed.module_inject.layers import LinearAllreduce
 
     max_bytes = MAX_BYTES_TIMES_RANKS // dist.get_world_size(group)
+    most = dict.fromkeys(ways, max_bytes // dtype.itemsize)
+    if width is not None and width <= max_bytes // dtype.itemsize:
+        ways = {**ways, JOINED: functools.partial(JoinedMemory, width)}
+        most[JOINED] = min(max_bytes // dtype.itemsize // width, MAX_ROWS) * width
     memories: dict[str, PeerMemory] = {}
     reasons: dict[str, str] = {}
     for name in ways if frozen is None else {way for _, way in frozen} & set(ways):
-        memory, reason = _checked(max_bytes // dtype.itemsize, dtype, device, group, ways[name])
+        memory, reason = _checked(most[name], dtype, device, group, ways[name])
         memories |= {} if memory is None else {name: memory}
         reasons |= {name: reason} if memory is None else {}
     choice = frozen
     if choice is None:
-        sizes = [size for size in MEASURED_BYTES if size <= max_bytes] if memories else []
         measure = measure or functools.partial(_recorded_s, device)
-        choice = _fastest(memories, sizes, dtype, device, group, measure)
-    choice = [(most, way if way in memories else BACKEND) for most, way in choice]
+        sizes = [size for size in MEASURED_BYTES if size <= max_bytes] if memories else []
+        alone: dict[str, Way] = {BACKEND: functools.partial(dist.all_reduce, group=group)}
+        alone |= {name: memory.sum for name, memory in memories.items() if name != JOINED}
+        choice = found = _fastest(alone, sizes, dtype, device, group, measure)
+        if width is not None and JOINED in memories:
+            rows = range(width * dtype.itemsize, most[JOINED] * dtype.itemsize + 1)
+            followed = _followed(Sums(group, memories, found), width)
+            joined = _fastest(
+                followed, [size for size in sizes if size in rows], dtype, device, group, measure
+            )
+            # Up to where it is not faster any more.
+            choice = [*found, *(pair for pair in joined[:1] if pair[1] == JOINED)]
+    choice = [(size, way if way in memories else BACKEND) for size, way in choice]
     sums = Sums(group, memories, choice)
+    setattr(model, SUMMING, sums)
     modules = [module for module in model.modules() if not getattr(module, "is_summed_later", False)]
     for module in modules:
         if type(module) is LinearAllreduce or (
@@ -176,26 +172,36 @@ def _forward(layer: nn.Module, sums: Sums, inputs: Tensor) -> Tensor:
     return output if layer.bias is None else output + layer.bias  # type: ignore[operator]
 
 
+def _followed(sums: Sums, width: int) -> dict[str, Way]:
+    """Both ways of sums with a residual and a norm after them."""
+
+    def add(numbers_N: Tensor, *, is_joined: bool) -> object:
+        from specdist.kernels import layers
+
+        rows_MW = numbers_N[: len(numbers_N) // width * width].view(-1, width)
+        of_all, run = (rows_MW, sums.joined) if is_joined else (sums.add(rows_MW), layers)
+        return run.residual_norm(of_all, rows_MW, None, rows_MW[0], **NORM)
+
+    return {name: functools.partial(add, is_joined=name == JOINED) for name in (BACKEND, JOINED)}
+
+
 @torch.inference_mode()
 def _fastest(
-    memories: Mapping[str, PeerMemory],
+    ways: Mapping[str, Way],
     sizes: Sequence[int],
     dtype: torch.dtype,
     device: torch.device,
     group: dist.ProcessGroup,
     measure: Measure,
-) -> Choice:
+) -> list[tuple[int, str]]:
     """By size the way that takes the slowest rank the shortest; neighbours of one way are one."""
     own: list[tuple[float, ...]] = []
-    names = [BACKEND, *memories]
     for size in sizes:
         numbers_N = torch.ones(size // dtype.itemsize, dtype=dtype, device=device)
-        all_ways = [functools.partial(dist.all_reduce, numbers_N, group=group)]
-        all_ways += [functools.partial(each.sum, numbers_N) for each in memories.values()]
-        own.append(tuple(_seconds(measure, way) for way in all_ways))
+        own.append(tuple(_seconds(measure, functools.partial(way, numbers_N)) for way in ways.values()))
     of_ranks: list[Any] = [own] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, own, group=group)
-    found: list[tuple[int, str]] = []
+    names, found = list(ways), list[tuple[int, str]]()
     for size, *times in zip(sizes, *of_ranks, strict=True):
         slowest = [max(of_way) for of_way in zip(*times, strict=True)]
         way = names[slowest.index(min(slowest))]

@@ -5,15 +5,18 @@ T flat tokens, H heads, D head width, W width of a row.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from specdist.models.passes.all_reduce import Sums
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 # The norms of a decoder layer in their order, where attention and MLP are normed before, and after, too.
@@ -97,41 +100,50 @@ class FusedAttention(Fused):
 
 @dataclass
 class FusedDecoderLayer(Fused):
-    """``after``: the norm of what it gives, if that is of the same form."""
+    """``after``: the norm of what it gives, if that is of the same form. ``sums``: over ranks, in it;
+    ``gives_sums``: whether its attention and its MLP give them, as its first pass shows."""
 
     what = "residual and norm"
     epsilon: float
     form: NormForm
     after: FusedNorm | None = None
+    sums: Sums | None = None
+    gives_sums: list[bool] = field(default_factory=lambda: [False, False])
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if args or not self.fits(hidden_states):
             return self.own(hidden_states, *args, **kwargs)
-        return run_layer(self.module, hidden_states, kwargs, self.epsilon, self.form, self.after)
+        return self.run(hidden_states, kwargs)
 
+    def run(self, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """The sums after attention and MLP are each in one kernel with the norms around it."""
+        layer: Any = self.module
+        normed = layer.input_layernorm(hidden)
+        weight = layer.post_attention_layernorm.weight
+        has_more = hasattr(layer, MORE_NORMS[-1])
+        weights = (weight, layer.pre_feedforward_layernorm.weight) if has_more else (None, weight)
+        attend = functools.partial(layer.self_attn, hidden_states=normed, **kwargs)
+        hidden, normed = self._add(0, lambda: attend()[0], hidden, *weights)
+        run_mlp = functools.partial(layer.mlp, normed)
+        if self.after is None:
+            output = run_mlp()
+            return hidden + (layer.post_feedforward_layernorm(output) if has_more else output)
+        weight = layer.post_feedforward_layernorm.weight if has_more else None
+        after: Any = self.after
+        hidden, normed = self._add(1, run_mlp, hidden, weight, after.module.weight)
+        after.done = weakref.ref(hidden), normed
+        return hidden
 
-def run_layer(
-    layer: Any,
-    hidden: Tensor,
-    kwargs: dict[str, Any],
-    epsilon: float,
-    form: NormForm,
-    after: FusedNorm | None = None,
-) -> Tensor:
-    """A decoder layer, with the sums after attention and MLP each in one kernel with the norms around it."""
-    shared = {"epsilon": epsilon, **form._asdict()}
-    attended = layer.self_attn(hidden_states=layer.input_layernorm(hidden), **kwargs)[0]
-    weight = layer.post_attention_layernorm.weight
-    has_more = hasattr(layer, MORE_NORMS[-1])
-    weights = (weight, layer.pre_feedforward_layernorm.weight) if has_more else (None, weight)
-    hidden, normed = layer_kernels().residual_norm(attended, hidden, *weights, **shared)
-    output = layer.mlp(normed)
-    if after is None:
-        return hidden + (layer.post_feedforward_layernorm(output) if has_more else output)
-    weight = layer.post_feedforward_layernorm.weight if has_more else None
-    hidden, normed = layer_kernels().residual_norm(output, hidden, weight, after.module.weight, **shared)
-    after.done = weakref.ref(hidden), normed
-    return hidden
+    def _add(self, part: int, run: Callable[[], Tensor], residual: Tensor, *weights: Tensor | None) -> Any:
+        """The residual with what attention (0) or MLP (1) gives, and its norm."""
+        add, sums = layer_kernels().residual_norm, self.sums
+        if sums is None:
+            output = run()
+        else:
+            is_left = self.gives_sums[part] and residual.nbytes <= sums.joined_bytes
+            output, self.gives_sums[part] = sums.watched(run, is_left=is_left)
+            add = sums.joined.residual_norm if is_left else add
+        return add(output, residual, *weights, epsilon=self.epsilon, **self.form._asdict())
 
 
 class JoinedProjections:

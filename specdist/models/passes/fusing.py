@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from specdist.models.passes import fused_modules
+from specdist.models.passes.all_reduce import SUMMING, Sums
 from specdist.models.passes.fused_modules import (
     MORE_NORMS,
     NORMS,
@@ -74,7 +75,7 @@ class FusedLayers:
                 if isinstance(stack, nn.ModuleList):
                     norms = [getattr(layer, NORMS[0], None) for layer in [*stack][1:]]
                     for layer, norm in zip(stack, [*norms, getattr(owner, "norm", None)], strict=True):
-                        _norm_after(found.get(layer), found.get(norm))
+                        _norm_after(found.get(layer), found.get(norm), vars(model).get(SUMMING))
         logger.info("%s", self._report(forms, device, dtype))
 
     @contextlib.contextmanager
@@ -116,7 +117,8 @@ class Forms:
         if set(module._modules) in ({ATTENTION, MLP, *NORMS}, {ATTENTION, MLP, *MORE_NORMS}):
             # Numbers and words that layers of a class may differ by.
             plain = {name: value for name, value in vars(module).items() if isinstance(value, (float, str))}
-            found = self._once((type(module), *sorted(plain.items())), module, self._layer)
+            key = (type(module), *sorted(plain.items()))
+            found = self._once(key, module, lambda each: self._layer(switch, each))
             return None if found is None else fused_modules.FusedDecoderLayer(*shared, *found)
         own = _plain_forward(module)
         if isinstance(own, FunctionType) and ROTARY in own.__code__.co_names and ROTARY in own.__globals__:
@@ -187,8 +189,8 @@ class Forms:
             )
         return forms[self._best(trials)]
 
-    def _layer(self, module: nn.Module) -> tuple[float, NormForm]:
-        """Epsilon and form of its norms, if it adds and hands over like :func:`run_layer`."""
+    def _layer(self, switch: FusedLayers, module: nn.Module) -> tuple[float, NormForm]:
+        """Epsilon and form of its norms, if it adds and hands over like a fused layer."""
         norms = {name: part for name, part in module._modules.items() if name in MORE_NORMS and part}
         forms = {(_epsilon(norm), self._form_of_norm(norm)) for norm in norms.values()}
         epsilon, form = forms.pop()
@@ -209,8 +211,8 @@ class Forms:
             hidden = 2 * self._random(dtype, 1, NUM_ROWS, width)
             expected = forward(twin, hidden, **kwargs)
             handed_over = {name: attend.called_with.get(name) for name in kwargs}
-            found = fused_modules.run_layer(twin, hidden, kwargs, epsilon, form)
-            trials.append([differences(found, expected)])
+            found = fused_modules.FusedDecoderLayer(switch, twin, forward, dtype, epsilon, form)
+            trials.append([differences(found.run(hidden, kwargs), expected)])
             if handed_over != kwargs:
                 raise ValueError("it hands other things to its attention")
         self._best(trials)
@@ -297,8 +299,10 @@ def _epsilon(module: nn.Module) -> float:
     return float(getattr(module, "variance_epsilon", getattr(module, "eps", math.nan)))
 
 
-def _norm_after(layer: Fused | None, norm: Fused | None) -> None:
-    """Let a layer do the norm of what it gives, if that is of the form of its own."""
-    if isinstance(layer, fused_modules.FusedDecoderLayer) and isinstance(norm, fused_modules.FusedNorm):
-        is_alike = (norm.epsilon, norm.form) == (layer.epsilon, layer.form)
-        layer.after = norm if is_alike else None
+def _norm_after(layer: Fused | None, norm: Fused | None, sums: Sums | None) -> None:
+    """Let a layer do the norm of what it gives, if that is of the form of its own, and its own sums."""
+    if isinstance(layer, fused_modules.FusedDecoderLayer):
+        layer.sums = sums
+        if isinstance(norm, fused_modules.FusedNorm):
+            is_alike = (norm.epsilon, norm.form) == (layer.epsilon, layer.form)
+            layer.after = norm if is_alike else None

@@ -1,0 +1,115 @@
+"""Memory that the ranks of a group read from one another, for sums over them.
+
+M rows, W width of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdist.models.passes.fusing_trials import TOLERANCES, differences
+from specdist.utils.trial import check_difference
+
+ONE_SHOT, MULTIMEM = "one-shot", "multimem"
+# Programs of the kernel wait for those of other ranks: a device has more multiprocessors.
+MAX_ROWS = 64
+# By which the kernel is checked and measured.
+NORM: dict[str, Any] = {"epsilon": 1e-5, "weight_offset": 0.0, "rounds_first": True}
+# Of the kernel's memory, see :mod:`specdist.kernels.peer_sums`.
+GRAIN, SIGNAL_BYTES = 16, 8
+
+
+class PeerMemory(Protocol):
+    """Memory of a rank that its peers can read. Every method may raise what its library raises."""
+
+    def connect(self) -> None:
+        """A collective of the group."""
+        ...
+
+    def sum(self, numbers_N: Tensor) -> Tensor:
+        """[N]: over all ranks. A collective, and the same bits on each."""
+        ...
+
+
+class SymmetricMemory:
+    """Torch's, on CUDA devices that can reach one another: one-shot sums."""
+
+    def __init__(
+        self, num_numbers: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
+    ) -> None:
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        self._rendezvous = symmetric_memory.rendezvous
+        self._buffer_N = symmetric_memory.empty(num_numbers, dtype=dtype, device=device)
+        self._group = group
+
+    def connect(self) -> None:
+        self._rendezvous(self._buffer_N, self._group)
+
+    def sum(self, numbers_N: Tensor) -> Tensor:
+        # The kernel copies the numbers into the buffer, and ends when all ranks have read it.
+        found: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
+            self._buffer_N[: len(numbers_N)], numbers_N, "sum", self._group.group_name
+        )
+        return found
+
+
+class SwitchMemory(SymmetricMemory):
+    """The same, added by the switch of the links."""
+
+    def sum(self, numbers_N: Tensor) -> Tensor:
+        own_N = self._buffer_N[: len(numbers_N)]
+        own_N.copy_(numbers_N)  # the sum before ended when all ranks had read it
+        found: Tensor = torch.ops.symm_mem.multimem_one_shot_all_reduce(own_N, "sum", self._group.group_name)
+        return found
+
+
+NewPeerMemory = Callable[[int, torch.dtype, torch.device, dist.ProcessGroup], PeerMemory]
+WAYS: Mapping[str, NewPeerMemory] = {ONE_SHOT: SymmetricMemory, MULTIMEM: SwitchMemory}
+
+
+class JoinedMemory(SymmetricMemory):
+    """For a kernel that sums rows of ``width`` numbers, adds a residual, and norms them."""
+
+    def __init__(
+        self, width: int, num_numbers: int, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
+    ) -> None:
+        self._width, self._half = width, -(-num_numbers // GRAIN) * GRAIN
+        num_signals = MAX_ROWS * dist.get_world_size(group)
+        super().__init__(2 * self._half + num_signals * SIGNAL_BYTES // dtype.itemsize, dtype, device, group)
+        self._turns = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
+
+    def connect(self) -> None:
+        own_N = self._buffer_N.zero_()
+        assert not own_N.any()  # waits for it: nobody signals before
+        found = self._rendezvous(own_N, self._group)
+        ranks = range(dist.get_world_size(self._group))
+        addresses = [found.get_buffer(rank, own_N.shape, own_N.dtype).data_ptr() for rank in ranks]
+        self._peers_N = torch.tensor(addresses, device=own_N.device)
+
+    def sum(self, numbers_N: Tensor) -> Tensor:
+        """With a residual of zeros. Raises ValueError if the norms are not those of the sums."""
+        from specdist.kernels.layers import rms_norm  # Triton is not everywhere
+
+        rows_MW = F.pad(numbers_N, (0, -len(numbers_N) % self._width)).view(-1, self._width)
+        weight_W = torch.linspace(0.5, 1.5, self._width).to(numbers_N)
+        sums_MW, normed_MW = self.residual_norm(rows_MW, torch.zeros_like(rows_MW), None, weight_W, **NORM)
+        difference, _ = differences(normed_MW, rms_norm(sums_MW, weight_W, **NORM))
+        check_difference("norms of joined sums differ", difference, TOLERANCES[numbers_N.dtype])
+        return sums_MW.view(-1)[: len(numbers_N)]
+
+    def residual_norm(self, inputs: Tensor, *others: Tensor | None, **form: Any) -> tuple[Tensor, Tensor]:
+        """As :func:`specdist.kernels.layers.residual_norm`, of the sum of the inputs over the ranks."""
+        from specdist.kernels import layers
+
+        where = {"rank": dist.get_rank(self._group), "half": self._half}
+        found: tuple[Tensor, Tensor] = layers.residual_norm(
+            inputs, *others, self._peers_N, self._turns, **where, **form
+        )
+        return found

@@ -1,0 +1,138 @@
+"""The ranks of test_all_reduce.py whose sums are joined with the norms after them: the kernel, interpreted,
+on both at the same time, over memory that the processes share."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
+from torch import Tensor, nn
+from triton.runtime.interpreter import InterpreterBuilder
+
+from specdist.kernels import layers
+from specdist.models.passes import all_reduce
+from specdist.models.passes.all_reduce import BACKEND, JOINED, SUMMING, choose_sums
+from specdist.models.passes.fusing import FusedLayers
+from specdist.models.passes.peer_memory import NORM
+from tests.kernels.test_fusing import logits_of, paged_model
+from tests.ranks import join, leave
+
+CPU, WIDTH, NUM_LAYERS = torch.device("cpu"), 64, 3
+# Of two ranks: 16 rows of float32.
+all_reduce.MAX_BYTES_TIMES_RANKS = 8192
+all_reduce.MEASURED_BYTES = (1024, 2048, 4096, 8192)
+FOLDER = Path(os.environ["RENDEZVOUS"].removeprefix("file://")).parent
+own_atomic = InterpreterBuilder.create_atomic_rmw
+late_s = 0.0
+
+
+def atomic(*args: Any) -> Any:
+    """Between polls others have the processor. A rank that is late reads after its peer has gone on."""
+    found = own_atomic(*args)
+    time.sleep(0.0005 + late_s)
+    return found
+
+
+def empty(num_numbers: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    assert device == CPU
+    return shared(dist.get_rank(), num_numbers, dtype)
+
+
+def shared(rank: int, num_numbers: int, dtype: torch.dtype) -> Tensor:
+    path = str(FOLDER / f"{names[-1]} {rank}")
+    held.append(torch.from_file(path, shared=True, size=num_numbers, dtype=dtype))
+    return held[-1]
+
+
+def rendezvous(own: Tensor, group: dist.ProcessGroup) -> Any:
+    dist.barrier(group)
+    return SimpleNamespace(get_buffer=lambda rank, shape, dtype: shared(rank, shape[0], dtype))
+
+
+class Term(nn.Module):
+    """A rank's share of a layer that is cut, and perhaps more than its sum."""
+
+    def __init__(self, whole: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.sum_over_ranks, self.bias = whole.weight, None, 0.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        total = nn.functional.linear(inputs, self.weight * (0.25, 0.75)[dist.get_rank()])
+        if self.sum_over_ranks is not None:
+            total = self.sum_over_ranks(total)
+        else:
+            dist.all_reduce(total, group=group)
+        return total + self.bias if self.bias else total
+
+
+def measured(*seconds: float) -> Callable[[Any], float]:
+    times = iter(seconds)
+
+    def measure(add: Callable[[], object]) -> float:
+        add()
+        return next(times)
+
+    return measure
+
+
+def check_kernel(sums: Any) -> None:
+    """Many turns, of few rows and of more, while a rank is late: the same bits as of the parts."""
+    global late_s
+    generator = torch.Generator().manual_seed(0)
+    for turn, num_rows in enumerate((3, 1, 3, 2, 3, 3)):
+        parts = torch.randn(2, num_rows, WIDTH, generator=generator)
+        residual, weight = torch.randn(num_rows, WIDTH, generator=generator), torch.ones(WIDTH)
+        late_s = 0.02 * (turn % 2 == dist.get_rank())
+        found = sums.joined.residual_norm(parts[dist.get_rank()], residual, None, weight, **NORM)
+        expected = layers.residual_norm(parts[0] + parts[1], residual, None, weight, **NORM)
+        assert all(map(torch.equal, found, expected)), turn
+    late_s = 0.0
+
+
+def check_model(sums_of: Callable[[nn.Module], Any]) -> None:
+    model = paged_model("llama", CPU, torch.float32)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj, layer.mlp.down_proj = Term(layer.self_attn.o_proj), Term(layer.mlp.down_proj)
+    model.model.layers[1].self_attn.o_proj.bias = 0.5
+    expected = logits_of(model)
+    sums_of(model)
+    fused, own, joined = FusedLayers(model, CPU, torch.float32), layers.residual_norm, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        joined.append(len(args) > 4)
+        return own(*args, **kwargs)
+
+    layers.residual_norm = counted
+    for num_joined in (0, 5, 5):
+        joined.clear()
+        with fused.active():
+            found = logits_of(model)
+        assert (len(joined), sum(joined)) == (6, num_joined), joined
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    layers.residual_norm = own
+
+
+names, held = ["first"], list[Tensor]()
+InterpreterBuilder.create_atomic_rmw = atomic
+symmetric_memory.empty, symmetric_memory.rendezvous = empty, rendezvous
+topology = join(tp_size=2)
+group = dist.new_group([0, 1])
+with torch.inference_mode():
+    # Slow for the second rank where there are many rows.
+    slowest = (1, 9)[topology.rank]
+    times = (2, 2, 2, 9, 1, 9, 1, 9, 1 + slowest)
+    shared_options = {"dtype": torch.float32, "device": CPU, "group": group, "width": WIDTH, "ways": {}}
+    model = nn.Module()
+    choice = choose_sums(model, **shared_options, measure=measured(*times))
+    assert choice == [(4096, BACKEND), (2048, JOINED)], choice
+    check_kernel(getattr(model, SUMMING))
+    names.append("second")
+    check_model(lambda model: choose_sums(model, **shared_options, frozen=choice))
+leave()
