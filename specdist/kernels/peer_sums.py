@@ -31,9 +31,10 @@ def summed_over_ranks(
     is_rank_N = ranks_N < num_ranks
     begin = 2 * half * (dtype.primitive_bitwidth // 8) + program * num_ranks * 8
     signals_N = tl.load(peers + ranks_N, mask=is_rank_N, other=0) + begin + rank * 8
-    terms: tuple[tl.tensor, ...] = ()
+    terms = ()
     for peer in tl.static_range(num_ranks):
-        terms = (*terms, tl.multiple_of(tl.load(peers + peer).to(tl.pointer_type(dtype)), 16))
+        term = tl.multiple_of(tl.load(peers + peer).to(tl.pointer_type(dtype)), 16)
+        terms = terms + (term,)  # type: ignore[assignment]  # noqa: RUF005
     tl.debug_barrier()  # all threads have written before one of them signals
     tl.atomic_xchg(signals_N.to(tl.pointer_type(tl.int64)), turn, mask=is_rank_N, sem="release", scope="sys")
     awaited_N = (tl.load(peers + rank) + begin + ranks_N * 8).to(tl.pointer_type(tl.int64))

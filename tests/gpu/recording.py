@@ -89,7 +89,8 @@ class Recording:
         for at in operator.written:
             written = argument(at, args, kwargs)
             for tensor in written if isinstance(written, (list, tuple)) else [written]:
-                self._keep(tensor)
+                if tensor is not None:  # of an argument that may be left out
+                    self._keep(tensor)
         result = function(*args, **kwargs)
         if operator.takes_memory:
             new = operator.new_results(result)
