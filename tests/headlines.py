@@ -10,8 +10,9 @@ from statistics import median
 from specdist.utils.table import Table
 from tests.lab.benchmark.results import ComparedMethod, ComparisonResult
 from tests.lab.benchmark.tables import markdown_report
+from tests.lab.emulation import drafter_rates
 from tests.lab.emulation.policies import best_other, per_gpu
-from tests.lab.emulation.results import EmulationResult, Outcome
+from tests.lab.emulation.results import Outcome
 from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs/benchmarks"
@@ -27,7 +28,7 @@ REPORTS = {
 
 def headlines() -> dict[str, str]:
     return {
-        "headline-emulated": defaults_emulated(),
+        "headline-drafters": drafter_rates.markdown(),
         "headline-vllm": beside_vllm(),
         "headline-policies": goodput_beside_others(),
         # In the page about policies.
@@ -42,24 +43,6 @@ def headlines() -> dict[str, str]:
 
 def read(name: str) -> ComparisonResult:
     return ComparisonResult.read(RESULTS / f"{name}.json")
-
-
-def defaults_emulated() -> str:
-    """A draft on a rank of its own and the default options, over the target alone."""
-    result = EmulationResult.read(RESULTS / "emulation-70b-h100-auto.json")
-    alone = {one.batch_size: one for one in result.outcomes if one.mode == "target only"}
-    rows = [
-        {
-            "sequences": str(one.batch_size),
-            "target only, tokens/s per GPU": f"{_per_gpu(alone[one.batch_size]):,.0f}",
-            "defaults, tokens/s per GPU": f"{_per_gpu(one):,.0f}",
-            "ratio": f"{result.speedup_per_device(one):.2f}",
-            "a GPU waits for the host": f"{one.exposed_host_share:.0%}",
-        }
-        for one in result.outcomes
-        if one.mode == "auto"
-    ]
-    return Table.of(rows).markdown()
 
 
 def beside_vllm() -> str:

@@ -83,7 +83,7 @@ BLOCK_FAULTS = (
         "0 * np.asarray(blocks.passes.ns)",
         (f"{JOB}::test_a_block_s_pass_counts_once",)),
     Mutant("plan-has-a-pass-of-a-block-for-every-token", "_round",
-        "    if costs.block_tokens:\n",
+        "    if costs.drafts_blocks:\n",
         "    if False:\n",
         ("tests/lab/plan/test_simulate.py::test_a_block_is_one_pass_whatever_is_drawn_of_it",)),
     Mutant("more-is-drafted-than-a-block-has", "settled",

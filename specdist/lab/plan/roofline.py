@@ -69,6 +69,9 @@ ROUNDING_KERNELS: dict[str | None, int] = {"float8": 4, "int8": 4 + 7 * 3}
 # of at least a kernel, and what they read or write for every expert of a token, in rows of the hidden size
 # and of the inner width. Counted from the code.
 ROUTING_KERNELS, ROUTED_ROWS, ROUTED_PRODUCTS = 16, 8, 7
+# Operations that make keys and values of the target's states, and put them into a layer's pages. Counted from
+# the code.
+CONTEXT_KERNELS = 8
 # Ratio of neighbouring sizes of a curve, which is linear between them.
 STEP = 1.25
 
@@ -269,6 +272,17 @@ class Placement:
         products_s = matrices_s + experts_s + attention_s
         return products_s + sums_s + self.overhead_s(num_tokens) + sampling_s
 
+    def contexts_s(self, num_tokens: float) -> float:
+        """Seconds in which a drafter of blocks makes keys and values of the target's states of so many
+        tokens."""
+        model, gpu = self.model, self.gpu
+        numbers = model.num_read_numbers + sum(layer.num_numbers(1) for layer in model.layers)
+        products = numbers * model.hidden_size
+        flops_s = 2 * products / gpu.sustained_flops_per_s(model.bytes_per_number)
+        read_s = products * model.bytes_per_number / gpu.sustained_bytes_per_s
+        num_kernels = (1 + len(model.layers)) * CONTEXT_KERNELS
+        return max(read_s, num_tokens * flops_s) + num_kernels * gpu.eager_kernel_s
+
     def sampling_s(self, num_logits: float, num_rows: float) -> float:
         """Seconds from the logits of so many tokens to what is drawn from them."""
         if self.sampling is None or not num_logits:
@@ -314,14 +328,25 @@ def roofline_costs(
             target_prefill=target_prefill,
         )
     state_bytes = draft.model.num_read_numbers * target.model.bytes_per_number
+    passes = CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_draft_rows))
+    draft_prefill = _curve(lambda tokens: draft.pass_s(tokens, 1, 0), most_tokens)
+    num_block_tokens = draft.model.num_block_tokens
+    if num_block_tokens:
+        # As the main job measures it: steps only draw, and the one pass over blocks is beside them.
+        passes = CostModel(
+            target_curve,
+            _curve(lambda rows: draft.sampling_s(rows, rows), num_rows),
+            synchronous=_curve(lambda rows: draft.pass_s(rows * (1 + num_block_tokens), rows, 0), num_rows),
+        )
+        draft_prefill = _curve(draft.contexts_s, most_tokens)
     return ReplicaCosts(
-        passes=CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_draft_rows)),
-        draft_prefill=_curve(lambda tokens: draft.pass_s(tokens, 1, 0), most_tokens),
+        passes=passes,
+        draft_prefill=draft_prefill,
         round_s=ROUND_S,
         proposal_s=PROPOSAL_S,
         state_bytes=state_bytes,
         state_s=target.gpu.send_s(state_bytes),
-        block_tokens=draft.model.num_block_tokens,
+        drafts_blocks=num_block_tokens > 0,
         target_prefill=target_prefill,
     )
 

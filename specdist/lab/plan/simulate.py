@@ -26,13 +26,13 @@ class ReplicaCosts:
     """Times of a replica.
 
     Attributes:
-        passes: of the target by its tokens, of the draft by sequences of one token each.
+        passes: of the target by its tokens, of the draft by sequences of one token each. Where it
+            ``drafts_blocks``, a step only draws, and the pass over blocks is the synchronous part.
         draft_prefill: of the draft by the tokens of a prompt.
         round_s: of the host, for every round.
         proposal_s: of a proposal of any length: messages to the draft's rank and back, bookkeeping.
         state_bytes: of the target's states of one token, which a drafter reads; ``state_s``: seconds
             that these are on their way to a rank of its own.
-        block_tokens: that a drafter of blocks gives in one pass; 0 of another draft.
         target_prefill: of the target by tokens without any that is sampled from; None: as ``passes``.
     """
 
@@ -42,7 +42,7 @@ class ReplicaCosts:
     proposal_s: float
     state_bytes: int = 0
     state_s: float = 0.0
-    block_tokens: int = 0
+    drafts_blocks: bool = False
     target_prefill: Curve | None = None
 
 
@@ -147,11 +147,9 @@ def _round(costs: ReplicaCosts, settings: Settings) -> _Round:
         if costs.state_bytes:
             # All that was accepted is run again, with the target's states.
             work = work._replace(num_first=work.num_tokens)
-    if costs.block_tokens:
-        # One pass over whole blocks, whatever is drawn of them; each reads its context once.
-        prefill, num_tokens = costs.draft_prefill, num_rows * (1 + costs.block_tokens)
-        more_s = _seconds(prefill, num_tokens) - _seconds(prefill, num_rows)
-        draft_s = _seconds(passes.draft, num_rows) + more_s
+    if costs.drafts_blocks:
+        # One pass over whole blocks, whatever is drawn of them.
+        draft_s = _seconds(passes.synchronous, num_rows) + length * _seconds(passes.draft, num_rows)
         return _Round(num_rows * work.num_verified, work.num_tokens, draft_s)
     first_s, later_s = (_seconds(passes.draft, num_rows * size) for size in (work.num_first, work.num_later))
     return _Round(num_rows * work.num_verified, work.num_tokens, first_s + work.num_steps * later_s)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from specdist.config.groups import MTP
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_atomically, write_json
 from specdist.engine.assembly import PAGE_SIZE, Assembly
@@ -78,7 +79,9 @@ class Emulation:
         self._config = config
         quantization = config.target_quantization
         target, dtype = open_model("--target", config.target, config.dtype, quantization=quantization)
-        draft, _ = open_model("--draft", config.draft, config.dtype)
+        is_head = config.draft == MTP
+        name = config.target if is_head else config.draft
+        draft, _ = open_model("--draft", name, config.dtype, is_head=is_head)
         gpu = find_gpu(config.emulate, dtype, config.calibration)
         context_tokens = config.prompt_tokens + config.output_tokens / 2
         shared: dict[str, Any] = {

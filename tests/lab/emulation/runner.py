@@ -51,6 +51,14 @@ class Pace:
         context_tokens = round(context_tokens / CONTEXT_STEP) * CONTEXT_STEP
         return self._known_ns(num_tokens, num_rows, context_tokens, num_logits)
 
+    def drawing_ns(self, num_rows: int) -> int:
+        """Nanoseconds from as many distributions that are there to what is drawn from them."""
+        return round(self._slowdown * self._placement.sampling_s(num_rows, num_rows) * NS_PER_S)
+
+    def contexts_ns(self, num_tokens: int) -> int:
+        """Nanoseconds in which a drafter of blocks reads so many tokens' states."""
+        return round(self._slowdown * self._placement.contexts_s(num_tokens) * NS_PER_S)
+
     def _pass_ns(self, num_tokens: int, num_rows: int, context_tokens: int, num_logits: int | None) -> int:
         placement = dataclasses.replace(self._placement, context_tokens=context_tokens)
         return round(self._slowdown * placement.pass_s(num_tokens, num_rows, num_logits) * NS_PER_S)
@@ -78,7 +86,11 @@ class EmulatedRunner:
         self._queue = device
         self._num_missing, self._prompt_tokens = 0, 0
         self._is_full_R = np.zeros(0, bool)
-        self.runs = EmulatedRuns(self, device)
+        self.runs: EmulatedRuns | None = EmulatedRuns(self, device)
+
+    def num_run(self, batch: FlatBatch) -> int:
+        """Of the last pass."""
+        return len(batch)
 
     @property
     def is_full(self) -> bool:

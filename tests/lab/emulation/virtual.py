@@ -33,6 +33,7 @@ from specdist.policies.payoff import LEAST_SHARE
 from specdist.sampling.distributions import Dense
 from tests.lab.emulation.config import MODE_OPTIONS, TARGET_ONLY, EmulationConfig
 from tests.lab.emulation.device import NS_PER_MS, EmulatedDevice
+from tests.lab.emulation.drafters import draft_runner
 from tests.lab.emulation.markov import markov_pair
 from tests.lab.emulation.run import Case, Emulation
 from tests.lab.emulation.runner import EmulatedRunner, Pace
@@ -146,11 +147,13 @@ class VirtualRun:
             mode=MODE_OPTIONS[mode] if choice.max_draft_tokens else TARGET_ONLY,
             choice=choice,
         )
+        passes = emulation.costs(case).passes
         costs = dataclasses.replace(
-            emulation.costs(case).passes,
-            message=Curve([1], [MESSAGE_NS]), synchronous=Curve([1], [SYNCHRONOUS_NS]),
+            passes,
+            message=Curve([1], [MESSAGE_NS]),
+            synchronous=passes.synchronous.plus(Curve([1], [SYNCHRONOUS_NS])),
             asynchronous=Curve([1], [ASYNCHRONOUS_NS]),
-        )  # fmt: skip
+        )
         self.config, self.order = config, emulation.order(case, costs)
         self.device = VirtualDevice()
         draft_device = VirtualDevice() if case.has_own_gpu else self.device
@@ -164,7 +167,9 @@ class VirtualRun:
         self.target = _PacedTarget(local_target, recording, self.device)
         self.proposer: Proposer = Draft()
         if choice.max_draft_tokens:
-            runner = EmulatedRunner(pair.draft, Pace(emulation.draft), draft_device)
+            runner = draft_runner(
+                emulation.target, emulation.draft, pair.draft, draft_device, has_own_gpu=case.has_own_gpu
+            )
             is_rank, device = case.has_own_gpu, self.device
             worker = new_draft(self.order, runner, timeline("idle", draft_device), may_be_skipped=not is_rank)
             channel = VirtualRank(worker, draft_device, device) if is_rank else InProcess(worker)

@@ -95,10 +95,10 @@ def test_a_job_ends_with_every_token() -> None:
 
 
 def test_a_block_is_one_pass_whatever_is_drawn_of_it() -> None:
-    """Of blocks of 7 tokens and the one before them, 64 tokens in all, which prompts of as many take."""
-    costs = replace(COSTS, block_tokens=7)
+    passes = replace(COSTS.passes, draft=Curve([1], [10_000]), synchronous=Curve([1], [3_000_000]))
+    costs = replace(COSTS, passes=passes, drafts_blocks=True)
     for length in (2, 5):
         found = predict(costs, settings("colocated", length=length))
         tokens = ROWS * (1 + length)
         target = 20.0 if tokens <= 64 else tokens * 20 / 64
-        assert found.round_s == pytest.approx((0.5 + 0.2 + target + 1 + 7 / 63) / 1e3), length
+        assert found.round_s == pytest.approx((0.5 + 0.2 + target + 3 + length * 0.01) / 1e3), length
