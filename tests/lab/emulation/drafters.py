@@ -6,9 +6,10 @@ is added where the next round begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from specdist.data.stats.regression import NS_PER_S
@@ -64,6 +65,19 @@ class EmulatedDrafter(EmulatedRunner):
         with self._queue.standing_in():
             return self._queue.tensor(self.model.logits(last_ids(batch, logits_index)))
 
+    def confidences(
+        self, batch: FlatBatch, logits_index: np.ndarray, top_of: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """float32 [A, P]: see :meth:`BlockRunner.confidences`."""
+        self._queue.queue(self._block_ns(batch, Segments.of(batch), len(logits_index)))
+        with self._queue.standing_in():
+            token_ids_A, found = last_ids(batch, logits_index), []
+            for _ in range(self._block_tokens - 1):
+                logits_AV = self.model.logits(token_ids_A)
+                found.append(top_of(logits_AV))
+                token_ids_A = logits_AV.argmax(dim=1)
+            return self._queue.tensor(torch.stack(found, dim=1))
+
     def _contexts_ns(self, batch: FlatBatch, segments: Segments) -> int:
         if self._block_tokens:
             return self.pace.contexts_ns(len(batch))
@@ -72,15 +86,20 @@ class EmulatedDrafter(EmulatedRunner):
     def _step_ns(self, batch: FlatBatch, segments: Segments, num_rows: int) -> int:
         if not self.is_full:
             return 0
+        if self.drafts_blocks:
+            self._num_run, drawing_ns = 0, self.pace.drawing_ns(num_rows)
+            return drawing_ns + (self._block_ns(batch, segments, num_rows) if self._begins else 0)
+        self._num_run = len(batch)
         states_ns = self._states_ns(len(batch)) if self._begins else 0
-        if not self._block_tokens:
-            self._num_run = len(batch)
-            return states_ns + self.pass_ns(segments, len(batch), num_rows)
-        self._num_run, step_ns = 0, self.pace.drawing_ns(num_rows)
-        if self._begins:
-            self._num_run = num_rows * self._block_tokens
-            step_ns += self.pace.contexts_ns(len(batch)) + self.pass_ns(segments, self._num_run, 0)
-        return states_ns + step_ns
+        return states_ns + self.pass_ns(segments, len(batch), num_rows)
+
+    def _block_ns(self, batch: FlatBatch, segments: Segments, num_rows: int) -> int:
+        """Of the pass over whole blocks, from which all steps of a round draw."""
+        self._begins, self._num_run = False, num_rows * self._block_tokens
+        if not self.is_full:
+            return 0
+        arrived_ns = self._states_ns(len(batch)) + self.pace.contexts_ns(len(batch))
+        return arrived_ns + self.pass_ns(segments, self._num_run, 0)
 
     def _states_ns(self, num_tokens: int) -> int:
         return round(num_tokens * self._state_ns)

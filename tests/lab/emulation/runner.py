@@ -88,10 +88,6 @@ class EmulatedRunner:
         self._is_full_R = np.zeros(0, bool)
         self.runs: EmulatedRuns | None = EmulatedRuns(self, device)
 
-    def num_run(self, batch: FlatBatch) -> int:
-        """Of the last pass."""
-        return len(batch)
-
     @property
     def is_full(self) -> bool:
         """Passes take their time."""
