@@ -162,6 +162,17 @@ def test_an_8b_with_its_draft_on_one_gpu(middle: ModelSize, small: ModelSize) ->
     assert both.needs.activations == alone.needs.activations
 
 
+def test_blocks_have_pages_beside_those_of_the_table(small: ModelSize) -> None:
+    """A page of 16 tokens, 32 KiB each, for the last 15 or 16 tokens of a block of each of 32 sequences; two
+    for 17."""
+    limits, found = rows(), []
+    for num_block_tokens in (0, 15, 16, 17):
+        size = dataclasses.replace(small, num_block_tokens=num_block_tokens)
+        draft = HeldModel(size=size, tp_size=1, limits=draft_limits(limits, TOP_P))
+        found.append(room_on_gpu([draft], limits, TOP_P, loaded((small, 1))).cache_bytes)
+    assert [each - found[0] for each in found[1:]] == [pages * 32 * 16 * 32 * 2**10 for pages in (1, 1, 2)]
+
+
 @pytest.mark.parametrize("window", [None, 512])
 def test_a_window_takes_the_same_from_memory_however_long_rows_are(
     small: ModelSize, large: ModelSize, window: int | None

@@ -82,9 +82,14 @@ class HeldModel:
         return (self.limits.num_seqs + self.limits.num_prefix_states) * self.slot_bytes
 
     @property
+    def block_bytes(self) -> int:
+        """Of pages that the sequences' blocks have for themselves."""
+        return self.limits.num_seqs * -(-self.size.num_block_tokens // PAGE_SIZE) * self.page_bytes
+
+    @property
     def fixed_bytes(self) -> int:
         """Of what does not follow the page table."""
-        return self.windowed_bytes + self.state_bytes
+        return self.windowed_bytes + self.state_bytes + self.block_bytes
 
     @property
     def _windowed_token_bytes(self) -> int:

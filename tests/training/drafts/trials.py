@@ -148,7 +148,7 @@ def rates(
     settings = SamplingSettings(temperature=config.temperature)
     for _, batch in batches(examples, TOKENS_PER_PASS, config, CPU):
         logits = [
-            batch.at_places(model(batch.token_ids_BL).logits)
+            model(batch.token_ids_BL).logits[batch.rows_M, batch.columns_M]
             for model in ([draft, target] if settings.is_random else [draft])
         ]
         found_M = acceptances(logits[0], batch.places, settings, *logits[1:])
