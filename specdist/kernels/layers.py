@@ -77,10 +77,10 @@ def rms_norm_kernel(
     tl.store(output + places_M[:, None] + columns_W[None, :], numbers, mask=is_used)
 
 
-@triton.jit(do_not_specialize=["num_rows", "rank"])
+@triton.jit(do_not_specialize=["num_rows", "rank", "most_waits"])
 def residual_norm_kernel(
-    inputs, residual, weight_before, weight, sums, output, peers, turns, num_rows, rank, epsilon,
-    width: tl.constexpr, weight_offset: tl.constexpr, rounds_first: tl.constexpr,
+    inputs, residual, weight_before, weight, sums, output, peers, turns, num_rows, rank, most_waits,
+    epsilon, width: tl.constexpr, weight_offset: tl.constexpr, rounds_first: tl.constexpr,
     is_normed_before: tl.constexpr, block_rows: tl.constexpr, block_width: tl.constexpr,
     num_ranks: tl.constexpr, block_ranks: tl.constexpr, half: tl.constexpr,
 ):  # fmt: skip
@@ -92,7 +92,9 @@ def residual_norm_kernel(
     loaded = tl.load(inputs + places, mask=is_used, other=0.0)
     numbers = loaded.to(tl.float32)
     if num_ranks > 1:
-        numbers = summed_over_ranks(loaded, places, is_used, peers, turns, rank, num_ranks, block_ranks, half)
+        numbers = summed_over_ranks(
+            loaded, places, is_used, peers, turns, rank, most_waits, num_ranks, block_ranks, half
+        )
         numbers = _rounded(numbers, loaded.dtype)
     if is_normed_before:
         numbers = _normed(
@@ -243,6 +245,7 @@ def residual_norm(
     rounds_first: bool,
     rank: int = 0,
     half: int = 0,
+    most_waits: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The sum of residual and inputs, [..., W] both, and its norm; both have the inputs' shape.
 
@@ -251,7 +254,7 @@ def residual_norm(
         epsilon, weight_offset, rounds_first: of both norms, as of :func:`rms_norm`.
         peers_N: int64, addresses of the ranks' memory, over whose inputs is summed first, a collective: see
             :mod:`specdist.kernels.peer_sums`. ``turns``: int64 of this rank, one for each row; ``half``: of
-            the memory, in numbers, a multiple of 16.
+            the memory, in numbers, a multiple of 16; ``most_waits``: for the peers, 0 without end.
 
     Raises:
         ValueError: if a row is wider than ``MAX_RESIDUAL_WIDTH``.
@@ -266,8 +269,8 @@ def residual_norm(
     if num_rows:
         weight_before = weight_W if weight_before_W is None else weight_before_W
         residual_norm_kernel[(triton.cdiv(num_rows, options["block_rows"]),)](
-            inputs, residual, weight_before, weight_W, sums, output, peers_N, turns, num_rows, rank, epsilon,
-            width=width, weight_offset=weight_offset, rounds_first=rounds_first,
+            inputs, residual, weight_before, weight_W, sums, output, peers_N, turns, num_rows, rank,
+            most_waits, epsilon, width=width, weight_offset=weight_offset, rounds_first=rounds_first,
             is_normed_before=weight_before_W is not None, num_ranks=num_ranks,
             block_ranks=triton.next_power_of_2(num_ranks), half=half,
             **options, **norm_options(width, NUMBERS_WITH_RESIDUAL),

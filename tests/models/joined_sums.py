@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from triton.runtime.interpreter import InterpreterBuilder
 
 from specdist.kernels import layers
-from specdist.models.passes import all_reduce
+from specdist.models.passes import all_reduce, peer_memory
 from specdist.models.passes.all_reduce import BACKEND, JOINED, SUMMING, choose_sums
 from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.peer_memory import NORM
@@ -54,6 +54,10 @@ def shared(rank: int, num_numbers: int, dtype: torch.dtype) -> Tensor:
 def rendezvous(own: Tensor, group: dist.ProcessGroup) -> Any:
     dist.barrier(group)
     return SimpleNamespace(get_buffer=lambda rank, shape, dtype: shared(rank, shape[0], dtype))
+
+
+def alone(own: Tensor, group: dist.ProcessGroup) -> Any:
+    return SimpleNamespace(get_buffer=lambda rank, shape, dtype: own)
 
 
 class Term(nn.Module):
@@ -135,4 +139,9 @@ with torch.inference_mode():
     check_kernel(getattr(model, SUMMING))
     names.append("second")
     check_model(lambda model: choose_sums(model, **shared_options, frozen=choice))
+    # Signals that never reach the peers.
+    names.append(f"third of {topology.rank}")
+    peer_memory.CHECK_WAITS = 40
+    symmetric_memory.rendezvous = alone
+    assert choose_sums(nn.Module(), **shared_options, frozen=choice) == [(4096, BACKEND), (2048, BACKEND)]
 leave()

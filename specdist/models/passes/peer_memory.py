@@ -19,6 +19,8 @@ from specdist.utils.trial import check_difference
 ONE_SHOT, MULTIMEM = "one-shot", "multimem"
 # Programs of the kernel wait for those of other ranks: a device has more multiprocessors.
 MAX_ROWS = 64
+# Until the kernel has been checked it does not wait for ever: some half a minute on a GPU.
+CHECK_WAITS = 2**26
 # By which the kernel is checked and measured.
 NORM: dict[str, Any] = {"epsilon": 1e-5, "weight_offset": 0.0, "rounds_first": True}
 # Of the kernel's memory, see :mod:`specdist.kernels.peer_sums`.
@@ -99,7 +101,9 @@ class JoinedMemory(SymmetricMemory):
 
         rows_MW = F.pad(numbers_N, (0, -len(numbers_N) % self._width)).view(-1, self._width)
         weight_W = torch.linspace(0.5, 1.5, self._width).to(numbers_N)
-        sums_MW, normed_MW = self.residual_norm(rows_MW, torch.zeros_like(rows_MW), None, weight_W, **NORM)
+        sums_MW, normed_MW = self.residual_norm(
+            rows_MW, torch.zeros_like(rows_MW), None, weight_W, most_waits=CHECK_WAITS, **NORM
+        )
         difference, _ = differences(normed_MW, rms_norm(sums_MW, weight_W, **NORM))
         check_difference("norms of joined sums differ", difference, TOLERANCES[numbers_N.dtype])
         return sums_MW.view(-1)[: len(numbers_N)]
