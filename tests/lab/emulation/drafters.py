@@ -35,11 +35,8 @@ class EmulatedDrafter(EmulatedRunner):
         super().__init__(model, pace, device)
         self.runs = None
         self._block_tokens, self._state_ns = block_tokens, state_ns
+        self.drafts_blocks = block_tokens > 0
         self._begins, self._num_run, self._waiting_ns = True, 0, 0
-
-    @property
-    def drafts_blocks(self) -> bool:
-        return self._block_tokens > 0
 
     def num_run(self, batch: FlatBatch) -> int:
         return self._num_run

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +87,7 @@ class EmulatedRunner:
         self._queue = device
         self._num_missing, self._prompt_tokens = 0, 0
         self._is_full_R = np.zeros(0, bool)
-        self.runs: EmulatedRuns | None = EmulatedRuns(self, device)
+        self.runs: Any = EmulatedRuns(self, device)
 
     @property
     def is_full(self) -> bool:
