@@ -52,7 +52,7 @@ def test_every_option_that_names_a_path_is_known_as_one() -> None:
         unknown = found - PATH_OPTIONS - NOT_PATHS
         assert not unknown, f"add to specdist.config.arguments.PATH_OPTIONS: {unknown} of {config.__name__}"
     # The others belong to jobs with a parser of their own.
-    assert PATH_OPTIONS - set().union(*map(names_of, CONFIGS)) == {"config", "folder", "outputs", "tune"}
+    assert PATH_OPTIONS - set().union(*map(names_of, CONFIGS)) == {"config", "folder", "outputs"}
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -41,12 +41,18 @@ STEPS = {"RMS norm", "residual and norm", "rotary embedding", "gated activation"
 FEWER = {"phi3": {"residual and norm", "gated activation"}, "olmo2": {"residual and norm"}}
 # A part of a head of latent attention is rotated.
 FEWER["youtu"] = {"rotary embedding"}
+# Of layers that read the same input.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def steps_of(model: PreTrainedModel) -> set[str]:
     """What is fused."""
     has_norms = any(type(module).__name__.endswith("RMSNorm") for module in model.modules())
-    return STEPS - FEWER.get(model.config.model_type, set()) if has_norms else set()
+    fused = STEPS - FEWER.get(model.config.model_type, set()) if has_norms else set()
+    has_siblings = any(
+        set(names) <= module._modules.keys() for module in model.modules() for names in SIBLINGS
+    )
+    return fused | {"joined product"} if has_siblings else fused
 
 
 # Whole chunks of small models expand latents, and others do not.
