@@ -35,7 +35,7 @@ install_project() {
     local stamp=.venv/specdist-installed wanted torch remedy
     local constraints=jobs/constraints-cpu.txt
     command -v nvidia-smi >/dev/null && constraints=jobs/constraints-cuda.txt
-    local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
+    local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile)
     if [[ -d wheels ]]; then
         # pip itself is one of the wheels.
         pip=(env "PYTHONPATH=$(echo "$PWD"/wheels/pip-*.whl)" "${pip[@]}" --no-index --find-links "$PWD/wheels"
@@ -56,6 +56,8 @@ install_project() {
     echo "installing the project into $PWD/.venv (the first time takes a few minutes)"
     rm -f "$stamp"
     "${pip[@]}" || fail "the installation has failed: $remedy"
+    # On all cores, as pip does not; some packages have files for other versions of Python.
+    .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
     printf '%s\n' "$wanted" >"$stamp"
 }
 

@@ -11,7 +11,8 @@ from tests.models.families import FAMILIES
 pytestmark = needs_fake_device
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Llama has all that Mistral has but the window, which is Gemma 2's; Qwen 2's biases are in joined products.
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("qwen2", "mistral")])
 def test_every_family_gives_the_rows_of_a_cpu(family: str) -> None:
     on_device(check_engine.check_family, family)
 
