@@ -6,16 +6,26 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.job.launching import read_output, refused, run_here
+from tests.job.ranks import fork_ranks
 
 
-def test_a_draft_changes_no_row_and_the_cache_is_named(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_a_draft_and_ranks_change_no_row_and_the_cache_is_named(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """A draft beside the target, and a target alone over two ranks, each of which has scales of its heads."""
     options = options | {"limit": 8, "cache_dtype": "float8"}
     outputs = {policy: tmp_path / policy for policy in ("fixed", "none")}
     rows = []
     for policy, output in outputs.items():
         own = options if policy == "fixed" else options | {"policy": "none", "num_draft_tokens": None}
-        ended = run_here(**own, output=output)
+        if policy == "none":
+            ended = fork_ranks(2, **own, tp_size=2, output=output)
+        else:
+            ended = run_here(**own, output=output)
         assert ended.code == 0, ended.stderr
         assert (
             "exact: the completions follow the distribution of the target with a float8 cache" in ended.stderr
