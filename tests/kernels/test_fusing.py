@@ -128,10 +128,15 @@ def test_a_norm_is_done_by_the_layer_before_where_it_is_that_of_what_the_layer_g
     model = paged_model("llama", device, torch.float32)
     model.model.norm.variance_epsilon = 0.3
     model.model.layers[1].register_forward_pre_hook(lambda _, args: (args[0] * 2 + 1, *args[1:]))
+    # What attention gives is not seen here, so what it reads is.
+    read: list[torch.Tensor] = []
+    projection = model.model.layers[1].self_attn.q_proj
+    projection.register_forward_pre_hook(lambda _, args: read.append(args[0]))
     expected = logits_of(model)
     with FusedLayers(model, device, torch.float32).active():
         found = logits_of(model)
     assert (found - expected).abs().max() <= TOLERANCES[torch.float32] * expected.abs().max()
+    torch.testing.assert_close(read[1], read[0])
 
 
 def test_a_copy_of_a_model_has_its_own_weights(device: torch.device) -> None:
