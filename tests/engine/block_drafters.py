@@ -23,29 +23,16 @@ from specdist.models.drafters.blocks.block_runner import BlockRunner
 from specdist.models.drafters.states import StatesRunner
 from specdist.policies import DraftSequences, Goodput, VerifiedTokens
 from specdist.policies.costs import CostModel, Curve
-from tests.engine.eagle import Drafted, Watched
+from tests.engine.eagle import MASK_ID, Drafted, Watched, drafter_layers
 from tests.engine.harness import CPU, Harness
 
 LAYERS = [2, 0, 1]
-NUM_LAYERS, BLOCK_SIZE, MASK_ID = 2, 5, 3
+BLOCK_SIZE = 5
 NOT_IN_FILES = ("verifier_norm.weight", "verifier_lm_head.weight")
 
 
 def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) -> dict[str, Any]:
     """A config.json as speculators writes it."""
-    text = target.config
-    layers = {
-        "model_type": "qwen3",
-        "vocab_size": text.vocab_size,
-        "hidden_size": text.hidden_size,
-        "intermediate_size": 48,
-        "num_hidden_layers": NUM_LAYERS,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "initializer_range": 0.2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    }
     return {
         "architectures": ["DFlashSpeculator"],
         "auto_map": {"": "dflash.DFlashSpeculatorConfig"},
@@ -60,7 +47,7 @@ def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) ->
         "sliding_window_non_causal": False,
         "target_hidden_size": None,
         "tie_word_embeddings": False,
-        "transformer_layer_config": layers,
+        "transformer_layer_config": drafter_layers(target),
     } | changes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from specdist.engine.draft.channels import InProcess
 from specdist.engine.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
+from specdist.engine.request import Request
 from specdist.engine.times.timeline import Timeline
 from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.drafters.blocks.block_config import published_config
@@ -47,10 +48,10 @@ ALARM = 1e-5
 CROWD = {"max_new_tokens": 4, "max_num_seqs": 400, "max_num_batched_tokens": 3000, "num_pages": 2000}
 
 
-def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) -> dict[str, Any]:
-    """A config.json as speculators writes it: of an EAGLE-3 draft with two layers of Qwen3, or as changed."""
+def drafter_layers(target: PreTrainedModel) -> dict[str, Any]:
+    """Two layers of Qwen3, as wide as the target."""
     text = target.config
-    layers = {
+    return {
         "model_type": "qwen3",
         "vocab_size": text.vocab_size,
         "hidden_size": text.hidden_size,
@@ -62,6 +63,10 @@ def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) ->
         "initializer_range": 0.2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }
+
+
+def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) -> dict[str, Any]:
+    """A config.json as speculators writes it: of an EAGLE-3 draft with two layers of Qwen3, or as changed."""
     return {
         "architectures": ["Eagle3Speculator"],
         "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
@@ -77,7 +82,7 @@ def speculators_values(target: PreTrainedModel, num_ids: int, **changes: Any) ->
         "eagle_aux_hidden_state_layer_ids": [2, 0, 1],
         "target_hidden_size": None,
         "tie_word_embeddings": False,
-        "transformer_layer_config": layers,
+        "transformer_layer_config": drafter_layers(target),
     } | changes
 
 
@@ -298,6 +303,28 @@ def _layer(of: dict[str, Tensor], config: Any, inputs: Tensor, states: Tensor) -
 
 def _norm(values: Tensor, weight: Tensor, config: Any) -> Tensor:
     return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + config.rms_norm_eps) * weight
+
+
+def check_blocks(
+    replica: EagleHarness,
+    requests: Sequence[Request],
+    expected: Callable[[Drafted], np.ndarray],
+    *,
+    is_preempted: bool,
+    least: int,
+    every: int,
+    rtol: float = 2e-4,
+) -> None:
+    """Of more than ``least`` blocks that are drafted, some accepted and some not, the probabilities of
+    each ``every``-th."""
+    replica.generate(requests)
+    stats = replica.stats_recorder.close_shard(0)
+    assert (stats.num_preemptions > 0) == is_preempted
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    drafted = [block for block in replica.blocks if block.candidates]
+    assert len(drafted) > least
+    for block in drafted[::every]:
+        np.testing.assert_allclose(block.probabilities, expected(block), rtol=rtol, atol=1e-6)
 
 
 def check_distribution(replica: Harness, target: PreTrainedModel, settings: SamplingSettings) -> None:

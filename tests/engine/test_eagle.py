@@ -13,6 +13,7 @@ from specdist.sampling.distributions import SamplingSettings
 from tests.engine.eagle import (
     CROWD,
     EagleHarness,
+    check_blocks,
     check_distribution,
     eagle_model,
     eagle_target,
@@ -60,16 +61,12 @@ def test_every_block_is_what_the_published_formulas_say(
     draft = eagle_model(target, IDS, **changes)
     monkeypatch.setattr(DrafterRunner, "is_asynchronous", not waits)
     replica = EagleHarness(target, draft, settings=SamplingSettings(), max_new_tokens=14, **options)
-    replica.generate(requests_for(prompts_of_lengths(1, 17, 2, 26), num_samples=2))
-    stats = replica.stats_recorder.close_shard(0)
-    assert (stats.num_preemptions > 0) == bool(options)
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
-    drafted = [block for block in replica.blocks if block.candidates]
-    assert len(drafted) > 30
-    for block in drafted[::4]:
-        np.testing.assert_allclose(
-            block.probabilities, expected_probabilities(target, draft, block), rtol=2e-4, atol=1e-6
-        )
+    check_blocks(
+        replica,
+        requests_for(prompts_of_lengths(1, 17, 2, 26), num_samples=2),
+        lambda block: expected_probabilities(target, draft, block),
+        is_preempted=bool(options), least=30, every=4,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "gpt2"])

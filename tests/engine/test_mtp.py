@@ -3,19 +3,16 @@
 The chi-square test's p-value was 0.85 with sound code.
 """
 
-import numpy as np
 import pytest
 import torch
 
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.eagle import CROWD, check_distribution
+from tests.engine.eagle import CROWD, check_blocks, check_distribution
 from tests.engine.harness import Harness, requests_for
 from tests.engine.mtp import FAMILIES, MtpHarness, expected_probabilities, mtp_head, mtp_target
-from tests.engine.test_eagle import prompts_of_lengths
+from tests.engine.test_eagle import CROWDED, prompts_of_lengths
 
 VOCAB_SIZE = 24
-# Contexts in chunks, and preemptions.
-CROWDED = {"max_num_batched_tokens": 20, "num_pages": 14, "max_num_seqs": 4}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -28,16 +25,12 @@ def test_every_block_is_what_the_papers_say(family: str) -> None:
     replica = MtpHarness(
         target, head, settings=SamplingSettings(), max_new_tokens=14 if options else 9, **options
     )
-    replica.generate(requests_for(prompts_of_lengths(1, 17, 2, 26), num_samples=2 if options else 1))
-    stats = replica.stats_recorder.close_shard(0)
-    assert (stats.num_preemptions > 0) == bool(options)
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
-    drafted = [block for block in replica.blocks if block.candidates]
-    assert len(drafted) > 12
-    for block in drafted[::3]:
-        np.testing.assert_allclose(
-            block.probabilities, expected_probabilities(target, head, block), rtol=5e-4, atol=1e-6
-        )
+    check_blocks(
+        replica,
+        requests_for(prompts_of_lengths(1, 17, 2, 26), num_samples=2 if options else 1),
+        lambda block: expected_probabilities(target, head, block),
+        is_preempted=bool(options), least=12, every=3, rtol=5e-4,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", [SamplingSettings(temperature=0.0), SamplingSettings(is_coupled=True)])

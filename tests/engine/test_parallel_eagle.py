@@ -5,7 +5,6 @@ The chi-square test's p-value of sound code was 0.69, and 0.59 to 0.86 with thre
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from tests.engine.eagle import (
     CROWD,
     PEAGLE,
     EagleHarness,
+    check_blocks,
     check_distribution,
     eagle_model,
     eagle_target,
@@ -31,16 +31,12 @@ def test_every_block_is_what_the_published_formulas_say(monkeypatch: pytest.Monk
     monkeypatch.setattr(ParallelRunner, "is_asynchronous", True)
     options = {"num_pages": 12, "max_num_seqs": 4, "max_num_batched_tokens": 24, "max_new_tokens": 16}
     replica = EagleHarness(TARGET, draft, settings=SamplingSettings(), **options)
-    replica.generate(requests_for(prompts_of_lengths(1, 17, 2, 20), num_samples=2))
-    stats = replica.stats_recorder.close_shard(0)
-    assert stats.num_preemptions > 0
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
-    drafted = [block for block in replica.blocks if block.candidates]
-    assert len(drafted) > 60
-    for block in drafted[::6]:
-        np.testing.assert_allclose(
-            block.probabilities, expected_probabilities(TARGET, draft, block), rtol=2e-4, atol=1e-6
-        )
+    check_blocks(
+        replica,
+        requests_for(prompts_of_lengths(1, 17, 2, 20), num_samples=2),
+        lambda block: expected_probabilities(TARGET, draft, block),
+        is_preempted=True, least=60, every=6,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", [SamplingSettings(temperature=0.0), SamplingSettings(is_coupled=True)])
