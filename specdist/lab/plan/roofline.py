@@ -328,8 +328,6 @@ def roofline_costs(
             target_prefill=target_prefill,
         )
     state_bytes = draft.model.num_read_numbers * target.model.bytes_per_number
-    passes = CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_draft_rows))
-    draft_prefill = _curve(lambda tokens: draft.pass_s(tokens, 1, 0), most_tokens)
     num_block_tokens = draft.model.num_block_tokens
     if num_block_tokens:
         # As the main job measures it: steps only draw, and the one pass over blocks is beside them.
@@ -339,6 +337,9 @@ def roofline_costs(
             synchronous=_curve(lambda rows: draft.pass_s(rows * (1 + num_block_tokens), rows, 0), num_rows),
         )
         draft_prefill = _curve(draft.contexts_s, most_tokens)
+    else:
+        passes = CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_draft_rows))
+        draft_prefill = _curve(lambda tokens: draft.pass_s(tokens, 1, 0), most_tokens)
     return ReplicaCosts(
         passes=passes,
         draft_prefill=draft_prefill,

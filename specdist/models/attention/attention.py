@@ -31,7 +31,7 @@ class AttentionRules(NamedTuple):
     """A layer's parameters of attention. With sinks every head has a logit more in its softmax, which is a
     weight of the layer and has no value. ``is_latent``: its values are the first numbers of its keys.
     ``hides_first``: nobody sees a sequence's first token, but this one itself. Without ``is_causal`` every
-    query sees all keys of its segment; there is no window then."""
+    query sees all keys of its segment, whatever the window."""
 
     scale: float | None
     window: int | None

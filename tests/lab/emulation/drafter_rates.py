@@ -19,14 +19,11 @@ from specdist.config.groups import MTP
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import write_json
 from specdist.lab.plan.shapes import named_config
-from specdist.policies.choice import PolicyChoice
 from specdist.utils.table import Table
-from tests.lab.emulation.config import EmulationConfig
-from tests.lab.emulation.virtual import tokens_per_s
+from tests.lab.emulation.placements import per_gpu
 
 RESULTS = Path(__file__).parents[3] / "jobs/benchmarks/drafters-h100.json"
 BATCH_SIZES = (1, 8, 32, 128)
-ROUNDS, MANY_ROUNDS = {1: 300, 8: 160}, 100
 ACCEPTANCES = (0.7, 0.8)
 PLACES = {"colocated": "shared", "auto": "own GPU"}
 TAKES_TURNS = {"colocated": "colocated", "auto": "synchronous"}
@@ -88,17 +85,6 @@ def pairs(folder: Path) -> list[tuple[str, str, str, str]]:
     return found
 
 
-def rate(target: str, draft: str, mode: str, batch_size: int, acceptance: float, tp_size: int) -> float:
-    """Tokens per second and GPU."""
-    config = EmulationConfig(
-        **GIVEN, target=target, draft=draft, acceptance=acceptance, tp_size=tp_size, batch_sizes=[batch_size],
-        rounds=ROUNDS.get(batch_size, MANY_ROUNDS),
-    )  # fmt: skip
-    alone = mode == "target_only"
-    choice = PolicyChoice() if alone else PolicyChoice.of("goodput")
-    return tokens_per_s(config, mode, choice) / (tp_size + (mode in ("auto", "synchronous")))
-
-
 def measure() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -107,12 +93,13 @@ def measure() -> list[dict[str, Any]]:
             tp_size, small = TARGETS[target]
             for batch_size in BATCH_SIZES:
                 case = target, batch_size
+                given = {**GIVEN, "target": opened, "draft": draft, "tp_size": tp_size}
                 if case not in alone:
-                    alone[case] = rate(opened, draft, "target_only", batch_size, ACCEPTANCES[0], tp_size)
+                    alone[case] = per_gpu("target_only", batch_size, **given)
                 for acceptance in ACCEPTANCES:
                     for mode in PLACES:
                         run = mode if name == small else TAKES_TURNS[mode]
-                        times = rate(opened, draft, run, batch_size, acceptance, tp_size) / alone[case]
+                        times = per_gpu(run, batch_size, **given, acceptance=acceptance) / alone[case]
                         found.append(
                             {"target": target, "draft": name, "acceptance": acceptance, "mode": mode,
                              "batch_size": batch_size, "plain": round(alone[case], 1),

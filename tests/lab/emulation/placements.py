@@ -50,23 +50,25 @@ def most_rows(precision: str, mode: str) -> int:
     return found.most_rows
 
 
+def per_gpu(mode: str, batch_size: int, **options: Any) -> float:
+    """Tokens per second and GPU of the default policy; ``options``: of the emulation."""
+    config = EmulationConfig(**options, batch_sizes=[batch_size], rounds=ROUNDS.get(batch_size, MANY_ROUNDS))
+    choice = PolicyChoice() if mode == "target_only" else PolicyChoice.of("goodput")
+    has_own_gpu = mode not in ("target_only", "colocated")
+    return tokens_per_s(config, mode, choice) / (config.tp_size + has_own_gpu)
+
+
 def measure() -> list[dict[str, Any]]:
     found = []
     for precision, (quantization, tp_size) in PRECISIONS.items():
         for mode in PLACES:
             most = most_rows(precision, mode)
-            choice = PolicyChoice() if mode == "target_only" else PolicyChoice.of("goodput")
             for batch in BATCH_SIZES:
                 if batch > most:
                     continue
-                config = EmulationConfig(
-                    **GIVEN, tp_size=tp_size, target_quantization=quantization, batch_sizes=[batch],
-                    rounds=ROUNDS.get(batch, MANY_ROUNDS),
-                )  # fmt: skip
-                rate = tokens_per_s(config, mode, choice)
-                per_gpu = rate / (tp_size + (mode == "auto"))
+                rate = per_gpu(mode, batch, **GIVEN, tp_size=tp_size, target_quantization=quantization)
                 found.append(
-                    {"precision": precision, "mode": mode, "batch_size": batch, "per_gpu": round(per_gpu, 2)}
+                    {"precision": precision, "mode": mode, "batch_size": batch, "per_gpu": round(rate, 2)}
                 )
                 sys.stderr.write(f"{found[-1]}\n")
     return found

@@ -194,7 +194,7 @@ class DraftLoop:
             self._lengths.observe(drafting.num_needed)
 
     def _choose_lengths(self, drafting: Drafting, policy: BlockPolicy) -> None:
-        """Run the blocks of those that go on, and ask how much to draw of each: there is no more to ask."""
+        """Run the blocks of those that go on, and ask how much to draw of each, once and for all steps."""
         index_A = np.flatnonzero(drafting.goes_on_R)
         if len(index_A):
             confidences_AB = self._runs.confidences(drafting, index_A)
