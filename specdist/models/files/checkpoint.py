@@ -30,7 +30,7 @@ from specdist.models.drafters.declaration import Drafter
 from specdist.models.drafters.kinds import drafter_of
 from specdist.models.files.damage import reading
 from specdist.models.files.lora import LoraAdapter
-from specdist.models.files.weight_files import PICKLE_SUFFIX, find_weight_files
+from specdist.models.files.weight_files import PICKLE_SUFFIX, SAFETENSORS_NAME, find_weight_files
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
@@ -193,7 +193,13 @@ def open_checkpoint(
         name=name,
         folder=folder,
         config=config,
-        weight_files=find_weight_files(option, name, folder, allows_pickle=allow_pickle),
+        weight_files=find_weight_files(
+            option,
+            name,
+            folder,
+            allows_pickle=allow_pickle,
+            first=getattr(config, "transformers_weights", None) or SAFETENSORS_NAME,
+        ),
         trusts_code=trust_remote_code,
     )
     checkpoint.stop_token_ids()

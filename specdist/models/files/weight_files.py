@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,23 +16,49 @@ from specdist.models.files.damage import reading
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
-SAFETENSORS_INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+SAFETENSORS_NAME, PICKLE_NAME = "model.safetensors", "pytorch_model.bin"
+INDEX_SUFFIX = ".index.json"
+SAFETENSORS_INDEX = f"{SAFETENSORS_NAME}{INDEX_SUFFIX}"
 PICKLE_SUFFIX = ".bin"
+# Mistral's own format: other names of the same tensors.
+MISTRAL_FILES = "consolidated*.safetensors"
 KINDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
+logger = logging.getLogger(__name__)
 
-def find_weight_files(option: str, name: str, folder: Path, *, allows_pickle: bool) -> tuple[Path, ...]:
-    """The files that hold the weights. Raises :class:`UserError` if any is missing or damaged.
+
+def find_weight_files(
+    option: str, name: str, folder: Path, *, allows_pickle: bool, first: str = SAFETENSORS_NAME
+) -> tuple[Path, ...]:
+    """The files that hold the weights: those that transformers reads where a folder holds several models. The
+    log names what is left out. Raises :class:`UserError` if any is missing or damaged.
 
     Pickled files are used only if there are no others and it is allowed; even then no code in them is run.
+    ``first``: the file, or index, that config.json names (``transformers_weights``).
     """
     what = f"{option} {name}"
-    files = _named_files(what, folder, SAFETENSORS_INDEX, "*.safetensors")
+    files = _named_files(what, folder, first, "*.safetensors")
     if not files:
         files = _pickled_files(what, folder, allows_pickle=allows_pickle)
+    holders: dict[str, Path] = {}
+    has_index = any(folder.glob(f"*{INDEX_SUFFIX}"))
     for path in files:
-        with reading(f"{what}: {path.name} is not a whole {_kind(path)} file and"), open_weights(path):
-            pass
+        damage = f"{what}: {path.name} is not a whole {_kind(path)} file and"
+        with reading(damage), open_weights(path) as file:
+            names = file.names
+        twice = next((each for each in names if holders.setdefault(each, path) != path), None)
+        if twice is not None and not has_index:
+            raise UserError(
+                f"{what}: {holders[twice].name} and {path.name} both hold {twice}, and no index says which "
+                "of them counts: move the files of the other model away"
+            )
+    left_out = sorted({path.name for path in folder.glob("*.safetensors")} - {path.name for path in files})
+    if left_out:
+        # Not a warning: of these every rank would give one.
+        logger.info(
+            "%s: its weights are those of %s, as in transformers: %s beside it is not read",
+            what, files[0].name if len(files) == 1 else "its index", ", ".join(left_out),
+        )  # fmt: skip
     return files
 
 
@@ -93,11 +120,15 @@ def _kind(path: Path) -> str:
     return "PyTorch" if path.suffix == PICKLE_SUFFIX else "safetensors"
 
 
-def _named_files(what: str, folder: Path, index_name: str, pattern: str) -> tuple[Path, ...]:
-    """The files that the index names, or without an index those that match the pattern."""
+def _named_files(what: str, folder: Path, first: str, pattern: str) -> tuple[Path, ...]:
+    """The first file alone, else those that its index names, as in transformers; without both, all that match
+    the pattern."""
+    if (folder / first).is_file() and not first.endswith(INDEX_SUFFIX):
+        return (folder / first,)
+    index_name = f"{first.removesuffix(INDEX_SUFFIX)}{INDEX_SUFFIX}"
     index = folder / index_name
     if not index.is_file():
-        return tuple(sorted(folder.glob(pattern)))
+        return _unnamed_files(what, folder, pattern)
     with reading(f"{what}: {index_name}"):
         values = parse_object(index.read_bytes())
         names = sorted(set(values["weight_map"].values()))
@@ -125,4 +156,16 @@ def _pickled_files(what: str, folder: Path, *, allows_pickle: bool) -> tuple[Pat
             "code: load it once with transformers and save it with save_pretrained, which writes "
             "safetensors, or pass --allow_pickle to read its tensors, and only tensors"
         )
-    return _named_files(what, folder, PICKLE_INDEX, f"pytorch_model*{PICKLE_SUFFIX}")
+    return _named_files(what, folder, PICKLE_NAME, f"pytorch_model*{PICKLE_SUFFIX}")
+
+
+def _unnamed_files(what: str, folder: Path, pattern: str) -> tuple[Path, ...]:
+    """Those of transformers' names. Raises :class:`UserError` if there are others alone."""
+    found = sorted(folder.glob(pattern))
+    files = tuple(path for path in found if not path.match(MISTRAL_FILES))
+    if found and not files:
+        raise UserError(
+            f"{what} has its weights in Mistral's own format alone ({found[0].name}): name a folder with "
+            f"{SAFETENSORS_NAME}, or convert it with transformers"
+        )
+    return files
