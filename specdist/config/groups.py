@@ -135,7 +135,9 @@ class DrawingOptions:
         help="0 = greedy",
     )
     top_k: int = option(
-        0, at_least=0, note="0 keeps every token", help="keep the k likeliest tokens; 0 = all"
+        0,
+        rule=Rule(lambda k: k >= -1, "must not be negative; 0, or vLLM's -1, keeps every token", (-1, 0)),
+        help="keep the k likeliest tokens; 0 = all",
     )
     top_p: float = option(
         1.0, above=0, at_most=1, note="1 keeps every token",

@@ -20,11 +20,17 @@ BOUNDS = ("at_least", "above", "at_most", "below", "note")
 class Rule:
     """What holds for a value, or for every item of a list.
 
-    ``text``: what a message says after the option and its value.
+    ``text``: what a message says after the option and its value; ``other``: a value that means another, in
+    whose place that one is kept.
     """
 
     holds: Callable[[Any], bool]
     text: str
+    other: tuple[Any, Any] | None = None
+
+    def kept(self, value: Any) -> Any:
+        """A value that is in order, as it is kept."""
+        return self.other[1] if self.other is not None and value == self.other[0] else value
 
     def check(self, name: str, value: Any) -> None:
         """Raises :class:`UserError`. None, of an option that was not given, is in order."""
@@ -78,10 +84,12 @@ def written(name: str, value: Any) -> str:
 
 
 def check_ranges(options: DataclassInstance) -> None:
-    """Raises :class:`UserError` for a value that is out of its range."""
+    """Raises :class:`UserError` for a value that is out of its range; others are as they are kept."""
     for item in fields(options):
-        if RULE in item.metadata:
-            item.metadata[RULE].check(item.name, getattr(options, item.name))
+        if (rule := item.metadata.get(RULE)) is not None:
+            rule.check(item.name, getattr(options, item.name))
+            if rule.other is not None:
+                setattr(options, item.name, rule.kept(getattr(options, item.name)))
 
 
 def check_refusals(options: DataclassInstance) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from specdist.config.arguments import resolved_yaml
 from specdist.config.generate import GenerateConfig, parse_generate_config
+from specdist.job.rows.row_options import _number
 from specdist.utils.errors import UserError
 from tests.config.options import COMMAND_LINE, NEEDED, config, from_file
 
@@ -206,7 +207,7 @@ def test_abbreviations_are_refused() -> None:
         ("temperature", -0.1, 0.0),
         ("temperature", float("nan"), 5.0),
         ("temperature", float("inf"), 1e-3),
-        ("top_k", -1, 0),
+        ("top_k", -2, 0),
         ("top_p", 0.0, 1e-6),
         ("top_p", 1.01, 1.0),
         ("seed", -1, 0),
@@ -231,6 +232,12 @@ def test_values_out_of_range_are_refused(name: str, bad: Any, good: Any) -> None
         config(**{name: bad})
     assert f"--{name} {bad[-1] if isinstance(bad, list) else bad!r} " in str(error.value)
     assert getattr(config(**{name: good}), name) == good
+
+
+def test_top_k_of_vllm_keeps_every_token() -> None:
+    """Its -1 is 0 here, for the run as for a row: refused, or kept, it would make another run of the same."""
+    assert config(temperature=0, top_k=-1).top_k == parsed("--top_k", "-1").top_k == 0
+    assert [_number(0, "top_k", "top_k", value) for value in (-1, -1.0, 5)] == [0, 0, 5]
 
 
 def test_a_pass_must_have_room_for_a_block() -> None:

@@ -32,11 +32,11 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 def test_options_and_constraints_become_columns(tmp_path: Path) -> None:
-    """The body stays as it was given; null asks for nothing."""
+    """The body stays as it was given; null asks for nothing, and vLLM's top_k -1 for all tokens."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     bodies = [
         chat(temperature=0, max_tokens=5, seed=3, stop="x", presence_penalty=None, logit_bias={}),
-        chat(top_p=0.5, max_completion_tokens=7, stop=["a", "b"], n=3, frequency_penalty=1),
+        chat(top_k=-1, top_p=0.5, max_completion_tokens=7, stop=["a", "b"], n=3, frequency_penalty=1),
         chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}),
         chat(response_format={"type": "json_object"}, logprobs=True, top_logprobs=3),
         chat(response_format={"type": "text"}, logprobs=True, prompt_logprobs=2),
@@ -51,7 +51,8 @@ def test_options_and_constraints_become_columns(tmp_path: Path) -> None:
     own = [{k: v for k, v in (row["options"] or {}).items() if v is not None} for row in rows]
     assert own == [
         {"temperature": 0, "max_new_tokens": 5, "seed": 3, "stop": ["x"]},
-        {"top_p": 0.5, "max_new_tokens": 7, "stop": ["a", "b"], "frequency_penalty": 1, "num_samples": 3},
+        {"top_k": 0, "top_p": 0.5, "max_new_tokens": 7, "stop": ["a", "b"], "frequency_penalty": 1,
+         "num_samples": 3},
         {}, {}, {},
     ]  # fmt: skip
     constraints = [row["constraint"] and json.loads(row["constraint"])["json_schema"] for row in rows]

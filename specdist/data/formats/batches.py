@@ -234,7 +234,7 @@ def _number(name: str, value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, kind) or abs(value) >= MOST or not rule.holds(value):
         kinds = "a whole number" if is_whole else "a number"
         raise _Unusable(f"body.{name} is {value!r}, but it must be {kinds}, and {rule.text}")
-    number: int | float = value
+    number: int | float = rule.kept(value)
     return number
 
 

@@ -122,7 +122,7 @@ def _number(row: int, place: str, name: str, value: Any) -> Any:
         raise UserError(
             f"--row_options {place}: row {row} has {value!r}: it must be {kinds}, and {rule.text}"
         )
-    return value
+    return rule.kept(value)
 
 
 def _stops(row: int, place: str, value: Any) -> list[str]:

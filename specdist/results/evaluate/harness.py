@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
+from specdist.config.groups import RULES
 from specdist.data.store.files import write_atomically
 from specdist.results.evaluate.config import LM_EVAL, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
@@ -144,7 +145,7 @@ def _options(request: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
         )
     options = {"temperature": float(wanted["temperature"]), "max_new_tokens": int(wanted["max_gen_toks"])}
     if options["temperature"] > 0:
-        options |= {name: wanted[name] for name in ("top_k", "top_p") if name in wanted}
+        options |= {name: RULES[name].kept(wanted[name]) for name in ("top_k", "top_p") if name in wanted}
     stops = [text for text in wanted.get("until", []) if text]
     return options | ({"stop": stops} if stops else {})
 
