@@ -165,7 +165,7 @@ def _unnamed_files(what: str, folder: Path, pattern: str) -> tuple[Path, ...]:
     files = tuple(path for path in found if not path.match(MISTRAL_FILES))
     if found and not files:
         raise UserError(
-            f"{what} has its weights in Mistral's own format alone ({found[0].name}): name a folder with "
+            f"{what} has *.safetensors of Mistral's own format alone ({found[0].name}): name a folder with "
             f"{SAFETENSORS_NAME}, or convert it with transformers"
         )
     return files
