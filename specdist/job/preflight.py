@@ -125,8 +125,8 @@ def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder, 
 
 
 def open_run_prompts(config: GenerateConfig) -> Prompts:
-    """Raises :class:`UserError` for a file that cannot be used. What a run in the output folder has read, and
-    has not changed since, is not read as a whole again."""
+    """Raises :class:`UserError` for a file that cannot be used. What a run in the output folder has checked
+    is not decoded as a whole again."""
     prompts = open_prompts(
         config.prompts,
         prompt_column=config.prompt_column,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,7 @@ def test_rows_of_large_files_are_those_of_small_ones(
         large = opened(path, tmp_path)
         assert large.fingerprint == fingerprint
     check(large, expected)
-    # Another start reads nothing as a whole.
-    monkeypatch.setattr("specdist.data.store.files.sha256_of", None)
+    # Another start parses nothing.
     monkeypatch.setattr(jsonl, "json_chunks", None)
     again = opened(path, tmp_path)
     assert again.fingerprint == fingerprint
@@ -80,6 +80,11 @@ def test_a_changed_file_is_converted_anew_and_a_bad_line_is_told(is_large: None,
     written(path, [b'{"prompt": "b"}', b'{"prompt": "c"}'])
     changed = opened(path, tmp_path)
     assert changed.num_rows == 2 and changed.fingerprint != first
+    # Size and time can stay, as those of a copy do.
+    before = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"c", b"d"))
+    os.utime(path, ns=(0, before.st_mtime_ns))
+    assert opened(path, tmp_path).prompt(1) == "d" and before.st_size == path.stat().st_size
     written(path, [b'{"prompt": "a"}', b"{}}"])
     with pytest.raises(UserError, match="line 2 is not valid JSON"):
         opened(path, tmp_path)
@@ -127,8 +132,9 @@ def test_large_csv_files_and_batches_are_mapped_with_the_rows_of_small_ones(
     small = seen()
     request.getfixturevalue("is_large")
     monkeypatch.setattr("specdist.data.formats.csv_files.BLOCK_BYTES", 96)
-    monkeypatch.setattr("specdist.data.store.files.sha256_of", None)  # not read once more
-    large = seen()
+    with monkeypatch.context() as patched:
+        patched.setattr("specdist.data.store.files.sha256_of", None)  # not read once more
+        large = seen()
     monkeypatch.setattr(csv_files, "open_input", None)
     again = seen()
     assert large[:5] == again[:5] == small[:5]

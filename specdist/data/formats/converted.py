@@ -2,8 +2,8 @@
 file on this machine's disk.
 
 That is made once, by the first process of a machine that opens them, a few megabytes at a time, while the
-files' digests are computed; every later start maps it. Its name tells the files as they are (path, size,
-time), so changed files are converted anew. The rows are the same.
+files' digests are computed; every later start maps it, if the files have these digests still. Its name tells
+path, size and time of the files. The rows are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.formats.json_columns import as_schema, empty_table
-from specdist.data.store.files import FileStamp, stamp_of, unique_tag, write_json
+from specdist.data.store.files import FileStamp, WatchedFiles, stamp_of, unique_tag, write_json
 from specdist.data.store.storage import cache_folder
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields, parse_object
@@ -82,7 +82,7 @@ def _converted(
         folder.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not about.exists():
+            if not (about.exists() and WatchedFiles(files).are(_digested(about))):
                 logger.info("converting %s once, into %s", files[0].parent, path)
                 digests = _convert(files, source, path)
                 if [stamp_of(file) for file in files] != stamps:
@@ -92,15 +92,19 @@ def _converted(
                     )
                 known = [replace(stamp, sha256=sha) for stamp, sha in zip(stamps, digests, strict=True)]
                 write_json(about, {"stamps": [asdict(stamp) for stamp in known], "told": source.told()})
-        found = parse_object(about.read_bytes())
-        source.tell(found["told"])
+        source.tell(parse_object(about.read_bytes())["told"])
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (OSError, pa.ArrowException) as error:
         raise UserError(
             f"--prompts {files[0]} cannot be converted in {folder} ({error}): name a folder on a disk that "
             "has room for its rows with --cache_dir"
         ) from error
-    return table, [from_fields(FileStamp, stamp) for stamp in found["stamps"]]
+    return table, _digested(about)
+
+
+def _digested(about: Path) -> list[FileStamp]:
+    """The files of which the rows were made."""
+    return [from_fields(FileStamp, stamp) for stamp in parse_object(about.read_bytes())["stamps"]]
 
 
 def _convert(files: Sequence[Path], source: Source, path: Path) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -64,14 +64,18 @@ class Inputs:
 
 
 def read_inputs(
-    files: list[Path], prompts: PromptColumn, *, is_known: bool = False, cache_dir: str | None = None
+    files: list[Path],
+    prompts: PromptColumn,
+    *,
+    are_known: Callable[[], bool] = lambda: False,
+    cache_dir: str | None = None,
 ) -> Inputs:
     """All rows of files of one type: Arrow files are memory-mapped, and so are large text files, converted in
     the ``cache_dir``; of Parquet files a few row groups are in memory at a time. Raises :class:`UserError`
     with the file.
 
     Args:
-        is_known: these files have been checked before, and have not changed since.
+        are_known: whether these files have been checked before.
     """
     kind = _kind(files[0])
     if kind == "JSONL" and prompts.name == BODY and is_batch(files):
@@ -82,7 +86,7 @@ def read_inputs(
         table, stamps = text_rows(files, source, cache_dir)
         return Inputs(TableRows(table), unusable=prompts.reasons, stamps=stamps)
     if kind == "Parquet":
-        return Inputs(_parquet_rows(files, is_known=is_known))
+        return Inputs(_parquet_rows(files, are_known))
     tables = [_read_arrow(file) for file in files]
     _check_same_columns(files, [table.schema for table in tables])
     return Inputs(TableRows(pa.concat_tables(tables), tuple(accumulate(table.num_rows for table in tables))))
@@ -105,7 +109,7 @@ def _check_same_columns(files: list[Path], schemas: list[pa.Schema]) -> None:
             )
 
 
-def _parquet_rows(files: list[Path], *, is_known: bool) -> ParquetRows:
+def _parquet_rows(files: list[Path], are_known: Callable[[], bool]) -> ParquetRows:
     """Unless the files are known, every row group is decoded once, so that a damaged file is found before any
     model is loaded."""
     metadata = []
@@ -115,7 +119,7 @@ def _parquet_rows(files: list[Path], *, is_known: bool) -> ParquetRows:
             metadata[-1].schema.to_arrow_schema()
     _check_same_columns(files, [found.schema.to_arrow_schema() for found in metadata])
     rows = ParquetRows(files, metadata)
-    for number in range(0 if is_known else rows.num_groups):
+    for number in range(0 if are_known() else rows.num_groups):
         with _refusing(rows.file_of(number), "Parquet"):
             rows.check(number)
     return rows

@@ -273,20 +273,20 @@ def open_prompts(
 
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet, JSONL or CSV, and exactly one of the
     two columns; with ``has_turns`` the messages are texts of the user's turns.
-    Files that are ``known`` and unchanged were checked before, and are not read as a whole again.
+    Files that are ``known`` by their content were checked before, and are not decoded as a whole again.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
     try:
         files = find_files(fetched(path, cache_dir))
     except OSError as error:
         raise UserError(f"--prompts {path} cannot be read: {error}") from error
-    watched = WatchedFiles(files, known)
+    watched = WatchedFiles(files)
     assert (prompt_column is None) != (messages_column is None), "the configuration names one of the two"
     column = PromptColumn(
         messages_column or prompt_column or "", is_chat=messages_column is not None, is_turns=has_turns
     )
-    found = read_inputs(files, column, is_known=watched.are_known, cache_dir=cache_dir)
-    watched.know([*found.stamps] or known)
+    found = read_inputs(files, column, are_known=lambda: watched.are(known), cache_dir=cache_dir)
+    watched.know(found.stamps)
     rows = found.rows
     if rows.num_rows == 0:
         raise UserError(f"--prompts {path} has no rows: there is nothing to generate")

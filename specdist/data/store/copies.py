@@ -33,7 +33,8 @@ def fetched(text: str, cache_dir: str | None = None) -> Path:
     """The local file or folder with the content of ``--prompts``; a path is its own.
 
     The copy's folder is named after the URL and all sizes and versions (ETags), so a change on the store is
-    another copy. Raises :class:`UserError` if the URL cannot be read.
+    another copy; without a version a file is fetched anew. Raises :class:`UserError` if the URL cannot be
+    read.
     """
     path = storage_path(text, option="--prompts ", cache_dir=cache_dir)
     if not isinstance(path, StorePath):
@@ -46,7 +47,7 @@ def fetched(text: str, cache_dir: str | None = None) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for file, info in files.items():
                 copy = folder / file.name
-                if not (copy.exists() and copy.stat().st_size == info.st_size):
+                if not (info.version and copy.exists() and copy.stat().st_size == info.st_size):
                     logger.info("fetching %s (%.1f MB)", file, info.st_size / 1e6)
                     _fetch(file, copy)
     return folder if is_folder else folder / path.name

@@ -233,25 +233,24 @@ class WatchedFiles:
     A check compares a file's size and modification time, and reads it only if these differ.
     """
 
-    def __init__(self, files: Sequence[Path], known: Sequence[FileStamp] = ()) -> None:
-        """``known``: files that were read before; if they are these, unchanged, they are not read again."""
+    def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
         self._stamps = [stamp_of(file) for file in files]
-        self.know(known)
+        self._digests: list[str] | None = None
 
-    def know(self, known: Sequence[FileStamp]) -> None:
-        """Take the digests of files that have been read, if they are these."""
-        unchanged = [replace(stamp, sha256="") for stamp in known] == self._stamps
-        self._digests = [stamp.sha256 for stamp in known] if unchanged and known else None
+    def know(self, digested: Sequence[FileStamp]) -> None:
+        """Take the digests of files that this process has read just now, if they are these."""
+        if [replace(stamp, sha256="") for stamp in digested] == self._stamps:
+            self._digests = [stamp.sha256 for stamp in digested]
 
-    @property
-    def are_known(self) -> bool:
-        """Whether their content need not be read to be known."""
-        return self._digests is not None
+    def are(self, known: Sequence[FileStamp]) -> bool:
+        """Whether they hold what these held when they were read. They are read for that: what copies or
+        edits a file can keep its size and time. Raises as :attr:`stamps` does."""
+        return bool(known) and [each.sha256 for each in known] == [each.sha256 for each in self.stamps]
 
     @property
     def stamps(self) -> list[FileStamp]:
-        """Of all files; they are read unless known. Raises :class:`UserError` if one has changed."""
+        """Of all files, which are read once. Raises :class:`UserError` if one has changed."""
         if self._digests is None:
             self._digests = [_digest(file) for file in self._files]
             if [stamp_of(file) for file in self._files] != self._stamps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -43,13 +44,13 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     change. Raises :class:`UserError` if it has none, or one that cannot be used."""
     with reading(f"{checkpoint.option} {checkpoint.name} has no tokenizer that can be loaded: it"):
         files = [path for path in sorted(checkpoint.folder.iterdir()) if path.suffix in SMALL_FILE_SUFFIXES]
-        stamps = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
-        return _tokenizer_of(checkpoint.folder, checkpoint.trusts_code, stamps)
+        digests = tuple((path.name, hashlib.sha256(path.read_bytes()).digest()) for path in files)
+        return _tokenizer_of(checkpoint.folder, checkpoint.trusts_code, digests)
 
 
 @functools.lru_cache(maxsize=4)
-def _tokenizer_of(folder: Path, trusts_code: bool, stamps: Hashable) -> PreTrainedTokenizerBase:
-    """``stamps``: of the files in the folder."""
+def _tokenizer_of(folder: Path, trusts_code: bool, digests: Hashable) -> PreTrainedTokenizerBase:
+    """``digests``: of the files in the folder."""
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code)
     # Some damage shows only in use.
     ids = tokenizer(TRIAL_TEXT)["input_ids"]
