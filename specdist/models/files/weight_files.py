@@ -20,7 +20,7 @@ SAFETENSORS_NAME, PICKLE_NAME = "model.safetensors", "pytorch_model.bin"
 INDEX_SUFFIX = ".index.json"
 SAFETENSORS_INDEX = f"{SAFETENSORS_NAME}{INDEX_SUFFIX}"
 PICKLE_SUFFIX = ".bin"
-# Mistral's own format: other names of the same tensors.
+# Other names of the same tensors.
 MISTRAL_FILES = "consolidated*.safetensors"
 KINDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
@@ -128,7 +128,7 @@ def _named_files(what: str, folder: Path, first: str, pattern: str) -> tuple[Pat
     index_name = f"{first.removesuffix(INDEX_SUFFIX)}{INDEX_SUFFIX}"
     index = folder / index_name
     if not index.is_file():
-        return _unnamed_files(what, folder, pattern)
+        return tuple(sorted(path for path in folder.glob(pattern) if not path.match(MISTRAL_FILES)))
     with reading(f"{what}: {index_name}"):
         values = parse_object(index.read_bytes())
         names = sorted(set(values["weight_map"].values()))
@@ -149,7 +149,10 @@ def _named_files(what: str, folder: Path, first: str, pattern: str) -> tuple[Pat
 
 def _pickled_files(what: str, folder: Path, *, allows_pickle: bool) -> tuple[Path, ...]:
     if not list(folder.glob(f"*{PICKLE_SUFFIX}")):
-        raise UserError(f"{what} has no *.safetensors files: is the download complete?")
+        raise UserError(
+            f"{what} has no *.safetensors files, or only Mistral's {MISTRAL_FILES}, which have names of "
+            "their own: is the download complete?"
+        )
     if not allows_pickle:
         raise UserError(
             f"{what} has no *.safetensors, only pickled *{PICKLE_SUFFIX} weights, a format that can carry "
@@ -157,15 +160,3 @@ def _pickled_files(what: str, folder: Path, *, allows_pickle: bool) -> tuple[Pat
             "safetensors, or pass --allow_pickle to read its tensors, and only tensors"
         )
     return _named_files(what, folder, PICKLE_NAME, f"pytorch_model*{PICKLE_SUFFIX}")
-
-
-def _unnamed_files(what: str, folder: Path, pattern: str) -> tuple[Path, ...]:
-    """Those of transformers' names. Raises :class:`UserError` if there are others alone."""
-    found = sorted(folder.glob(pattern))
-    files = tuple(path for path in found if not path.match(MISTRAL_FILES))
-    if found and not files:
-        raise UserError(
-            f"{what} has *.safetensors of Mistral's own format alone ({found[0].name}): name a folder with "
-            f"{SAFETENSORS_NAME}, or convert it with transformers"
-        )
-    return files
