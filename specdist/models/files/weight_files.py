@@ -149,10 +149,8 @@ def _named_files(what: str, folder: Path, first: str, pattern: str) -> tuple[Pat
 
 def _pickled_files(what: str, folder: Path, *, allows_pickle: bool) -> tuple[Path, ...]:
     if not list(folder.glob(f"*{PICKLE_SUFFIX}")):
-        raise UserError(
-            f"{what} has no *.safetensors files, or only Mistral's {MISTRAL_FILES}, which have names of "
-            "their own: is the download complete?"
-        )
+        but = f" but Mistral's own ({MISTRAL_FILES})" if any(folder.glob(MISTRAL_FILES)) else ""
+        raise UserError(f"{what} has no *.safetensors files{but}: is the download complete?")
     if not allows_pickle:
         raise UserError(
             f"{what} has no *.safetensors, only pickled *{PICKLE_SUFFIX} weights, a format that can carry "
