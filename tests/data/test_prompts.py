@@ -270,10 +270,8 @@ def test_files_of_different_columns_are_refused(tmp_path):
     write_arrow_file(tmp_path / "a.arrow", TABLE)
     write_arrow_file(tmp_path / "b.arrow", pa.table({"prompt": ["x"], "id": ["y"]}))
     message = error_of(tmp_path)
-    assert "b.arrow has the columns prompt (string), id (string), but" in message
-    assert (
-        "a.arrow has prompt (string), id (int64); all files must have the same columns and types" in message
-    )
+    assert "b.arrow has id (string), but" in message
+    assert "a.arrow has id (int64); all files must have the same columns and types" in message
     folder = tmp_path / "json"
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"prompt": "x"}\n')

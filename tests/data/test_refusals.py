@@ -21,12 +21,13 @@ from tests.refusals import places, recorded
 MODULES = [
     f"data/formats/{name}.py" for name in ("batches", "converted", "csv_files", "inputs", "jsonl", "prompts")
 ]
-MODULES += [f"data/formats/{name}.py" for name in ("json_columns", "messages", "streams", "text")]
+MODULES += [f"data/formats/{name}.py" for name in ("columns", "json_columns", "messages", "streams", "text")]
 ROW = b'{"prompt": "a"}\n'
 ROWS = b'{"prompt": "a", "n": 1}\n{"prompt": "b", "n": 2.5}\n'
 FIELDS = b'prompt,n\na,1\n"b, c",2\n"d\ne",3\n'
 PROMPT, MESSAGES = {"prompt_column": "prompt"}, {"messages_column": "messages"}
 TURNS = {"messages_column": "turns", "has_turns": True}
+TWICE = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"])
 BAD_JSON = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{"]))
 
 Then = Callable[[Prompts], Any]
@@ -76,12 +77,18 @@ FAULTS: list[Fault] = [
     ({"state.json": b'{"_data_files": [], "_indices_files": ["x"]}', "a.arrow": texts("a")}, PROMPT,
      ["indices file", "flatten_indices()"]),
     ({"a.arrow": texts("a"), "b.arrow": pa.table({"prompt": [1]})}, PROMPT,
-     ["b.arrow has the columns prompt (int64)", "a.arrow has prompt (string)", "same columns and types"]),
+     ["b.arrow has prompt (int64), but", "a.arrow has prompt (string)", "same columns and types"]),
+    ({"train-0.jsonl": ROW, "a_test.jsonl": ROW}, PROMPT, ["several splits (test, train)"]),
+    ({"a.arrow": pa.table({"prompt": ["a"], "s": TWICE})}, PROMPT,
+     ["more than one column named s.x: rename"]),
     ({"a.parquet": b"PAR1"}, PROMPT, ["a.parquet is not a complete Parquet file", "of another type"]),
     ({"a.arrow": b""}, PROMPT, ["a.arrow is not a complete Arrow file", "end-of-stream"]),
     # Lines of JSON.
-    ({"a.json": b'[{"prompt": "a"}]'}, PROMPT, ["line 1 is a list (", "one JSON object per line"]),
-    ({"a.json": b'{\n"prompt": "a"}'}, PROMPT, ["line 1 is not valid JSON", "at character 2", "per line"]),
+    ({"a.jsonl": b'[1]\n[2]'}, PROMPT, ["line 1 is a list (", "one JSON object per line"]),
+    ({"a.json": b'[{"prompt": "a"},\n2]'}, PROMPT, ["row 1 is a number (2)", "or an array of objects"]),
+    ({"a.json": b'\n[{"prompt": "a"},\n]'}, PROMPT, ["line 3 is not valid JSON", "at character 0"]),
+    ({"a.json": b'{\n"data": []}'}, PROMPT, ["is one JSON object over", "keys data", "per line"]),
+    ({"a.json": b'{"data"\n'}, PROMPT, ["line 1 is not valid JSON", "at character 7", "per line"]),
     ({"a.jsonl": ROW + b"null\n"}, PROMPT, ["line 2 is null, not an object"]),
     ({"a.jsonl": ROW + b'{"x": ' + b"[" * 9999 + b"]" * 9999 + b"}"}, PROMPT,
      ["line 2 has lists", "as text"]),
@@ -106,7 +113,7 @@ FAULTS: list[Fault] = [
                                                "as many fields as the header"]),
     ({"a.csv": b"prompt,n\xe9\na,1\n"}, PROMPT, ["cannot be read as CSV: 'utf-8'", "the text is UTF-8"]),
     ({"a.csv": b"prompt\na\n", "b.csv": FIELDS}, PROMPT,
-     ["b.csv has the columns prompt, n, but", "in this order"]),
+     ["b.csv has the columns prompt, n, but", "same columns"]),
     ({"a.csv": b"prompt,prompt\na,b\n"}, PROMPT, ["more than one column named prompt", "rename"]),
     # Columns.
     ({"a.csv": FIELDS}, {"prompt_column": "text"},

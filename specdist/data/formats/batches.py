@@ -116,8 +116,8 @@ class BatchRows(Source):
         for index, path in enumerate(self._files):
             for chunk in json_chunks(path, digest=digests[index] if digests else None):
                 columns: dict[str, list[str | None]] = {name: [] for name in SCHEMA.names}
-                for line, row in zip(chunk.lines, chunk.rows, strict=True):
-                    self._read(f"--prompts {path}, line {line}", num_rows, row, columns)
+                for place, row in zip(chunk.places, chunk.rows, strict=True):
+                    self._read(f"--prompts {path}, {place}", num_rows, row, columns)
                     num_rows += 1
                 yield pa.table(columns, SCHEMA), SCHEMA
 

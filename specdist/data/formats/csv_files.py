@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 
+from specdist.data.formats.columns import check_names
 from specdist.data.formats.converted import Source
 from specdist.data.formats.streams import READ_BYTES, open_input, reading
 from specdist.data.formats.text import bytes_as_text, text_as_bytes
@@ -52,12 +53,14 @@ class CsvRows(Source):
         for index, path in enumerate(self._files):
             for table in _text_tables(path, digests[index] if digests else None):
                 first = first or table.schema
-                if table.column_names != first.names:
+                check_names(path, table.schema)
+                if set(table.column_names) != set(first.names):
                     raise UserError(
                         f"--prompts: {path} has the columns {', '.join(table.column_names)}, but "
                         f"{self._files[0]} has {', '.join(first.names)}; all files must have the same "
-                        "columns, in this order"
+                        "columns"
                     )
+                table = table.select(first.names)
                 for name, column in zip(table.column_names, table.columns, strict=True):
                     self._see(name, column)
                 yield table, table.schema

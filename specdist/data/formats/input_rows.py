@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
+from specdist.data.formats.columns import conformed
 from specdist.data.formats.json_columns import empty_table, values_of
 from specdist.data.formats.text import check_layout
 
@@ -68,9 +69,10 @@ class TableRows(InputRows):
 class ParquetRows(InputRows):
     """Of Parquet files with the same columns: a few decoded row groups are in memory at a time."""
 
-    def __init__(self, files: Sequence[Path], metadata: Sequence[pa.parquet.FileMetaData]) -> None:
-        self._files, self._metadata = files, metadata
-        self.schema = metadata[0].schema.to_arrow_schema()
+    def __init__(
+        self, files: Sequence[Path], metadata: Sequence[pa.parquet.FileMetaData], schema: pa.Schema
+    ) -> None:
+        self._files, self._metadata, self.schema = files, metadata, schema
         self.ends = tuple(accumulate(found.num_rows for found in metadata))
         self.num_rows = self.ends[-1]
         # Of every row group: its file, its number there, and the row after its last.
@@ -83,7 +85,7 @@ class ParquetRows(InputRows):
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         names = tuple(self.schema.names if columns is None else columns)
-        pieces = [empty_table(self.schema).select(names)]
+        pieces = [empty_table(pa.schema(map(self.schema.field, names)))]
         for number in range(bisect_right(self._ends, start), len(self._groups)):
             first = self._ends[number - 1] if number else 0
             if first >= stop:
@@ -93,7 +95,7 @@ class ParquetRows(InputRows):
         return pa.concat_tables(pieces)
 
     def limited(self, num_rows: int) -> InputRows:
-        rows = ParquetRows(self._files, self._metadata)
+        rows = ParquetRows(self._files, self._metadata, self.schema)
         rows.num_rows = min(num_rows, self.num_rows)
         return rows
 
@@ -118,7 +120,8 @@ class ParquetRows(InputRows):
             with pa.parquet.ParquetFile(
                 self._files[index], metadata=self._metadata[index], memory_map=True
             ) as file:
-                self._decoded[key] = file.read_row_group(group, columns=list(names)).select(names)
+                found = file.read_row_group(group, columns=list(names))
+            self._decoded[key] = conformed(found, pa.schema(map(self.schema.field, names)))
             if len(self._decoded) > MAX_GROUPS:
                 self._decoded.popitem(last=False)
         self._decoded.move_to_end(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from specdist.data.formats.batches import BODY, Batch, BatchRows, is_batch
+from specdist.data.formats.columns import common_schema, conformed
 from specdist.data.formats.converted import Source, text_rows
 from specdist.data.formats.csv_files import CsvRows
 from specdist.data.formats.input_rows import InputRows, ParquetRows, TableRows
@@ -33,6 +35,14 @@ KINDS = {
     "JSONL": (".jsonl", ".jsonl.gz", ".json", ".json.gz"),
     "CSV": (".csv", ".csv.gz"),
 }
+# How datasets tells splits by the names of files: by words between others or at the beginning and, in a folder
+# named data, by the names of shards.
+SPLITS = {
+    "train": "train|training",
+    "validation": "validation|valid|dev|val",
+    "test": "test|testing|eval|evaluation",
+}
+IN_NAME, SHARD = r"(.*[-._ 0-9])?({})[-._ 0-9]", re.compile(r"(.+)-\d{5}-of-\d{5}.*\.")
 SUFFIXES = tuple(suffix for suffixes in KINDS.values() for suffix in suffixes)
 
 
@@ -49,6 +59,20 @@ def find_files(path: Path) -> list[Path]:
     if (path / "state.json").is_file():
         return _saved_dataset_files(path)
     return _folder_files(path)
+
+
+def check_split(path: str, files: Sequence[Path]) -> None:
+    """Raises :class:`UserError` for files of several splits of a data set."""
+    found: list[set[str]] = []
+    for file in files:
+        shard = SHARD.match(file.name) if Path(path).name == "data" else None
+        words = (split for split, words in SPLITS.items() if re.match(IN_NAME.format(words), file.name))
+        found += [named] if (named := {shard[1]} if shard else set(words)) else []
+    if found and not set.intersection(*found):
+        raise UserError(
+            f"--prompts {path} has files of several splits ({', '.join(sorted(set().union(*found)))}), by "
+            "their names: give one of the files, or a folder with those of one split"
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +112,8 @@ def read_inputs(
     if kind == "Parquet":
         return Inputs(_parquet_rows(files, are_known))
     tables = [_read_arrow(file) for file in files]
-    _check_same_columns(files, [table.schema for table in tables])
+    schema = common_schema(files, [table.schema for table in tables])
+    tables = [conformed(table, schema) for table in tables]
     return Inputs(TableRows(pa.concat_tables(tables), tuple(accumulate(table.num_rows for table in tables))))
 
 
@@ -100,15 +125,6 @@ def read_batch(files: Sequence[Path], cache_dir: str | None) -> tuple[Batch, Inp
     return source.batch, TableRows(table), stamps
 
 
-def _check_same_columns(files: list[Path], schemas: list[pa.Schema]) -> None:
-    for file, schema in zip(files, schemas, strict=True):
-        if not schema.equals(schemas[0], check_metadata=False):
-            raise UserError(
-                f"--prompts: {file} has the columns {describe_columns(schema)}, but {files[0]} has "
-                f"{describe_columns(schemas[0])}; all files must have the same columns and types"
-            )
-
-
 def _parquet_rows(files: list[Path], are_known: Callable[[], bool]) -> ParquetRows:
     """Unless the files are known, every row group is decoded once, so that a damaged file is found before any
     model is loaded."""
@@ -117,8 +133,8 @@ def _parquet_rows(files: list[Path], are_known: Callable[[], bool]) -> ParquetRo
         with _refusing(file, "Parquet"):
             metadata.append(pa.parquet.read_metadata(file, memory_map=True))
             metadata[-1].schema.to_arrow_schema()
-    _check_same_columns(files, [found.schema.to_arrow_schema() for found in metadata])
-    rows = ParquetRows(files, metadata)
+    schema = common_schema(files, [found.schema.to_arrow_schema() for found in metadata])
+    rows = ParquetRows(files, metadata, schema)
     for number in range(0 if are_known() else rows.num_groups):
         with _refusing(rows.file_of(number), "Parquet"):
             rows.check(number)

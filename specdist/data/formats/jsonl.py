@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -78,10 +78,10 @@ class PromptColumn:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive objects of a file, and the line number of each."""
+    """Consecutive objects of a file, and the place of each, such as ``line 3``."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
 
 
 class JsonRows(Source):
@@ -139,16 +139,19 @@ def _check_same_names(names_of_file: dict[Path, set[str]]) -> None:
 
 
 def json_chunks(path: Path, num_bytes_each: int | None = None, digest: Any = None) -> Iterator[Chunk]:
-    """The objects of a file, a few megabytes at a time. Raises :class:`UserError` with the line. ``digest``:
-    a hash object that gets the file's bytes."""
+    """The objects of a file, a few megabytes at a time: one per line, or all in one array. Raises
+    :class:`UserError` with the line or row. ``digest``: a hash object that gets the file's bytes."""
     chunk, num_bytes = Chunk(), 0
     with reading(path), open_input(path, digest) as file:
-        for number, line in enumerate(file, start=1):
-            if line.isspace():
-                continue
-            chunk.rows.append(_parse(path, number, line))
-            chunk.lines.append(number)
-            num_bytes += len(line)
+        for place, size, row in _values(path, file):
+            if not isinstance(row, dict):
+                raise UserError(
+                    f"--prompts {path}, {place} is {described(row)}, not an object; the file must hold one "
+                    "JSON object per line, or an array of objects"
+                )
+            chunk.rows.append(row)
+            chunk.places.append(place)
+            num_bytes += size
             if num_bytes >= (num_bytes_each or CHUNK_BYTES):
                 yield chunk
                 chunk, num_bytes = Chunk(), 0
@@ -156,32 +159,55 @@ def json_chunks(path: Path, num_bytes_each: int | None = None, digest: Any = Non
         yield chunk
 
 
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    # surrogateescape: invalid UTF-8 spoils the row, not the file.
-    text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+def _values(path: Path, file: BinaryIO) -> Iterator[tuple[str, int, Any]]:
+    """The place, about the number of bytes, and the value of every row."""
+    is_first = True
+    for number, line in enumerate(file, start=1):
+        if line.isspace():
+            continue
+        value = _parsed(line)
+        if is_first and not isinstance(value, dict):
+            content = line + file.read()
+            whole = _parsed(content)
+            if isinstance(whole, list):
+                for row, each in enumerate(whole):
+                    yield f"row {row}", len(content) // len(whole), each
+                return
+            if isinstance(whole, dict):
+                raise UserError(
+                    f"--prompts {path} is one JSON object over several lines, with the keys "
+                    f"{', '.join(whole)}; the file must hold one JSON object per line, or an array of objects"
+                )
+            if line.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[" and isinstance(value, Exception):
+                value = whole
+                number += getattr(whole, "lineno", 1) - 1
+        if isinstance(value, RecursionError):
+            raise UserError(
+                f"--prompts {path}, line {number} has lists or objects that are too deep within others: "
+                "write such a value as text"
+            ) from value
+        if isinstance(value, ValueError):
+            raise UserError(
+                f"--prompts {path}, line {number} is not valid JSON: {_told(value)}; the file must hold one "
+                "JSON object per line, or an array of objects, in UTF-8"
+            ) from value
+        yield f"line {number}", len(line), value
+        is_first = False
+
+
+def _parsed(text: bytes) -> Any:
+    """A value; or the error, if it is none."""
     try:
-        row = json.loads(text)
-    except RecursionError as error:
-        raise UserError(
-            f"--prompts {path}, line {number} has lists or objects that are too deep within others: write "
-            "such a value as text"
-        ) from error
-    except ValueError as error:
-        raise UserError(
-            f"--prompts {path}, line {number} is not valid JSON: {_told(error)}; the file must hold one JSON "
-            "object per line, in UTF-8"
-        ) from error
-    if not isinstance(row, dict):
-        raise UserError(
-            f"--prompts {path}, line {number} is {described(row)}, not an object; the file must hold one "
-            "JSON object per line"
-        )
-    return row
+        # surrogateescape: invalid UTF-8 spoils the row, not the file.
+        return json.loads(text.removeprefix(codecs.BOM_UTF8).rstrip().decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        return error
 
 
 def _told(error: ValueError) -> str:
     """Without the line, which json counts within its text."""
-    return f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
+    is_json = isinstance(error, json.JSONDecodeError)
+    return f"{error.msg} at character {error.colno - 1}" if is_json else str(error)
 
 
 def _convert(
@@ -244,7 +270,7 @@ def _bad_line(
         except CONVERSION_ERRORS as earlier_error:
             num_bad, error = middle, earlier_error
     return UserError(
-        f"--prompts {path}, line {chunk.lines[num_bad - 1]} cannot be kept as it is: {error}; a column has "
+        f"--prompts {path}, {chunk.places[num_bad - 1]} cannot be kept as it is: {error}; a column has "
         "one type in all rows, integers have 64 bits, and names are UTF-8: correct it, write the "
         "values as text, or leave the column out"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ import pyarrow.ipc
 
 from specdist.data.formats.batches import Chat, prompt_of_body
 from specdist.data.formats.input_rows import InputRows
-from specdist.data.formats.inputs import KINDS, describe_columns, find_files, read_inputs
+from specdist.data.formats.inputs import KINDS, check_split, describe_columns, find_files, read_inputs
 from specdist.data.formats.json_columns import JsonError, holds, holds_json
 from specdist.data.formats.jsonl import PromptColumn
 from specdist.data.formats.messages import MessageError, chat_messages, why_not_text, why_not_turns
@@ -280,6 +279,7 @@ def open_prompts(
         files = find_files(fetched(path, cache_dir))
     except OSError as error:
         raise UserError(f"--prompts {path} cannot be read: {error}") from error
+    check_split(path, files)
     watched = WatchedFiles(files)
     assert (prompt_column is None) != (messages_column is None), "the configuration names one of the two"
     column = PromptColumn(
@@ -290,9 +290,6 @@ def open_prompts(
     rows = found.rows
     if rows.num_rows == 0:
         raise UserError(f"--prompts {path} has no rows: there is nothing to generate")
-    twice = [name for name, count in Counter(rows.schema.names).items() if count > 1]
-    if twice:
-        raise UserError(f"--prompts {path} has more than one column named {', '.join(twice)}: rename them")
     column.check(path)
     if messages_column is not None:
         option = "--turns_column" if has_turns else "--messages_column"
