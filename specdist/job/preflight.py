@@ -22,7 +22,7 @@ from specdist.job.manifest import PROMPT_FILES, run_manifest
 from specdist.job.ranks.restart import former_lone_row, former_replica, num_restarts
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan, batch_limits
-from specdist.job.rows.output_columns import check_column_names
+from specdist.job.rows.output_columns import check_column_names, check_writable
 from specdist.job.rows.row_options import RowOptionReader
 from specdist.job.rows.row_requests import check_any_usable, prompt_encoder
 from specdist.job.texts.template_clock import keep_clock
@@ -69,6 +69,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     row_options.check()
     models.constraints.check_column(prompts)
     check_column_names(config, prompts)
+    check_writable(prompts)
     check_any_usable(prompts, prompt_encoder(config, models), models.constraints)
     shards = row_options.shards(config.rows_per_shard)
     manifest = run_manifest(config, models, prompts, topology, shards)

@@ -1,5 +1,6 @@
 """Folders and files as datasets reads them: columns and keys in any order, splits by name, arrays of JSON."""
 
+import io
 import json
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,10 @@ import pytest
 from datasets.data_files import get_data_patterns
 
 from specdist.data.formats.prompts import Prompts, open_prompts
+from specdist.data.run.merging import MERGE_ERRORS, _write
+from specdist.data.run.publishing import write_table
+from specdist.data.stats.rows import RowResult, shard_table
+from specdist.job.rows.output_columns import check_writable
 from specdist.utils.errors import UserError
 
 TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
@@ -95,3 +100,63 @@ def test_an_array_of_objects_is_read(tmp_path: Path, indent: int | None) -> None
     path.write_text(json.dumps(rows, indent=indent))
     expected = datasets.load_dataset("json", data_files=str(path), cache_dir=str(tmp_path / "c"))["train"]
     assert opened(path).table(0, 4).to_pylist() == expected.to_list() == rows
+
+
+def one(kind: pa.DataType, value: Any) -> pa.Array:
+    return pa.array([value, None], kind)
+
+
+KEYS = pa.map_(pa.string(), pa.int64())
+DICTIONARY = pa.DictionaryArray.from_arrays
+ARRAYS = {
+    "text views": one(pa.string_view(), "a" * 40),
+    "views in lists": one(pa.list_(pa.string_view()), ["a"]),
+    "bytes": one(pa.binary_view(), b"a" * 40),
+    "list views": one(pa.list_view(pa.int64()), [1, 2]),
+    "fixed lists": one(pa.list_(pa.int64(), 2), [1, 2]),
+    "runs": pa.RunEndEncodedArray.from_arrays([1, 2], ["a", "b"]),
+    "unions": pa.UnionArray.from_sparse(
+        pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])]
+    ),
+    "uuids": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"a" * 16] * 2, pa.binary(16))),
+    "nanoseconds": one(pa.time64("ns"), 2),
+    "far dates": one(pa.timestamp("s"), 2**62),
+    "intervals": one(pa.month_day_nano_interval(), (1, 2, 3)),
+    "maps": one(KEYS, [("a", 1), ("b", 2)]),
+    "keys twice": one(KEYS, [("a", 1), ("a", 2)]),
+    "dictionaries": DICTIONARY(pa.array([0, 1]), pa.array(["a", "b"])),
+    "nested dictionaries": one(pa.list_(pa.dictionary(pa.int32(), pa.string())), ["a"]),
+    "dictionaries of lists": DICTIONARY(pa.array([0, 1]), pa.array([[1], [2]])),
+    "dictionaries with null": DICTIONARY(pa.array([0, 1]), pa.array(["a", None])),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_column_of_any_type_is_written_as_it_is_or_refused_before(tmp_path: Path, name: str) -> None:
+    """Found when a shard is written, a type that Arrow does not repeat or join costs a run of hours; and a
+    merged file has every value, or is refused."""
+    table = pa.table({"prompt": ["a", "b"], "x": ARRAYS[name]})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    prompts = opened(tmp_path)
+    if name in ("dictionaries of lists", "dictionaries with null"):
+        with pytest.raises(UserError, match=r"a\.arrow: column x has type dictionary<.*cannot hold .*plain"):
+            check_writable(prompts)
+        return
+    check_writable(prompts)
+    results = [RowResult(row_id=row, sample_index=sample, prompt=None, finish_reason="length")
+               for row in range(2) for sample in range(2)]  # fmt: skip
+    file = io.BytesIO()
+    write_table(file, shard_table(prompts.table(0, 2), results, first_row=0, num_samples=2))
+    written = pa.ipc.open_file(file.getvalue()).read_all()
+    repeated = pa.concat_arrays([ARRAYS[name].slice(row, 1) for row in (0, 0, 1, 1)])
+    assert written["x"].type == ARRAYS[name].type and str(written["x"].combine_chunks()) == str(repeated)
+    for suffix, lost in {".jsonl": ("keys twice", "far dates"), ".csv": ("keys twice", "intervals")}.items():
+        merged = io.BytesIO()
+        try:
+            _write(merged, written.schema, iter([written]), suffix)
+        except MERGE_ERRORS:
+            assert name in lost
+            continue
+        told = {"nanoseconds": "00:00:00.000000002", "text views": "a" * 40, "maps": '"b"'}.get(name, "")
+        assert name not in lost and told in merged.getvalue().decode()

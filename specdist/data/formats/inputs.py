@@ -35,8 +35,8 @@ KINDS = {
     "JSONL": (".jsonl", ".jsonl.gz", ".json", ".json.gz"),
     "CSV": (".csv", ".csv.gz"),
 }
-# How datasets tells splits by the names of files: by words between others or at the beginning and, in a folder
-# named data, by the names of shards.
+# How datasets tells splits by the names of files: by a word at their beginning or between others, and in a
+# folder named data by those of shards.
 SPLITS = {
     "train": "train|training",
     "validation": "validation|valid|dev|val",

@@ -132,7 +132,10 @@ def _read(value: Any, kind: pa.DataType, drops_absent: bool) -> Any:
             if not (drops_absent and value[field.name] is None)
         }
     if pa.types.is_map(kind):
-        return {name: _read(item, kind.item_type, drops_absent) for name, item in value}
+        found = {name: _read(item, kind.item_type, drops_absent) for name, item in value}
+        if len(found) < len(value):
+            raise JsonError("a map has a key twice, which an object cannot have")
+        return found
     if is_list(kind):
         return [_read(item, kind.value_type, drops_absent) for item in value]
     return value

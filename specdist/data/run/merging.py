@@ -6,6 +6,7 @@ import base64
 import datetime
 import json
 import math
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +18,7 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from specdist.data.formats.json_columns import rows_of, values_of
+from specdist.data.formats.json_columns import JsonError, rows_of, values_of
 from specdist.data.run.manifest import ShardPlan
 from specdist.data.run.publishing import ROWS_PER_BATCH
 from specdist.data.run.reading import open_shard, verified_shard
@@ -27,6 +28,8 @@ from specdist.data.store.files import write_atomically
 from specdist.data.store.storage import read_ahead
 from specdist.utils.errors import UserError
 
+# Of values that a format, or Python, does not have.
+MERGE_ERRORS = (pa.ArrowException, TypeError, OverflowError, JsonError)
 SUFFIXES = (".arrow", ".parquet", ".jsonl", ".csv")
 MAX_OPEN_SHARDS, ROWS_PER_PIECE = 1000, 2**16
 # So many are read at a time.
@@ -57,10 +60,8 @@ def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> in
 
     try:
         write_atomically(output, lambda file: _write(file, schema, counted(), output.suffix))
-    except (pa.ArrowException, TypeError) as error:
-        raise UserError(
-            f"--output {output} cannot hold these columns ({error}): use .arrow or .parquet"
-        ) from error
+    except MERGE_ERRORS as error:
+        raise UserError(f"--output {output} cannot hold these columns ({error}): use .arrow") from error
     return num_rows
 
 
@@ -190,6 +191,9 @@ def _write_jsonl(file: BinaryIO, pieces: Iterator[pa.Table]) -> None:
     """An object per line. Values without a JSON type become text (times as ISO 8601, bytes as base64), and
     numbers that are not finite become null."""
     for batch in _batches(pieces):
+        for place, field in enumerate(batch.schema):
+            if field.type == pa.time64("ns"):  # Python's has no nanoseconds
+                batch = batch.set_column(place, field.name, batch.column(place).cast(pa.string()))
         file.writelines(f"{_json(row)}\n".encode() for row in rows_of(batch))
 
 
@@ -220,7 +224,7 @@ def _as_text(value: object) -> str:
         return base64.b64encode(value).decode()
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    if isinstance(value, (Decimal, datetime.timedelta)):
+    if isinstance(value, (Decimal, datetime.timedelta, uuid.UUID)):
         return str(value)
     raise TypeError(f"a value of the type {type(value).__name__} cannot be written as text")
 
@@ -236,16 +240,20 @@ def _finite(value: Any) -> Any:
 def _csv_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         return _csv_type(kind.value_type)
-    return pa.string() if _is_structured(kind) or _is_binary(kind) else kind
+    is_text = _is_structured(kind) or _is_binary(kind) or kind == pa.string_view()
+    return pa.string() if is_text else kind
 
 
 def _is_structured(kind: pa.DataType) -> bool:
-    return pa.types.is_nested(kind) or isinstance(kind, pa.JsonType)
+    return pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
 
 
 def _is_binary(kind: pa.DataType) -> bool:
     return bool(
-        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
     )
 
 
@@ -256,4 +264,4 @@ def _csv_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.array([None if value is None else _json(value) for value in values_of(column)], kind)
     if _is_binary(column.type):
         return pa.array([None if value is None else _as_text(value) for value in column.to_pylist()], kind)
-    return column
+    return column if column.type == kind else column.cast(kind)

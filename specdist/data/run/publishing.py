@@ -197,14 +197,15 @@ class Attempt:
         fsync_folder(path.parent)
 
     def _write_table(self, path: Path, table: pa.Table) -> None:
-        # The file format allows one dictionary per column.
-        options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
+        write_durably(self._own(path), lambda file: write_table(file, table))
 
-        def write(file: BinaryIO) -> None:
-            with pa.ipc.new_file(file, table.schema, options=options) as writer:
-                writer.write_table(table.combine_chunks(), max_chunksize=ROWS_PER_BATCH)
 
-        write_durably(self._own(path), write)
+def write_table(file: BinaryIO, table: pa.Table) -> None:
+    """As an Arrow file. Raises ``pa.ArrowException`` for a type that it cannot hold."""
+    # The file format allows one dictionary per column.
+    options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
+    with pa.ipc.new_file(file, table.schema, options=options) as writer:
+        writer.write_table(table.combine_chunks(), max_chunksize=ROWS_PER_BATCH)
 
 
 def _publish_decided(temporary: Path, path: Path, decision: Path) -> bool:

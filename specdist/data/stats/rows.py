@@ -121,15 +121,25 @@ def shard_table(
             f"{len(found)} given {len(unexpected)} are unexpected {unexpected[:5]}, and {len(missing)} are "
             f"missing {missing[:5]}, as (row_id, sample_index)"
         )
-    repeated = inputs if (counts == 1).all() else inputs.take(pa.array(row_ids - first_row))
+    rows = None if (counts == 1).all() else row_ids - first_row
     schema = output_schema(inputs.schema, is_exact=is_exact, options=options)
     columns = [
-        readable(repeated.column(field.name))
+        readable(_repeated(inputs.column(field.name), rows))
         if field.name in inputs.column_names
         else pa.array([_value(result, field.name) for result in ordered], field.type)
         for field in schema
     ]
     return pa.table(columns, schema=schema)
+
+
+def _repeated(column: pa.ChunkedArray, rows: np.ndarray | None) -> pa.ChunkedArray:
+    if rows is None:
+        return column
+    try:
+        return column.take(pa.array(rows))
+    except pa.ArrowNotImplementedError:  # views of text, and run ends
+        chunks = [chunk for row in rows for chunk in column.slice(row, 1).chunks]
+        return pa.chunked_array(chunks, column.type)
 
 
 def results_table(results: Sequence[RowResult], schema: pa.Schema | None = None) -> pa.Table:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
+
+import pyarrow as pa
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.formats.prompts import Prompts
+from specdist.data.run.publishing import write_table
 from specdist.data.stats.columns import OPTIONAL_COLUMNS
+from specdist.data.stats.rows import RowResult, shard_table
 from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.sampling.constraints.thinking import ThinkingMarkers
@@ -33,6 +38,28 @@ def check_column_names(config: GenerateConfig, prompts: Prompts) -> None:
                 f"--prompts {prompts.files[0]} has columns with names that --{option} writes: "
                 f"{', '.join(taken)}; rename them"
             )
+
+
+def check_writable(prompts: Prompts) -> None:
+    """Raises :class:`UserError` for a column of the input that no shard, or no merged run, could hold."""
+    for field in prompts.schema:
+        _check_type(prompts, field)
+
+
+def _check_type(prompts: Prompts, field: pa.Field) -> None:
+    """By what becomes of the column's first value."""
+    results = [RowResult(row_id=row, sample_index=sample, prompt=None, finish_reason="error")
+               for row in range(2) for sample in range(2)]  # fmt: skip
+    try:
+        first = prompts.rows.read(0, 1, [field.name])
+        table = shard_table(pa.concat_tables([first] * 2), results, first_row=0, num_samples=2)
+        write_table(io.BytesIO(), table)
+        pa.concat_tables([table, table]).unify_dictionaries()
+    except pa.ArrowException as error:
+        raise UserError(
+            f"--prompts {prompts.files[0]}: column {field.name} has type {field.type}, which the output "
+            f"cannot hold ({error}): write it as plain values or as text, or leave it out"
+        ) from error
 
 
 class ThinkingColumns:

@@ -10,14 +10,17 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+from specdist.data.formats.converted import text_rows
 from specdist.data.formats.inputs import describe_columns
 from specdist.data.formats.json_columns import rows_of
+from specdist.data.formats.jsonl import JsonRows, PromptColumn
 from specdist.data.run.manifest import Manifest
-from specdist.data.run.merging import SUFFIXES
 from specdist.data.stats.columns import OUTPUT_COLUMNS
 from specdist.data.stats.rows import EXACT_METADATA
 from specdist.results.runs import load_run
 from specdist.utils.errors import UserError
+
+SUFFIXES = (".arrow", ".parquet", ".jsonl")
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,15 @@ def read_completions(path: Path) -> Completions:
         raise UserError(f"{path}: no such file or folder; name the folder of a run, or its merged file")
     if path.suffix not in SUFFIXES:
         raise UserError(
-            f"{path} has an unknown file type: a merged file ends in one of {', '.join(SUFFIXES)}"
+            f"{path} cannot be evaluated: name a merged file that ends in one of {', '.join(SUFFIXES)} "
+            "(a .csv no longer tells text from numbers, and has no lists)"
         )
     table = _read_merged(path)
     missing = [name for name in OUTPUT_COLUMNS if name not in table.column_names]
     if missing:
         raise UserError(
-            f"{path} is not output of jobs/generate.py: it lacks the columns {', '.join(missing)}"
+            f"{path} lacks columns of a run's output ({', '.join(missing)}): name the run's folder, or what "
+            "jobs/merge.py has made of it without --format"
         )
     return Completions(path, table, None)
 
@@ -81,6 +86,10 @@ def _read_merged(path: Path) -> pa.Table:
     try:
         if path.suffix == ".parquet":
             return pa.parquet.read_table(path)
+        if path.suffix == ".jsonl":
+            return text_rows([path], JsonRows([path], PromptColumn("", is_chat=False)), None)[0]
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read (damaged or truncated?): {error}") from error
+    except UserError as error:
+        raise UserError(str(error).removeprefix("--prompts ")) from error

@@ -52,28 +52,36 @@ def test_the_run_may_be_positional_or_named() -> None:
 def test_paths_without_a_run_are_refused(tmp_path) -> None:
     (tmp_path / "text.txt").write_text("x")
     (tmp_path / "broken.arrow").write_bytes(b"ARROW1")
+    (tmp_path / "broken.jsonl").write_text("{")
     (tmp_path / "folder").mkdir()
     found = {
         "absent": "no such file or folder",
         "folder": "is not the folder of a run",
         "text.txt": "ends in one of",
         "broken.arrow": "cannot be read",
+        "broken.jsonl": "broken.jsonl, line 1 is not valid JSON",
     }
     for name, message in found.items():
         with pytest.raises(UserError, match=message):
             evaluate(tmp_path / name, task="gsm8k")
 
 
-def test_parquet_and_arrow_give_the_same_scores(tmp_path) -> None:
+def test_every_merged_file_that_keeps_types_gives_the_same_scores(tmp_path) -> None:
+    """What jobs/merge.py had written as JSON lines was refused as a damaged Arrow file."""
     import pyarrow.parquet
+
+    from specdist.data.run.merging import _write
 
     from tests.results.evaluate.files import table
 
     rows = table({"final_answer": ["1", "2"]}, ["1", "3"])
-    pyarrow.parquet.write_table(rows, tmp_path / "run.parquet")
-    assert evaluate(tmp_path / "run.parquet", task="gsm8k")[1]["metrics"]["exact_match"]["value"] == 0.5
+    for suffix in (".arrow", ".parquet", ".jsonl"):
+        with (tmp_path / f"run{suffix}").open("wb") as file:
+            _write(file, rows.schema, iter([rows]), suffix)
+        found = evaluate(tmp_path / f"run{suffix}", task="gsm8k", output=tmp_path / suffix)[1]
+        assert found["metrics"]["exact_match"]["value"] == 0.5
     pyarrow.parquet.write_table(rows.drop_columns(["completion"]), tmp_path / "less.parquet")
-    with pytest.raises(UserError, match="it lacks the columns completion"):
+    with pytest.raises(UserError, match=r"lacks columns of a run's output \(completion\)"):
         evaluate(tmp_path / "less.parquet", task="gsm8k")
 
 
