@@ -71,7 +71,6 @@ def test_every_merged_file_that_keeps_types_gives_the_same_scores(tmp_path) -> N
     import pyarrow.parquet
 
     from specdist.data.run.merging import _write
-
     from tests.results.evaluate.files import table
 
     rows = table({"final_answer": ["1", "2"]}, ["1", "3"])
