@@ -2,6 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
+COLUMNS = "tests/data/test_columns.py"
 CONVERTED = "tests/data/test_converted.py"
 JSON_COLUMNS = "tests/data/test_json_columns.py"
 CHAT_FORMAT = "tests/job/test_chat_format.py"
@@ -119,6 +120,19 @@ DATA_FAULTS = (
         "if not (about.exists() and WatchedFiles(files).are(_digested(about))):",
         "if not about.exists():",
         (CONVERTED,)),
+    # Two of something.
+    Mutant("files-of-several-splits-are-one-input", "inputs.check_split",
+        "    if found and not set.intersection(*found):\n",
+        "    if found and not set.union(*found):\n",
+        (COLUMNS,)),
+    Mutant("keys-in-another-order-are-another-type", "columns._is_same",
+        "    if pa.types.is_struct(first) and pa.types.is_struct(other):\n",
+        "    if first == other and pa.types.is_struct(first):\n",
+        (COLUMNS,)),
+    Mutant("a-type-that-cannot-be-joined-is-found-late", "output_columns._check_type",
+        "        pa.concat_tables([table, table]).unify_dictionaries()\n",
+        "",
+        (COLUMNS,)),
     Mutant("converted-files-read-again-for-their-digest", "open_prompts",
         "    watched.know(found.stamps)\n",
         "",

@@ -49,17 +49,17 @@ def common_schema(files: Sequence[Path], schemas: Sequence[pa.Schema]) -> pa.Sch
 
 
 def _is_same(first: pa.DataType, other: pa.DataType) -> bool:
-    if first == other or first.id != other.id or first.num_fields != other.num_fields:
+    """Whether they differ in the order of structs' keys at most."""
+    if pa.types.is_struct(first) and pa.types.is_struct(other):
+        fields, others = ({field.name: field for field in kind} for kind in (first, other))
+    elif first.id == other.id and (pa.types.is_list(first) or pa.types.is_large_list(first)):
+        fields, others = {"": first.value_field}, {"": other.value_field}
+    else:
         return bool(first == other)
-    names = range(first.num_fields)
-    if pa.types.is_struct(first):
-        names = [field.name for field in first]
-        if set(names) != {field.name for field in other}:
-            return False
-    elif not (pa.types.is_list(first) or pa.types.is_large_list(first)):
-        return False
-    pairs = [(first.field(name), other.field(name)) for name in names]
-    return all(one.nullable == two.nullable and _is_same(one.type, two.type) for one, two in pairs)
+    return fields.keys() == others.keys() and all(
+        field.nullable == others[name].nullable and _is_same(field.type, others[name].type)
+        for name, field in fields.items()
+    )
 
 
 def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:

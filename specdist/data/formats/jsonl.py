@@ -206,8 +206,9 @@ def _parsed(text: bytes) -> Any:
 
 def _told(error: ValueError) -> str:
     """Without the line, which json counts within its text."""
-    is_json = isinstance(error, json.JSONDecodeError)
-    return f"{error.msg} at character {error.colno - 1}" if is_json else str(error)
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.colno - 1}"
+    return str(error)
 
 
 def _convert(
