@@ -285,4 +285,5 @@ class Assembly:
             processing=self.settings.processing,
             book=LogprobBook(self.settings) if self.settings.wants_logprobs else None,
             tells_texts=self.ngrams is not None,
+            masker=None if self.masker is None else self.masker(),
         )

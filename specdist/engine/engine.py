@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from specdist.data.stats.fields import TargetTimes
-from specdist.engine.faults import MemoryGuard, NonFiniteGuard, mark_not_finite
+from specdist.engine.faults import MemoryGuard, NonFiniteGuard, mark_without_token
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.logprobs import LogprobBook
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
@@ -38,6 +38,7 @@ from specdist.engine.verify import Block, NewBlocks, Tails, Verified, Verifier, 
 from specdist.models.loading.memory import peak_memory_bytes
 from specdist.sampling.distributions import NOT_FINITE
 from specdist.sampling.processing.options import Processing
+from specdist.sampling.processing.processors import TokenMasker
 from specdist.utils.garbage import frozen_garbage
 
 Stage = Literal["before_pass", "during_pass"]
@@ -113,6 +114,7 @@ class Engine:
         processing: Processing | None = None,
         book: LogprobBook | None = None,
         tells_texts: bool = False,
+        masker: TokenMasker | None = None,
     ) -> None:
         """
         Args:
@@ -121,8 +123,9 @@ class Engine:
             processing: of logits, by target and draft, which are then told of rows what it needs.
             book: notes the log-probabilities of all tokens.
             tells_texts: the draft is told of all tokens of a sequence.
+            masker: the target's, which can say why a row has no next token.
         """
-        self._target = target
+        self._target, self._masker = target, masker
         self._verifier, self._book = Verifier(target, book), book
         self._proposer = proposer
         self.scheduler = scheduler
@@ -307,7 +310,7 @@ class Engine:
             sequence, ahead = block.sequence, block.ahead
             if block.next_token_id == NOT_FINITE:
                 # Nothing was drafted after it.
-                mark_not_finite(sequence)
+                mark_without_token(sequence, self._masker)
                 self._finish(this, sequence, "error")
                 continue
             self._nonfinite_guard.note_finite()

@@ -17,6 +17,7 @@ from specdist.engine.schedule.plan import RoundPlan, SchedulerSettings
 from specdist.engine.schedule.scheduler import Scheduler
 from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.models.loading.memory import release_memory
+from specdist.sampling.processing.processors import TokenMasker
 from specdist.utils.errors import UserError, first_line
 
 # If this many sequences have non-finite logits and none has finite ones, the model is at fault.
@@ -39,13 +40,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
-def mark_not_finite(sequence: Sequence) -> None:
-    """It ends with an error, without a next token. A prompt's first token has position 0."""
-    sequence.has_nonfinite_logits = True
-    sequence.error = (
-        f"the target's logits for the token at position {len(sequence.token_ids)} (of prompt and completion) "
-        "are not finite: NaN or infinite"
-    )
+def mark_without_token(sequence: Sequence, masker: TokenMasker | None) -> None:
+    """It ends with an error, without a next token, for which its constraint or the logits are to blame.
+
+    A prompt's first token has position 0. ``masker``: the target's.
+    """
+    place = f"position {len(sequence.token_ids)} (of prompt and completion)"
+    failure = None if masker is None else masker.failure(sequence.slot)
+    if failure is None:
+        sequence.has_nonfinite_logits = True
+        sequence.error = f"the target's logits for the token at {place} are not finite: NaN or infinite"
+    else:
+        sequence.error = (
+            f"the row's constraint allows no token at {place}, since llguidance has given up: {failure}"
+        )
 
 
 def too_large(error: str) -> str:

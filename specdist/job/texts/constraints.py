@@ -11,6 +11,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.data.formats.prompts import Prompts, RowError
 from specdist.job.texts.tokens import ids_within, load_tokenizer
 from specdist.models.files.checkpoint import Checkpoint
+from specdist.sampling.constraints.compiling import CompilingProcess
 from specdist.sampling.constraints.constraint import Constraint, ConstraintError, check_installed
 from specdist.sampling.constraints.masker import RowMasker, RowRule
 from specdist.sampling.constraints.matcher import grammars_of
@@ -31,6 +32,7 @@ class RunConstraints:
         self._target = target
         self._is_constrained, self._has_grammars = config.is_constrained, config.has_grammars
         self._masker: RowMasker | None = None
+        self._compiling = CompilingProcess()
         self.grammar = ""
         self._max_thinking_tokens = config.max_thinking_tokens
         self._markers: ThinkingMarkers | None = None
@@ -65,7 +67,7 @@ class RunConstraints:
             except (OSError, UnicodeDecodeError) as error:
                 raise UserError(f"{shown} cannot be read: {error}") from error
         try:
-            return Constraint(name, value).grammar
+            return self._compiling.grammar(Constraint(name, value))
         except ConstraintError as error:
             raise UserError(f"{shown} cannot be used: {error}") from error
 
@@ -103,7 +105,7 @@ class RunConstraints:
         if value is None:
             return self.of_all_rows
         try:
-            grammar = Constraint.parse(value).grammar
+            grammar = self._compiling.grammar(Constraint.parse(value))
         except ConstraintError as error:
             raise RowError(f"{self._column} cannot be used: {error}") from error
         return {"constraint": RowRule(grammar, self._max_thinking_tokens).text}

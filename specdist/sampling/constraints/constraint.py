@@ -9,22 +9,24 @@ import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
-from specdist.sampling.constraints.dates import with_real_dates
-from specdist.sampling.constraints.places import schema_place
+from specdist.sampling.constraints.numbers import exact_float
+from specdist.sampling.constraints.places import ConstraintError, schema_place
+from specdist.sampling.constraints.schemas import kept_schema
 from specdist.utils.errors import UserError
-from specdist.utils.json_values import parse_object
 
 KINDS = ("json_schema", "regex", "grammar", "choices")
 # Of JSON as json.dumps writes it, so that all between two values is forced. A schema may say otherwise in
 # its "x-guidance".
-JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-
-class ConstraintError(ValueError):
-    """A constraint that cannot be used, with the reason for the one who wrote it."""
+# Escapes of any character ("\\u0061") would let names come twice that are in "properties".
+JSON_FORM: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 
 
 def check_installed(option: str) -> None:
@@ -49,7 +51,9 @@ class Constraint:
         given = value
         if isinstance(value, str):
             try:
-                given = parse_object(value.encode())
+                given = _parsed(value)
+            except RecursionError as error:
+                raise ConstraintError("it is nested too deeply") from error
             except ValueError as error:
                 raise ConstraintError(f"it is not a JSON object: {error}") from error
         if not isinstance(given, Mapping):
@@ -64,39 +68,43 @@ class Constraint:
     def grammar(self) -> str:
         """As llguidance takes it. Raises :class:`ConstraintError`, with the place, if it cannot be
         compiled."""
-        from llguidance import LLMatcher
+        try:
+            return self._compiled()
+        except RecursionError as error:
+            raise ConstraintError("it is nested too deeply") from error
+        except ConstraintError:
+            raise
+        except ValueError as error:
+            # Such as text that is not Unicode.
+            raise ConstraintError(reason_of(str(error))) from error
 
-        grammar = getattr(self, f"_{self.kind}")()
-        error = _error_of(grammar)
+    def _compiled(self) -> str:
+        grammar: str = getattr(self, f"_{self.kind}")()
+        error = error_of(grammar)
         if error is None:
-            return str(grammar)
+            return grammar
         if self.kind != "json_schema":
-            raise ConstraintError(_one_line(error))
-        schema = json.loads(self._schema_text)
-        place = schema_place(
-            schema,
-            lambda part: _error_of(LLMatcher.grammar_from_json_schema(part, defaults=JSON_FORM)) == error,
-        )
-        raise ConstraintError(f"at {place}: {_one_line(error)}")
+            raise ConstraintError(error)
+        place = schema_place(self._schema, lambda part: error_of(_schema_grammar(part)) == error)
+        raise ConstraintError(f"at {place}: {error}")
 
     def _json_schema(self) -> str:
-        from llguidance import LLMatcher
-
-        schema = json.dumps(with_real_dates(json.loads(self._schema_text)))
-        return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
+        return _schema_grammar(kept_schema(self._schema))
 
     @property
-    def _schema_text(self) -> str:
+    def _schema(self) -> Any:
         """Raises :class:`ConstraintError` for text that is not a schema."""
-        value = self.value
-        if isinstance(value, str):
-            try:
-                value = parse_object(value.encode())
-            except ValueError as error:
-                raise ConstraintError(f"the schema is not a JSON object: {error}") from error
-        if not isinstance(value, (Mapping, bool)):
+        try:
+            text = self.value if isinstance(self.value, str) else json.dumps(self.value)
+            schema = _parsed(text)
+        except (TypeError, ValueError) as error:
+            raise ConstraintError(f"the schema is not a JSON object: {error}") from error
+        if schema is False:
+            raise ConstraintError("the schema is false, which nothing matches")
+        if not isinstance(schema, (dict, bool)):
             raise ConstraintError("the schema must be a JSON object")
-        return json.dumps(value)
+        # llguidance takes true within a schema only.
+        return {} if schema is True else schema
 
     def _regex(self) -> str:
         from llguidance import LLMatcher
@@ -112,12 +120,14 @@ class Constraint:
         from llguidance import LLMatcher
 
         choices = self.value
-        if isinstance(choices, str) or not choices or not all(isinstance(each, str) for each in choices):
+        is_list = isinstance(choices, (list, tuple))
+        if not is_list or not choices or not all(isinstance(each, str) for each in choices):
             raise ConstraintError("the choices must be a list of strings, at least one")
         if not all(choices):
             raise ConstraintError("a choice must not be the empty string")
         quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-        return LLMatcher.grammar_from_lark(f"start: {quoted}")
+        # One token of the grammar: of 2,000 ones side by side llguidance's parser gives up.
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {quoted}")
 
     def _text(self) -> str:
         if not isinstance(self.value, str) or not self.value:
@@ -125,12 +135,51 @@ class Constraint:
         return self.value
 
 
-def _error_of(grammar: str) -> str | None:
+def _schema_grammar(schema: Any) -> str:
     from llguidance import LLMatcher
 
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    return "; ".join(messages) if is_error else None
+    text = json.dumps(schema, ensure_ascii=False)
+    text.encode()
+    return LLMatcher.grammar_from_json_schema(text, defaults=JSON_FORM)
 
 
-def _one_line(message: str) -> str:
-    return " ".join(message.split())
+def _parsed(text: str) -> Any:
+    """JSON without numbers that float64 does not keep. Raises ValueError."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not a number of JSON")
+
+    return json.loads(text, parse_float=exact_float, parse_constant=refuse)
+
+
+class _Bytes:
+    """A vocabulary of all bytes, and an end."""
+
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+    special_token_ids, eos_token_id, bos_token_id = (256,), 256, None
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+@cache
+def _bytes_tokenizer() -> Any:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+def error_of(grammar: str) -> str | None:
+    """Why llguidance cannot compile a grammar, or begin to follow it; None if it can."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(_bytes_tokenizer(), grammar, log_level=0)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return reason_of(matcher.get_error()) if matcher.is_error() else None
+
+
+def reason_of(message: str) -> str:
+    """llguidance's error in one line, without the state that it adds."""
+    reason = " ".join(message.split("\n<")[0].split())
+    return "no text matches it" if reason.startswith("NoExtension") else reason

@@ -127,6 +127,12 @@ class RowMasker:
             found.append(run[: most_N[index]])
         return found
 
+    def failure(self, slot: int) -> str | None:
+        """See :class:`specdist.sampling.processing.processors.TokenMasker`."""
+        rule, known = self._rules.get(slot), self._matchers.get(slot)
+        is_own = rule is not None and known is not None and known[0] is rule
+        return known[1].failure if is_own and known is not None else None
+
     def _forced_next(
         self, asked: AskedPositions, index: int, rule: RowRule, line: int, token_ids: list[int]
     ) -> list[int]:

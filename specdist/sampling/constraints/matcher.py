@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specdist.sampling.constraints.constraint import reason_of
+
 # An optional package: imported where it is used.
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -92,9 +94,7 @@ class Matcher:
 
         Returns whether they are the beginning of a completion that the grammar allows.
         """
-        if token_ids == self._followed:
-            return True
-        if self._goes_to(token_ids):
+        if not self.has_failed and (token_ids == self._followed or self._goes_to(token_ids)):
             return True
         if self._num_sequences == 1 or not self.has_failed:
             return False
@@ -192,6 +192,11 @@ class Matcher:
         """The grammar's limits are exceeded: it can say nothing more."""
         return bool(self.library_matcher.is_error())
 
+    @property
+    def failure(self) -> str | None:
+        """What llguidance says, where it :attr:`has_failed`."""
+        return reason_of(self.library_matcher.get_error()) if self.has_failed else None
+
 
 class Grammars:
     """Compiled grammars over one vocabulary."""
@@ -227,12 +232,14 @@ class Grammars:
                 are candidates. After a candidate that the grammar does not allow they are left as they are.
         """
         asked: list[tuple[Matcher, int, list[int]]] = []
+        befores: list[list[int]] = []
         for matcher, row, token_ids, num_before in places:
             end = row + len(token_ids) - num_before + 1
             num_known = matcher.fill_known(masks_MW[row:end], token_ids, num_before)
             if row + num_known == end:
                 continue
-            if matcher.follow(token_ids[: num_before + num_known]):
+            if matcher.follow(before := token_ids[: num_before + num_known]):
+                befores.append(before)
                 asked.append((matcher, row + num_known, token_ids[num_before + num_known :]))
             elif not num_known or matcher.has_failed:
                 # Only after logits that are not finite, or beyond llguidance's limits: an error.
@@ -242,7 +249,10 @@ class Grammars:
                 matcher.fill(masks_MW[row:], candidates)
         else:
             self._fill_in_parallel(masks_MW, asked)
-        for matcher, row, candidates in asked:
+        for (matcher, row, candidates), before in zip(asked, befores, strict=True):
+            if matcher.has_failed and matcher.follow(before):
+                # It has begun anew.
+                matcher.fill(masks_MW[row:], candidates)
             if matcher.has_failed:
                 # No token: the sequence ends with an error, and never goes on without its constraint.
                 masks_MW[row : row + len(candidates) + 1] = 0

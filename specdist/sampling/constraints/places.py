@@ -10,6 +10,50 @@ _NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentS
 _LISTED = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _ALONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _DEFINITIONS = ("$defs", "definitions")
+# Keywords whose values are values, not schemas.
+_VALUES = ("const", "default", "enum", "examples")
+
+
+class ConstraintError(ValueError):
+    """A constraint that cannot be used, with the reason for the one who wrote it."""
+
+
+def fault(place: str, reason: str) -> ConstraintError:
+    """Of the part of a schema at this JSON pointer."""
+    return ConstraintError(f"at {place or '/'}: {reason}")
+
+
+def rewritten(schema: Any, mend: Callable[[dict[str, Any], str], Any], place: str = "") -> Any:
+    """The schema, with what ``mend`` makes of each of its parts, given their JSON pointers, inner ones first.
+    What is under unknown keywords is taken for schemas too: references may lead there."""
+    if isinstance(schema, list):
+        return [rewritten(inner, mend, f"{place}/{index}") for index, inner in enumerate(schema)]
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for keyword, value in schema.items():
+        inside = f"{place}/{_escaped(keyword)}"
+        if keyword in _NAMED and isinstance(value, dict):
+            found[keyword] = {
+                name: rewritten(inner, mend, f"{inside}/{_escaped(name)}") for name, inner in value.items()
+            }
+        elif keyword not in _VALUES:
+            found[keyword] = rewritten(value, mend, inside)
+    return mend(found, place)
+
+
+def values_in(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Numbers, texts and others in a part's ``const`` and ``enum``, at any depth, each with its keyword."""
+
+    def leaves(value: Any) -> Iterator[Any]:
+        if isinstance(value, (dict, list)):
+            for inner in value.values() if isinstance(value, dict) else value:
+                yield from leaves(inner)
+        else:
+            yield value
+
+    for keyword in ("const", "enum"):
+        yield from ((keyword, value) for value in leaves(part.get(keyword)))
 
 
 def schema_place(schema: Any, has_error: Callable[[Any], bool]) -> str:

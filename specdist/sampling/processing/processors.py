@@ -56,6 +56,10 @@ class TokenMasker(Protocol):
         as far as they are known without masks, and at most so many. After a stop token there are none."""
         ...
 
+    def failure(self, slot: int) -> str | None:
+        """Why no token is allowed in the row of this slot, if it can say nothing more of it."""
+        ...
+
 
 def allowed_tokens(masks_NW: Tensor, ids: range) -> Tensor:
     """bool [N, v]: of packed masks, the part of these token ids."""

@@ -67,7 +67,7 @@ def test_a_row_gives_one_constraint_as_json_or_as_a_struct() -> None:
     schema = {"type": "object", "properties": {"a": {"const": None}}}
     assert Constraint.parse({"regex": None, "choices": None, "json_schema": schema}).value == schema
     for value, words in [
-        ("[]", "not a JSON object"),
+        ("[]", "must be a JSON object with one of"),
         ("no JSON", "not a JSON object"),
         (5, "must be a JSON object with one of json_schema, regex, grammar, choices"),
         ('{"regexp": "a"}', "it has regexp, but must have exactly one of"),
