@@ -85,7 +85,11 @@ class Constraint:
             return grammar
         if self.kind != "json_schema":
             raise ConstraintError(error)
-        place = schema_place(self._schema, lambda part: error_of(_schema_grammar(part)) == error)
+
+        def has_error(part: Any) -> bool:
+            return isinstance(part, dict) and error_of(_schema_grammar(part)) == error
+
+        place = schema_place(kept_schema(self._schema), has_error)
         raise ConstraintError(f"at {place}: {error}")
 
     def _json_schema(self) -> str:

@@ -41,6 +41,8 @@ def _mended(part: dict[str, Any], place: str) -> dict[str, Any]:
     for keyword, value in values_in(part):
         if isinstance(value, str) and IS_CONTROL.search(value):
             raise fault(place, f"{keyword} {value!r} has a control character, which no completion can have")
+    if isinstance(properties := part.get("properties"), dict) and any("\0" in name for name in properties):
+        raise fault(place, "properties has a name with U+0000, which no pattern is asked about")
     least, required = part.get("minProperties"), part.get("required", [])
     if isinstance(least, int) and isinstance(required, list) and least > len(required) + 1:
         raise fault(
@@ -64,4 +66,4 @@ def _mended(part: dict[str, Any], place: str) -> dict[str, Any]:
 def _kept_pattern(pattern: str, place: str) -> str:
     if NAMES_CONTROL.search(NEGATED.sub("", pattern)):
         raise fault(place, f"{pattern!r} asks for control characters, which no completion can have")
-    return NEGATED.sub(lambda begun: f"{begun[1]}[^{CONTROLS}{begun[2]}", pattern)
+    return NEGATED.sub(r"\1[^\\x00\2", pattern)
