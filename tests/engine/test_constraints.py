@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from specdist.engine.faults import NUM_SUSPECT_ROWS
 from specdist.engine.request import Completion, Request
 from specdist.policies import FixedLength, VerifiedBlocks
 from specdist.policies.payoff import ALONE, LISTEN, SYNCHRONOUS, RoundShape
@@ -145,6 +146,31 @@ def test_a_preempted_completion_goes_on_under_its_constraint(options: dict[str, 
     crowded = generate(harness, 100, rule)
     assert harness.stats_recorder.close_shard(0).num_preemptions > 5
     assert [each.token_ids for each in crowded] == [each.token_ids for each in roomy]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, BRANCHES | RUNS, {"kind": SlicedMarkovReplica}],
+    ids=["synchronous", "branches, runs", "vocabulary shards"],
+)
+def test_a_matcher_that_gives_up_ends_its_row_alone(options: dict[str, Any]) -> None:
+    """Neither the target's logits nor its checkpoint are to blame, however many rows it is."""
+    masker = letters_masker()
+    harness = constrained(masker=lambda: masker, **options)
+    dead = Constraint("grammar", 'start: "ab" rule\nrule: rule "c"').grammar
+    rules = [*[RowRule(dead)] * (NUM_SUSPECT_ROWS + 2), RowRule(GRAMMAR)]
+    found = harness.generate(
+        [
+            Request(row_id=i, sample_index=0, prompt_ids=PROMPT, constraint=rule.text)
+            for i, rule in enumerate(rules)
+        ]
+    )
+    *ended, last = sorted(found, key=lambda completion: completion.request.row_id)
+    assert last.error is None and last.finish_reason == "stop"
+    for completion in ended:
+        assert completion.finish_reason == "error" and completion.error is not None
+        assert completion.error.startswith("the row's constraint allows no token at position")
+        assert completion.error.endswith("nothing can follow, and this is no end")
 
 
 @pytest.mark.parametrize("options", [{}, AHEAD, BRANCHES], ids=["synchronous", "asynchronous", "branches"])

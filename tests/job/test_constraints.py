@@ -21,6 +21,9 @@ SCHEMA = {
     "required": ["sea", "depth"],
     "additionalProperties": False,
 }
+# Of a grammar's own schemas the numbers are not seen before llguidance overflows its stack.
+LEAST = '{"type": "integer", "minimum": -9223372036854775808, "maximum": -9223372036854775807}'
+CRASH = json.dumps({"grammar": f"start: %json {LEAST}"})
 
 
 @pytest.fixture
@@ -58,12 +61,18 @@ def test_every_row_its_own_and_a_bad_one_is_an_error_row(sampled: dict[str, Any]
         json.dumps({"json_schema": SCHEMA}),
         '{"grammar": "start: \\"x\\" \\"y\\"~2..3"}',
         "no JSON",
+        '{"json_schema": true}',
+        '{"json_schema": false}',
+        json.dumps({"choices": [f"option {i}" for i in range(3000)]}),
+        '{"json_schema": {"const": 9007199254740993}}',
+        '{"json_schema": {"type": "integer", "minimum": -9223372036854775808, "maximum": 9}}',
+        CRASH,
     ]
-    prompts = write_arrow(tmp_path / "own.arrow", {"prompt": some_texts(7), "rule": column})
+    prompts = write_arrow(tmp_path / "own.arrow", {"prompt": some_texts(13), "rule": column})
     changes = sampled | {"prompts": prompts, "constraint_column": "rule", "choices": ["of all"]}
     assert run_here(**changes, output=tmp_path / "run").code == 0
     rows = read_output(tmp_path / "run").to_pylist()
-    assert [row["finish_reason"] for row in rows] == ["stop"] * 3 + ["error"] + ["stop"] * 2 + ["error"]
+    assert [row["finish_reason"] for row in rows[:7]] == ["stop"] * 3 + ["error"] + ["stop"] * 2 + ["error"]
     texts = [row["completion"] for row in rows]
     assert re.fullmatch("[0-9]{3}-[a-c]+!", texts[0])
     assert texts[1] == "of all"
@@ -72,6 +81,12 @@ def test_every_row_its_own_and_a_bad_one_is_an_error_row(sampled: dict[str, Any]
     assert texts[5] in ("xyy", "xyyy")
     assert rows[3]["error"].startswith("rule cannot be used: ") and "unclosed group" in rows[3]["error"]
     assert rows[6]["error"].startswith("rule cannot be used: it is not a JSON object")
+    assert rows[7]["finish_reason"] in ("stop", "length")
+    assert rows[8]["error"] == "rule cannot be used: the schema is false, which nothing matches"
+    assert texts[9].startswith("option ") and rows[9]["finish_reason"] == "stop"
+    assert "at /: const 9007199254740993 would become another number" in rows[10]["error"]
+    assert rows[11]["error"] is None and -(2**63) <= int(texts[11]) <= 9
+    assert "llguidance cannot compile it: its process ended with SIGSEGV" in rows[12]["error"]
 
 
 @pytest.mark.usefixtures("no_models")
@@ -84,6 +99,8 @@ def test_what_cannot_be_used_is_refused_before_any_model_is_loaded(
     refused(
         run_here(**new, json_schema=bad), f"--json_schema {bad}", "at /properties/sea: Invalid type: waves"
     )
+    bad.write_text("false", encoding="utf-8")
+    refused(run_here(**new, json_schema=bad), f"--json_schema {bad} cannot be used: the schema is false")
     refused(run_here(**new, grammar=tmp_path / "none"), "--grammar", "cannot be read")
     refused(run_here(**new, regex="(a"), "--regex (a cannot be used", "unclosed group")
     refused(run_here(**new, regex="a", choices=["a"]), "--regex a and --choices exclude each other")

@@ -10,6 +10,7 @@ CACHE = f"{ENGINE}::test_the_draft_s_cache_takes_in_what_was_forced"
 ON_TOP = f"{ENGINE}::test_forced_tokens_come_on_top_of_drawn_ones"
 MATCHER = "tests/sampling/constraints/test_matcher.py"
 ANYWHERE = f"{MATCHER}::test_masks_are_a_function_of_the_tokens_alone"
+SCHEMAS = "tests/sampling/constraints/test_schemas.py"
 THINKING = "tests/sampling/constraints/test_thinking.py"
 JOB = "tests/job/test_constraints.py"
 
@@ -26,10 +27,30 @@ CONSTRAINT_FAULTS = (
         "accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C",
         "accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C | (draft_C == 1)",
         (f"{ENGINE}::test_completions_follow_the_masked_target_s_distribution[ngram]",)),
-    Mutant("dates-as-llguidance-has-them", "Constraint._json_schema",
-        "json.dumps(with_real_dates(json.loads(self._schema_text)))",
-        "self._schema_text",
+    Mutant("dates-as-llguidance-has-them", "_mended",
+        'found["allOf"] = [*others, {"pattern": PATTERNS[kind]}]',
+        "pass",
         (f"{MATCHER}::test_dates_are_those_of_the_calendar",)),
+    Mutant("numbers-become-the-nearest-float64", "is_kept",
+        "return SMALLEST <= number < LARGEST and int(float(number)) == number",
+        "return SMALLEST <= number < LARGEST",
+        (SCHEMAS,)),
+    Mutant("exclusive-limits-as-llguidance-has-them", "with_exact_limits",
+        "bounds.append(_next_number(number, sign) if is_open else number)",
+        "bounds.append(number)",
+        (SCHEMAS,)),
+    Mutant("quotation-marks-in-negated-classes", "_kept_pattern",
+        'return NEGATED.sub(r"\\1[^\\\\x00\\2", pattern)',
+        "return pattern",
+        (SCHEMAS,)),
+    Mutant("dead-ends-are-ends", "Grammars.fill",
+        "                    block_MW[index] = 0\n",
+        "                    pass\n",
+        (f"{SCHEMAS}::test_a_dead_end_is_no_end",)),
+    Mutant("matcher-that-gives-up-taken-for-nan", "mark_without_token",
+        "failure = None if masker is None else masker.failure(sequence.slot)",
+        "failure = None",
+        (f"{ENGINE}::test_a_matcher_that_gives_up_ends_its_row_alone",)),
     Mutant("matcher-not-rolled-back", "Matcher._goes_to",
         "            self._go_back(num_same)\n",
         "            pass\n",

@@ -24,9 +24,13 @@ MAX_ANSWERS = 1024
 
 
 class CompilingProcess:
-    """Started when it is first asked; it ends with this process."""
+    """Started when it is first asked; it ends with this process.
 
-    def __init__(self) -> None:
+    It may take so many seconds of computing, and bytes, for one constraint.
+    """
+
+    def __init__(self, max_seconds: int = MAX_SECONDS, max_memory: int = MAX_MEMORY) -> None:
+        self._limits = max_seconds, max_memory
         self._process: subprocess.Popen[bytes] | None = None
         self._answer = lru_cache(MAX_ANSWERS)(self._asked)
 
@@ -36,9 +40,9 @@ class CompilingProcess:
             question = json.dumps([constraint.kind, constraint.value])
         except (TypeError, ValueError, RecursionError) as error:
             raise ConstraintError(f"it is not JSON: {error}") from error
-        grammar, error = self._answer(question)
-        if error is not None:
-            raise ConstraintError(error)
+        grammar, reason = self._answer(question)
+        if reason is not None:
+            raise ConstraintError(reason)
         return grammar
 
     def _asked(self, question: str) -> tuple[str, str | None]:
@@ -47,7 +51,7 @@ class CompilingProcess:
         for _ in range(2):
             if self._process is None:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", __name__],
+                    [sys.executable, "-m", __name__, *map(str, self._limits)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
@@ -67,24 +71,25 @@ class CompilingProcess:
             self._process = None
             reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return "", (
-            f"llguidance cannot compile it: its process ended with {reason}, which is allowed {MAX_SECONDS} "
-            f"seconds and {MAX_MEMORY >> 30} GiB. Make it smaller"
+            f"llguidance cannot compile it: its process ended with {reason}. It may take "
+            f"{self._limits[0]} seconds and {self._limits[1] >> 20} MiB: make it smaller"
         )
 
 
-def _serve(questions: IO[str]) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+def _serve(questions: IO[str], max_seconds: int, max_memory: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (max_memory, max_memory))
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     for question in questions:
         used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + MAX_SECONDS, most))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + max_seconds, most))
         answer: list[Any] = ["", None]
         try:
             answer[0] = Constraint(*json.loads(question)).grammar
         # Panics of the library are no Exceptions.
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             answer[1] = str(error) or type(error).__name__
-        print(json.dumps(answer), flush=True)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
@@ -92,6 +97,6 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     threading.stack_size(MAX_STACK)
-    server = threading.Thread(target=_serve, args=(sys.stdin,))
+    server = threading.Thread(target=_serve, args=(sys.stdin, *map(int, sys.argv[1:])))
     server.start()
     server.join()

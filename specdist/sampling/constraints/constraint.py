@@ -17,6 +17,8 @@ from specdist.sampling.constraints.places import ConstraintError, schema_place
 from specdist.sampling.constraints.schemas import kept_schema
 from specdist.utils.errors import UserError
 
+# Of a place where llguidance allows nothing: after the last letter of a rule that nothing matches, say.
+DEAD_END = "nothing can follow, and this is no end"
 KINDS = ("json_schema", "regex", "grammar", "choices")
 # Of JSON as json.dumps writes it, so that all between two values is forced. A schema may say otherwise in
 # its "x-guidance".
@@ -186,4 +188,4 @@ def error_of(grammar: str) -> str | None:
 def reason_of(message: str) -> str:
     """llguidance's error in one line, without the state that it adds."""
     reason = " ".join(message.split("\n<")[0].split())
-    return "no text matches it" if reason.startswith("NoExtension") else reason
+    return DEAD_END if reason.startswith("NoExtension") else reason

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specdist.sampling.constraints.constraint import reason_of
+from specdist.sampling.constraints.constraint import DEAD_END, reason_of
 
 # An optional package: imported where it is used.
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Matcher:
         """Why it has allowed no token."""
         if self.has_failed:
             return reason_of(self.library_matcher.get_error())
-        return "nothing can follow, and this is no end" if self._has_dead_end else None
+        return DEAD_END if self._has_dead_end else None
 
     def ends_after(self, token_ids: list[int]) -> bool:
         """Whether a completion may end after these tokens. llguidance allows an end also where it knows

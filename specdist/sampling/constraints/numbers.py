@@ -22,7 +22,7 @@ MULTIPLE = re.compile(r'"multipleOf": ([-+.\w]+)')
 
 
 def exact_float(text: str) -> float:
-    """A number of JSON text, for ``json.loads``. Raises ValueError if float64 does not keep all its digits."""
+    """A number of JSON text, for ``json.loads``. Raises ValueError if float64 does not keep its digits."""
     if Decimal(text) != Decimal(repr(float(text))):
         raise ValueError(f"{text} has more digits than a float64 keeps: write fewer")
     return float(text)
@@ -64,9 +64,11 @@ def with_exact_limits(part: dict[str, Any], place: str) -> dict[str, Any]:
     number of ``MAX_DIGITS`` digits: llguidance may allow it, and adds 1 to integers in float64.
     """
     found, kinds = dict(part), part.get("type")
-    is_integer = kinds == "integer" or isinstance(kinds, list) and "integer" in kinds and "number" not in kinds
-    if is_number(number := part.get("multipleOf")) and not is_kept(number, as_integer=False):
-        raise _not_kept(place, "multipleOf", number)
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    is_integer = "integer" in kinds and "number" not in kinds
+    multiple: Any = part.get("multipleOf")
+    if is_number(multiple) and not is_kept(multiple, as_integer=False):
+        raise _not_kept(place, "multipleOf", multiple)
     for name, sign in (("minimum", 1), ("maximum", -1)):
         exclusive = f"exclusive{name.capitalize()}"
         # Draft 4 has true and false beside the limit.

@@ -1,8 +1,8 @@
-"""JSON schemas in a form that llguidance keeps to the letter, and refusals of what it would only seem to keep.
+"""JSON schemas in a form that llguidance keeps to the letter; what it would only seem to keep is refused.
 
 It has a 29th of February in every year, a year 0 and a leap second in every minute, which parsers refuse:
-patterns beside the formats take them out. Of a character class with all control characters it also allows a
-quotation mark, and it drops control characters that it may not escape: such characters are taken out.
+patterns beside the formats take them out. Where a class of a pattern has all control characters it also
+allows quotation marks and backslashes, so U+0000 is taken out; characters without an escape it leaves out.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _mended(part: dict[str, Any], place: str) -> dict[str, Any]:
     if isinstance(least, int) and isinstance(required, list) and least > len(required) + 1:
         raise fault(
             place,
-            f"minProperties {least} needs {least - 1} names in required: of names that are not in properties, "
-            "llguidance lets one come twice",
+            f"minProperties {least} needs {least - 1} names in required: llguidance lets names that are not "
+            "in properties come twice",
         )
     found = with_exact_limits(part, place)
     if isinstance(pattern := part.get("pattern"), str):
