@@ -43,7 +43,7 @@ def is_kept(number: float, *, as_integer: bool) -> bool:
 
 def check_numbers(schema: Any) -> None:
     """Raises :class:`ConstraintError` for ``multipleOf`` of which llguidance cannot count joint multiples."""
-    found = {Decimal(text).copy_abs() for text in MULTIPLE.findall(json.dumps(schema))} - {Decimal(0)}
+    found = [Decimal(text).copy_abs() or Decimal(1) for text in MULTIPLE.findall(json.dumps(schema))]
     places = max((-int(number.as_tuple().exponent) for number in found), default=0)
     counts = [int(number * 10 ** max(places, 0)) for number in found]
     if len(counts) > 1 and math.lcm(*counts) * max(counts) >= 2**32:
@@ -82,12 +82,12 @@ def with_exact_limits(part: dict[str, Any], place: str) -> dict[str, Any]:
             is_open = each == exclusive or part.get(exclusive) is True
             if is_integer:
                 whole = math.floor(sign * number) + 1 if is_open else math.ceil(sign * number)
-                whole = max(SMALLEST, whole) if sign > 0 else min(LARGEST, -whole)
-                bounds.append(whole)
+                bounds.append(max(SMALLEST, whole) if sign > 0 else min(LARGEST, -whole))
+                is_right = bounds[-1] == LARGEST or is_kept(bounds[-1], as_integer=True)
             else:
                 bounds.append(_next_number(number, sign) if is_open else number)
-            is_right = bounds[-1] == LARGEST if is_integer else is_kept(number, as_integer=False)
-            if not is_right and not is_kept(bounds[-1], as_integer=is_integer):
+                is_right = is_kept(number, as_integer=False) and is_kept(bounds[-1], as_integer=False)
+            if not is_right:
                 raise _not_kept(place, each, number)
         found[name] = max(bounds) if sign > 0 else min(bounds)
     return found

@@ -97,6 +97,7 @@ def test_what_llguidance_would_not_keep_is_kept(schema: Any, right: str, wrong: 
         ('{"maximum": 1e400}', "1e400 has more digits than"),
         ({"minimum": float("nan")}, "NaN is not a number of JSON"),
         ({"allOf": [{"multipleOf": 99999}, {"multipleOf": 100000}]}, "common multiple beyond 2**32"),
+        ({"allOf": [{"multipleOf": 100000}, {"multipleOf": 100000}]}, "common multiple beyond 2**32"),
         ({"const": "a\x7f"}, "has a control character"),
         ({"pattern": r"^a\x01$"}, "at /pattern: '^a\\\\x01$' asks for control characters"),
         ({"minProperties": 3, "required": ["a"]}, "minProperties 3 needs 2 names in required"),
