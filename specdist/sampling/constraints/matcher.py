@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specdist.sampling.constraints.constraint import DEAD_END, reason_of
+from specdist.sampling.constraints.constraint import reason_of
 
 # An optional package: imported where it is used.
 if TYPE_CHECKING:
@@ -80,14 +80,12 @@ class Matcher:
         self.library_matcher = self._unused.deep_copy()
         self._num_sequences = 1
         self._followed: list[int] = []
-        self._has_dead_end = False
         # By number of tokens before them: masks, or the only token that there is.
         self._known: dict[int, np.ndarray | int] = {}
 
     def begin(self) -> None:
         """Another sequence."""
         self._num_sequences += 1
-        self._has_dead_end = False
         if self._num_sequences > MAX_SEQUENCES or self.has_failed:
             self._renew()
 
@@ -196,32 +194,20 @@ class Matcher:
 
     @property
     def failure(self) -> str | None:
-        """Why it has allowed no token."""
-        if self.has_failed:
-            return reason_of(self.library_matcher.get_error())
-        return DEAD_END if self._has_dead_end else None
-
-    def ends_after(self, token_ids: list[int]) -> bool:
-        """Whether a completion may end after these tokens. llguidance allows an end also where it knows
-        nothing else: say, of a rule that nothing matches."""
-        is_end = self.follow(token_ids) and bool(self.library_matcher.is_accepting())
-        self._has_dead_end |= not is_end
-        return is_end
+        """Why it :attr:`has_failed`."""
+        return reason_of(self.library_matcher.get_error()) if self.has_failed else None
 
 
 class Grammars:
     """Compiled grammars over one vocabulary."""
 
-    def __init__(self, tokenizer: LLTokenizer, stop_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: LLTokenizer) -> None:
         import llguidance.numpy
 
         self._num_words = -(-tokenizer.vocab_size // WORD_BITS)
         self._library = llguidance
         self._executor = llguidance.LLExecutor()
         self._tokenizer = tokenizer
-        self._end_W = np.zeros(self._num_words, np.int32)
-        for token_id in stop_token_ids:
-            self._end_W[token_id // WORD_BITS] |= _bit_of(token_id)
         # Of each grammar a matcher that has followed nothing.
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
@@ -270,13 +256,8 @@ class Grammars:
             if matcher.has_failed:
                 # No token: the sequence ends with an error, and never goes on without its constraint.
                 masks_MW[row : row + len(candidates) + 1] = 0
-                continue
-            block_MW = masks_MW[row : row + len(candidates) + 1]
-            for index in np.flatnonzero((block_MW == self._end_W).all(axis=1)).tolist():
-                if not matcher.ends_after([*before, *candidates[:index]]):
-                    block_MW[index] = 0
-            if matcher.follow(before):
-                matcher.keep_next(block_MW[0])
+            else:
+                matcher.keep_next(masks_MW[row])
 
     def _fill_in_parallel(self, masks_MW: np.ndarray, asked: list[tuple[Matcher, int, list[int]]]) -> None:
         library, executor = self._library.numpy, self._executor
@@ -299,4 +280,4 @@ def grammars_of(tokenizer: object, *, vocab_size: int, stop_token_ids: Collectio
 
     ids = sorted(token_id for token_id in stop_token_ids if token_id < vocab_size)
     num_ids = -(-vocab_size // WORD_BITS) * WORD_BITS
-    return Grammars(from_tokenizer(tokenizer, n_vocab=num_ids, eos_token=ids), ids)
+    return Grammars(from_tokenizer(tokenizer, n_vocab=num_ids, eos_token=ids))
