@@ -29,6 +29,8 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
+# A task of an array has an id of its own (%j), which it keeps when it is requeued. --output=slurm-%x-%A_%a.log says
+# which task it is; for a job without an array %a would be 4294967294.
 #SBATCH --output=slurm-%x-%j.log
 
 # Settings, from the environment of sbatch:
@@ -44,6 +46,12 @@ if (($# < 1)); then
     exit 2
 fi
 : "${SLURM_JOB_ID:?start this script with sbatch}"
+# The task of an array that starts last has the array's own id, by which Slurm's commands mean all of its tasks. In
+# other jobs the variables of an array may be those of the task that has submitted them.
+job="$SLURM_JOB_ID"
+if [[ $job == "${SLURM_ARRAY_JOB_ID:-}" ]]; then
+    job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+fi
 
 # Slurm runs a copy of this file from its spool folder, so the repository is where the job was submitted.
 cd "$SLURM_SUBMIT_DIR"
@@ -60,7 +68,7 @@ replicas=$!
 
 # USR1: the time is nearly over. TERM: preempted, in which case Slurm puts the job back itself, or cancelled.
 # A signal to srun would make it kill the replicas; this one goes to them.
-ask_to_stop() { scancel --quiet --signal=TERM "$SLURM_JOB_ID" || true; }
+ask_to_stop() { scancel --quiet --signal=TERM "$job" || true; }
 requeue= is_cancelled=
 trap 'requeue=yes; ask_to_stop' USR1
 trap 'is_cancelled=yes; ask_to_stop' TERM INT
@@ -74,7 +82,7 @@ done
 # 2: a wrong option, which a restart does not cure. 75, or 143 if there was nothing to save: asked to stop.
 is_failure() {
     case $code in 0 | 2 | 75 | 130 | 143) return 1 ;; esac
-    [[ -z $is_cancelled && $(patiently squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]]
+    [[ -z $is_cancelled && $(patiently squeue --noheader --jobs="$job" --format=%T) == RUNNING ]]
 }
 # A busy controller does not answer every time.
 patiently() {
@@ -85,9 +93,9 @@ patiently() {
     "$@"
 }
 if [[ -n $requeue ]] && ((code != 0)); then
-    patiently scontrol requeue "$SLURM_JOB_ID"
+    patiently scontrol requeue "$job"
 elif is_failure && ((${SLURM_RESTART_COUNT:-0} < MAX_RESTARTS)); then
     echo "a replica has failed (exit code $code): requeuing the job" >&2
-    patiently scontrol requeue "$SLURM_JOB_ID"
+    patiently scontrol requeue "$job"
 fi
 exit "$code"
