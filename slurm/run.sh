@@ -67,9 +67,13 @@ srun --ntasks="$((SLURM_JOB_NUM_NODES * REPLICAS))" --ntasks-per-node="$REPLICAS
 replicas=$!
 
 # USR1: the time is nearly over. TERM: preempted, in which case Slurm puts the job back itself, or cancelled.
-# A signal to srun would make it kill the replicas; this one goes to them.
-ask_to_stop() { scancel --quiet --signal=TERM "$job" || true; }
-requeue= is_cancelled=
+# A signal to srun would make it kill the replicas; this one goes to them. Where Slurm is ending the job itself,
+# scancel would try again until the job is killed, or has begun anew.
+ask_to_stop() {
+    scancel --quiet --signal=TERM "$job" &
+    asking=$!
+}
+requeue= is_cancelled= asking=
 trap 'requeue=yes; ask_to_stop' USR1
 trap 'is_cancelled=yes; ask_to_stop' TERM INT
 code=0
@@ -78,6 +82,7 @@ while kill -0 "$replicas" 2>/dev/null; do # a signal has ended the waiting
     code=0
     wait "$replicas" || code=$?
 done
+[[ -z $asking ]] || kill "$asking" 2>/dev/null || true
 
 # 2: a wrong option, which a restart does not cure. 75, or 143 if there was nothing to save: asked to stop.
 is_failure() {

@@ -1,5 +1,4 @@
-"""slurm/run.sh with stand-ins for Slurm's commands: what it asks of them, and what it does when the controller
-does not answer."""
+"""slurm/run.sh with stand-ins for Slurm's commands: what it asks of them, also of a busy controller."""
 
 from __future__ import annotations
 
@@ -23,7 +22,11 @@ COMMANDS = {
         until (( 0x$(awk '/SigCgt/ {{print $2}}' /proc/$PPID/status) & {TERM_BIT} )); do sleep 0.02; done
         kill -$SIGNAL $PPID
         while :; do sleep 0.05; done""",
-    "scancel": 'echo "scancel $*" >> "$FOLDER/told"; kill "$(cat "$FOLDER/pid")"',
+    # Tries again after a time, as where Slurm is ending the job.
+    "scancel": """echo "scancel $*" >> "$FOLDER/told"
+        kill "$(cat "$FOLDER/pid")"
+        sleep 1
+        echo again >> $FOLDER/told""",
     "squeue": f'{BUSY}; echo "$*" > "$FOLDER/asked"; echo $STATE',
     "scontrol": f'echo "$*" >> "$FOLDER/told"; {BUSY}',
 }
@@ -70,9 +73,9 @@ def test_a_job_that_failed_is_requeued_by_a_busy_controller(
 def test_a_task_of_an_array_names_itself_alone(
     job: str, array: str, name: str, signal: str, tmp_path: Path
 ) -> None:
-    """A failure, a time limit, and a preemption or scancel. By the array's own id, which its last task has,
-    Slurm would stop and requeue all tasks; and a job that a task has submitted inherits that task's variables,
-    so that they are not always its own name."""
+    """A failure, a time limit, and a preemption or scancel: by the array's own id, which its last task has,
+    Slurm would stop and requeue all tasks. A job that a task has submitted inherits that task's variables,
+    which are not its name. Nor does a request to stop outlive the replicas: it would reach the next start."""
     for command in ("squeue", "scontrol"):
         (tmp_path / f"{command}.asked").touch()
     of_array = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": "3"} if array else {}

@@ -39,6 +39,14 @@ SETTINGS = {
     "ACCELERATE_CONFIG": "jobs/accelerate/cpu.yaml",
     "OMP_NUM_THREADS": "1",
 }
+# In the place of a replica: works until it is asked to stop, or is the task that is to fail.
+STAND_IN = """#!/bin/bash
+trap 'echo asked >> "$0.$SLURM_ARRAY_TASK_ID"; sleep 1; exit 75' TERM
+echo began >> "$0.$SLURM_ARRAY_TASK_ID"
+until [[ -e $0.$SLURM_ARRAY_TASK_ID.fails ]]; do sleep 0.1; done
+rm "$0.$SLURM_ARRAY_TASK_ID.fails"
+exit 1
+"""
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +207,52 @@ def test_replicas_on_several_nodes_and_several_on_one(
     wait_until(lambda: num_done(output) >= NUM_SHARDS, "the run is complete")
     wait_until(lambda: not cluster.states(), "the end of the job")
     check_whole(output, undisturbed)
+
+
+def test_the_last_task_of_an_array_leaves_the_others_alone(cluster: Cluster, tmp_path: Path) -> None:
+    """Its id is that of the whole array. Whatever happens to it, the others, of which one has begun anew
+    before, are neither asked to stop nor requeued; and it comes back unless it was cancelled."""
+    replica = tmp_path / "replica"
+    replica.write_text(STAND_IN)
+    replica.chmod(0o755)
+    on_a_node = "--cpus-per-task=64", "--output=/dev/null"
+    job = cluster.submit(
+        REPOSITORY, {**SETTINGS, "SPECDIST_PYTHON": str(replica)}, "--array=0-3", "--gpus-per-node=1",
+        *on_a_node, "slurm/run.sh", "config.yaml",
+    )  # fmt: skip
+    logs = {task: Path(f"{replica}.{task}") for task in "0123"}
+    wait_until(lambda: all(path.exists() for path in logs.values()), "all at work")
+    lines = map(str.split, cluster.ask("squeue", "-h", "-o", "%A %K %N").splitlines())
+    ((last, node),) = [line[1:] for line in lines if line[0] == job]
+    first, *others = (task for task in logs if task != last)
+
+    def stopped(task: str) -> str | None:
+        """Its state then."""
+        ending, name = ("RUNNING", "COMPLETING"), f"{job}_{task}"
+        wait_until(lambda: cluster.states().get(name) not in ending, f"{task} has stopped")
+        return cluster.states().get(name)
+
+    def begin_again(task: str) -> None:
+        """Without the pause after a requeue, but in another second than the end: nodes refuse that."""
+        assert stopped(task) == "PENDING"
+        said = logs[task].read_text()
+        cluster.ask("scontrol", "update", f"jobid={job}_{task}", "StartTime=now+2")
+        wait_until(lambda: logs[task].read_text() != said, f"{task} is at work again")
+
+    cluster.ask("scontrol", "requeue", f"{job}_{first}")
+    begin_again(first)
+    cluster.ask("scancel", "--signal=USR1", "--batch", f"{job}_{last}")  # as before a time limit
+    begin_again(last)
+    urgent = cluster.submit(
+        tmp_path, {}, "--partition=urgent", f"--nodelist={node}", *on_a_node, "--wrap=true"
+    )
+    wait_until(lambda: urgent not in cluster.states(), "the urgent job has run")
+    begin_again(last)
+    Path(f"{replica}.{last}.fails").touch()
+    begin_again(last)
+    cluster.ask("scancel", f"{job}_{last}")
+    assert stopped(last) is None
+    assert cluster.states() == {f"{job}_{task}": "RUNNING" for task in (first, *others)}
+    assert [logs[task].read_text().split() for task in (first, *others)] == [
+        ["began", "asked", "began"], ["began"], ["began"]
+    ]  # fmt: skip
