@@ -63,8 +63,8 @@ class ModelOptions:
     draft: str | None = option(
         None, rule=OWN_KIND,
         help="hub id or folder of the small model; self:int4, self:int8, self:float8 = the target's own "
-        "weights, quantised; mtp = its multi-token prediction head; ngram = no model, candidates "
-        "from a row's own tokens; none = target only",
+        "weights, quantised but for experts; mtp = its multi-token prediction head; ngram = no model, "
+        "candidates from a row's own tokens; none = target only",
     )  # fmt: skip
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
@@ -83,8 +83,8 @@ class QuantizationOptions:
 
     target_quantization: Literal["float8", "int8"] | None = option(
         None,
-        help="quantise the target's layers to 8 bits per channel, and their inputs per token; the output "
-        "then follows the quantised target",
+        help="quantise the target's linear layers to 8 bits per channel, and their inputs per token, but not "
+        "a mixture's experts; the output then follows the quantised target",
     )
     draft_quantization: Literal["float8", "int8", "int4"] | None = option(
         None, help="the same for the draft; int4 = weights alone, in groups of 64; changes acceptance alone"

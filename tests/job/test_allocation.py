@@ -266,6 +266,8 @@ def test_a_gpu_without_room_for_a_cache_gives_a_message_that_says_where_the_memo
         "--cache_memory",
     ):
         assert said in message, (said, message)
+    alone = dataclasses.replace(room, can_share_more=False)
+    assert "--tp_size" not in refusal(config_of(), limits, alone)
     num_tokens = room.num_pages * PAGE_SIZE
     assert (f"lower --max_seq_len to {num_tokens}" in message) == (num_tokens > 0) == (total_gib == 22)
 

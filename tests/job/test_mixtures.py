@@ -65,7 +65,8 @@ def test_a_mixture_over_two_ranks_and_a_draft_give_the_tokens_of_transformers(
     assert found == [generated(target, prompt) for prompt in prompts]
 
 
-def test_how_experts_are_shared_out_is_chosen_once(tmp_path: Path) -> None:
+def test_how_experts_are_shared_out_is_chosen_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And what is not quantised of them is told."""
     save_pair("gpt_oss", tmp_path)
 
     def planned(**options: object) -> tuple[GenerateConfig, ModelPlan]:
@@ -96,6 +97,10 @@ def test_how_experts_are_shared_out_is_chosen_once(tmp_path: Path) -> None:
         frozen_models(never, parts, summed).sums == frozen_models(config, auto, summed).sums == summed[SUMS]
     )
     assert frozen_models(config, auto, summed | {"tp_size": 4}).sums is None
+    assert "quantises" not in caplog.text
+    planned(target_quantization="int8", draft="self:int4")
+    for option in ("--target_quantization int8", "--draft self:int4"):
+        assert f"{option} quantises linear layers, and not the experts of" in caplog.text
     with pytest.raises(UserError, match="--expert_parallel always has no effect with --tp_size 1"):
         planned(expert_parallel="always", tp_size=1)
 

@@ -114,6 +114,8 @@ def test_a_rank_releases_memory_of_loading_before_it_asks_how_much_is_free(
     # Other ranks have no channel to the draft and plan no draft memory.
     first, other = (rank_room(large, config_of(), monkeypatch, rank=rank) for rank in (0, 1))
     assert first.needs is not None and other.needs is not None
+    whole = rank_room(dataclasses.replace(large, is_shardable=False), config_of(), monkeypatch)
+    assert first.can_share_more and not whole.can_share_more, "among more ranks than four"
     assert 0 < other.needs.nccl < first.needs.nccl and other.needs.logits < first.needs.logits
 
 

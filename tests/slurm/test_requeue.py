@@ -1,4 +1,4 @@
-"""slurm/run.sh with stand-ins for Slurm's commands: what it asks of them, also of a busy controller."""
+"""slurm/run.sh with stand-ins for Slurm's commands: what it asks of a controller that is busy."""
 
 from __future__ import annotations
 
@@ -19,31 +19,52 @@ COMMANDS = {
     "srun": f"""[[ -n $SIGNAL ]] || exit 1
         trap 'exit 75' TERM
         echo $$ > "$FOLDER/pid"
-        until (( 0x$(awk '/SigCgt/ {{print $2}}' /proc/$PPID/status) & {TERM_BIT} )); do sleep 0.02; done
+        until (( 0x$(awk '/SigCgt/ {{print $2}}' /proc/$PPID/status) & {TERM_BIT} )); do sleep 1; done
         kill -$SIGNAL $PPID
-        while :; do sleep 0.05; done""",
+        while :; do sleep 1; done""",
     # Tries again after a time, as where Slurm is ending the job.
-    "scancel": """echo "scancel $*" >> "$FOLDER/told"
-        kill "$(cat "$FOLDER/pid")"
-        sleep 1
+    "scancel": """echo "scancel $*" >> $FOLDER/told
+        kill $(cat $FOLDER/pid)
+        /bin/sleep 1
         echo again >> $FOLDER/told""",
-    "squeue": f'{BUSY}; echo "$*" > "$FOLDER/asked"; echo $STATE',
+    "squeue": f'{BUSY}; [[ $* != *"--jobs=$NAME "* ]] || echo $STATE',
     "scontrol": f'echo "$*" >> "$FOLDER/told"; {BUSY}',
+    "sleep": "exec /bin/sleep 0.02",
 }
+STOP, REQUEUE = "scancel --quiet --signal=TERM {}", "requeue {}"
 
 
-def told_by_run_sh(folder: Path, code: int, **environment: str) -> tuple[list[str], str]:
-    """What it tells Slurm, and its messages."""
-    for name, lines in COMMANDS.items():
-        path = folder / name
+@pytest.mark.parametrize(
+    ("ids", "name"),
+    [(("7",), "7"), (("7", "7", "3"), "7_3"), (("9", "7", "3"), "9")],
+    ids=["no-array", "array's-own-id", "other-id"],
+)
+@pytest.mark.parametrize(
+    ("signal", "state", "told"),
+    [
+        ("", "RUNNING", [REQUEUE, REQUEUE]),
+        ("", "COMPLETING", []),
+        ("USR1", "RUNNING", [STOP, REQUEUE, REQUEUE]),
+        ("TERM", "RUNNING", [STOP]),
+    ],
+    ids=["failure", "cancelled", "time-limit", "preempted"],
+)
+def test_a_job_names_itself_alone(
+    ids: tuple[str, ...], name: str, signal: str, state: str, told: list[str], tmp_path: Path
+) -> None:
+    """By the array's own id, which its last task has, Slurm would stop and requeue all tasks. A job that a
+    task has submitted inherits that task's variables, which are not its name. Nor does a request to stop
+    outlive the replicas: it would reach the next start."""
+    for command, lines in COMMANDS.items():
+        path = tmp_path / command
         path.write_text(f"#!/usr/bin/env bash\n{lines}\n")
         path.chmod(0o755)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    environment = inherited | {
-        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "FOLDER": str(folder), "SIGNAL": "",
-        "STATE": "RUNNING", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SPECDIST_PYTHON": "bash",
-        "SLURM_SUBMIT_DIR": str(REPOSITORY),
-    } | environment  # fmt: skip
+    environment = os.environ | {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "FOLDER": str(tmp_path), "NAME": name,
+        "SIGNAL": signal, "STATE": state, "SLURM_JOB_NUM_NODES": "1", "SLURM_SUBMIT_DIR": str(REPOSITORY),
+        "SPECDIST_PYTHON": "bash",
+        **dict(zip(("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"), ids, strict=False)),
+    }  # fmt: skip
     ended = subprocess.run(
         ["bash", "slurm/run.sh", "config.yaml"],
         cwd=REPOSITORY,
@@ -51,36 +72,7 @@ def told_by_run_sh(folder: Path, code: int, **environment: str) -> tuple[list[st
         capture_output=True,
         text=True,
     )
-    assert ended.returncode == code, ended.stderr
-    told = folder / "told"
-    return told.read_text().splitlines() if told.exists() else [], ended.stderr
-
-
-@pytest.mark.parametrize(("state", "num_told"), [("RUNNING", 2), ("COMPLETING", 0)])
-def test_a_job_that_failed_is_requeued_by_a_busy_controller(
-    state: str, num_told: int, tmp_path: Path
-) -> None:
-    told, messages = told_by_run_sh(tmp_path, 1, STATE=state)
-    assert told == ["requeue 7"] * num_told
-    assert ("requeuing the job" in messages) == (num_told > 0)
-
-
-@pytest.mark.parametrize("signal", ["", "USR1", "TERM"])
-@pytest.mark.parametrize(
-    ("job", "array", "name"), [("7", "", "7"), ("7", "7", "7_3"), ("9", "7", "9")],
-    ids=["no-array", "array's-own-id", "other-id"],
-)  # fmt: skip
-def test_a_task_of_an_array_names_itself_alone(
-    job: str, array: str, name: str, signal: str, tmp_path: Path
-) -> None:
-    """A failure, a time limit, and a preemption or scancel: by the array's own id, which its last task has,
-    Slurm would stop and requeue all tasks. A job that a task has submitted inherits that task's variables,
-    which are not its name. Nor does a request to stop outlive the replicas: it would reach the next start."""
-    for command in ("squeue", "scontrol"):
-        (tmp_path / f"{command}.asked").touch()
-    of_array = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": "3"} if array else {}
-    told, _ = told_by_run_sh(tmp_path, 75 if signal else 1, SIGNAL=signal, SLURM_JOB_ID=job, **of_array)
-    stops, requeues = [f"scancel --quiet --signal=TERM {name}"], [f"requeue {name}"]
-    assert told == {"": requeues, "USR1": stops + requeues, "TERM": stops}[signal]
-    if not signal:
-        assert f"--jobs={name} " in (tmp_path / "asked").read_text()
+    assert ended.returncode == (75 if signal else 1), ended.stderr
+    path = tmp_path / "told"
+    assert (path.read_text().splitlines() if path.exists() else []) == [each.format(name) for each in told]
+    assert ("requeuing the job" in ended.stderr) == (told == [REQUEUE, REQUEUE])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 import tempfile
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -140,17 +138,6 @@ def hosts(output: Path) -> set[str]:
     return {path.name.split("-")[0] for path in (output / "logs").iterdir()}
 
 
-def lead_of(task: int, output: Path) -> psutil.Process:
-    """The process of an array's task that generates into this folder, on whatever node."""
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if "jobs/generate.py" in line and str(output.parent) in line and "accelerate" not in line:
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("SLURM_ARRAY_TASK_ID") == str(task):
-                    return process
-    raise AssertionError(f"no process of task {task}")
-
-
 def check_whole(output: Path, undisturbed: Path) -> None:
     assert shard_bytes(output) == shard_bytes(undisturbed)
     assert Counter(read_output(output)["row_id"].to_pylist()) == dict.fromkeys(range(NUM_ROWS), 1)
@@ -179,7 +166,7 @@ def test_an_array_through_everything_that_a_cluster_does(
     )
     assert "SIGTERM: stopping after this round" in stopped.read_text()
     assert "Killed" not in stopped.read_text()
-    lead_of(2, output).kill()
+    cluster.ask("scancel", "--signal=KILL", f"{job}_2")
     other.give_back()
     wait_until(lambda: num_done(output) >= 2 * NUM_FREE + 1, "the others still go on")
     cluster.ask("scontrol", "update", "nodename=n0", "state=down", "reason=test")

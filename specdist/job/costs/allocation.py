@@ -45,6 +45,7 @@ class CacheRoom:
         budget_bytes: the most that the cache may take.
         state_bytes: of the cache, that of recurrent layers.
         memory, needs: memory and reserve of a GPU; None on a host.
+        can_share_more: the target's weights here can be cut into more parts.
     """
 
     name: str
@@ -55,6 +56,7 @@ class CacheRoom:
     windowed: WindowedLayers | None = None
     memory: DeviceMemory | None = None
     needs: Reserve | None = None
+    can_share_more: bool = True
 
     @property
     def graph_bytes(self) -> int:
@@ -228,7 +230,7 @@ def room_for_cache(
     """
     given, name = config.cache_bytes(), f"memory of {topology.device}"
     if topology.device.type == "cuda":
-        sampling, held = sampling_of(config), []
+        sampling, held, most_ranks = sampling_of(config), [], 1
         if models.draft is not None and models.draft.drafter is not None:
             num_numbers = models.draft.drafter.num_read_numbers(models.draft.config)
             limits = dataclasses.replace(limits, num_state_numbers=num_numbers)
@@ -238,6 +240,7 @@ def room_for_cache(
             size = _size(models.target, target)
             size = dataclasses.replace(size, has_whole_experts=models.is_expert_parallel)
             held.append(HeldModel(size=size, tp_size=topology.tp_size, limits=passes, windowed=windowed))
+            most_ranks = max(size.tp_sizes(size.num_query_heads), default=1)
         if draft is not None:
             assert models.draft is not None
             passes = draft_limits(limits, sampling, has_kernel=draft.has_kernel(PAGE_SIZE))
@@ -260,6 +263,7 @@ def room_for_cache(
             given_bytes=given,
             name=name,
         )
+        room = dataclasses.replace(room, can_share_more=most_ranks > topology.tp_size)
         assert room.memory is not None and room.needs is not None
         missing = room.cache_bytes + room.needs.total - room.memory.free_bytes
         if missing > 0 and given is not None and is_connected:
@@ -324,9 +328,10 @@ def refusal(config: GenerateConfig, limits: BatchLimits, room: CacheRoom) -> str
             f"--cache_memory was not given, and the {room.budget_bytes} bytes of free memory {short}: raise "
             f"--cache_memory{lower}"
         )
+    reduce = "Share the weights among more ranks (--tp_size); reduce" if room.can_share_more else "Reduce"
     return (
-        f"the GPU memory left for keys and values {short}. {room}. Share the weights among more ranks "
-        "(--tp_size); reduce the reserve with a lower --max_num_batched_tokens and "
+        f"the GPU memory left for keys and values {short}. {room}. "
+        f"{reduce} the reserve with a lower --max_num_batched_tokens and "
         f"--max_num_seqs{lower or ', or lower --max_seq_len'}; or give --cache_memory, which is not checked "
         "against the reserve"
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.models.cache.branch_pages import pages_per_branch
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.files.sizes import ModelSize
-from specdist.models.loading.reserve import PassLimits, page_overhead
+from specdist.models.loading.reserve import PassLimits, gib, page_overhead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,3 +101,15 @@ class HeldModel:
     def copied_page_bytes(self) -> int:
         """Of one layer, which a pass without an attention kernel may copy."""
         return 0 if self.limits.has_kernel else PAGE_SIZE * page_overhead(self.size, self.tp_size)
+
+
+def unquantized_experts(model: ModelSize | None) -> str | None:
+    """That the option which has a model's layers quantised leaves its experts as they are, and what these
+    take; None where there is nothing to say."""
+    if model is None or model.quantized_by is None or not model.experts:
+        return None
+    whole, others = model.weight_bytes(1), replace(model, experts=()).weight_bytes(1)
+    return (
+        f"{model.quantized_by} quantises linear layers, and not the experts of {model.name}, which take "
+        f"{gib(whole - others)} of its {gib(whole)} GiB"
+    )

@@ -13,6 +13,7 @@ from specdist.config.groups import HOST_SEQS, MTP, SELF
 from specdist.config.speculation import SYNCHRONOUS
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
+from specdist.job.costs.held_models import unquantized_experts
 from specdist.job.texts.constraints import RunConstraints
 from specdist.job.texts.ngram_texts import NgramTexts, read_ngram_texts
 from specdist.job.texts.processing import sampling_settings
@@ -90,6 +91,11 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
                 f"--draft_window {config.draft_window} leaves some out: leave out --draft_window"
             )
         head = open_draft_head(config, draft)
+    for model in (target, draft):
+        if model is not None and model.quantization is not None and model.drafter is None:
+            note = unquantized_experts(size_of(model, model.torch_dtype(config.dtype).itemsize))
+            if note is not None:
+                logger.warning(note)
     chat = config.messages_column and f"--messages_column {config.messages_column}"
     check_chat_template(target, chat)
     check_chat_variables(target, config.chat_format)

@@ -182,6 +182,7 @@ class Planner:
         found = [
             prediction.tokens_per_s / (shape.num_gpus + num_idle)
             for shape in self._shapes(mode)
+            if shape.num_gpus + num_idle <= self._site.gpus_per_node
             for length in lengths
             for most in [min(num_rows, self._fit(mode, shape, length).most_rows)]
             if most > 0
@@ -387,6 +388,7 @@ def worth_table(found: list[Worth]) -> str:
         for item in found
     ]
     return (
-        "Tokens/s per GPU used, with a draft over plain decoding without one, by batch size:\n"
+        "Tokens/s per GPU used, with a draft over plain decoding without one, by batch size; - where either "
+        "does not fit on a node:\n"
         f"{Table.of(rows, num_names=2).console()}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import AutoConfig
 from specdist.config.groups import MTP, SELF, DrawingOptions, values_of
 from specdist.data.store.files import write_atomically
 from specdist.engine.times.timeline import timed
+from specdist.job.costs.held_models import unquantized_experts
 from specdist.job.ranks.topology import local_device
 from specdist.job.totals.spending import GpuCosts
 from specdist.lab.plan.advise import Planner, Site, Work, recommend, worth_per_gpu, worth_table
@@ -110,6 +112,8 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     planner = Planner(target, draft, site, work)
     fits = planner.fits()
     parts = [_describe(target, draft, dtype, gpu, site), memory_table(fits, work)]
+    notes = filter(None, map(unquantized_experts, (target, draft)))
+    parts += [f"{note}. With it a checkpoint that stores them one by one is refused." for note in notes]
     parts += filter(None, [graphs_note(gpu)])
     document: dict[str, Any] = {
         "gpu": dataclasses.asdict(gpu),
@@ -133,8 +137,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     chosen = recommend(plans)
     if chosen is None:
         raise UserError(
-            f"--target {config.target} does not fit: raise --gpus_per_node, choose a --gpu with more memory, "
-            f"or lower --prompt_tokens and --output_tokens\n{parts[1]}"
+            f"--target {config.target} does not fit: {_room(target, site, work)}\n" + "\n".join(parts[1:])
         )
     max_positions = min(model.max_positions for model in (target, draft) if model is not None)
     options = run_options(config, chosen, work, max_positions=max_positions)
@@ -174,6 +177,18 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         "launch": {"commands": list(launch.commands), "num_nodes": launch.num_nodes},
     }
     return "\n\n".join(parts), document
+
+
+def _room(target: ModelSize, site: Site, work: Work) -> str:
+    """What makes room for a sequence of the target alone, where the same arithmetic says so."""
+    remedies = ["choose a --gpu with more memory, or a smaller model"]
+    for remedy, other_site, other_work in (
+        ("lower --prompt_tokens and --output_tokens", site, replace(work, prompt_tokens=1, output_tokens=1)),
+        ("raise --gpus_per_node", replace(site, gpus_per_node=target.num_query_heads), work),
+    ):
+        if any(fit.most_rows for _, _, fit in Planner(target, None, other_site, other_work).fits()):
+            remedies.insert(0, remedy)
+    return ", or ".join(remedies)
 
 
 def _write_config(path: str, content: str) -> None:

@@ -84,6 +84,11 @@ class Checkpoint:
         return drafter_of(self.config)
 
     @property
+    def quantizing_option(self) -> str:
+        """The option that has its layers quantised while it is loaded."""
+        return self.option if self.is_self else f"{self.option}_quantization"
+
+    @property
     def has_experts(self) -> bool:
         """Whether tokens choose experts, so that what a pass reads depends on them."""
         text = self.config.get_text_config()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
 
 import torch
 from transformers import PreTrainedModel
@@ -60,8 +59,12 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
     experts.check(checkpoint, kinds)
     takers = names.takers(experts.shapes)
     converted = conversions_of(checkpoint, model, names, experts.shapes).stored_names
-    if converted:
-        _check_converted(checkpoint, model, converted)
+    if converted and checkpoint.quantization is not None:
+        raise UserError(
+            f"{what} stores tensors ({_shown(sorted(converted))}) that {type(model).__name__} has split or "
+            "joined, as those of single experts; such models are not quantised here: leave "
+            f"{checkpoint.quantizing_option} out"
+        )
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights = {stored for stored, taken in takers.items() if taken & set(parameters)}
     read_along = check_parts(
@@ -81,22 +84,6 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
                     f"config.json asks for {list(parameters[name].shape)}: fetch both again"
                 )
     _refuse_leftovers(checkpoint, model, names, takers, read_along)
-
-
-def _check_converted(
-    checkpoint: Checkpoint,
-    model: PreTrainedModel,
-    converted: Collection[str],
-) -> None:
-    """What is not done with parameters that transformers splits or joins, such as those of single experts."""
-    what = f"{checkpoint.option} {checkpoint.name}"
-    layout = (
-        f"{what} stores tensors ({_shown(sorted(converted))}) that {type(model).__name__} has split or "
-        "joined, as those of single experts"
-    )
-    if checkpoint.quantization is not None:
-        option = f"{checkpoint.option}_quantization"
-        raise UserError(f"{layout}; such models are not quantised here: leave {option} out")
 
 
 def _refuse_leftovers(

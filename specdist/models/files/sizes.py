@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from specdist.config.groups import ExpertParallel
+from specdist.config.groups import SELF, ExpertParallel
 from specdist.models.attention.latent import can_absorb
 from specdist.models.cache.layer_sizes import LayerCache, layers_of
 from specdist.models.drafters.kinds import drafter_of
@@ -65,6 +65,7 @@ class ModelSize:
             ``product``: the kind of kernel that multiplies most of them, None where they are dequantised.
         has_float8_cache: keys and values are kept in 8 bits (:mod:`specdist.models.cache.float8`).
         has_whole_experts: on several ranks, each on one (expert parallelism), instead of a part on each.
+        quantized_by: the option, with its value, that has linear layers quantised while it is loaded.
     """
 
     name: str
@@ -98,6 +99,7 @@ class ModelSize:
     states: StateSizes = NO_STATES
     has_float8_cache: bool = False
     has_whole_experts: bool = False
+    quantized_by: str | None = None
 
     @property
     def num_expert_numbers(self) -> int:
@@ -263,7 +265,10 @@ def size_of(checkpoint: Checkpoint, bytes_per_number: int) -> ModelSize:
         trusts_code=checkpoint.trusts_code,
         quantization=quantization_of(checkpoint),
     )
-    return replace(size, has_float8_cache=checkpoint.has_float8_cache)
+    asked = checkpoint.quantization and (
+        f"{checkpoint.quantizing_option} {SELF * checkpoint.is_self}{checkpoint.quantization}"
+    )
+    return replace(size, has_float8_cache=checkpoint.has_float8_cache, quantized_by=asked)
 
 
 def model_size(

@@ -67,7 +67,7 @@ class Quantization:
         ignored: layers that are not quantised.
         stored: how the checkpoint has them, if it is to be quantised while it is loaded.
         request: the option's value in this case.
-        has_mxfp4_experts: joined experts are MXFP4, and nothing else is quantised.
+        has_mxfp4_experts: joined experts are MXFP4, and nothing else in the files is quantised.
     """
 
     groups: tuple[tuple[tuple[str, ...], LayerFormat], ...] = ()
@@ -139,7 +139,8 @@ def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
             f"{name} is for checkpoints that are not quantised, and {checkpoint.option} {checkpoint.name} is "
             f"({checkpoint.folder.name}/config.json declares it): leave {checkpoint.option}_quantization out"
         )
-    return Quantization(stored=stored, request=checkpoint.quantization)
+    has_mxfp4_experts = stored is not None and stored.has_mxfp4_experts
+    return Quantization(stored=stored, request=checkpoint.quantization, has_mxfp4_experts=has_mxfp4_experts)
 
 
 def declared_scheme(checkpoint: Checkpoint) -> Scheme | None:

@@ -112,7 +112,7 @@ def check_parts(
     if not parts.formats and not has_experts:
         is_asked = checkpoint.quantization is not None
         remedy = (
-            f"leave {checkpoint.option}_quantization out" if is_asked else "fetch an unquantised checkpoint"
+            f"leave {checkpoint.quantizing_option} out" if is_asked else "fetch an unquantised checkpoint"
         )
         raise UserError(
             f"{what}: none of its layers can be quantised ({type(model).__name__} has no plain linear layers "

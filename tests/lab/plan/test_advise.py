@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdist.job.costs.allocation import PAGE_SIZE
-from specdist.lab.plan.advise import Plan, Planner, Site, Work, recommend
+from specdist.lab.plan.advise import Plan, Planner, Site, Work, recommend, worth_per_gpu
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit
 from specdist.lab.plan.report import reason
@@ -78,6 +78,16 @@ def test_the_draft_takes_room_from_the_target_beside_it_and_branches_from_the_dr
     assert alone.most_rows > 1.9 * both.most_rows
     # Verification blocks need more for logits than single tokens do, and branches more for scores and pages.
     assert alone.most_rows > apart.most_rows > forked.most_rows
+
+
+@pytest.mark.parametrize(("target", "gpus", "exists"), [
+    (SMALL, 1, False), (SMALL, 2, True), (LARGE, 2, False), (LARGE, 3, True)
+])  # fmt: skip
+def test_a_gpu_that_a_node_does_not_have_has_no_figure(target: ModelSize, gpus: int, exists: bool) -> None:
+    """That of the draft beside a target of one rank, or of two at least, where the draft does not pay."""
+    site = Site(gpu=GPU, gpus_per_node=gpus, num_nodes=1)
+    _, own = worth_per_gpu(target, SMALL, site, work(acceptance=0.0))
+    assert any(own.ratios.values()) is exists
 
 
 def test_few_rows_speculate_and_many_do_not() -> None:

@@ -92,6 +92,16 @@ def test_quantised_experts_are_planned_as_they_are_held() -> None:
     assert token == pytest.approx(16 / 4.25, rel=1e-3)
 
 
+def test_experts_are_planned_without_the_quantisation_that_is_asked_for() -> None:
+    """The figures count them as plain, and the plan says what that is."""
+    site = ["--gpu", "h100-sxm", "--memory", "--target_quantization", "float8", "--target"]
+    text, document = planned(*site, QWEN)
+    experts = 2 * 48 * 128 * EXPERT
+    assert experts < document["memory"][0]["target"]["weight_bytes"] < experts + 1.5 * DENSE + 2 * TABLE
+    assert f"not the experts of {QWEN}, which take {experts / GIB:.2f} of its" in text
+    assert "experts" not in planned(*site, "8b")[0]
+
+
 @pytest.mark.parametrize("num_tokens", [1, 2, 9, 64])
 def test_a_pass_reads_what_was_counted_by_hand(qwen: ModelSize, num_tokens: int) -> None:
     distinct = {1: 8, 2: 8 + 8 * 120 / 128, 9: 128 - 128 * (120 / 128) ** 9, 64: 128 * (1 - 0.9375**64)}

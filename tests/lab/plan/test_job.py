@@ -58,11 +58,23 @@ def test_memory_alone_needs_no_acceptance() -> None:
     assert fits["target only", 2] is True
 
 
-def test_what_does_not_fit_is_refused_with_its_memory() -> None:
-    with pytest.raises(
-        UserError, match=r"--target 70b does not fit: raise --gpus_per_node.*\n(.*\n)*.*128\.5"
-    ):
-        planned(*PAIR, "--acceptance", "0.8")
+@pytest.mark.parametrize(
+    ("options", "remedies"),
+    [
+        ([], "raise --gpus_per_node, or choose"),
+        (["--prompt_tokens", "1000000"], "raise --gpus_per_node, or choose"),
+        (
+            ["--prompt_tokens", "100000", "--num_gpus", "2"],
+            "raise .*, or lower --prompt_tokens .* choose",
+        ),
+        (["--prompt_tokens", "1000000", "--nodes", "64", "--gpu", "l4"], "choose a --gpu"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_memory(options: list[str], remedies: str) -> None:
+    """And with the remedies that help."""
+    message = rf"--target 70b does not fit: {remedies}.*\n(.*\n)*.*128\.5"
+    with pytest.raises(UserError, match=message):
+        planned(*PAIR, "--acceptance", "0.8", *options)
 
 
 def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
