@@ -34,7 +34,13 @@ from specdist.job.ranks.topology import Topology, local_device
 from specdist.job.replica.model_plan import plan_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
-from specdist.job.texts.tokens import PromptEncoder, added_token_warnings, load_tokenizer
+from specdist.job.texts.tokens import (
+    AFTER_ASSISTANT,
+    PromptEncoder,
+    added_token_warnings,
+    end_token_warnings,
+    load_tokenizer,
+)
 from specdist.job.workload import Workload
 from specdist.models.files.generation import default_options, unused_settings
 from specdist.utils.errors import UserError
@@ -186,12 +192,18 @@ class SpeculativeLLM:
         )
         items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
         texts = [prompt for prompt in items if isinstance(prompt, str)]
-        for warning in added_token_warnings(
+        warnings = added_token_warnings(
             self._tokenizer,
             len(texts),
             lambda text, most: sum(prompt.startswith(text) for prompt in texts[:most]),
             split_special_tokens=config.split_special_tokens,
-        ):
+        )
+        lasts = [prompt[-1] for prompt in items if not isinstance(prompt, str) and len(prompt)]
+        num_after = sum(isinstance(last, dict) and last.get("role") == "assistant" for last in lasts)
+        if num_after and not config.continue_final_message:
+            warnings.append(f"{num_after} of {len(items)} prompts {AFTER_ASSISTANT}")
+        end_ids = self._models.target.stop_token_ids()
+        for warning in warnings + end_token_warnings(self._tokenizer, end_ids, config.stop or ()):
             logger.warning(warning)
         found: dict[tuple[int, int], GeneratedText] = {}
         requests: list[Request] = []
@@ -214,7 +226,6 @@ class SpeculativeLLM:
                 for k in range(config.num_samples)
             ]
         self._replica.resample(config)
-        end_ids = self._models.target.stop_token_ids()
         stop_rules = StopRules(encoder.detokenizer, end_ids, tuple(config.stop or ()))
         recorder = StatsRecorder()
         with tqdm(total=len(requests), unit="completion", disable=not use_tqdm) as bar:

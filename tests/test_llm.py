@@ -78,7 +78,9 @@ def test_the_tokens_are_those_of_the_job(pair: Pair, llm: SpeculativeLLM, tmp_pa
     assert coupled.statistics["num_completions"] == 12
 
 
-def test_prompts_may_be_texts_token_ids_or_messages(llm: SpeculativeLLM) -> None:
+def test_prompts_may_be_texts_token_ids_or_messages(
+    llm: SpeculativeLLM, caplog: pytest.LogCaptureFixture
+) -> None:
     (text,) = llm.generate("a b", GREEDY, use_tqdm=False)
     (ids,) = llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
     again, shorter = llm.generate(["a b", "a"], GREEDY, use_tqdm=False)
@@ -92,6 +94,9 @@ def test_prompts_may_be_texts_token_ids_or_messages(llm: SpeculativeLLM) -> None
     messages: Any = [[{"role": "user", "content": parts, "name": None}], [{"role": "user"}]]
     same, bad = llm.generate(messages, GREEDY, use_tqdm=False)
     assert same.token_ids == chat.token_ids and bad.error == "messages[0] has no content"
+    assert "--continue_final_message" not in caplog.text
+    llm.generate([[*messages[0], {"role": "assistant", "content": "c"}]], GREEDY, use_tqdm=False)
+    assert "1 of 1 prompts end with a message of the assistant" in caplog.text
 
 
 def test_a_prompt_that_cannot_be_used_gives_a_result_with_the_reason(llm: SpeculativeLLM) -> None:

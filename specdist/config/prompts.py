@@ -29,11 +29,13 @@ class ChatFormat:
     Attributes:
         system_prompt: of conversations that do not begin with a system message of their own.
         variables: of the template, by name.
+        continues: a last message of the assistant is continued, instead of answered.
         now: the local time that ``strftime_now`` in a template tells, the same for all prompts.
     """
 
     system_prompt: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = False
     now: datetime = field(default_factory=datetime.now)
 
     def messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -57,11 +59,17 @@ class ChatOptions:
         None, help='JSON object of variables for the chat template, such as {"enable_thinking": false}'
     )
 
+    continue_final_message: bool = option(
+        False,
+        help="continue the last message of chats that end with one of the assistant, instead of beginning "
+        "another turn",
+    )
+
     @property
     def chat_format(self) -> ChatFormat:
         """Raises :class:`UserError` for variables that are not a JSON object, or not the template's."""
         if self.chat_template_kwargs is None:
-            return ChatFormat(system_prompt=self.system_prompt)
+            return ChatFormat(system_prompt=self.system_prompt, continues=self.continue_final_message)
         shown = f"--chat_template_kwargs {self.chat_template_kwargs}"
         try:
             variables = json.loads(self.chat_template_kwargs)
@@ -77,7 +85,9 @@ class ChatOptions:
                 f"{shown}: {reserved} is not a variable of a chat template, but set by this program: "
                 "leave it out"
             )
-        return ChatFormat(system_prompt=self.system_prompt, variables=variables)
+        return ChatFormat(
+            system_prompt=self.system_prompt, variables=variables, continues=self.continue_final_message
+        )
 
     @property
     def chat_fingerprint(self) -> dict[str, Any]:
@@ -85,6 +95,7 @@ class ChatOptions:
         found = {
             "system_prompt": self.system_prompt,
             "chat_template_kwargs": dict(self.chat_format.variables) or None,
+            "continue_final_message": self.continue_final_message or None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -139,6 +150,8 @@ class TurnOptions(PromptOptions):
          "and --prompt_column {o.prompt_column} exclude each other: name the one that has the prompts"),
         ("turns_column", lambda o: o.messages_column != o.turns_column,
          "and --messages_column {o.messages_column} exclude each other: name the one that has the prompts"),
+        ("continue_final_message", lambda o: o.turns_column is not None,
+         "has no effect with --turns_column {o.turns_column}, which ends with the user: leave it out"),
         ("trace logprobs prompt_logprobs", lambda o: o.turns_column is not None,
          "describes one completion of a row, and with --turns_column {o.turns_column} a row has several: "
          "leave one of them out, or give whole conversations in --messages_column"),

@@ -31,7 +31,7 @@ from specdist.job.rows.output_columns import ThinkingColumns, column_options
 from specdist.job.rows.recording import Recorder
 from specdist.job.rows.row_requests import RowRequests, prompt_encoder
 from specdist.job.rows.uploads import ShardWriter
-from specdist.job.texts.tokens import added_token_warnings, load_tokenizer
+from specdist.job.texts.tokens import added_token_warnings, end_token_warnings, load_tokenizer
 from specdist.job.totals.card import write_card
 from specdist.job.totals.closing import closing_lines, record_check
 from specdist.job.totals.hub import push_to_hub
@@ -111,7 +111,9 @@ def _generate_planned(
     if run is not None:
         used = {name: getattr(config, name) for name in OPTIONS}
         unused = unused_settings(models.target, used if config.generation_config == "none" else None)
-        for warning in [*config.warnings(), *([unused] if unused else [])]:
+        end_ids, tokenizer = models.target.stop_token_ids(), load_tokenizer(models.target)
+        ends = end_token_warnings(tokenizer, end_ids, config.stop or [])
+        for warning in [*config.warnings(), *([unused] if unused else []), *ends]:
             logger.warning(warning)
     if not broadcast_from_rank0(topology, run is not None and bool(run.pending_shards)):
         if run is not None:

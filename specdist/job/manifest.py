@@ -11,6 +11,7 @@ from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import ProcessingOptions
+from specdist.data.formats.messages import TOOLS
 from specdist.data.formats.prompts import Prompts
 from specdist.data.run.layout import LEASES, RUN_TAG, layout_info
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, UP_TO_ROUNDING, Manifest, ShardPlan
@@ -89,6 +90,8 @@ def run_fingerprint(
         "messages_column": config.messages_column,
         **config.chat_fingerprint,
         **({} if config.turns_column is None else {"turns_column": config.turns_column}),
+        # Earlier versions did not read it.
+        **({"tools_column": TOOLS} if prompts.has_tools else {}),
         # Runs of earlier versions gave every object the keys of all rows.
         **({"own_keys": own_keys} if (own_keys := prompts.columns_with_own_keys) else {}),
         "num_rows": prompts.num_rows,

@@ -24,7 +24,7 @@ from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import ModelPlan, batch_limits
 from specdist.job.rows.output_columns import check_column_names, check_writable
 from specdist.job.rows.row_options import RowOptionReader
-from specdist.job.rows.row_requests import check_any_usable, prompt_encoder
+from specdist.job.rows.row_requests import chat_warnings, check_any_usable, prompt_encoder
 from specdist.job.texts.template_clock import keep_clock
 from specdist.job.texts.tokens import check_chat_template
 from specdist.job.totals.hub import check_hub
@@ -70,7 +70,10 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     models.constraints.check_column(prompts)
     check_column_names(config, prompts)
     check_writable(prompts)
-    check_any_usable(prompts, prompt_encoder(config, models), models.constraints)
+    encoder = prompt_encoder(config, models)
+    for warning in chat_warnings(config, prompts, encoder):
+        logger.warning(warning)
+    check_any_usable(prompts, encoder, models.constraints)
     shards = row_options.shards(config.rows_per_shard)
     manifest = run_manifest(config, models, prompts, topology, shards)
     _check_overwrite(config)

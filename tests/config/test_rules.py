@@ -108,6 +108,7 @@ REFUSED: list[dict[str, Any]] = [
     {"turns_column": "turns", "prompt_column": "text"},
     {"turns_column": "turns", "messages_column": "chat"},
     {"turns_column": "turns", "trace": True},
+    {"turns_column": "turns", "continue_final_message": True},
     {"messages_column": "chat", "prompt_column": "text"},
     {"draft": "self:int4", "draft_quantization": "int8"},
     {"cache_dtype": "float8", "model_impl": "specdist"},

@@ -75,9 +75,9 @@ def test_messages_as_chat_templates_take_them(tmp_path: Path) -> None:
     )
     first, second = prompts.prompt(0), prompts.prompt(1)
     assert isinstance(first, Chat) and isinstance(second, Chat)
-    assert first.messages[0]["content"] == "one\ntwo"
+    assert first.messages[0]["content"] == parts
     assert first.messages[1]["content"] is None
-    assert first.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert first.messages[1]["tool_calls"] == [CALL]
     assert first.variables == {"tools": TOOLS} and second.variables == {"style": 1}
 
 

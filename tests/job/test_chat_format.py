@@ -73,9 +73,11 @@ def test_a_template_that_asks_for_the_date_is_told_that_of_the_format(pair: Pair
     tokenizer.chat_template = beginning + asked + rest
     assert encoder.rendered([USER]).text == f"{around}{told}of rivers 2027"
     # Named templates, too.
-    tokenizer.chat_template = {"default": asked, "tool_use": "tools " + asked}
-    assert encoder.rendered([USER]).text == told
-    assert encoder.rendered(Chat([USER], {"tools": [{"type": "function"}]})).text == "tools " + told
+    asked += "{{ messages[0].content }}"
+    tokenizer.chat_template = {"default": asked, "tool_use": "{{ tools[0].name }} " + asked}
+    encoder = PromptEncoder(tokenizer, max_prompt_tokens=100, chat_format=ChatFormat(now=MOMENT))
+    assert encoder.rendered([USER]).text == told + "of rivers"
+    assert encoder.rendered(Chat([USER], {"tools": [{"name": "add"}]})).text == f"add {told}of rivers"
 
 
 def test_a_run_has_the_date_of_its_first_start(

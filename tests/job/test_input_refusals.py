@@ -49,6 +49,8 @@ ROWS: list[tuple[bytes, dict[str, Any], list[str]]] = [
     (_row("prompt", "") * 2, {}, ["no row of --prompts", "2 of 2, such as row 0: prompt is empty"]),
     (_row("prompt", "a"), {"chat_template_kwargs": '{"stile": 1}'},
      ["does not read stile", "correct the name"]),
+    (b'{"chat": [{"role": "user", "content": "a"}], "tools": [{"name": "b"}]}\n', {"messages_column": "chat"},
+     ["leaves out the tools, which row 0 of --prompts", "rename a column", "chat_template.jinja"]),
     (_row("prompt", "a"), {"regex": "(a"}, ["--regex (a cannot be used", "unclosed group"]),
     (_row("prompt", "a"), {"grammar": "/no/such.lark"}, ["--grammar /no/such.lark cannot be read"]),
     (_row("prompt", "a"), {"max_thinking_tokens": 5},

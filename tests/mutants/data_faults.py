@@ -178,7 +178,7 @@ DATA_FAULTS = (
         "return item.value if item.tag in PLAIN_TAGS else read.value(item)",
         "return read.value(item)",
         ("tests/config/test_generate.py",)),
-    Mutant("a-template-is-told-the-time-of-each-row", "PromptEncoder.rendered",
+    Mutant("a-template-is-told-the-time-of-each-row", "PromptEncoder._applied",
         "chat_template=with_clock(template, self._chat_format.now),",
         "chat_template=template,",
         (CHAT_FORMAT,)),

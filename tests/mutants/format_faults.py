@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 CSV = "tests/data/test_csv_prompts.py"
 REFUSALS = "tests/data/test_refusals.py"
 CHAT = "tests/job/test_chat_format.py"
+FORMS = "tests/job/test_template_forms.py"
 BATCHES = "tests/data/test_batches.py"
 BATCH_INPUT = "tests/job/test_batch_input.py"
 THINKING = "tests/sampling/constraints/test_thinking.py"
@@ -36,6 +37,34 @@ FORMAT_FAULTS = (
         "        **config.chat_fingerprint,\n",
         "",
         (CHAT,)),
+    Mutant("content-stays-as-the-file-has-it", "TemplateForms._with_content",
+        "if not forms or given in forms:",
+        "if True:",
+        (FORMS,)),
+    Mutant("a-list-in-pythons-notation-is-shown-whole", "TemplateForms._find_content_forms",
+        " and ASIDE not in text",
+        "",
+        (FORMS,)),
+    Mutant("arguments-in-pythons-notation-are-json", "TemplateForms._find_call_forms",
+        """ and f"'{KEY}'" not in text""",
+        "",
+        (FORMS,)),
+    Mutant("a-role-is-left-out-without-a-word", "TemplateForms.left_out",
+        'self._content_forms(message["role"]) == ()',
+        "False",
+        (FORMS,)),
+    Mutant("a-template-of-last-turns-is-refused", "TemplateForms.shows_end_alone",
+        "return bool(found) and not any(found)",
+        "return False",
+        (FORMS,)),
+    Mutant("tools-of-a-column-do-not-reach-the-template", "Prompts.with_tools",
+        "if tools else messages",
+        "if False else messages",
+        (FORMS,)),
+    Mutant("a-last-message-is-answered-not-continued", "PromptEncoder._whole",
+        "continues = self._chat_format.continues and",
+        "continues = False and",
+        (FORMS,)),
     Mutant("batch-ignores-what-it-does-not-know", "_asked",
         "if name not in OPTIONS and name not in IGNORED and name not in READ:",
         "if False:",

@@ -3,7 +3,7 @@
 Every request becomes a row with its body as it was given, and its options and constraint as columns that rows
 of any input may have. What a row asks for and cannot get is its error; the run goes on. The format:
 https://platform.openai.com/docs/guides/batch; ``top_k``, ``min_p``, ``repetition_penalty`` and
-``chat_template_kwargs`` are vLLM's additions.
+``chat_template_kwargs``, ``continue_final_message`` and ``add_generation_prompt`` are vLLM's additions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specdist.config.groups import RULES, WHOLE_NUMBERS
 from specdist.config.processing import STRUCT
 from specdist.data.formats.converted import Source
 from specdist.data.formats.jsonl import json_chunks
-from specdist.data.formats.messages import MessageError, chat_message
+from specdist.data.formats.messages import MessageError, chat_messages, tools_of
 from specdist.utils.errors import UserError
 
 REQUEST_KEYS = ("custom_id", "method", "url", "body")
@@ -44,7 +44,8 @@ IGNORED = frozenset(
 # Fields that are honoured elsewhere, and values that ask for nothing.
 READ = frozenset(
     ["messages", "prompt", "tools", "tool_choice", "response_format", "stop", "logprobs",
-     "top_logprobs", "prompt_logprobs", "echo", "chat_template_kwargs"]
+     "top_logprobs", "prompt_logprobs", "echo", "chat_template_kwargs", "continue_final_message",
+     "add_generation_prompt"]
 )  # fmt: skip
 NEUTRAL: Mapping[str, Any] = {"stream": False, "best_of": 1, "logit_bias": {}, "suffix": ""}
 REMEDIES = {"logit_bias": "the same for all rows is --logit_bias", "stream": "a batch has no streams"}
@@ -52,10 +53,12 @@ REMEDIES = {"logit_bias": "the same for all rows is --logit_bias", "stream": "a 
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation, and variables of the chat template for it alone, such as its tools."""
+    """A conversation, and variables of the chat template for it alone, such as its tools. ``ending``: what
+    it says of the prompt's end, by the names of transformers' arguments."""
 
     messages: list[dict[str, Any]]
     variables: Mapping[str, Any] = field(default_factory=dict)
+    ending: Mapping[str, bool] = field(default_factory=dict)
 
 
 class _Unusable(Exception):
@@ -293,41 +296,27 @@ def prompt_of_body(body: Mapping[str, Any], *, is_chat: bool) -> str | Chat:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise _Unusable("body.messages must be a list of messages, and not empty")
-    variables: dict[str, Any] = {}
     extra = body.get("chat_template_kwargs")
     if extra is not None and not isinstance(extra, dict):
         raise _Unusable("body.chat_template_kwargs must be an object")
     choice = body.get("tool_choice") or "auto"
     if choice not in ("auto", "none"):
         raise _Unusable(f"body.tool_choice {choice!r} cannot be forced: use auto or none")
-    if body.get("tools") and choice == "auto":
-        variables["tools"] = body["tools"]
-    return Chat([_message(*item) for item in enumerate(messages)], {**(extra or {}), **variables})
-
-
-def _message(index: int, message: Any) -> dict[str, Any]:
-    """As chat templates take it: text in one piece, and arguments of tool calls as objects."""
     try:
-        found = chat_message(f"body.messages[{index}]", message)
+        tools = tools_of("body.tools", body.get("tools")) if choice == "auto" else []
+        chat = chat_messages("body.messages", messages)
     except MessageError as error:
         raise _Unusable(str(error)) from error
-    if "tool_calls" in found:
-        found["tool_calls"] = _mapped_calls(index, found["tool_calls"])
-    return found
+    return Chat(chat, {**(extra or {}), **({"tools": tools} if tools else {})}, _ending(body))
 
 
-def _mapped_calls(index: int, calls: Any) -> list[dict[str, Any]]:
-    try:
-        return [
-            {**call, "function": {**call["function"], "arguments": _arguments(call["function"])}}
-            for call in calls
-        ]
-    except (TypeError, KeyError, ValueError) as error:
-        raise _Unusable(
-            f"body.messages[{index}].tool_calls must be functions with arguments in JSON: {error!r}"
-        ) from error
-
-
-def _arguments(function: Mapping[str, Any]) -> Any:
-    arguments = function["arguments"]
-    return json.loads(arguments) if isinstance(arguments, str) else arguments
+def _ending(body: Mapping[str, Any]) -> dict[str, bool]:
+    names = ("continue_final_message", "add_generation_prompt")
+    continues, begins = (body.get(name) for name in names)
+    if not isinstance(continues, bool | None) or not isinstance(begins, bool | None):
+        raise _Unusable(f"body.{names[0]} and body.{names[1]} must be true or false")
+    if continues and begins:
+        raise _Unusable(f"body.{names[0]} and body.{names[1]} exclude each other: set one of them to false")
+    if continues is None and begins is None:
+        return {}
+    return {names[0]: bool(continues), names[1]: not continues if begins is None else begins}

@@ -17,8 +17,9 @@ from specdist.data.formats.columns import conformed
 from specdist.data.formats.json_columns import empty_table, values_of
 from specdist.data.formats.text import check_layout
 
-# Decoded row groups that are kept: rows are read in order, by their shard and one by one.
-MAX_GROUPS = 3
+# Decoded row groups that are kept, one for each choice of columns: a shard's, the prompt, its tools, its
+# constraint and its options, of rows that are read in order.
+MAX_GROUPS = 5
 ROWS_PER_READ = 2**16
 
 

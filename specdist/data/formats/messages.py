@@ -6,6 +6,8 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from specdist.utils.json_values import parse_json
+
 JSON_TYPES = {
     bool: "a boolean",
     int: "a number",
@@ -18,6 +20,8 @@ JSON_TYPES = {
 OPTIONAL = frozenset(
     ["annotations", "audio", "function_call", "name", "refusal", "tool_call_id", "tool_calls"]
 )
+# The column, or field, of a conversation's tools.
+TOOLS = "tools"
 
 
 class MessageError(ValueError):
@@ -34,7 +38,8 @@ def chat_messages(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def chat_message(place: str, message: Any) -> dict[str, Any]:
-    """With text in one piece, and without :data:`OPTIONAL` fields that are null; other nulls stay.
+    """With lists of parts as :func:`_part`, and without :data:`OPTIONAL` fields that are null; other nulls
+    stay.
 
     Content may be missing or null beside calls of tools. Raises :class:`MessageError`.
     """
@@ -50,8 +55,7 @@ def chat_message(place: str, message: Any) -> dict[str, Any]:
     if not isinstance(role, str):
         raise MessageError(f"{place}.role is {described(role)}, not text")
     if isinstance(content, list):
-        found["content"] = "\n".join(_part(f"{place}.content[{number}]", part)
-                                     for number, part in enumerate(content))  # fmt: skip
+        found["content"] = [_part(f"{place}.content[{number}]", part) for number, part in enumerate(content)]
     elif content is None and not (found.get("tool_calls") or found.get("function_call")):
         raise MessageError(f"{place} has no content")
     elif content is not None and not isinstance(content, str):
@@ -59,16 +63,30 @@ def chat_message(place: str, message: Any) -> dict[str, Any]:
     return found
 
 
-def _part(place: str, part: Any) -> str:
-    """The text of a part of a message's content."""
+def _part(place: str, part: Any) -> dict[str, Any]:
+    """A part of a message's content, which may be its text alone, with its type and without nulls."""
     if isinstance(part, str):
-        return part
+        part = {"text": part}
     kind = part.get("type", "text") if isinstance(part, Mapping) else None
     text = part.get("text") if kind == "text" else None
     if isinstance(text, str):
-        return text
+        return {"type": "text"} | {name: value for name, value in part.items() if value is not None}
     shown = described(part) if kind is None else f"type {kind}" if kind != "text" else "without text"
     raise MessageError(f"{place} is a part that is not text ({shown}): give text alone")
+
+
+def tools_of(name: str, value: Any) -> list[dict[str, Any]]:
+    """The tools of a column or field ``name``: a list of objects, or such a list as JSON text; null and an
+    empty list or text are none. Raises :class:`MessageError`."""
+    if isinstance(value, str):
+        try:
+            value = parse_json(value.encode()) if value.strip() else None
+        except ValueError as error:
+            raise MessageError(f"{name} is {described(value)}, which is not JSON: {error}") from error
+    tools = [] if value is None else value
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise MessageError(f"{name} is {described(tools)}, not a list of tools, which are objects")
+    return tools
 
 
 def why_not_text(name: str, value: Any) -> str | None:

@@ -18,7 +18,14 @@ from specdist.data.formats.input_rows import InputRows
 from specdist.data.formats.inputs import KINDS, check_split, describe_columns, find_files, read_inputs
 from specdist.data.formats.json_columns import JsonError, holds, holds_json
 from specdist.data.formats.jsonl import PromptColumn
-from specdist.data.formats.messages import MessageError, chat_messages, why_not_text, why_not_turns
+from specdist.data.formats.messages import (
+    TOOLS,
+    MessageError,
+    chat_messages,
+    tools_of,
+    why_not_text,
+    why_not_turns,
+)
 from specdist.data.formats.text import is_list, is_text, text_as_bytes
 from specdist.data.stats.columns import OUTPUT_COLUMNS
 from specdist.data.store.copies import fetched
@@ -74,6 +81,11 @@ class Prompts:
             if (is_text and isinstance(field.type, pa.JsonType))
             or (field.name == self.column and self.is_chat and _has_inner_structs(field.type))
         ]
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether there is a column of tools for the chat template."""
+        return self.is_chat and not self.is_batch and TOOLS in {*self.schema.names} - {self.column}
 
     def table(self, start: int, stop: int) -> pa.Table:
         """All input columns of rows ``start`` to ``stop - 1``, as a copy in memory.
@@ -187,14 +199,22 @@ class Prompts:
         if value is None:
             raise RowError(f"{self.column} is null")
         if self.has_turns:
-            return [{"role": "user", "content": self.turn(row, 0)}]
+            return self.with_tools(row, [{"role": "user", "content": self.turn(row, 0)}])
         if self.is_batch:
             return prompt_of_body(json.loads(value), is_chat=self.is_chat)
         if not self.is_chat and (reason := why_not_text(self.column, value)) is not None:
             raise RowError(reason)
         if not value:
             raise RowError(f"{self.column} is empty")
-        return value if isinstance(value, str) else self._messages(value)
+        return value if isinstance(value, str) else self.with_tools(row, self._messages(value))
+
+    def with_tools(self, row: int, messages: list[dict[str, Any]]) -> list[dict[str, Any]] | Chat:
+        """A row's messages with its tools, if it has some. Raises as :meth:`prompt` does."""
+        try:
+            tools = tools_of(TOOLS, self.value(TOOLS, row)) if self.has_tools else []
+        except MessageError as error:
+            raise RowError(f"{error}; a column of another meaning needs another name") from error
+        return Chat(messages, {TOOLS: tools}) if tools else messages
 
     def _messages(self, value: Any) -> list[dict[str, Any]]:
         try:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from specdist.config.generate import GenerateConfig
+from specdist.data.formats.batches import Chat
+from specdist.data.formats.messages import TOOLS
 from specdist.data.formats.prompts import Prompts, RowError
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import RowResult
@@ -19,12 +21,19 @@ from specdist.job.rows.row_options import RowOptionReader
 from specdist.job.rows.row_results import error_result, result_of, with_turns
 from specdist.job.texts.constraints import RunConstraints
 from specdist.job.texts.template_clock import run_clock
-from specdist.job.texts.tokens import PromptEncoder, load_tokenizer
+from specdist.job.texts.tokens import AFTER_ASSISTANT, PromptEncoder, load_tokenizer
 from specdist.job.totals.status import error_kind
 from specdist.utils.errors import UserError
 
 # Reasons that are shown where no row can be used.
 MAX_KINDS = 3
+# Rows that are looked at for what a chat template leaves out: the first, and some spread over all.
+NUM_FIRST, NUM_SPREAD = 2**12, 2**5
+# Columns of data sets of chats.
+CHAT_COLUMNS = (
+    "messages", "conversations", "conversation", "system", TOOLS, "functions", "images", "videos", "audios",
+    "chosen", "rejected",
+)  # fmt: skip
 
 
 def prompt_encoder(
@@ -41,6 +50,51 @@ def prompt_encoder(
         chat_format=chat_format,
         vocab_size=models.vocab_size,
     )
+
+
+def chat_warnings(config: GenerateConfig, prompts: Prompts, encoder: PromptEncoder) -> list[str]:
+    """What is to be known of a run's chats, and of the template that gets them. Raises :class:`UserError` for
+    a template that leaves out something of the rows; of a batch, that is the request's own error."""
+    spread = range(0, prompts.num_rows, max(1, prompts.num_rows // NUM_SPREAD))
+    rows = sorted({*range(min(prompts.num_rows, NUM_FIRST)), *spread})
+    after_assistant: list[int] = []
+    left_out: dict[str, int] = {}
+    is_meant = False
+    for row in rows if prompts.is_chat else ():
+        try:
+            prompt = prompts.prompt(row)
+        except RowError:
+            continue
+        assert not isinstance(prompt, str)
+        what, is_meant = encoder.left_out(prompt)
+        left_out = dict.fromkeys(what, row) | left_out
+        if encoder.begins_after_assistant(prompt):
+            after_assistant.append(row)
+    read = {prompts.column, config.constraint_column, *((TOOLS,) if prompts.has_tools else ())}
+    unread = [name for name in CHAT_COLUMNS if name in prompts.schema.names and name not in read]
+    found = []
+    if unread:
+        found.append(
+            f"columns of --prompts {prompts.files[0]} that look like parts of chats are no part of the "
+            f"prompts, which are those of {prompts.column}: {', '.join(unread)}"
+        )
+    if left_out and (is_meant or not prompts.is_batch):
+        told = (
+            f"the chat template of --target {config.target} leaves out {', '.join(left_out)}, which row "
+            f"{min(left_out.values())} of --prompts {prompts.files[0]} has"
+        )
+        if not is_meant:
+            raise UserError(
+                f"{told}: take them out of the rows (rename a column), choose another model, or write a "
+                "template that shows them into chat_template.jinja in a copy of this one"
+            )
+        found.append(f"{told}: it shows the end of conversations alone")
+    if after_assistant:
+        found.append(
+            f"{len(after_assistant)} of {len(rows)} rows looked at, such as row {after_assistant[0]}, "
+            f"{AFTER_ASSISTANT}"
+        )
+    return found
 
 
 def check_any_usable(prompts: Prompts, encoder: PromptEncoder, constraints: RunConstraints) -> None:
@@ -161,7 +215,7 @@ class RowRequests:
             return with_turns(error_result(result.row_id, result.sample_index, text, reason), done)
         return replace(completion.request, prompt_ids=prompt_ids, prompt=text, earlier=done)
 
-    def _conversation(self, row_id: int, done: tuple[Completion, ...]) -> list[dict[str, Any]]:
+    def _conversation(self, row_id: int, done: tuple[Completion, ...]) -> list[dict[str, Any]] | Chat:
         """Up to the first turn that has not been answered. Raises :class:`RowError` for one that is none."""
         messages: list[dict[str, Any]] = []
         for index, completion in enumerate(done):
@@ -174,4 +228,5 @@ class RowRequests:
                 if found["completion_thinking"] is not None:
                     answer["reasoning_content"] = found["completion_thinking"]
             messages += [{"role": "user", "content": text}, answer]
-        return [*messages, {"role": "user", "content": self._prompts.turn(row_id, len(done))}]
+        messages.append({"role": "user", "content": self._prompts.turn(row_id, len(done))})
+        return self._prompts.with_tools(row_id, messages)

@@ -7,7 +7,8 @@ import functools
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -22,6 +23,7 @@ from specdist.data.formats.prompts import Prompts, RowError
 from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.job.texts.special_tokens import SpecialTokenSplitter
 from specdist.job.texts.template_clock import with_clock
+from specdist.job.texts.template_forms import TemplateForms, example_tool
 from specdist.models.files.checkpoint import SMALL_FILE_SUFFIXES, Checkpoint
 from specdist.models.files.damage import reading
 from specdist.utils.errors import UserError
@@ -35,6 +37,11 @@ TEXTS_BEFORE = ("\n", "a", ".")
 NUM_SAMPLED = 32
 # Prompts that are looked at for tokens twice, since the input may be larger than what a start has time for.
 MOST_PROMPTS = 2**16
+# Of chats, for warnings.
+AFTER_ASSISTANT = (
+    "end with a message of the assistant, after which another of its turns begins: to continue that message "
+    "instead, use --continue_final_message"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +104,8 @@ class PromptEncoder:
         self._max_prompt_tokens = max_prompt_tokens
         self._chat_format = chat_format or ChatFormat()
         self._splitter = SpecialTokenSplitter(tokenizer) if split_special_tokens else None
+        # By the form of tools, if there are any.
+        self._forms: dict[bool | None, TemplateForms] = {}
 
     @cached_property
     def detokenizer(self) -> Detokenizer:
@@ -106,39 +115,78 @@ class PromptEncoder:
     def rendered(self, prompt: str | list[dict[str, Any]] | Chat) -> RenderedPrompt:
         """The prompt as one text: chat messages go through the chat template.
 
-        Raises :class:`RowError` if the template refuses them.
+        Raises :class:`RowError` if the template refuses them, or leaves out something of them.
         """
         splitter = self._splitter
-        variables = dict(self._chat_format.variables)
-        if isinstance(prompt, Chat):
-            variables |= self._own_variables(prompt)
-            prompt = prompt.messages
-        if not isinstance(prompt, str):
-            prompt = self._chat_format.messages(prompt)
-        if splitter is not None:
-            splitter.check(prompt)
         if isinstance(prompt, str):
+            if splitter is not None:
+                splitter.check(prompt)
             return RenderedPrompt(prompt, is_chat=False)
-        messages = prompt if splitter is None else splitter.hidden(prompt)
+        chat = self._whole(prompt)
+        variables = {**chat.variables, **self._own_variables(prompt)}
+        left_out, is_meant = self.left_out(prompt)
+        if left_out and not is_meant:
+            raise RowError(f"the chat template leaves out {', '.join(left_out)}")
+        messages = self._forms_of(chat).fitted(chat.messages)
+        if splitter is not None:
+            splitter.check(messages)
+            messages = splitter.hidden(messages)
         try:
-            template = self._tokenizer.get_chat_template(tools=variables.get("tools"))
-            text = str(
-                self._tokenizer.apply_chat_template(
-                    messages,
-                    chat_template=with_clock(template, self._chat_format.now),
-                    tokenize=False,
-                    add_generation_prompt=True,
-                    **variables,
-                )
-            )
+            text = self._applied(messages, variables, **chat.ending)
         except Exception as error:  # a template can raise anything, and speaks of this row alone
-            raise RowError(f"the chat template rejects the messages: {error}") from error
+            # What else it raises is not a word of its author's.
+            how = "rejects" if type(error).__name__ == "TemplateError" else "cannot be applied to"
+            raise RowError(f"the chat template {how} the messages: {error}") from error
         if splitter is None:
             return RenderedPrompt(text, is_chat=True)
         return RenderedPrompt(splitter.shown(text), is_chat=True, hidden=text)
 
-    def _own_variables(self, chat: Chat) -> dict[str, Any]:
-        found = dict(chat.variables)
+    def left_out(self, prompt: list[dict[str, Any]] | Chat) -> tuple[list[str], bool]:
+        """What the chat template shows nowhere of that which a conversation has; and whether it is one that
+        shows the end of conversations alone."""
+        chat = self._whole(prompt)
+        forms = self._forms_of(chat)
+        return forms.left_out(chat.messages, has_tools="tools" in chat.variables), forms.shows_end_alone
+
+    def begins_after_assistant(self, prompt: list[dict[str, Any]] | Chat) -> bool:
+        """Whether another turn of the assistant begins after one."""
+        chat = self._whole(prompt)
+        return chat.messages[-1]["role"] == "assistant" and chat.ending["add_generation_prompt"]
+
+    def _whole(self, prompt: list[dict[str, Any]] | Chat) -> Chat:
+        """A conversation with what the run gives to all."""
+        chat = prompt if isinstance(prompt, Chat) else Chat(prompt)
+        messages = self._chat_format.messages(chat.messages)
+        continues = self._chat_format.continues and messages[-1]["role"] == "assistant"
+        ending = chat.ending or {
+            "continue_final_message": continues, "add_generation_prompt": not continues
+        }  # fmt: skip
+        return Chat(messages, {**self._chat_format.variables, **chat.variables}, ending)
+
+    def _forms_of(self, chat: Chat) -> TemplateForms:
+        """Of the template and the run's variables, with tools in the form of this row's, or without."""
+        tools = chat.variables.get("tools")
+        example = [example_tool(tools[0])] if isinstance(tools, list) and tools else None
+        key = None if example is None else "function" in example[0]
+        if key not in self._forms:
+            variables = {**self._chat_format.variables, **({} if example is None else {"tools": example})}
+            self._forms[key] = TemplateForms(lambda messages: self._applied(messages, variables))
+        return self._forms[key]
+
+    def _applied(self, messages: list[dict[str, Any]], variables: Mapping[str, Any], **ending: bool) -> str:
+        template = self._tokenizer.get_chat_template(tools=variables.get("tools"))
+        return str(
+            self._tokenizer.apply_chat_template(
+                messages,
+                chat_template=with_clock(template, self._chat_format.now),
+                tokenize=False,
+                **({"add_generation_prompt": True} | ending),
+                **variables,
+            )
+        )
+
+    def _own_variables(self, prompt: list[dict[str, Any]] | Chat) -> dict[str, Any]:
+        found = dict(prompt.variables) if isinstance(prompt, Chat) else {}
         reserved = [name for name in found if name in RESERVED]
         unread = unread_variables(self._tokenizer, found)
         if reserved or unread:
@@ -321,3 +369,18 @@ def added_token_warnings(
             "to false in tokenizer_config.json, or take it out of the post_processor in tokenizer.json"
         )
     return found
+
+
+def end_token_warnings(
+    tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int], stops: Collection[str]
+) -> list[str]:
+    """A tokenizer's end token that ends nothing in a run with these end tokens and stop strings."""
+    text, token_id = tokenizer.eos_token, tokenizer.eos_token_id
+    if token_id is None or token_id in end_ids or text in stops:
+        return []
+    known = tokenizer.convert_ids_to_tokens(sorted(end_ids))
+    return [
+        f"the tokenizer's end token {text} ends no completion, as in transformers: the model's configuration "
+        f"has {', '.join(map(str, known)) or 'none'}; to end at it, use --stop {shlex.quote(str(text))}, or "
+        f"add {token_id} to eos_token_id in generation_config.json"
+    ]

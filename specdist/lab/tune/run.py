@@ -39,8 +39,8 @@ from specdist.utils.errors import UserError
 TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
 # The options that a trace depends on, besides the prompts.
 ORIGIN_OPTIONS = (
-    "target", "draft", "split_special_tokens", "system_prompt", "chat_template_kwargs", "acceptance",
-    "temperature", "top_k", "top_p", "max_new_tokens", "seed", "head",
+    "target", "draft", "split_special_tokens", "system_prompt", "chat_template_kwargs",
+    "continue_final_message", "acceptance", "temperature", "top_k", "top_p", "max_new_tokens", "seed", "head",
     "target_quantization", "draft_quantization", "cache_dtype",
 )  # fmt: skip
 
@@ -147,7 +147,8 @@ def _batch(
 def _check_origin(config: TuneConfig, trace: ExhaustiveTrace, path: Path) -> None:
     """Raises :class:`UserError` for a trace with other options, or with too low a cap."""
     for name in ORIGIN_OPTIONS:
-        if trace.origin.get(name) != getattr(config, name):
+        # Traces of earlier versions have no word of options that are off.
+        if (trace.origin.get(name) or None) != (getattr(config, name) or None):
             raise UserError(
                 f"--{name} {getattr(config, name)}, but {path} was collected with {trace.origin.get(name)}: "
                 "give the same value, or leave out --replay_only"

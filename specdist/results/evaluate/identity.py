@@ -27,8 +27,9 @@ SAMPLE_FIELDS = {"target", "dtype", "temperature", "max_new_tokens", "stop"}
 DRAWING_FIELDS = {"top_k", "top_p", "seed"}
 # Fields that decide no token of a row in both runs; prompts are compared row by row.
 LAYOUT_FIELDS = {
-    "prompts", "prompt_column", "messages_column", "system_prompt", "chat_template_kwargs", "num_rows",
-    "rows_per_shard", "num_samples", "trace", "max_seq_len",
+    "prompts", "prompt_column", "messages_column", "system_prompt", "chat_template_kwargs",
+    "continue_final_message", "tools_column", "num_rows", "rows_per_shard", "num_samples", "trace",
+    "max_seq_len",
 }  # fmt: skip
 
 
