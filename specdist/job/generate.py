@@ -14,8 +14,9 @@ from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.storage import local_folder
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import ReplicaStart, StatsRecorder
+from specdist.job.costs.corrections import Corrections
 from specdist.job.costs.energy import EnergyMeter, energy_meter
-from specdist.job.manifest import frozen_models
+from specdist.job.manifest import frozen_models, reproducibility
 from specdist.job.preflight import NUM_HALVINGS, ROWS_TOO_LARGE, RunPlan, freeze_costs, plan_run
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_rank
@@ -127,10 +128,11 @@ def _generate_planned(
             split_special_tokens=config.split_special_tokens,
         ):
             logger.warning(warning)
-    frozen = broadcast_from_rank0(topology, frozen_costs(run.folder) if run is not None else None)
+    frozen = frozen_costs(run.folder) if run is not None else None
+    frozen = broadcast_from_rank0(topology, None if frozen is None or frozen.doubt else frozen)
     info = broadcast_from_rank0(topology, run.folder.manifest.info if run is not None else {})
     models = frozen_models(config, models, info)
-    workload = None if run is None else promised_work(config, models, run, has_costs=frozen is not None)
+    workload = None if run is None else promised_work(config, models, run)
     plan = ReplicaPlan(
         config=config,
         models=models,
@@ -152,11 +154,11 @@ def _generate_planned(
     return 0 if is_complete else EXIT_STOPPED
 
 
-def promised_work(config: GenerateConfig, models: ModelPlan, run: RunPlan, *, has_costs: bool) -> Workload:
+def promised_work(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> Workload:
     """What the prompts promise: some stand for all. Without costs to measure, the number of
     sequences alone."""
     num_completions = run.shards.num_completions
-    if has_costs or not config.needs_costs:
+    if not config.needs_costs:
         return Workload(num_rows=num_completions)
     sampled = list(prompt_encoder(config, models, run.folder).sampled_prompts(run.prompts))
     return Workload.of(
@@ -213,7 +215,13 @@ def generate_rows(
         else None
     )
     began_ns = round(process_start_s() * NS_PER_S)
-    stats_recorder = StatsRecorder(ReplicaStart(began_ns, replica.num_weight_bytes))
+    corrections = None
+    if replica.costs is not None and config.uses_draft_model:
+        is_repeated = reproducibility(config, topology) == "tokens" and not config.is_asynchronous
+        corrections = Corrections(run, replica.costs, at_any_time=is_repeated)
+    stats_recorder = StatsRecorder(
+        ReplicaStart(began_ns, replica.num_weight_bytes), None if corrections is None else corrections.ratios
+    )
     recorder = Recorder(
         run,
         rows,
@@ -233,6 +241,7 @@ def generate_rows(
             is_length=config.length_column is not None,
         ),
         meter=meter,
+        corrections=corrections,
     )
 
     def should_stop() -> bool:
@@ -249,6 +258,8 @@ def generate_rows(
                     recorder.record(completion)
                     if scalars is not None:
                         scalars.tick(progress.counts, engine.scheduler.load)
+            elif assignment is Assignment.COSTS:
+                recorder.change_costs(replica.use_costs)
     finally:
         recorder.close()
         progress.close()

@@ -15,6 +15,7 @@ from specdist.data.run.layout import LEASES
 from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.data.run.opening import is_open, open_run_folder
 from specdist.data.run.run_folder import RunFolder
+from specdist.data.run.segments import COSTS, EARLIER_COSTS
 from specdist.data.store.access import check_output, leases_folder
 from specdist.data.store.files import FileStamp
 from specdist.data.store.storage import storage_path
@@ -28,7 +29,7 @@ from specdist.job.rows.row_requests import chat_warnings, check_any_usable, prom
 from specdist.job.texts.template_clock import keep_clock
 from specdist.job.texts.tokens import check_chat_template
 from specdist.job.totals.hub import check_hub
-from specdist.job.totals.report import check_results, frozen_costs
+from specdist.job.totals.report import all_costs, check_results, frozen_costs
 from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields
@@ -204,15 +205,19 @@ def _check_overwrite(config: GenerateConfig) -> None:
         )
 
 
-def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
-    """The costs that all replicas and restarts of a run use: those of the first that measured them."""
-    if (frozen := frozen_costs(run.folder)) is not None:
-        return frozen
+def freeze_costs(run: RunPlan, costs: CostModel, *, instead_of: CostModel | None = None) -> CostModel:
+    """The costs that all replicas and restarts of a run use: those of the first that measured them without a
+    doubt, or has found others ``instead_of`` what was used. These are kept for shards that are begun."""
+    folder = run.folder
     with run.membership.setup():
         # Another may have been faster.
-        if (frozen := frozen_costs(run.folder)) is None:
-            run.folder.freeze("costs", costs.to_json())
-        return frozen or costs
+        frozen = frozen_costs(folder)
+        if frozen is not None and not frozen.doubt:
+            if frozen != instead_of:
+                return frozen
+            folder.freeze(EARLIER_COSTS, [each.to_json() for each in all_costs(folder)])
+        folder.freeze(COSTS, costs.to_json())
+    return costs
 
 
 def _check_leases(folder: RunFolder, leases: Path | None) -> None:

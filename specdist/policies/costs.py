@@ -8,7 +8,7 @@ context is a straight line.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -58,6 +58,9 @@ class Curve:
         more = np.interp(self.sizes, other.sizes, other.ns)
         return Curve(self.sizes, np.rint(np.asarray(self.ns) + more).astype(int).tolist())
 
+    def times(self, factor: float) -> Curve:
+        return Curve(self.sizes, np.rint(np.asarray(self.ns) * factor).astype(int).tolist())
+
     @cached_property
     def _values(self) -> list[float]:
         values: list[float] = self._table.tolist()
@@ -104,6 +107,7 @@ class CostModel:
             on a rank of its own, a request to it and its reply; within one process, the host's work.
         synchronous, asynchronous: over the same number: what such drafting takes, the latter with branches,
             beyond its steps and the message: time of the host in which the draft's device stands still.
+        doubt: why the times may be wrong; empty without a reason.
     """
 
     target: Curve
@@ -112,6 +116,26 @@ class CostModel:
     message: Curve = field(default_factory=lambda: Curve([1], [0]))
     synchronous: Curve = field(default_factory=lambda: Curve([1], [0]))
     asynchronous: Curve = field(default_factory=lambda: Curve([1], [0]))
+    doubt: str = ""
+
+    def scaled(self, of_target: float, of_drafting: float) -> CostModel:
+        """The costs if passes of the target and drafting take so many times as long; without a doubt."""
+        context = dataclasses.replace(
+            self.context,
+            target_row_ns=of_target * self.context.target_row_ns,
+            target_token_ns=of_target * self.context.target_token_ns,
+            draft_row_ns=of_drafting * self.context.draft_row_ns,
+            block_row_ns=of_drafting * self.context.block_row_ns,
+        )
+        names = ("draft", "synchronous", "asynchronous")
+        drafting = {name: getattr(self, name).times(of_drafting) for name in names}
+        return dataclasses.replace(
+            self, target=self.target.times(of_target), context=context, doubt="", **drafting
+        )
+
+    def drafting_ns(self, num_rows: int) -> float:
+        """A synchronous draft step of so many sequences, with what drafting takes beyond its steps."""
+        return float(self.draft(num_rows) + self.synchronous(num_rows))
 
     def target_ns(self, num_tokens: Sizes, num_rows: int, num_context_tokens: float) -> Any:
         """A pass of so many tokens, those of ``num_rows`` sequences after a context of so many tokens; a
@@ -157,3 +181,7 @@ class CostModel:
             if not curve.sizes or len(curve.sizes) != len(curve.ns) or not ascends:
                 raise ValueError("a curve needs a time for each of its sizes, in ascending order")
         return costs
+
+
+# What has been measured, to what all use.
+Agree = Callable[[CostModel], CostModel]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdist.cli import generate
-from specdist.job.costs import measuring
+from specdist.job.costs import corrections, measuring
+from specdist.job.costs.measuring import ModelTimes
+from specdist.job.costs.round_times import NO_HOST
+from specdist.policies import pass_ratios
 from specdist.policies.costs import CostModel, Curve
 
 
@@ -22,4 +25,24 @@ def generate_with_long_passes(arguments: Sequence[str]) -> int:
 
 def generate_with_short_passes(arguments: Sequence[str]) -> int:
     give(3_000_000)
+    return generate(arguments)
+
+
+def give_in_turn(steps_ns: Sequence[int]) -> None:
+    """A pass of the target is measured to take 20 ms; a draft step so long the first time, and so on; the
+    last again and again."""
+    steps = [*steps_ns]
+
+    def draft(*_: object, **__: object) -> ModelTimes:
+        return ModelTimes(Curve([1, 1000], [steps.pop(0) if len(steps) > 1 else steps[0]] * 2), (0.0, 0.0))
+
+    target = ModelTimes(Curve([1, 1000], [20_000_000] * 2), (0.0, 0.0))
+    measuring.measure_target, measuring.measure_draft = lambda *_, **__: target, draft
+    measuring.host_times = lambda *_, **__: NO_HOST
+
+
+def generate_after_a_busy_start(arguments: Sequence[str]) -> int:
+    """The first time a draft step is measured to take a second, which is believed."""
+    give_in_turn([1_000_000_000, 1_000_000])
+    measuring.IMPLAUSIBLE, corrections.MANY_PASSES, pass_ratios.LEAST_COMPARED = 10**6, 5, 10**6
     return generate(arguments)

@@ -104,7 +104,7 @@ DISTILL_FAULTS = (
         "if is_latest or",
         (f"{SEGMENTS}::test_what_changes_tokens_is_refused",)),
     Mutant("costs-of-the-former-draft-are-kept", "INFO_OF_DRAFT",
-        'INFO_OF_DRAFT = ("draft", "costs")',
+        'INFO_OF_DRAFT = ("draft", COSTS, EARLIER_COSTS)',
         'INFO_OF_DRAFT = ("draft",)',
         (f"{SEGMENTS}::test_the_next_draft_is_recorded_and_its_costs_are_measured_anew",)),
     Mutant("the-first-rows-are-half-a-shard", "ShardPlan.first",

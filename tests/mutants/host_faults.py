@@ -9,9 +9,25 @@ SIMULATED, ADVICE = "tests/lab/plan/test_simulate.py", "tests/lab/plan/test_advi
 
 NEXT_ROUND = "tests/engine/test_next_round.py"
 
-TEXT_COSTS = "tests/job/test_text_costs.py"
+TEXT_COSTS, BUSY = "tests/job/test_text_costs.py", "tests/job/test_busy_starts.py"
 
 HOST_FAULTS = (
+    Mutant("a-thread-that-waited-for-a-processor-raises-no-doubt", "PassTimes.doubt",
+        "self._undisturbed.get(size, math.inf)",
+        "self._undisturbed.get(size, 0)",
+        (f"{BUSY}::test_a_pass_whose_thread_waited_for_a_processor_is_doubtful_and_so_is_an_implausible_step",)),
+    Mutant("doubtful-costs-are-used-by-the-next-start", "_generate_planned",
+        "None if frozen is None or frozen.doubt else frozen",
+        "frozen",
+        (f"{BUSY}::test_doubtful_costs_are_marked_told_of_and_measured_again_at_the_next_start",)),
+    Mutant("corrected-costs-reach-a-shard-that-is-begun", "Corrections.may_begin",
+        "return shard.costs_revision == self._revision",
+        "return True",
+        (f"{BUSY}::test_a_restart_goes_on_with_the_costs_that_a_shard_was_begun_with",)),
+    Mutant("a-disturbed-second-corrects-costs", "PassRatios.factors",
+        "statistics.median(self._target), statistics.median(self._draft)",
+        "statistics.mean(self._target), statistics.mean(self._draft)",
+        (f"{BUSY}::test_medians_of_rounds_scale_costs_that_are_off_from_each_other",)),
     Mutant("narrow-keys-and-values-are-read-as-wide-ones", "ModelSize.cache_read_bytes",
         "self._cached_bytes(layer, tp_size) * layer.tokens_read(context_tokens)",
         "layer.num_numbers(tp_size) * self.bytes_per_number * layer.tokens_read(context_tokens)",

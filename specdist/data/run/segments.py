@@ -20,7 +20,8 @@ SEGMENTS, DRAFT_CHANGES = "segments", "draft_changes"
 ANY_TIME, BETWEEN_SHARDS, NEVER = "any time", "between shards", "never"
 # Of the fingerprint; and of ``info``, what was measured for a draft, or is its name.
 DRAFT_FIELDS = ("draft", "draft_quantization", "draft_adapter")
-INFO_OF_DRAFT = ("draft", "costs")
+COSTS, EARLIER_COSTS = "costs", "earlier_costs"
+INFO_OF_DRAFT = ("draft", COSTS, EARLIER_COSTS)
 
 
 def segments_of(manifest: Manifest) -> list[dict[str, Any]]:

@@ -75,6 +75,10 @@ class Stats:
     first_token_ns: int = stat("nanoseconds from the start of these replicas' processes to that token")
     num_weight_bytes: int = stat("bytes of weight files that all ranks of these replicas read while loading")
     num_rounds: int = stat("rounds (draft, verify, commit)")
+    costs_revision: int = stat(
+        "which of the manifest's costs the shard was begun with: corrections before; merges as a maximum",
+        merge=max,
+    )
     num_messages: int = stat("messages between the target's rank 0 and the draft")
     num_message_bytes: int = stat("total bytes of these messages")
     num_state_bytes: int = stat("bytes of the target's hidden states that were given to a drafter of them")

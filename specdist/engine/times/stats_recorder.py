@@ -19,6 +19,7 @@ from specdist.engine.schedule.plan import RoundPlan
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import PhaseTime
 from specdist.engine.verify import Block
+from specdist.policies.pass_ratios import PassRatios
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,10 @@ class _UntimedPass:
 class StatsRecorder:
     """Statistics per shard."""
 
-    def __init__(self, start: ReplicaStart | None = None) -> None:
-        """``start``: counted with the first token; None counts no start."""
-        self._start = start
+    def __init__(self, start: ReplicaStart | None = None, ratios: PassRatios | None = None) -> None:
+        """``start``: counted with the first token; None counts no start. ``ratios`` compares all passes with
+        what they are expected to take."""
+        self._start, self._ratios = start, ratios
         self._shards: defaultdict[int, Stats] = defaultdict(Stats)
         self._now = _Progress(0, 0, 0)
         self._admitted: dict[int, _Progress] = {}
@@ -123,7 +125,12 @@ class StatsRecorder:
         while self._untimed and self._untimed[0].time.is_known:
             timed = self._untimed.popleft()
             timed.stats.add_pass_time(num_tokens=timed.num_tokens, time_ns=timed.time.ns)
-        first.observe_draft_passes(reply.draft_pass_sizes_P.tolist())
+            if self._ratios is not None:
+                self._ratios.observe_target(timed.num_tokens, timed.time.ns)
+        sizes, is_asynchronous = reply.draft_pass_sizes_P.tolist(), bool(reply.ahead.num_tokens_R.any())
+        first.observe_draft_passes(sizes)
+        if self._ratios is not None:
+            self._ratios.observe_draft(sizes, reply.times.draft, is_asynchronous=is_asynchronous)
         first.add(reply.draft_steps)
         first.add(reply.traffic)
         first.num_rounds += 1

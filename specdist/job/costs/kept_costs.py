@@ -1,7 +1,7 @@
 """Costs of passes that this machine keeps for the next start with the same models and options.
 
 They are files in ``specdist/costs`` of the user's cache folder; ``SPECDIST_COSTS`` names another folder, or
-is ``off``. Nothing is kept that was measured on a busy machine. A file that cannot be read or written only
+is ``off``. Nothing is kept that is doubtful. A file that cannot be read or written only
 means that the times are measured.
 """
 
@@ -76,8 +76,8 @@ class KeptCosts:
         return costs
 
     def write(self, costs: CostModel) -> None:
-        """Unless others at work on this machine have made passes longer than they will be."""
-        if self._path is None or _is_busy():
+        """Unless they are doubtful."""
+        if self._path is None or costs.doubt:
             return
         values = {"measured_at": now_utc(), "key": self._key, "costs": costs.to_json()}
         try:
@@ -118,12 +118,6 @@ def costs_key(
 def _model(checkpoint: Checkpoint) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(checkpoint.config.to_json_string(use_diff=False))
     return {name: value for name, value in values.items() if name != "_name_or_path"}
-
-
-def _is_busy() -> bool:
-    """Whether more want to run here than the machine has processors, this launch aside."""
-    num_own = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return os.getloadavg()[0] > (os.cpu_count() or 1) + num_own
 
 
 def _folder() -> Path | None:

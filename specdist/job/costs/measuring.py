@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from specdist.engine.assembly import Assembly
 from specdist.engine.draft.channels import ToRank
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.job.costs.pass_times import (
+    MOST_WAITING,
     Budget,
     Fits,
     PassTimer,
@@ -39,6 +41,7 @@ from specdist.job.ranks.topology import Topology, broadcast_from_rank0
 from specdist.job.workload import Workload
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import ContextCosts, CostModel, Curve
+from specdist.utils.host import Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,8 @@ LEAST_BUDGET_S, BUDGET_SHARE = 3.0, 0.02
 # draft's steps.
 TARGET_SHARE, TARGET_SLOPES_SHARE = 0.45, 0.6
 DRAFT_SHARE, DRAFT_SLOPES_SHARE = 0.5, 0.6
+# A draft step that takes so many times as long as a pass of the target over as many tokens is not believed.
+IMPLAUSIBLE = 4
 # Without a draft model: of each sequence's blocks, and of all, the passes that are measured.
 MEASURED_BLOCK, MEASURED_TOKENS = 8, 256
 
@@ -55,13 +60,14 @@ MEASURED_BLOCK, MEASURED_TOKENS = 8, 256
 class ModelTimes(NamedTuple):
     """Passes over their size; what context adds for every sequence, and for every token. Of the draft also
     what synchronous and asynchronous rounds take beyond their steps, over the number of sequences, and what
-    context adds to the former for each, if their blocks are drafted in one pass."""
+    context adds to the former for each, if their blocks are drafted in one pass. ``doubt``: of the passes."""
 
     passes: Curve
     slopes: tuple[float, float]
     synchronous: Curve = NOTHING
     asynchronous: Curve = NOTHING
     block_row_ns: float = 0.0
+    doubt: str = ""
 
 
 NO_DRAFT = ModelTimes(NOTHING, (0.0, 0.0))
@@ -126,17 +132,41 @@ def measure_costs(
     if topology.uses_draft:
         of_draft_rank = everywhere[topology.draft_rank][0][1] or NO_DRAFT
     assert of_target is not None
-    context = context_of(assembly, workload)[0]
+    context, is_disturbed = context_of(assembly, workload)[0], False
     costs = combined_costs(of_target, of_draft_rank, everywhere[RANK_ZERO][1], context, num_rows)
     # Not of a draft that reads the target's states, which nobody sends it here.
     if has_host and draft is not None and not draft.reads_states:
         assert target is not None
         begin("measuring rounds of the engine")
+        begin_ns, waiting = budget.spent_ns, Waiting()
         times = host_times(assembly, target, draft, costs, num_rows, budget.until(1.0), workload.text_ids)
+        is_disturbed = waiting.ns > MOST_WAITING * (budget.spent_ns - begin_ns)
         costs = times.added_to(costs)
+    costs = replace(costs, doubt=doubts(of_target, of_draft_rank, costs, is_disturbed=is_disturbed))
     if topology.is_rank0:
         logger.info("%s", _summary(costs, budget.spent_ns))
+        if costs.doubt:
+            logger.warning(
+                "these times are doubtful (%s): this run decides by them what to draft, and its next start "
+                "measures them again; it is best started while the machine does nothing else",
+                costs.doubt,
+            )
     return costs
+
+
+def doubts(of_target: ModelTimes, of_draft: ModelTimes, costs: CostModel, *, is_disturbed: bool) -> str:
+    """Why measured costs may be wrong; empty without a reason. ``is_disturbed``: while rounds were timed."""
+    both = (("target", of_target.doubt), ("draft", of_draft.doubt))
+    found = [f"{model}: {doubt}" for model, doubt in both if doubt]
+    found += ["rounds: a thread waited for a processor"] if is_disturbed else []
+    rows = costs.context.num_rows
+    step_ns, pass_ns = float(costs.draft(rows)), float(costs.target(rows))
+    if step_ns > IMPLAUSIBLE * pass_ns:
+        found.append(
+            f"a draft step of {rows} tokens took {step_ns / 1e6:,.1f} ms, and a pass of the target over as "
+            f"many {pass_ns / 1e6:,.1f} ms"
+        )
+    return "; ".join(found)
 
 
 def _summary(costs: CostModel, spent_ns: float) -> str:
@@ -236,7 +266,7 @@ def timed_model(
         num_context_tokens=context,
         max_context_tokens=room,
     )
-    return ModelTimes(times.curve(), slopes)
+    return ModelTimes(times.curve(), slopes, doubt=times.doubt)
 
 
 def measure_draft(
@@ -293,7 +323,8 @@ def of_blocks(blocks: ModelTimes, steps: Curve) -> ModelTimes:
     only draws is beyond the steps, whatever their number. Steps read no context."""
     sizes, row_ns = blocks.passes.sizes, blocks.slopes[0]
     beyond = np.maximum(0, np.asarray(blocks.passes.ns) - steps(np.asarray(sizes))).astype(int)
-    return ModelTimes(steps, (0.0, 0.0), Curve(sizes, beyond.tolist()), block_row_ns=row_ns)
+    beyond_steps = Curve(sizes, beyond.tolist())
+    return ModelTimes(steps, (0.0, 0.0), beyond_steps, block_row_ns=row_ns, doubt=blocks.doubt)
 
 
 def combined_costs(

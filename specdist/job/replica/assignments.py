@@ -16,9 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 class Assignment(Enum):
-    """``WAIT``: other replicas hold all unfinished shards, and one of them may end before its shard does."""
+    """``WAIT``: other replicas hold all unfinished shards, and one of them may end before its shard does.
+    ``COSTS``: rounds are decided by others from now on."""
 
     WORK = "work"
+    COSTS = "costs"
     WAIT = "wait"
     COMPLETE = "complete"
     STOPPED = "stopped"
@@ -55,6 +57,8 @@ def follow_assignments(topology: Topology, replica: Replica, stop: StopRequest) 
         assignment = broadcast_from_rank0(topology, assignment)
         if assignment is Assignment.WORK:
             replica.serve()
+        elif assignment is Assignment.COSTS:
+            replica.use_costs()
     return assignment is Assignment.COMPLETE
 
 
@@ -66,5 +70,5 @@ def _next_assignment(recorder: Recorder, stop: StopRequest) -> Assignment:
     if stop.is_made:
         return Assignment.STOPPED
     if recorder.lease():
-        return Assignment.WORK
+        return Assignment.COSTS if recorder.waits_for_costs else Assignment.WORK
     return Assignment.COMPLETE if recorder.is_run_complete else Assignment.WAIT

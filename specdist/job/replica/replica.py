@@ -34,7 +34,7 @@ from specdist.models.loading.loading_check import LoadingCheck
 from specdist.models.passes.all_reduce import SUMS, Choice
 from specdist.models.passes.graphs import GraphMemory
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies.costs import CostModel
+from specdist.policies.costs import Agree, CostModel
 from specdist.policies.payoff import RoundShape
 from specdist.policies.registry import uses_features
 from specdist.sampling.distributions import SamplingSettings
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 def build_replica(
     plan: ReplicaPlan,
     frozen_costs: CostModel | None = None,
-    agree: Callable[[CostModel], CostModel] | None = None,
+    agree: Agree | None = None,
     activity: Activity | None = None,
 ) -> Replica:
     """Load the models, share out the memory, and measure what is not known. All ranks call it at the same
@@ -72,8 +72,11 @@ def build_replica(
         for runner in loaded.runners:
             runner.limit_graphs(memory)
 
-    def measure(plan: ReplicaPlan) -> CostModel:
-        return _agree_on_costs(plan, loaded, plan.assembly(pages), agree, activity)
+    def measure(plan: ReplicaPlan, agree: Agree | None = agree, *, is_anew: bool = False) -> CostModel:
+        found = _agree_on_costs(plan, loaded, plan.assembly(pages), agree, activity, is_anew=is_anew)
+        if is_anew:
+            activity.begin("generating", has_progress=True)
+        return found
 
     costs = (frozen_costs or measure(plan)) if plan.needs_costs else None
     return Replica(plan, loaded, pages=pages, costs=costs, measure=measure)
@@ -215,15 +218,17 @@ def _agree_on_costs(
     plan: ReplicaPlan,
     loaded: LoadedModels,
     assembly: Assembly,
-    agree: Callable[[CostModel], CostModel] | None,
+    agree: Agree | None,
     activity: Activity,
+    *,
+    is_anew: bool,
 ) -> CostModel:
     """Rank 0's, kept from an earlier start or measured by all ranks, are frozen and used by all."""
     topology, kept, costs = plan.topology, None, None
     if topology.is_rank0:
         num_slots = plan.scheduling.num_slots
         kept = KeptCosts(costs_key(plan.config, plan.models, topology, plan.workload, num_slots=num_slots))
-        costs = kept.read()
+        costs = None if is_anew else kept.read()
     costs = broadcast_from_rank0(topology, costs)
     if costs is None:
         costs = measure_costs(
@@ -256,7 +261,7 @@ class Replica:
         *,
         pages: CachePages,
         costs: CostModel | None,
-        measure: Callable[[ReplicaPlan], CostModel],
+        measure: Callable[..., CostModel],
     ) -> None:
         self._loaded, self._measure = loaded, measure
         self._pages, self.num_weight_bytes = pages, loaded.num_weight_bytes
@@ -273,6 +278,17 @@ class Replica:
         if plan.needs_costs and plan.settings != self._plan.settings:
             self.costs = self._measure(plan)
         self._plan, self._rounds = plan, plan.rounds(self.costs)
+
+    def use_costs(self, costs: CostModel | None = None, agree: Agree | None = None) -> CostModel:
+        """Between two engines, on all ranks at the same time: decide by rank 0's ``costs`` from now on; where
+        it gives None, by new measurements, which are given to ``agree``, as in :func:`build_replica`."""
+        found: CostModel | None = broadcast_from_rank0(self._plan.topology, costs)
+        self.costs = found or self._measure(self._plan, agree, is_anew=True)
+        self._rounds = self._plan.rounds(self.costs)
+        if self._limits is not None:
+            ahead = self._rounds.scheduling.num_ahead_tokens
+            self._limits = dataclasses.replace(self._limits, num_ahead_tokens=ahead)
+        return self.costs
 
     @property
     def advice(self) -> str | None:

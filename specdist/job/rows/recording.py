@@ -12,6 +12,7 @@ from specdist.data.stats.shard import Stats
 from specdist.data.store.storage import StorePath
 from specdist.engine.request import Completion, Request
 from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.job.costs.corrections import Corrections
 from specdist.job.costs.energy import EnergyMeter
 from specdist.job.preflight import RunPlan
 from specdist.job.rows.lengths import ExpectedLengths
@@ -20,6 +21,7 @@ from specdist.job.rows.row_results import extend_to_now
 from specdist.job.rows.uploads import ShardWriter
 from specdist.job.rows.work import Work, WorkQueue
 from specdist.job.totals.progress import Progress
+from specdist.policies.costs import Agree, CostModel
 from specdist.utils.errors import UserError
 
 # Of the statistics, as completions are recorded, while the target is at work.
@@ -41,13 +43,16 @@ class Recorder:
         writer: ShardWriter | None = None,
         lengths: ExpectedLengths | None = None,
         meter: EnergyMeter | None = None,
+        corrections: Corrections | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``writer``: of finished shards; ``meter``: read with each; ``lengths``, ``clock``: see
-        :class:`WorkQueue`."""
+        """``writer``: of finished shards; ``meter``: read with each; ``corrections``: of what decides rounds;
+        ``lengths``, ``clock``: see :class:`WorkQueue`."""
         self._plan, self._rows, self._stats_recorder = plan, rows, stats_recorder
         self._progress, self._meter, self._clock = progress, meter, clock
-        self._writer = writer or ShardWriter(plan)
+        self._writer, self._corrections = writer or ShardWriter(plan), corrections
+        self.waits_for_costs = False
+        """The next row needs other costs, once those that run have ended: see :meth:`change_costs`."""
         self._work = WorkQueue(plan, rows, self, lengths=lengths, clock=clock)
 
     @property
@@ -88,8 +93,8 @@ class Recorder:
             if following is not None:
                 yield following.popleft()
                 continue
-            work = self._work.next(self.lease)
-            if work is None:
+            work = None if self.waits_for_costs else self._work.next(self.lease)
+            if work is None or not self._may_begin(work):
                 yield None
                 continue
             row_id = work.pending.popleft()
@@ -105,6 +110,21 @@ class Recorder:
                     self._record(work, found)
             # All rows may have errors.
             self.finish_if_complete(work)
+
+    def _may_begin(self, work: Work) -> bool:
+        if self._corrections is not None:
+            stats = self._stats_recorder.shard(work.key)
+            self.waits_for_costs = not self._corrections.may_begin(stats, is_new=work.is_new)
+        return not self.waits_for_costs
+
+    def change_costs(self, use: Callable[[CostModel | None, Agree], CostModel]) -> None:
+        """See :meth:`Corrections.change`."""
+        assert self._corrections is not None
+        self.waits_for_costs = False
+        # It may have been taken over meanwhile.
+        work = self._work.next(self.lease)
+        stats = Stats() if work is None else self._stats_recorder.shard(work.key)
+        self._corrections.change(stats, use, is_new=work is None or work.is_new)
 
     def record(self, completion: Completion) -> None:
         """Record a finished completion; from now on it survives the end of this process. One of a shard that

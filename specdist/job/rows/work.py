@@ -57,6 +57,11 @@ class Work:
     snapshot_at: float = 0.0
 
     @property
+    def is_new(self) -> bool:
+        """No row has begun, here or before."""
+        return not (self.begun or self.log.results)
+
+    @property
     def name(self) -> str:
         """For people."""
         shard, sub_shard = self.leased.shard, self.leased.sub_shard

@@ -14,6 +14,7 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
 from specdist.job.preflight import RunPlan
 from specdist.job.ranks.signals import find_launcher
+from specdist.job.totals.report import frozen_costs
 from specdist.job.totals.spending import GpuCosts, options_of
 from specdist.models.loading.loading_check import LoadingCheck
 from specdist.models.passes.all_reduce import SUMS, Choice
@@ -95,7 +96,7 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
         )
     else:
         rows = f"{num_finished:,} of {num_expected:,}, in {plan.num_shards} finished shards"
-    errors, speed, acceptance = "none", "nothing was generated", "nothing was drafted"
+    errors, speed, acceptance = "none", "nothing was generated", _nothing_drafted(folder)
     figures = total.summary(num_devices)
     if total.num_error_rows:
         errors = (
@@ -122,6 +123,20 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
         f"speed       {speed}",
         f"acceptance  {acceptance}; {exactness(folder.manifest)}",
     ]
+
+
+def _nothing_drafted(folder: RunFolder) -> str:
+    """Why, if it was for the costs."""
+    costs = frozen_costs(folder)
+    if costs is None or not any(costs.draft.ns):
+        return "nothing was drafted"
+    rows = costs.context.num_rows
+    step, alone, longer = costs.drafting_ns(rows), float(costs.target(rows)), float(costs.target(2 * rows))
+    return (
+        f"nothing was drafted: by the run's {'doubtful ' if costs.doubt else ''}costs a draft step of {rows} "
+        f"sequences takes {step / 1e6:,.1f} ms, and a pass of the target {alone / 1e6:,.1f} ms without "
+        f"candidates and {longer / 1e6:,.1f} ms with one of each"
+    )
 
 
 def relaunch_command() -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdist.data.run.run_folder import RunFolder
+from specdist.data.run.segments import COSTS, EARLIER_COSTS
 from specdist.data.stats.shard import Stats
 from specdist.job.totals.predictions import Comparison, Predictions, predictions_of
 from specdist.job.totals.totals import total_of
@@ -60,14 +61,21 @@ def cut_line(num_cut: int, num_completions: int, settings: Mapping[str, Any]) ->
 
 
 def frozen_costs(folder: RunFolder) -> CostModel | None:
-    """The manifest's costs of passes, if it has any. Raises :class:`UserError` for damaged ones."""
-    costs = folder.manifest.info.get("costs")
+    """The latest of :func:`all_costs`, if there are any."""
+    found = all_costs(folder)
+    return found[-1] if found else None
+
+
+def all_costs(folder: RunFolder) -> list[CostModel]:
+    """The manifest's costs of passes: those that were corrected, and those in use. Raises :class:`UserError`
+    for damaged ones."""
+    info = folder.manifest.info
     try:
-        return CostModel.from_json(costs) if costs is not None else None
-    except ValueError as error:
+        return [CostModel.from_json(each) for each in (*info.get(EARLIER_COSTS, ()), info.get(COSTS)) if each]
+    except (TypeError, ValueError) as error:
         raise UserError(
-            f"{folder.manifest_path}: costs is damaged ({error}): delete this field, and start the run's "
-            "command again"
+            f"{folder.manifest_path}: costs is damaged ({error}): delete this field and {EARLIER_COSTS}, and "
+            "start the run's command again"
         ) from error
 
 
