@@ -7,8 +7,9 @@ forward; a prefix of them is accepted, and one more token comes from the target 
 1 to K + 1 tokens for one forward of the target, and whatever the draft proposes, the tokens follow the
 target's own distribution (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192, Algorithm 1).
 
-It needs torch and transformers alone. jobs/generate.py gives the same tokens for the same seed, and adds what
-makes it fast: many sequences in a forward, a draft that goes on while the target works, files, restarts.
+It needs torch and transformers alone. jobs/generate.py gives the same tokens where a seed fixes them, and
+adds what makes it fast: many sequences in a forward, a draft that goes on while the target works, files,
+restarts.
 
 Shapes: V vocabulary, K drafted tokens of a round, N = K + 1 distributions of the target.
 """

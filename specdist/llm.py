@@ -7,8 +7,8 @@
         print(result.text)
 
 It runs the job's :class:`specdist.job.replica.replica.Replica` with one rank, so that the same prompts,
-options and seed give the tokens of ``jobs/generate.py``. For several ranks, large data sets and restarts use
-the job.
+options and seed give the tokens of ``jobs/generate.py``, where a seed fixes them: see
+:data:`specdist.config.seeds.WHEN_TOKENS`. For several ranks, large data sets and restarts use the job.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.config.processing import LogprobOptions, ProcessingOptions
+from specdist.config.seeds import WHEN_TOKENS
 from specdist.utils.rules import RULE, SEED, Refusals, Rule, within
 
 # Whose code runs a model's layers.
@@ -152,7 +153,7 @@ class SamplingOptions(DrawingOptions):
     _argument_group_name = "Sampling"
 
     max_new_tokens: int = option(256, at_least=1, help="maximum length of a completion, in tokens")
-    seed: int = option(0, rule=SEED, help="the same seed gives the same completions")
+    seed: int = option(0, rule=SEED, help=f"of all random numbers. {WHEN_TOKENS}")
 
 
 @dataclass(kw_only=True)

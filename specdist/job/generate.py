@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from specdist.config.generate import GenerateConfig
+from specdist.data.run.manifest import seed_says
 from specdist.data.run.opening import remove_leftovers
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.storage import local_folder
@@ -183,6 +184,7 @@ def generate_rows(
     encoder = prompt_encoder(config, models, run.folder)
     stop_rules = StopRules(encoder.detokenizer, models.target.stop_token_ids(), tuple(config.stop or ()))
     is_exact = record_check(config, run, replica.loading_check, replica.sums)
+    logger.info("--seed %d: %s", config.seed, seed_says(run.folder.manifest))
     if topology.draft_placement is not None:
         logger.info("the draft %s", PLACEMENTS[topology.draft_placement])
     if replica.ahead.num_ahead:

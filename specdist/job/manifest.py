@@ -180,8 +180,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
 
 
 def reproducibility(config: GenerateConfig, topology: Topology) -> str:
-    """``tokens``: the same seed gives the same tokens, whatever the batch or a restart; ``distribution``: the
-    same distribution.
+    """One of :data:`specdist.config.seeds.SEED_FIXES`, whose ``WHEN_TOKENS`` says the same in words.
 
     Block lengths that depend on the rest of the batch change tokens only under rejection, where a block's end
     decides whether a token is the bonus or a verified draft; a draft that works ahead always has a token to

@@ -37,7 +37,7 @@ def test_the_card_of_a_run_says_what_was_run(tmp_path: Path) -> None:
     card = text()
     assert "# Completions by large of data/prompts.arrow" in card
     assert "14 completions of 7 prompts, generated with specdist by speculative decoding." in card
-    assert "The completions are exact" in card and "The same options and seed give the same tokens" in card
+    assert "The completions are exact" in card and "The seed fixes the tokens" in card
     for row in ("| target | `large` |", "| draft | `lab/small` |", "| policy | `svip` |", "| top_p | `0.9` |",
                 "| stop_root_entropy | `0.3` |", "| max_draft_tokens | `20` |"):  # fmt: skip
         assert row in card
@@ -72,7 +72,7 @@ def test_a_target_alone_drafts_nothing() -> None:
 
 
 def test_a_run_that_is_reproducible_in_distribution_says_so() -> None:
-    assert "give the same distribution" in text(info={"reproducibility": "distribution"})
+    assert "fixes the distribution but not the tokens" in text(info={"reproducibility": "distribution"})
 
 
 def test_log_probabilities_are_not_promised_to_the_last_digit() -> None:

@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
+from specdist.cli import generate
+from specdist.config.seeds import SEED_FIXES, WHEN_TOKENS
+from specdist.policies.costs import CostModel, Curve
+from specdist.results.report.overview import configuration
+from specdist.results.report.runs import read_runs
 from tests.job.launching import Ended, read_output, run_here, shard_bytes, shard_stats
 from tests.job.pair import NUM_PROMPTS, Pair, widened_draft
+from tests.ranks import REPOSITORY
 
 SAMPLED = {"temperature": 1, "top_p": 0.95, "seed": 3}
 
@@ -125,3 +131,30 @@ def test_a_draft_with_padded_logits_changes_no_greedy_text(
     ended = run_here(**(options | {"draft": draft}), output=tmp_path / "run")
     assert ended.totals["draft_acceptance_rate"] == greedy[1].totals["draft_acceptance_rate"]
     assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])
+
+
+@pytest.mark.parametrize(("policy", "reproducibility"), [("fixed", "tokens"), ("goodput", "distribution")])
+def test_help_start_card_report_and_manual_say_what_the_seed_fixes_and_it_does(
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    policy: str,
+    reproducibility: str,
+) -> None:
+    """Alone it notices a sentence on seeds that is not from the one place, or not so."""
+    costs = CostModel(Curve([1, 1000], [20_000_000, 30_000_000]), Curve([1, 1000], [1_000_000] * 2))
+    monkeypatch.setattr("specdist.job.replica.replica.measure_costs", lambda *_, **__: costs)
+    rows = []
+    for num_seqs in (2, 24):
+        output = tmp_path / str(num_seqs)
+        ended = run_here(**options | SAMPLED | {"policy": policy, "max_num_seqs": num_seqs, "output": output})
+        assert f"--seed 3: {SEED_FIXES[reproducibility]}\n" in ended.stderr
+        assert SEED_FIXES[reproducibility] in (output / "README.md").read_text()
+        rows.append(read_output(output)["completion_ids"].to_pylist())
+    assert (rows[0] == rows[1]) == (reproducibility == "tokens")
+    assert SEED_FIXES[reproducibility] in str(configuration(read_runs([tmp_path / "2"])).content)
+    with pytest.raises(SystemExit):
+        generate(["--help"])
+    for text in (capsys.readouterr().out, (REPOSITORY / "README.md").read_text()):
+        assert WHEN_TOKENS in " ".join(text.replace("`", "").split())

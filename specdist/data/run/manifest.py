@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specdist.config.removed import with_present_names
+from specdist.config.seeds import seed_fixes
 from specdist.data.store.files import write_json
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
@@ -114,6 +115,12 @@ class Manifest:
             info=with_present_names(info),
             format_version=version,
         )
+
+
+def seed_says(manifest: Manifest) -> str:
+    """What the run's seed fixes, for people."""
+    info = manifest.info
+    return seed_fixes(info["reproducibility"], is_up_to_rounding=bool(info.get(UP_TO_ROUNDING)))
 
 
 def check_same(old: Manifest, new: Manifest) -> None:

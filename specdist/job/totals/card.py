@@ -15,7 +15,7 @@ import pyarrow as pa
 import yaml
 
 from specdist.data.run.layout import data_pattern, trace_pattern
-from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, UP_TO_ROUNDING, Manifest
+from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest, seed_says
 from specdist.data.run.reading import open_shard
 from specdist.data.run.run_folder import CARD_MARK, RunFolder
 from specdist.data.stats.schema import column_fields, fields_table
@@ -38,16 +38,6 @@ UNCHECKED = (
 )
 EXACT = "The completions are exact: they follow the target's own distribution, as if it had generated alone."
 WITH_CACHE = "Its keys and values were kept in {cache_dtype}, which is part of it."
-REPRODUCIBILITY = {
-    "tokens": "The same options and seed give the same tokens, up to floating point, whatever the batch, the "
-    "shards or a restart.",
-    "distribution": "The same options and seed give the same distribution; tokens may differ, because block "
-    "lengths depend on the rest of the batch.",
-}
-TOKENS_ROUND = (
-    "On a GPU, and in half precision, rounding depends on the number of tokens in a pass, and can decide "
-    "between two tokens that are nearly equally likely."
-)
 ROUNDING = "Log-probabilities agree up to rounding, which depends on the rows of a pass."
 SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -89,8 +79,7 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats, costs: GpuCos
         *([WITH_CACHE.format_map(run)] if run.get("cache_dtype") else []),
         " ".join(
             [
-                REPRODUCIBILITY[info["reproducibility"]],
-                *([TOKENS_ROUND] if info.get(UP_TO_ROUNDING) else []),
+                seed_says(manifest),
                 *([ROUNDING] if has_logprobs else []),
             ]
         ),

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from specdist.config.generate import GenerateConfig
+from specdist.config.seeds import SEED_FIXES, seed_fixes
 from specdist.data.run.manifest import UP_TO_ROUNDING
 from specdist.data.stats.regression import NS_PER_S
 from specdist.job.totals.spending import GpuCosts
@@ -178,15 +179,11 @@ def _reproducibility(runs: Sequence[ReportedRun]) -> str:
     told = []
     if any(run.is_exact for run in runs):
         told.append("Exact: the completions follow the target's own distribution, whatever the draft.")
-    classes = {run.info.get("reproducibility") for run in runs}
-    if "tokens" in classes:
-        told.append("“tokens”: the same seed gives the same tokens, whatever the batch, shards or restarts.")
-        if any(run.info.get(UP_TO_ROUNDING) for run in runs):
-            told.append("Here that is up to rounding, which depends on the tokens of a pass.")
-    if "distribution" in classes:
-        told.append(
-            "“distribution”: the same seed gives the same distribution; tokens may depend on the batch."
-        )
+    for name in SEED_FIXES:
+        of_class = [run for run in runs if run.info.get("reproducibility") == name]
+        if of_class:
+            is_rough = any(run.info.get(UP_TO_ROUNDING) for run in of_class)
+            told.append(f"“{name}”: {seed_fixes(name, is_up_to_rounding=is_rough)}")
     return " ".join(told)
 
 

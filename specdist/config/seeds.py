@@ -1,0 +1,26 @@
+"""What a run's seed fixes, in the words of help, start, card, report and manuals."""
+
+from __future__ import annotations
+
+# By the class that :func:`specdist.job.manifest.reproducibility` decides.
+SEED_FIXES = {
+    "tokens": "The seed fixes the tokens, up to floating point, whatever the batch, the shards or a restart.",
+    "distribution": "The seed fixes the distribution but not the tokens: they depend on block lengths, and "
+    "these on the rest of the batch.",
+}
+# The same rule for people.
+WHEN_TOKENS = (
+    "With --temperature 0, --acceptance gumbel or --overlap asynchronous a seed fixes the tokens. Else it "
+    "does with policies other than goodput, if there are neither --ngram_rows nor a draft on a rank of its "
+    "own with --overlap auto; otherwise, as by default, it fixes the distribution alone."
+)
+TOKENS_ROUND = (
+    "On a GPU, and in half precision, rounding depends on the number of tokens in a pass, and can decide "
+    "between two tokens that are nearly equally likely."
+)
+
+
+def seed_fixes(reproducibility: str, *, is_up_to_rounding: bool) -> str:
+    """Both as in the manifest."""
+    rounds = reproducibility == "tokens" and is_up_to_rounding
+    return SEED_FIXES[reproducibility] + (f" {TOKENS_ROUND}" if rounds else "")
