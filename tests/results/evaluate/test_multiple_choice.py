@@ -36,6 +36,7 @@ FORMS = {
     "Answer: B\n\nQuestion: which?\nAnswer: C": "B",
     r"So $\boxed{\text{C}}$, not D": "C",
     "It is **A**": "A",
+    "It is (A). No, it is (C).": "C",
     "So it is **D. grey**, not C": "D",
     "Not red. Therefore (C)": "C",
     "I think it is C, not a problem": "C",

@@ -10,43 +10,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
 from specdist.results.evaluate.config import GSM8K, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.scores import Scores
 from specdist.results.evaluate.tasks.texts import RowScore, readings, reference_column, score_texts
+from specdist.results.evaluate.tasks.writing import ANSWER, EXPRESSION, IS, SCALE, START, plain, value
 
 MARKED = re.compile(r"#### (-?[0-9.,]+)")
-
-# Thousands are grouped by commas or by (narrow, fixed) spaces.
-SPACES = " \u00a0\u2009\u202f"
-WHOLE = rf"(?:\d{{1,3}}(?:,\d{{2,3}})*,\d{{3}}|\d{{1,3}}(?:[{SPACES}]\d{{3}})+|\d+)(?!\d)"
-DIGITS = rf"(?:{WHOLE}(?:\.\d+(?!\d)|(?!\.\d))|\.\d+)"
-# A minus directly after a word or a number is a dash, as in 3-4.
-NUMBER = rf"(?:(?<![\w.)\]}}%])-)?(?:[$€£]-?)?{DIGITS}"
-# What is calculated before the result is shown, with a unit or two: "9 eggs * $2 = ".
-GAP = r"[()\s]{0,6}"
-OPERAND = rf"{GAP}{NUMBER}(?: [a-z]+){{0,2}}{GAP}"
-CALCULATION = rf"(?:{OPERAND}(?:(?:[-+*/×÷x]|\\times|\\cdot|\\div){OPERAND})+=\s*)*"
-RESULT = rf"{CALCULATION}{GAP}(?P<number>{NUMBER})"
-MARKUP = r"[\s*_`~$\\(\[{]{0,12}"
+MARKUP = r"[\s*_`~≈#$\\(\[{\"'「]{0,12}?"
 SAID = (
-    r"(?i:\banswer\b(?:[*_ \t]{0,6}\n|[^\n\d.:=]{0,60}?(?:\bis\b|[:=])))(?!\s*not\b)"
-    rf"{MARKUP}(?:[A-Za-z]{{1,20}} ){{0,4}}{MARKUP}"
+    rf"(?i:{ANSWER}(?:[*_ \t]{{0,6}}\n|[^\n\d.:]{{0,60}}?{IS}))"
+    rf"{MARKUP}(?:[A-Za-z]{{1,20}} ){{0,4}}?{MARKUP}"
 )
-# How an answer is given, the surest first. A mark is also Markdown's heading of the fourth level: neither
-# "#### Step 1" nor "#### 1. The eggs" nor "#### 2 Calculations" is an answer.
-FORMS = tuple(
-    re.compile(form)
-    for form in (
-        rf"####{MARKUP}(?:{SAID})?{RESULT}(?![.):]+[*_]*[ \t]+\S|[ \t]*[A-Z][a-z])",
-        rf"\\boxed\s*\{{[^{{}}\d]{{0,20}}?{RESULT}",
-        rf"{SAID}{RESULT}",
-    )
-)
-ANY_NUMBER = re.compile(rf"(?P<number>{NUMBER})")
+# How an answer is given, the surest first: what stands before its number.
+MARK = re.compile(rf"####{MARKUP}(?:{SAID})?{START}")
+FORMS = (MARK, re.compile(rf"\\boxed\s*\{{[^{{}}\d]{{0,20}}?{START}"), re.compile(SAID + START))
+# A mark is also Markdown's heading of the fourth level: neither "#### Step 1" nor "#### 1. The eggs" nor
+# "#### 2 Calculations" is an answer.
+HEADING = re.compile(r"[.):]+[*_]*[ \t]+\S|[ \t]*[A-Z][a-z]")
+ORDINAL = re.compile(r"(?:st|nd|rd|th)\b")
 
 
 def score_gsm8k(completions: Completions, config: EvaluateConfig) -> Scores:
@@ -60,15 +44,18 @@ def gsm8k_column(completions: Completions, config: EvaluateConfig) -> str:
 
 
 def score_answer(answer: str, references: list[str], row: Mapping[str, Any]) -> RowScore:
-    number, marked = final_number(answer), marked_text(answer)
-    rights = [final_number(reference) for reference in references]
+    given, marked = final_expression(without_asked_unit(answer, row.get("prompt") or "")), marked_text(answer)
+    number = value(given)
+    rights = [value(final_expression(reference)) for reference in references]
     texts = [marked_text(reference) or reference.strip().replace(",", "") for reference in references]
+    # 25% is right as 25, and as a quarter.
+    numbers = [] if number is None else [number, number / 100] if "%" in given else [number]
     return (
         {
-            "exact_match": float(number is not None and number in rights),
+            "exact_match": float(any(each in rights for each in numbers)),
             "strict_match": float(marked is not None and marked in texts),
         },
-        {"answer": None if number is None else f"{number:f}"},
+        {"answer": None if number is None else str(number)},
     )
 
 
@@ -78,20 +65,27 @@ def marked_text(text: str) -> str | None:
     return match[1].strip().replace(",", "") if match else None
 
 
-def final_number(text: str) -> Decimal | None:
-    """The last number that is given as the answer in the surest form; without such forms the last number.
+def without_asked_unit(answer: str, prompt: str) -> str:
+    """``answer`` without a word such as "dozen" behind numbers, if that is what the prompt asks for last."""
+    unit = (re.findall(r"(?i)\bhow many (\w+?)s?\b", prompt) or [""])[-1]
+    return re.sub(rf"(?i)(?<=\d) {unit}s?\b", "", answer) if re.fullmatch(SCALE, f" {unit}") else answer
+
+
+def final_expression(text: str) -> str:
+    """The last expression of numbers that is given as the answer in the surest form; without such forms the
+    last one; empty if there is none. If it has no value, such as a range, then there is no answer.
 
     Text after the next question that the model asks itself counts only if there is no number before it.
     """
     for reading in readings(plain(text)):
-        for form in (*FORMS, ANY_NUMBER):
-            numbers = [match["number"] for match in form.finditer(reading)]
-            if numbers:
-                return Decimal(re.sub(rf"[$€£,{SPACES}]", "", numbers[-1]))
-    return None
-
-
-def plain(text: str) -> str:
-    """Without the minus sign of typography, and what LaTeX puts between digits and before a dollar."""
-    text = re.sub(r"(?<=\d)(?:\{,\}|\\[,!;: ])(?=\d{3})", ",", text.replace("\u2212", "-"))
-    return text.replace("\\$", "$")
+        for form in FORMS:
+            found = [EXPRESSION.match(reading, match.end()) for match in form.finditer(reading)]
+            given = [
+                each for each in found if each and not (form is MARK and HEADING.match(reading, each.end()))
+            ]
+            if given:
+                return given[-1][0]
+        found = [each for each in EXPRESSION.finditer(reading) if not ORDINAL.match(reading, each.end())]
+        if found:
+            return found[-1][0]
+    return ""

@@ -17,26 +17,52 @@ from specdist.results.evaluate.config import MULTIPLE_CHOICE, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.scores import Scores
 from specdist.results.evaluate.tasks.texts import RowScore, readings, reference_column, score_texts
+from specdist.results.evaluate.tasks.writing import ANSWER, IS, LETTER, half_width
 from specdist.utils.errors import UserError
 
 LETTERS = string.ascii_uppercase
-# "The answer is", "Answer:", "The correct option is", and what may stand between that and the choice.
-SAID = (
-    r"(?i:\b(?:answer|choice|option)\b[^\n.:]{0,60}?(?:\bis\b|:))"
-    r"(?:[\s:*_$\"'`(\[{]|\\(?:boxed|text)\{){0,12}"
+# Letters of scripts in which a word has an end; others go on with the next word, or a particle.
+SPACED = r"[^\W\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+# A letter of its own, or several, such as "A or B", of which none is chosen. Small letters are also words, so
+# they need something that sets them apart.
+OWN = rf"(?<!{LETTER})[A-Z](?!{LETTER}|[\d_]|['’]\w)"
+OR = "(?:n?or|and|o|y|ou|et|oder|und|или|и|[&/、或和与と및]|또는)"
+CAPITALS = rf"{OWN}(?:(?:, ?{OWN})*,? ?{OR} ?{OWN})?"
+LETTERS_OF = rf"({CAPITALS}|[a-z](?=[)\].,:*]|\s*$))"
+# What may stand before a choice that is named.
+MARKUP = r"[\s:*_$\"'`(\[{「『【]|\\(?:boxed|text\w*|math\w*)\{"
+FILLER = (
+    rf"(?:{MARKUP}|(?i:option|choice|letter|the|indeed|actually|clearly|definitely|probably|most likely|thus"
+    rf"|therefore|la|a(?= l)|letra|lettre|opción|opção|буква|вариант|选项|選択肢)(?!{LETTER}))"
 )
-# A letter of its own. Small ones are also words, so they need something that sets them apart.
-LETTER = r"([A-Z](?![\w'])|[a-z](?=[)\].,:*]|\s*$))"
-# Forms of an answer, the surest first.
+GOOD = "(?:correct|right|best|proper)"
+SAID = re.compile(
+    rf"(?i:(?:{ANSWER}|\b{GOOD} (?:option|choice|statement|letter)\b|选项(?=[是为])|選択肢(?=は))"
+    rf"(?:[*_ \t]{{0,6}}\n|[^\n.:]{{0,60}}?{IS}|】|(?=(?-i:{OWN})))|\b(?:option|choice)[\"']?\s?[:=])"
+    rf"(?:{MARKUP}){{0,12}}"
+)
+SAID_LETTER = re.compile(rf"{FILLER}{{0,12}}{LETTERS_OF}(?!\s?(?:ではな|じゃな|[이가] 아니))")
+# Forms of an answer, the surest first: "B is correct", "I choose B"; in a box; at the beginning; set apart.
+CHOSEN = re.compile(
+    rf"{LETTERS_OF}[)\]*_\"]{{0,3}}\s?(?:选项|[项項])?(?:\s?(?i:is|are) (?:also |the |clearly ){{0,2}}"
+    rf"(?:{GOOD}|answer)|正[确確]|[がは]正(?!解ではな)|[이가] (?:정답(?!이 아니)|맞))"
+    r"|(?:(?i:\b(?:so|thus|therefore|hence|choos(?:e|ing)|pick|select|go(?:ing)? with|say|it (?:is|must be)"
+    r"|it's)\b)|[选選](?![项項択])[择擇]?|よって|したがって|따라서)"
+    rf",?{FILLER}{{0,12}}{LETTERS_OF}(?! (?!because|since|as\b)[a-z])"
+)
 FORMS = (
-    re.compile(SAID + LETTER),
-    re.compile(r"\\boxed\{\s*(?:\\text\{)?\(?([A-Za-z])\)?\s*\}"),
-    re.compile(r"^\s*[(*\[_]*([A-Za-z])(?:[).:\]*_]|,(?=\s)| is\b|\s*(?:\n|$))"),
+    re.compile(r"\\boxed\s?\{(?:\\(?:text|math)\w*\{)?[(\s]{0,3}([A-Za-z])(?=\s?[)}.:,\\]|\s\w)"),
+    re.compile(
+        r"^\s*[(*\[_]{0,6}(?:(?i:option|choice)\s)?[(*]{0,3}([A-Za-z])(?:[).:\]*_、]|,(?=\s)(?! [A-Z]\b)"
+        r"|\s[-–—]\s|\s*(?:\n|$)| is\b(?! (?:not|incorrect|wrong|false)\b))"
+    ),
     re.compile(r"(?<!\w)\(([A-Za-z])\)|\*\*\(?([A-Za-z])(?:[).:]|\*\*)"),
 )
-SAID_TEXT = re.compile(SAID)
-# Without A and I, which are words.
-BARE = re.compile(r"(?<![\w'.])([B-HJ-Z])(?![\w']|\.\w)")
+BARE = re.compile(rf"(?<![\d_'’.])({CAPITALS})(?!\.\w)")
+# A line of a list in which the choices are discussed.
+LISTED = re.compile(
+    r"(?m)^[ \t>*_#(\[-]{0,9}(?:(?i:option|choice) ?|选项|選択肢)?[(*]{0,3}([A-Z])[).:*\]、]+[ *]*\S.*$"
+)
 
 
 def score_multiple_choice(completions: Completions, config: EvaluateConfig) -> Scores:
@@ -103,37 +129,65 @@ def chosen_letter(answer: str, choices: Sequence[str], num_letters: int) -> str 
 
 
 def _letter_in(text: str, choices: Sequence[str], offered: str) -> str | None:
-    alone = text.strip().strip("()[]{}*_.:`$ ")
+    text = half_width(text)
+    alone = text.strip().strip("()[]{}*_.:`$。 ")
     if len(alone) == 1 and alone.upper() in offered:
         return alone.upper()
-    texts = [_folded(choice) for choice in choices]
+    texts = [_folded(half_width(choice)) for choice in choices]
     if alone and _folded(alone) in texts:
         return LETTERS[texts.index(_folded(alone))]
-    room = 2 * max(map(len, choices), default=0)
-    said = [_folded(text[match.end() : match.end() + room]) for match in SAID_TEXT.finditer(text)]
-    by_text = [_named(rest, texts, is_start=True) for rest in said[::-1]]
-    letters = [_last(form, text, offered) for form in FORMS]
-    words = _folded(text)
+    rest = _without_list(text)
+    words = _folded(rest)
     found = (
-        letters[0],
-        next(filter(None, by_text), None),
-        *letters[1:],
+        _said(text, texts, offered),
+        _last(CHOSEN, text, offered),
+        *(_last(form, rest, offered) for form in FORMS),
         _named(words, [each if len(each) > 2 else "" for each in texts]),
-        _last(BARE, text, offered),
+        _last(BARE, rest, offered, ("A", "I") if re.search("[A-Za-z]{2}", text) else ()),
         _named(words, texts),
     )
-    return next(filter(None, found), None)
+    return next((letter for letter in found if letter is not None), None) or None
 
 
-def _last(form: re.Pattern[str], text: str, offered: str) -> str | None:
-    letters = ["".join(filter(None, match.groups())).upper() for match in form.finditer(text)]
-    return next((letter for letter in reversed(letters) if letter in offered), None)
+def _said(text: str, texts: Sequence[str], offered: str) -> str | None:
+    """What follows the last "the answer is" that names a choice, by its text or its letter."""
+    room = 2 * max(map(len, texts), default=0)
+    named = ["" if len(each) == 1 and each.isalpha() else each for each in texts]
+    for match in reversed([*SAID.finditer(text)]):
+        by_text = _named(_folded(text[match.end() : match.end() + room]), named, is_start=True)
+        letter = SAID_LETTER.match(text, match.end())
+        by_letter = _only(letter[1], offered) if letter else None
+        if by_text or by_letter is not None:
+            return by_text or by_letter
+    return None
+
+
+def _last(form: re.Pattern[str], text: str, offered: str, words: Sequence[str] = ()) -> str | None:
+    """The letter of the last match that has any and is none of ``words``; empty if it has several."""
+    matches = (match for match in reversed([*form.finditer(text)]) if match[0] not in words)
+    letters = (_only(" ".join(filter(None, match.groups())), offered) for match in matches)
+    return next((letter for letter in letters if letter is not None), None)
+
+
+def _only(letters: str, offered: str) -> str | None:
+    found = {each.upper() for each in re.findall(rf"(?<!{LETTER})[A-Za-z](?!{LETTER})", letters)} & {*offered}
+    return None if not found else found.pop() if len(found) == 1 else ""
+
+
+def _without_list(text: str) -> str:
+    """Without the lines of a list of choices, of which one that begins the text may be an answer."""
+    lines = [*LISTED.finditer(text)]
+    letters = [line[1] for line in lines]
+    if lines and not text[: lines[0].start()].strip() and (letters[0] != "A" or letters.count("A") > 1):
+        del lines[0]
+    starts = {line.start() for line in lines} if len({line[1] for line in lines}) > 1 else set()
+    return LISTED.sub(lambda line: "" if line.start() in starts else line[0], text)
 
 
 def _named(words: str, texts: Sequence[str], *, is_start: bool = False) -> str | None:
     """The only choice whose text is there, or is how the words begin. Of "red" and "dark red" the longer."""
-    start = "^" if is_start else r"(?<!\w)"
-    there = [text for text in texts if text and re.search(rf"{start}{re.escape(text)}(?!\w)", words)]
+    start = "^" if is_start else f"(?<!{SPACED})"
+    there = [text for text in texts if text and re.search(rf"{start}{re.escape(text)}(?!{SPACED})", words)]
     longest = max(there, key=len, default="")
     return LETTERS[texts.index(longest)] if there and all(text in longest for text in there) else None
 
