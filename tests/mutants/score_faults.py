@@ -22,7 +22,7 @@ SCORE_FAULTS = (
         "if each",
         (GSM8K,)),
     Mutant("dash-of-a-range-is-a-minus", "BEFORE",
-        r"(?<![\w.)\]}}%]){MINUS}",
+        r"(?<!{SPACED})(?<![.)\]}}%]){MINUS}",
         "{MINUS}",
         (GSM8K, WRITING)),
     Mutant("numerator-is-the-number", "JOIN",

@@ -79,12 +79,12 @@ def final_expression(text: str) -> str:
     """
     for reading in readings(plain(text)):
         for form in FORMS:
-            found = [EXPRESSION.match(reading, match.end()) for match in form.finditer(reading)]
-            given = [
-                each for each in found if each and not (form is MARK and HEADING.match(reading, each.end()))
+            begun = (EXPRESSION.match(reading, match.end()) for match in form.finditer(reading))
+            found = [
+                each for each in begun if each and not (form is MARK and HEADING.match(reading, each.end()))
             ]
-            if given:
-                return given[-1][0]
+            if found:
+                return found[-1][0]
         found = [each for each in EXPRESSION.finditer(reading) if not ORDINAL.match(reading, each.end())]
         if found:
             return found[-1][0]

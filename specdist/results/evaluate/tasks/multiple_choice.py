@@ -17,12 +17,10 @@ from specdist.results.evaluate.config import MULTIPLE_CHOICE, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
 from specdist.results.evaluate.scores import Scores
 from specdist.results.evaluate.tasks.texts import RowScore, readings, reference_column, score_texts
-from specdist.results.evaluate.tasks.writing import ANSWER, IS, LETTER, half_width
+from specdist.results.evaluate.tasks.writing import ANSWER, IS, LETTER, SPACED, half_width
 from specdist.utils.errors import UserError
 
 LETTERS = string.ascii_uppercase
-# Letters of scripts in which a word has an end; others go on with the next word, or a particle.
-SPACED = r"[^\W\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 # A letter of its own, or several, such as "A or B", of which none is chosen. Small letters are also words, so
 # they need something that sets them apart.
 OWN = rf"(?<!{LETTER})[A-Z](?!{LETTER}|[\d_]|['’]\w)"

@@ -9,6 +9,8 @@ from fractions import Fraction
 # A letter beside others of Latin script is none of its own; Chinese, Japanese and Korean words have no space
 # between them and a letter.
 LETTER = "[A-Za-z\u00c0-\u024f]"
+# Letters of scripts in which a word has an end; others go on with the next word, or a particle.
+SPACED = r"[^\W\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
 # "The answer is", "Answer:" and their like, without regard to case; what stands between the two a task says.
 ANSWER = (
     r"(?:(?<![a-z])answer(?![a-z])|答案|答え|正解|정답|답(?=[은:])|ответ|antwort|respuesta|réponse|resposta"
@@ -47,7 +49,7 @@ NUMBER = re.compile(
     rf"|[eE](?P<tens>[-+]?\d\d?))?(?P<last_scale>{SCALE})?[%°]?(?: [a-z]+){{0,2}}"
 )
 # A minus directly after a word or a number is a dash, as in 3-4.
-BEFORE = rf"(?:\+|√|(?<![\w.)\]}}%]){MINUS})?(?:{CURRENCY}-?)?[({{\[]{{0,3}}"
+BEFORE = rf"(?:\+|√|(?<!{SPACED})(?<![.)\]}}%]){MINUS})?(?:{CURRENCY}-?)?[({{\[]{{0,3}}"
 LOWER = rf"(?:(?<=[百千万萬亿億백천만억])| and) ?{FIGURE}(?:{SCALE})?"
 TERM = rf"{BEFORE}{FIGURE}(?:[eE][-+]?\d+)?(?:{SCALE}(?:{LOWER})?)?[%°π]?"
 # What makes several numbers one expression: a calculation with its units, a fraction, a range, a list, an
@@ -95,7 +97,8 @@ def _number(text: str) -> Fraction | None:
 
 def _figure(text: str) -> Fraction:
     """Raises ValueError for what is no number."""
-    if ENGLISH.fullmatch(text[: LONGEST + 1]):
+    text = text if len(text) <= LONGEST else ""
+    if ENGLISH.fullmatch(text):
         return Fraction(re.sub(rf"[,'’_{SPACES}]", "", text))
     return Fraction(re.sub(rf"[.{SPACES}]", "", text).replace(",", ".") if EUROPEAN.fullmatch(text) else "")
 
