@@ -16,7 +16,7 @@ from specdist.models.files.conversions import Piece
 from specdist.models.loading.experts import cut_experts
 from specdist.models.quantized.narrow_experts import narrow_experts_of
 from specdist.models.quantized.narrow_placing import place_experts
-from tests.models.stored_experts import FORMATS, Stored, generator
+from tests.models.stored_experts import FORMATS, Stored, float8, generator
 from tests.models.test_experts import HIDDEN, NUM_CHOSEN, NUM_EXPERTS, NUM_TOKENS, WIDTH, experts_of
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -122,12 +122,16 @@ def test_narrow_experts_give_what_their_numbers_give(
 def test_what_cannot_stay_narrow_becomes_plain_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A cut between two numbers of a byte, and experts of which some are stored in another way."""
+    """A cut between two numbers of a byte, experts of which some are stored in another way, and groups that
+    the kernel cannot tell apart by bits: nothing else notices if they stay narrow."""
+    monkeypatch.setitem(FORMATS, "FP8, groups of 12", lambda *shape: float8(*shape, 1, 12))
+    odd = pair_of("without a gate", "FP8, groups of 12")
     mixed, pair = pair_of("halves after each other", "FP8, channels"), pair_of("turned", "MXFP4")
     mixed.stored["down_proj"][1] = (mixed.stored["down_proj"][1][0], FORMATS["FP8, blocks"](HIDDEN, WIDTH))
     for each, num_ranks, words in (
         (pair, 8, "a rank has 3 columns, and two share a byte"),
         (mixed, 1, "not all of a layer are quantised in one way"),
+        (odd, 1, "groups of 12 columns, which is not a power of two"),
     ):
         assert not list(narrow_experts_of(narrow_of(each, 0, num_ranks, torch.float32, monkeypatch)))
         assert f"become plain numbers ({words})" in caplog.messages[-1]

@@ -14,6 +14,7 @@ LOADED = CONVERSIONS + "test_experts_are_loaded_as_transformers_does_one_by_one"
 
 QUANTISED = "tests/models/test_quantized_experts.py::"
 ONE_BY_ONE = QUANTISED + "test_experts_stored_one_by_one_are_the_numbers_that_are_meant"
+PLAIN = "tests/models/test_narrow_experts.py::test_what_cannot_stay_narrow_becomes_plain_and_says_why"
 NARROW = "tests/models/test_narrow_experts.py::test_narrow_experts_give_what_their_numbers_give"
 KERNEL = "tests/kernels/test_experts.py::test_experts_products_are_those_of_their_plain_numbers"
 RECORDED = "tests/gpu/test_engine.py::test_narrow_experts_give_the_rows_of_a_cpu_in_recorded_passes"
@@ -22,6 +23,14 @@ PLANNED = "tests/lab/plan/test_experts.py::test_quantised_experts_are_planned_as
 JOINED = QUANTISED + "test_mxfp4_experts_are_what_transformers_makes_of_them"
 
 EXPERT_FAULTS = (
+    Mutant("groups-of-any-number-stay-narrow", "narrow_placing._narrow",
+        "form.columns is not None and form.columns & (form.columns - 1)",
+        "False",
+        (PLAIN,)),
+    Mutant("parts-of-experts-have-no-borders", "_border",
+        "{piece.shape[dim] for _, piece in places}",
+        "{0}",
+        (NARROW,)),
     Mutant("halves-of-experts-exchanged", "_cat",
         "for tensor, begin in zip(tensors, begins, strict=False)",
         "for tensor, begin in zip(tensors, begins[-2::-1], strict=False)",

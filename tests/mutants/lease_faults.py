@@ -8,6 +8,10 @@ LAYOUT = "tests/data/test_layout.py"
 MEMBERSHIP = "tests/data/test_membership.py"
 
 LEASE_FAULTS = (
+    Mutant("offered-sub-shards-have-a-holder", "View.held",
+        "lease.generation > 1",
+        "lease.generation >= 1",
+        (LEASES,)),
     Mutant("slow-looks-never-tell-silence", "Watch._is_silent",
         "last.num_far = now, last.num_far + 1",
         "last.num_far = now, 0",

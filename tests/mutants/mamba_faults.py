@@ -12,6 +12,10 @@ OF_DELTA = KERNELS + "test_the_delta_rule_is_that_of_one_token_after_the_other"
 RIGHT = KERNELS + "test_kernels_are_used_only_if_they_are_right"
 
 MAMBA_FAULTS = (
+    Mutant("mamba2-is-cut-within-a-group", "Mamba2.num_pieces",
+        "math.gcd(num_groups, self._inner // GRAIN)",
+        "self._inner // GRAIN",
+        (MAMBA + "test_a_mixer_is_cut_between_groups_and_between_grains",)),
     Mutant("mamba2-one-accepted-token-too-many", "mamba2.run",
         "device=borders_S.device) < borders_S[:, None]",
         "device=borders_S.device) <= borders_S[:, None]",

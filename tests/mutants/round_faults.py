@@ -8,6 +8,14 @@ SAME_MODEL = CHOSEN + "test_goodput_accepts_a_draft_that_is_the_target[chosen]"
 ROUNDS, LESSONS = "tests/policies/test_payoff.py", "tests/engine/test_feedback.py"
 
 ROUND_FAULTS = (
+    Mutant("chunks-of-prompts-are-one-token", "RoundChooser.observe_pass",
+        "self._chunk_tokens += 0.1 * (num_prompt_tokens - self._chunk_tokens)",
+        "pass",
+        (ROUNDS,)),
+    Mutant("pages-of-a-sequence-that-has-ended", "NextRound.after",
+        "            updates = updates.without(last.slots_R[ended])\n",
+        "",
+        ("tests/engine/test_next_round.py",)),
     Mutant("target-goes-on-alone-while-drafted-tokens-wait", "AheadDrafter.num_rounds_alone",
         "return 0 if is_pending or self.shape.num_ahead else self.shape.num_rounds_alone",
         "return self.shape.num_rounds_alone",

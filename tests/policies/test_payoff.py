@@ -239,6 +239,16 @@ def test_prompts_take_what_they_take_beside_the_candidates() -> None:
     assert rate(found, 16, ahead) == pytest.approx(16 * new / expected_ns, rel=0.02)
 
 
+def test_prompts_in_long_chunks_take_longer_than_as_many_tokens_in_short_ones() -> None:
+    """Forty tokens beside sixteen sequences are free; four hundred in every tenth pass take 130 ms of it."""
+    short, long = (taught(chooser(), 0.8) for _ in range(2))
+    for number in range(600):
+        short.observe_pass(40, 16)
+        long.observe_pass(400 * (number % 10 == 0), 16)
+    assert rate(short, 16, ALONE) == pytest.approx(16 / (20 * MS))
+    assert rate(long, 16, ALONE) == pytest.approx(16 / ((0.1 * 130 + 0.9 * 20) * MS), rel=0.05)
+
+
 def test_a_prompt_now_and_then_gives_the_draft_no_time_in_other_rounds() -> None:
     """A thousand tokens of a prompt beside two hundred new ones: every tenth round has one. The steps that
     are worth it in such a round are too many for all others."""

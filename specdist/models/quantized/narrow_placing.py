@@ -94,7 +94,7 @@ def _narrow(
 
 def _border(dim: int, cut: ExpertsCut | None, places: Sequence[tuple[str, Piece]]) -> int:
     """Number along a dimension of the whole parameter between multiples of which all its parts lie."""
-    ends = {end for _, piece in places for end in (piece.begin[dim], piece.shape[dim])}
+    ends = {piece.shape[dim] for _, piece in places}  # which lie side by side
     if cut is not None and cut.dim == dim:
         ends |= {end for own in cut.ranges for end in (own.start, own.stop)}
     return math.gcd(*ends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,18 @@ def test_modules_give_the_numbers_of_their_own_forward(family: str) -> None:
     mixer.scan(first, others, runs(0, 12, 9, is_first=True))
     largest = float(others.abs().max())
     torch.testing.assert_close(held, others, rtol=1e-4, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "num_pieces"), [(1, 0), (2, 2), (3, 0), (8, 4)], ids=lambda number: str(number)
+)
+def test_a_mixer_is_cut_between_groups_and_between_grains(num_groups: int, num_pieces: int) -> None:
+    """Of four times 64 numbers. If groups did not count, ranks would have parts of one's B and C, and only
+    runs of a sharded model of that family would notice."""
+    channels = 256 + 2 * num_groups * 16
+    module: Any = SimpleNamespace(
+        A_log=torch.zeros(8), head_dim=32, ssm_state_size=16,
+        conv1d=SimpleNamespace(weight=torch.zeros(channels, 1, 4)),
+    )  # fmt: skip
+    mixer = mamba2.Mamba2(module)
+    assert mixer.num_pieces == num_pieces and bool(mixer.cuts) == bool(num_pieces)
