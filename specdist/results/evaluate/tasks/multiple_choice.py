@@ -23,21 +23,22 @@ from specdist.utils.errors import UserError
 LETTERS = string.ascii_uppercase
 # A letter of its own, or several, such as "A or B", of which none is chosen. Small letters are also words, so
 # they need something that sets them apart.
-OWN = rf"(?<!{LETTER})[A-Z](?!{LETTER}|[\d_]|['’]\w)"
+OWN = rf"(?<!{LETTER})[A-Z](?!{LETTER}|[\d_]|['’]{LETTER})"
 OR = "(?:n?or|and|o|y|ou|et|oder|und|или|и|[&/、或和与と및]|또는)"
 CAPITALS = rf"{OWN}(?:(?:, ?{OWN})*,? ?{OR} ?{OWN})?"
 LETTERS_OF = rf"({CAPITALS}|[a-z](?=[)\].,:*]|\s*$))"
 # What may stand before a choice that is named.
 MARKUP = r"[\s:*_$\"'`(\[{「『【]|\\(?:boxed|text\w*|math\w*)\{"
+NOUN = "(?:option|choice|answer|letter|letra|lettre|opción|opção|буква|вариант|选项|選択肢)"
 FILLER = (
-    rf"(?:{MARKUP}|(?i:option|choice|letter|the|indeed|actually|clearly|definitely|probably|most likely|thus"
-    rf"|therefore|la|a(?= l)|letra|lettre|opción|opção|буква|вариант|选项|選択肢)(?!{LETTER}))"
+    rf"(?:{MARKUP}|(?i:{NOUN}|the|indeed|actually|clearly|definitely|probably|most likely|thus|therefore|la"
+    rf"|a(?= l))(?!{LETTER}))"
 )
 GOOD = "(?:correct|right|best|proper)"
 SAID = re.compile(
     rf"(?i:(?:{ANSWER}|\b{GOOD} (?:option|choice|statement|letter)\b|选项(?=[是为])|選択肢(?=は))"
-    rf"(?:[*_ \t]{{0,6}}\n|[^\n.:]{{0,60}}?{IS}|】|(?=(?-i:{OWN})))|\b(?:option|choice)[\"']?\s?[:=])"
-    rf"(?:{MARKUP}){{0,12}}"
+    rf"(?:[*_ \t]{{0,6}}\n|[^\n.:]{{0,60}}?{IS}|】|(?=(?-i:{OWN})))"
+    rf"|\b(?:option|choice|correct|ans)[\"']?\s?[:=])(?:{MARKUP}){{0,12}}"
 )
 SAID_LETTER = re.compile(rf"{FILLER}{{0,12}}{LETTERS_OF}(?!\s?(?:ではな|じゃな|[이가] 아니))")
 # Forms of an answer, the surest first: "B is correct", "I choose B"; in a box; at the beginning; set apart.
@@ -56,7 +57,7 @@ FORMS = (
     ),
     re.compile(r"(?<!\w)\(([A-Za-z])\)|\*\*\(?([A-Za-z])(?:[).:]|\*\*)"),
 )
-BARE = re.compile(rf"(?<![\d_'’.])({CAPITALS})(?!\.\w)")
+BARE = re.compile(rf"(?<![\d_'’.])(?:(?i:{NOUN}) )?({CAPITALS})(?!\.\w)")
 # A line of a list in which the choices are discussed.
 LISTED = re.compile(
     r"(?m)^[ \t>*_#(\[-]{0,9}(?:(?i:option|choice) ?|选项|選択肢)?[(*]{0,3}([A-Z])[).:*\]、]+[ *]*\S.*$"

@@ -46,7 +46,7 @@ NUMBER = re.compile(
     r"|(?P<whole>\d+)(?: and |[ -])(?=\d\d? ?/)"
     rf"|(?P<times>{FIGURE}) ?[x×*·] ?(?={FIGURE} ?(?:\^|\*\*)))?"
     rf"(?P<base>{FIGURE})(?: ?/ ?(?P<divisor>{FIGURE})| ?(?:\^|\*\*) ?[{{(]?(?P<power>-?\d\d?)"
-    rf"|[eE](?P<tens>[-+]?\d\d?))?(?P<last_scale>{SCALE})?[%°]?(?: [a-z]+){{0,2}}"
+    rf"|[eE](?P<tens>[-+]?\d\d?))?(?P<last_scale>{SCALE})?[%°]?(?: out of {FIGURE})?(?: [a-z]+){{0,2}}"
 )
 # A minus directly after a word or a number is a dash, as in 3-4.
 BEFORE = rf"(?:\+|√|(?<!{SPACED})(?<![.)\]}}%]){MINUS})?(?:{CURRENCY}-?)?[({{\[]{{0,3}}"
@@ -56,11 +56,12 @@ TERM = rf"{BEFORE}{FIGURE}(?:[eE][-+]?\d+)?(?:{SCALE}(?:{LOWER})?)?[%°π]?"
 # amount in two units. A list has an end: "18, 9 times 2" says two things.
 GAP = r"[ \t()\[\]{}$]{0,6}"
 LIST = r",(?=(?: and| or)? ?\d[\d.,]{0,20}(?:[ .]{0,2}[)}]|\.?\s*$|\.\s|,? (?:and|or) \d|, \d))(?: and| or)?"
-WORDS = r"(?<= )(?:plus|minus|times|divided by|to|or|and|of(?= ?[\d.,]+ ?=)) (?=[-$€£(√]?\d)"
+WORDS = r"(?<= )(?:plus|minus|times|divided by|to|or|and|out of|of(?= ?[\d.,]+ ?=)) (?=[-$€£(√]?\d)"
 UNITS = r"(?:hours?|hrs?|h|feet|foot|ft|days?|weeks?|years?|minutes?|mins?|pounds?|lbs?|dollars?),?(?= ?\d)"
+MONTHS = r"(?:Jan|Feb|Mar|Apr|May|June?|July?|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?(?= \d)"
 JOIN = (
     rf"(?:(?<=\d)(?:\*\*|~)(?=\d)|(?<=[\d)}}])\^|[-+*/×÷·√±]| : |\s*[=≈]|x(?=[ \d$(])| (?=\d+ ?/ ?\d)"
-    rf"|{LIST}|{WORDS}|{UNITS})"
+    rf"|{LIST}|{WORDS}|{UNITS}|{MONTHS})"
 )
 # Names, such as H2O and GPT-4, units, such as m^2, and what a letter is divided by are no numbers.
 START = rf"(?<![A-Za-z\d/])(?<!/[({{])(?<![A-Za-z][-_^])(?<![A-Za-z]\^\{{)(?<!\d[.,:'’_])(?={BEFORE}\.?\d)"
@@ -70,6 +71,7 @@ COMMANDS = {
     "right": "", "quad": " ", "qquad": " ",
 }  # fmt: skip
 PART = r"\s{0,3}(?:\{([^{}]{0,50})\}|(\d))"
+HALVES = {"half": " 1/2", "quarter": " 1/4"}
 SIGNS = str.maketrans("−–‐‑⁄٫٬", "----/.,")
 HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F) if code != ord("，")} | {0x3000: " "}
 
@@ -120,6 +122,7 @@ def plain(text: str) -> str:
     text = re.sub(r"\\(?:text|math)\w*\s{0,3}\{([^{}]{0,200})\}", r"\1", text)
     text = re.sub(rf"((?<=\d)\s{{1,3}}|)\\[dtc]?frac{PART}{PART}", _fraction, re.sub(r"\\[!,;: ]", " ", text))
     text = re.sub(r"\\([a-z]+)(?![a-z])", lambda match: COMMANDS.get(match[1], f"{match[0]} "), text)
+    text = re.sub(r"(?<=\d) and (?:a|one)[ -](half|quarter)\b", lambda match: HALVES[match[1]], text)
     text = re.sub(r"(\d) dollars? and (\d\d) cents?\b", r"\1.\2", text)
     return re.sub(r"([$€£]\d[\d.,]*) ?m(?![a-z\d])", r"\1M", text)
 
