@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from specdist.config.arguments import CommandParser, local_path, parse_given
-from specdist.config.removed import OF_REPORT
 from specdist.utils.errors import RANK_0_FIRST_S, USAGE_ERROR, UserError
 from specdist.utils.garbage import paused_garbage
 from specdist.utils.packages import named_packages
@@ -167,7 +166,6 @@ def _report(parser: CommandParser) -> None:
 
     The last line on stdout is a JSON document.
     """
-    parser.removed = OF_REPORT
     parser.add_argument("outputs", nargs="+", metavar="OUTPUT", help="folder of a run, or its URL")
     parser.add_argument(
         "--folder", type=local_path, help="output folder (default: report/ in the folder of the run)"

@@ -123,8 +123,6 @@ class SpeculativeLLM:
         for name in options:
             if name in per_call:
                 raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
-            if (removed := GenerateConfig._removed_options.get(name)) is not None:
-                raise UserError(f"{name} is not an option any more: {removed.remedy}")
             if name not in known or name in OF_THE_INPUT:
                 raise UserError(f"{name} is not an option: python jobs/generate.py --help lists them")
         policy = policy or ("fixed" if draft is None else "auto")

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
 
-from specdist.config.removed import Removed, check_value
 from specdist.utils.errors import UserError
 from specdist.utils.rules import BOUNDS, RULE, Rule, within
 
@@ -66,8 +65,6 @@ GROUP_TITLE = "_argument_group_name"
 URL_OPTIONS = "_url_options"
 # In that of a job that generates, too: the options of jobs/generate.py, which it may not have.
 OPTIONS_OF_RUNS = "_options_of_runs"
-# By name: options that earlier versions had, each a :class:`specdist.config.removed.Removed`.
-REMOVED_OPTIONS = "_removed_options"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
 PATH_OPTIONS = frozenset(
@@ -127,9 +124,8 @@ def parse_given(
 class CommandParser(argparse.ArgumentParser):
     """Its errors are a :class:`UserError` that names an option, a rule and a remedy; no usage is printed."""
 
-    # Where an option of the YAML file stands, for messages; and options that are not there any more.
+    # Where an option of the YAML file stands, for messages.
     places: Mapping[str, str] = {}
-    removed: Mapping[str, Removed] = {}
 
     def values(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """What :meth:`parse_args` gives. Raises :class:`UserError`, for an unknown option with the nearest
@@ -148,8 +144,6 @@ class CommandParser(argparse.ArgumentParser):
 
     def nearest(self, name: str) -> str:
         """A remedy for a name that is not an option's."""
-        if name in self.removed:
-            return f" any more: {self.removed[name].remedy}"
         names = [action.dest for action in self._actions if action.option_strings]
         found = difflib.get_close_matches(name.replace("-", "_"), names, n=1)
         return f": did you mean --{found[0]}?" if found else "; --help lists all options"
@@ -162,8 +156,6 @@ class CommandParser(argparse.ArgumentParser):
             raise UserError(
                 f"{names} must be given" if missing != message else f"{message}; --help lists all options"
             )
-        if (choice := re.match(r"invalid choice: '(\w+)'", match[2])) is not None:
-            check_value(match[1][2:], choice[1])
         place = self.places.get(match[1][2:])
         raise UserError(f"{match[1]}: {match[2]}" + (f" ({place})" if place else ""))
 
@@ -183,7 +175,6 @@ class OptionParser(HfArgumentParser, CommandParser):
         fields = dataclasses.fields(config_class)
         self._names = [item.name for item in fields]
         self._of_runs = frozenset(getattr(config_class, OPTIONS_OF_RUNS, ()))
-        self.removed = getattr(config_class, REMOVED_OPTIONS, {})
         self._lists = {item.name for item in fields if "action" in item.metadata}
         self.places: dict[str, str] = {}
 
@@ -206,8 +197,6 @@ class OptionParser(HfArgumentParser, CommandParser):
         with _reading(path) as read:
             for name, (line, node) in read.options().items():
                 place = f"--config {path}, line {line}"
-                if name in self.removed and read.value(node) in (None, self.removed[name].unused):
-                    continue  # the file of an earlier run, which did not use it
                 if name == "config":
                     raise UserError(f"{place}: a file cannot name another one; move its options here")
                 if name not in self._names:

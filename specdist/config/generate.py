@@ -28,7 +28,6 @@ from specdist.config.groups import (
 )
 from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
 from specdist.config.prompts import TurnOptions
-from specdist.config.removed import OF_GENERATE, RENAMED_VALUES, Removed, check_value
 from specdist.config.speculation import ASYNCHRONOUS, NGRAM, SpeculationOptions
 from specdist.policies.choice import (
     PolicyArguments,
@@ -88,7 +87,6 @@ class GenerateConfig(
 
     _argument_group_name = "Run"
     _url_options: ClassVar[tuple[str, ...]] = ("prompts", "output")
-    _removed_options: ClassVar[dict[str, Removed]] = OF_GENERATE
 
     output: str = option(
         help="folder of the run, or a URL such as s3://bucket/run: shards/, stats/, manifest.json, ..."
@@ -135,8 +133,6 @@ class GenerateConfig(
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name in RENAMED_VALUES:
-            check_value(name, getattr(self, name))
         self.draft = None if self.draft in (None, "none", "") else self.draft
         # From Python one text may stand alone.
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])

@@ -26,7 +26,6 @@ from specdist.job.replica.model_plan import ModelPlan, batch_limits
 from specdist.job.rows.output_columns import check_column_names, check_writable
 from specdist.job.rows.row_options import RowOptionReader
 from specdist.job.rows.row_requests import chat_warnings, check_any_usable, prompt_encoder
-from specdist.job.texts.template_clock import keep_clock
 from specdist.job.texts.tokens import check_chat_template
 from specdist.job.totals.hub import check_hub
 from specdist.job.totals.report import all_costs, check_results, frozen_costs
@@ -89,8 +88,6 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     try:
         _check_leases(folder, leases)
         check_results(folder)
-        if prompts.is_chat:
-            keep_clock(folder, membership)
     except UserError:
         membership.leave()
         raise

@@ -19,8 +19,6 @@ from specdist.utils.json_values import from_fields
 
 # Numbers of branches per sequence among which the costs decide.
 BRANCH_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12)
-# Of fields of costs that earlier versions have kept.
-EARLIER_NAMES = {"turns": "synchronous", "ahead": "asynchronous"}
 Sizes = np.ndarray | int
 
 
@@ -171,10 +169,8 @@ class CostModel:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> CostModel:
-        """Raises ValueError for anything but the output of :meth:`to_json`. Manifests of older runs have two
-        curves alone, or :data:`EARLIER_NAMES`."""
-        present = {EARLIER_NAMES.get(name, name): value for name, value in values.items()}
-        costs = from_fields(CostModel, present)
+        """Raises ValueError for anything but the output of :meth:`to_json`."""
+        costs = from_fields(CostModel, values)
         curves = (costs.target, costs.draft, costs.message, costs.synchronous, costs.asynchronous)
         for curve in curves:
             ascends = list(curve.sizes) == sorted(curve.sizes)

@@ -11,11 +11,10 @@ from specdist.data.leases.lease_folders import listings, placed, replicas_in
 from specdist.data.leases.leases import Lease, lease_files, shard_name, sub_shard_name
 from specdist.data.leases.membership import Membership
 from specdist.data.leases.shard_queue import ShardQueue
-from specdist.data.run.layout import SHARDS_PER_FOLDER, SHARDS_PER_LEASE_FOLDER, layout_info
+from specdist.data.run.layout import SHARDS_PER_LEASE_FOLDER, layout_info
 from specdist.data.run.manifest import Manifest
 from tests.data.folders import open_
 from tests.data.replicas import Member
-from tests.data.samples import row_result
 
 NUM_SHARDS = 2500
 NAME = shard_name(1500, "00001")
@@ -84,45 +83,6 @@ def test_replicas_take_shards_of_every_folder_once(tmp_path: Path) -> None:
     both[1].finished(leased)
     both[0].look()
     assert both[0].is_gone(sub_shard)
-
-
-def test_a_run_of_an_older_version_keeps_its_leases_in_one_folder(tmp_path: Path) -> None:
-    """Another replica of that version may be at work."""
-    older = manifest({SHARDS_PER_FOLDER: 1000})
-    first, second = queues(tmp_path, older, "a", "b")
-    taken = first.take()
-    assert taken is not None and taken.lease.name == "shard-00000"
-    (other,) = queues(tmp_path, manifest(layout_info(NUM_SHARDS) | {SHARDS_PER_LEASE_FOLDER: 1000}), "c")
-    leased = [other.take(), second.take()]
-    assert [found.lease.name for found in leased if found] == ["shard-00001", "shard-00002"]
-    assert list(listings(tmp_path / "leases")) == [""]
-
-
-def test_a_run_that_an_earlier_version_began_is_joined_in_its_folder(tmp_path: Path) -> None:
-    """Its replicas may be at work; the names in its manifest are of that version."""
-    earlier = manifest({SHARDS_PER_FOLDER: 1000, "shards_per_claim_folder": 1000})
-    earlier.write(tmp_path / "manifest.json")
-    (tmp_path / "claims").mkdir()
-    first, second = queues(tmp_path, earlier, "a", "b")
-    leased = [first.take(), second.take()]
-    assert [found.lease.name for found in leased if found] == ["00000/shard-00000", "00000/shard-00001"]
-    assert len(lease_files(tmp_path / "claims")) == 2 and not (tmp_path / "leases").exists()
-
-
-def test_rows_that_an_earlier_version_shared_out_are_found(tmp_path: Path) -> None:
-    """Its names of a sub-shard's lease, and of its log."""
-    holder, helper = Member(tmp_path, "holder"), Member(tmp_path, "helper")
-    offered = holder.leases.offer("00001/split-01500-00003", [1500])
-    assert offered is not None and holder.leases.look().sub_shards == [(1500, offered)]
-    assert helper.leases.take_sub_shard(offered) == (Lease(offered.name, 2), (1500,))
-    folder = open_(tmp_path, manifest=manifest({SHARDS_PER_FOLDER: 1000}))
-    with folder.parts(1500, 1, sub_shard=3) as log:
-        log.append(row_result(1500))
-    path = folder.parts_path(1500, 1, sub_shard=3)
-    path.rename(path.with_name("shard-01500.split-00003.00001.jsonl"))
-    assert [found.sub_shard for found in folder.logs(1500)] == [3]
-    with folder.parts(1500, 2, [1500]) as own:
-        assert [row for row, _ in own.results] == [1500]
 
 
 def test_heartbeats_of_many_replicas_lie_in_numbered_folders(

@@ -12,7 +12,7 @@ import pyarrow.ipc
 import pytest
 
 from specdist.data.formats.prompts import open_prompts
-from specdist.data.run.layout import LEASES, RUN_TAG, leases_in
+from specdist.data.run.layout import LEASES, RUN_TAG
 from specdist.data.run.opening import remove_leftovers
 from specdist.data.run.publishing import Attempt, ShardRecord
 from specdist.data.store.access import SHORT_TIMEOUT_S, check_output
@@ -195,12 +195,6 @@ def test_a_crash_after_the_data_is_completed_from_the_attempt(store, monkeypatch
         "config.yaml", "manifest.json", "shards/shard-00000.arrow", "shards/shard-00000.json",
         "stats/shard-00000.json", "stats/shard-00000.trace.arrow",
     ]  # fmt: skip
-
-
-def test_replicas_of_a_run_that_an_earlier_version_began_meet_where_it_did(store):
-    assert leases_in(store) == store / "leases"
-    (store / "claims" / "holder.beat").write_text("{}")
-    assert leases_in(store) == store / "claims"
 
 
 def test_a_lease_is_taken_over_from_a_replica_that_is_silent(store):

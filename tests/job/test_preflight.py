@@ -57,15 +57,13 @@ def test_any_number_of_replicas_may_join_a_run(tmp_path: Path) -> None:
 
 
 def test_a_replica_that_would_lease_shards_elsewhere_than_the_others_is_refused(tmp_path: Path) -> None:
-    """An earlier version called the folder ``claims`` in the manifest."""
     shared, other = tmp_path / "shared" / "run", tmp_path / "other" / "run"
-    for name in (LEASES, "claims"):
-        folder = open_(tmp_path / name, manifest=Manifest(fingerprint={}, info={name: str(shared)}))
-        _check_leases(folder, shared)
-        for mine, said in ((other, f"in --leases {other.parent}"), (None, "in --output itself")):
-            text = rf"would lease them {re.escape(said)}, .*: give --leases {re.escape(str(shared.parent))}$"
-            with pytest.raises(UserError, match=text):
-                _check_leases(folder, mine)
+    folder = open_(tmp_path / "run", manifest=Manifest(fingerprint={}, info={LEASES: str(shared)}))
+    _check_leases(folder, shared)
+    for mine, said in ((other, f"in --leases {other.parent}"), (None, "in --output itself")):
+        text = rf"would lease them {re.escape(said)}, .*: give --leases {re.escape(str(shared.parent))}$"
+        with pytest.raises(UserError, match=text):
+            _check_leases(folder, mine)
     folder = open_(tmp_path / "itself", manifest=Manifest(fingerprint={}))
     with pytest.raises(UserError, match=r"lease shards in --output itself, .*: leave --leases out$"):
         _check_leases(folder, other)

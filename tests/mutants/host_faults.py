@@ -49,7 +49,7 @@ HOST_FAULTS = (
         "0",
         ("tests/job/test_rank_allocation.py",)),
     Mutant("a-price-is-that-of-all-gpus-on-one", "StatusReader._costs",
-        'info.get("num_devices", info.get("world_size", 1))',
+        'info.get("world_size", 1)',
         "1",
         ("tests/job/test_spending.py",)),
     Mutant("experts-are-timed-with-one-token-again-and-again", "measure_target",

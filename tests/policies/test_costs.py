@@ -43,12 +43,3 @@ def test_costs_survive_the_manifest() -> None:
 def test_a_sum_of_curves_keeps_the_sizes_of_the_first() -> None:
     found = Curve([1, 4, 8], [10, 20, 40]).plus(Curve([2, 6], [1, 5]))
     assert (list(found.sizes), list(found.ns)) == ([1, 4, 8], [11, 23, 45])
-
-
-def test_the_names_of_earlier_versions_are_read() -> None:
-    costs = CostModel(
-        Curve([1], [5]), Curve([1], [2]), synchronous=Curve([1], [3]), asynchronous=Curve([1], [4])
-    )
-    values = costs.to_json()
-    earlier = {"turns": values.pop("synchronous"), "ahead": values.pop("asynchronous")}
-    assert CostModel.from_json(values | earlier) == costs

@@ -32,8 +32,7 @@ MAX_LOOKS = 8
 # A listing counts as much as so many names.
 NAMES_PER_LISTING = 1000
 LEASE_FILE = re.compile(r"([a-z]+(?:-\d{5,}){0,2})\.(\d{5,})")
-# A sub-shard was called a split in earlier versions.
-SHARD_LEASE = re.compile(r"(?:\d{5,}/)?(?:shard|subshard|split)-(\d{5,})(?:-(\d{5,}))?")
+SHARD_LEASE = re.compile(r"(?:\d{5,}/)?(?:shard|subshard)-(\d{5,})(?:-(\d{5,}))?")
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,10 @@ from typing import Any
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.publishing import ShardPaths
 from specdist.data.store.files import fsync_folder, names_within, sizes_in
-from specdist.data.store.storage import StorePath
 
 SHARD_FOLDERS = ("shards", "stats", "parts")
-# A sub-shard was called a split in earlier versions.
 SHARD_FILE = re.compile(
-    r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:(?:\.(?:subshard|split)-(\d{5,}))?\.(\d{5,}))?\.jsonl)"
+    r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:(?:\.subshard-(\d{5,}))?\.(\d{5,}))?\.jsonl)"
     r"(?:(?:\.[\w-]+)?\.tmp)?"
 )
 DATA_FILE = re.compile(r"shard-(\d{5,})\.arrow")
@@ -40,8 +38,6 @@ PROBE = "specdist-probe"
 # The folder of leases and heartbeats, if it is not in the run's own (``--leases``); and in it, by the run's
 # tag, which data was chosen for each shard.
 LEASES, LEASES_FOLDER, DECISIONS = "leases", "leases", "chosen"
-# That of runs which an earlier version began.
-EARLIER_LEASES_FOLDER = "claims"
 # Up to so many lie in one folder, without a number.
 MAX_SHARDS_PER_FOLDER = 1000
 # In the manifest's ``info``, if leases lie in numbered folders, too (in older runs they do not): of so many
@@ -58,10 +54,7 @@ def layout_info(num_shards: int) -> dict[str, Any]:
 
 def leases_in(output: Path) -> Path:
     """The folder of leases and heartbeats in an output's own."""
-    earlier = output / EARLIER_LEASES_FOLDER
-    # A store has no folders: one is there while anything is in it.
-    is_earlier = bool(names_within(earlier)) if isinstance(output, StorePath) else earlier.is_dir()
-    return earlier if is_earlier else output / LEASES_FOLDER
+    return output / LEASES_FOLDER
 
 
 def data_pattern(info: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from specdist.config.removed import with_present_names
 from specdist.config.seeds import seed_fixes
 from specdist.data.store.files import write_json
 from specdist.utils.errors import UserError
@@ -110,11 +109,7 @@ class Manifest:
                 f"{path} has format version {version}, written by a newer specdist; this one knows up to "
                 f"{FORMAT_VERSION}: update specdist, or use another --output"
             )
-        return Manifest(
-            fingerprint=with_present_names(fingerprint),
-            info=with_present_names(info),
-            format_version=version,
-        )
+        return Manifest(fingerprint=fingerprint, info=info, format_version=version)
 
 
 def seed_says(manifest: Manifest) -> str:

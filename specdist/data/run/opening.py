@@ -10,7 +10,6 @@ from pathlib import Path
 from specdist.data.leases.leases import lease_files
 from specdist.data.leases.membership import is_membership_file
 from specdist.data.run.layout import (
-    EARLIER_LEASES_FOLDER,
     FIGURES,
     LEASES_FOLDER,
     PROBE,
@@ -126,7 +125,7 @@ def _check_empty(folder: RunFolder) -> None:
 
 
 def _is_harmless(folder: RunFolder, entry: Path) -> bool:
-    if entry.name in (LEASES_FOLDER, EARLIER_LEASES_FOLDER) and entry.is_dir():
+    if entry.name == LEASES_FOLDER and entry.is_dir():
         return all(is_membership_file(file.name) for file in entry.iterdir())
     is_torn = entry.suffix == TEMPORARY_SUFFIX and entry.name.startswith(folder.manifest_path.name)
     return entry.name == folder.logs_path.name or is_torn or entry.name.startswith(f"{PROBE}.")

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from specdist.data.run.layout import EARLIER_LEASES_FOLDER, LEASES_FOLDER, RECORD_FILE
+from specdist.data.run.layout import LEASES_FOLDER, RECORD_FILE
 from specdist.data.store.access import explain
 from specdist.data.store.files import write_json
 from specdist.data.store.object_store import ObjectInfo
@@ -24,7 +24,7 @@ from specdist.utils.json_values import parse_object
 SUFFIXES = (".arrow", ".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz")
 # Names and versions of the files of a run that are there; and those that are not needed to read it.
 INDEX = "mirror.json"
-LEFT_OUT = (f"{LEASES_FOLDER}/", f"{EARLIER_LEASES_FOLDER}/", "logs/", "tensorboard/")
+LEFT_OUT = (f"{LEASES_FOLDER}/", "logs/", "tensorboard/")
 
 logger = logging.getLogger(__name__)
 

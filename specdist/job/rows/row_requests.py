@@ -20,7 +20,7 @@ from specdist.job.rows.output_columns import ThinkingColumns
 from specdist.job.rows.row_options import RowOptionReader
 from specdist.job.rows.row_results import error_result, result_of, with_turns
 from specdist.job.texts.constraints import RunConstraints
-from specdist.job.texts.template_clock import run_clock
+from specdist.job.texts.template_clock import CLOCK, run_clock
 from specdist.job.texts.tokens import AFTER_ASSISTANT, PromptEncoder, load_tokenizer
 from specdist.job.totals.status import error_kind
 from specdist.utils.errors import UserError
@@ -41,7 +41,7 @@ def prompt_encoder(
 ) -> PromptEncoder:
     """For the prompts of a run with these options; of that in a ``folder`` at the time of its start."""
     chat_format = config.chat_format
-    if folder is not None:
+    if folder is not None and CLOCK in folder.manifest.info:
         chat_format = replace(chat_format, now=run_clock(folder))
     return PromptEncoder(
         load_tokenizer(models.target),

@@ -13,7 +13,6 @@ import string
 from datetime import datetime
 from functools import lru_cache
 
-from specdist.data.leases.membership import Membership
 from specdist.data.run.run_folder import RunFolder
 
 # In the manifest: the local time, with its time zone, at which a run was first started.
@@ -48,18 +47,5 @@ def clock_info() -> dict[str, str]:
 
 
 def run_clock(folder: RunFolder) -> datetime:
-    """The local time of a run's first start, where that was; of a run of an earlier version the time of its
-    manifest, on the clock of this machine."""
-    found = folder.manifest.info.get(CLOCK)
-    if found is None:
-        return datetime.fromtimestamp(folder.manifest_path.stat().st_mtime)
-    return datetime.fromisoformat(found).replace(tzinfo=None)
-
-
-def keep_clock(folder: RunFolder, membership: Membership) -> None:
-    """Freeze the time of a run of an earlier version, for all replicas and restarts."""
-    if CLOCK in folder.manifest.info:
-        return
-    with membership.setup():
-        if CLOCK not in folder.manifest.info:
-            folder.freeze(CLOCK, run_clock(folder).astimezone().isoformat())
+    """The local time of a run's first start, where that was."""
+    return datetime.fromisoformat(folder.manifest.info[CLOCK]).replace(tzinfo=None)

@@ -116,7 +116,7 @@ def _made(run: Mapping[str, Any], total: Stats, num_rows: int) -> str:
 
 
 def _spent(info: Mapping[str, Any], total: Stats, costs: GpuCosts) -> str:
-    figures = total.summary(info.get("num_devices", info.get("world_size", 1)))
+    figures = total.summary(info.get("world_size", 1))
     told = costs.text(figures["tokens_per_s_per_device"])
     return f"They took: {told}." if told else ""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import yaml
 
-from specdist.config.removed import with_present_names
-
 S_PER_HOUR, W_PER_KW = 3600, 1000
 MILLION = 10**6
 
@@ -72,4 +70,4 @@ def options_of(config_path: Path) -> Mapping[str, Any]:
         values = yaml.safe_load(config_path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
-    return with_present_names(values) if isinstance(values, dict) else {}
+    return values if isinstance(values, dict) else {}

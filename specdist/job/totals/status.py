@@ -159,7 +159,7 @@ class StatusReader:
 
     def _costs(self) -> str:
         info = self._folder.manifest.info
-        figures = self._total.stats.summary(info.get("num_devices", info.get("world_size", 1)))
+        figures = self._total.stats.summary(info.get("world_size", 1))
         return GpuCosts.of(options_of(self._folder.config_path), figures).text(
             figures["tokens_per_s_per_device"]
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,7 +17,6 @@ from specdist.config.groups import (
     values_of,
 )
 from specdist.config.prompts import PromptOptions
-from specdist.config.removed import OF_BENCHMARK, Removed
 from specdist.config.speculation import NEEDS_MODEL
 from specdist.lab.benchmark.peers.environments import PEERS
 from specdist.lab.synthetic.config import ACCEPTANCE, EPSILON, PAIR_SEED, SHAPE, SHAPES, check_dial
@@ -33,7 +31,6 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
     """Every option of ``jobs/benchmark.py``. Raises :class:`UserError` for values that do not go together."""
 
     _argument_group_name = "Benchmark"
-    _removed_options: ClassVar[Mapping[str, Removed]] = OF_BENCHMARK
 
     output: str = option(help="JSON file for the result")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,7 +17,6 @@ from specdist.config.groups import (
     QuantizationOptions,
     TrustOptions,
 )
-from specdist.config.removed import OF_PLAN, Removed
 from specdist.config.speculation import NEEDS_MODEL
 from specdist.lab.plan.hardware import GPUS, HERE
 from specdist.lab.plan.shapes import NAMED
@@ -33,7 +31,6 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     """Every option of ``jobs/plan.py``. Raises :class:`UserError` for values that do not go together."""
 
     _argument_group_name = "Planning"
-    _removed_options: ClassVar[Mapping[str, Removed]] = OF_PLAN
 
     # Models: configurations are enough
     target: str = option(help=f"hub id or folder of the large model, or one of {', '.join(NAMED)}")

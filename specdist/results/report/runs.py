@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,22 +73,20 @@ class ReportedRun:
         return bool(self.info["exact"])
 
     @property
-    def num_devices(self) -> float:
-        """Ranks of a replica; each has a GPU of its own if there are GPUs. In a run of an earlier version
-        whose targets shared a draft, a part of the draft's is each one's."""
-        return float(self.info.get("num_devices", self.info.get("world_size", 1)))
+    def num_devices(self) -> int:
+        """Ranks of a replica; each has a GPU of its own if there are GPUs."""
+        return int(self.info.get("world_size", 1))
 
     @property
     def num_target_devices(self) -> int:
-        """Those of the target alone. A draft of its own has one more, or a part of one."""
-        has_own = self.info.get("draft_placement") == "own"
-        return max(1, math.ceil(self.num_devices) - has_own)
+        """Those of the target alone. A draft of its own has one more."""
+        return self.num_devices - (self.info.get("draft_placement") == "own")
 
     @property
     def ranks(self) -> str:
         """Their number, and which of them holds the draft."""
         holder = {"own": " (one for the draft)", "shared": " (the first has the draft, too)"}
-        return f"{self.num_devices:g}{holder.get(self.info.get('draft_placement') or '', '')}"
+        return f"{self.num_devices}{holder.get(self.info.get('draft_placement') or '', '')}"
 
     @property
     def device_name(self) -> str:

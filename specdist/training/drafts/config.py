@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 from specdist.config.arguments import option
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import MTP, is_own
-from specdist.config.removed import OF_DISTILL, OF_GENERATE, Removed
 from specdist.config.speculation import NGRAM
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals
@@ -35,7 +34,6 @@ class DistillConfig(GenerateConfig):
     """Every option of ``jobs/distill.py``. Raises :class:`UserError` for a value out of its range."""
 
     _argument_group_name = "Distillation"
-    _removed_options: ClassVar[dict[str, Removed]] = OF_GENERATE | OF_DISTILL
 
     new_draft: str = option(help="folder for the new draft, for --draft of the run")
     first: float | None = option(

@@ -3,12 +3,10 @@ and more."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from specdist.config.arguments import option
-from specdist.config.removed import Removed
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.policies import HeadKind
 from specdist.policies.choice import PolicyChoice
@@ -29,7 +27,6 @@ class ComparisonConfig(PolicyOptions, BenchmarkConfig):
     """Raises :class:`UserError` for values that do not go together. ``output``: of a profile, its folder."""
 
     _argument_group_name = "Comparison"
-    _removed_options: ClassVar[Mapping[str, Removed]] = {}
 
     group_column: str | None = option(
         None,

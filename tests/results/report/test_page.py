@@ -171,8 +171,6 @@ def test_the_job_writes_beside_the_run_and_refuses_others(runs: dict[str, Path],
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in document["pictures"])
     refused = subprocess.run([*job, str(tmp_path)], capture_output=True, text=True)
     assert refused.returncode == 2 and "is not the folder of a run" in refused.stderr
-    refused = subprocess.run([*job, str(output), "--tune", "runs/tune"], capture_output=True, text=True)
-    assert refused.returncode == 2 and "--tune is not an option any more: jobs/tune.py" in refused.stderr
 
 
 def test_refusals_say_what_to_do(runs: dict[str, Path], tmp_path: Path) -> None:

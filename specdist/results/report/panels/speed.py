@@ -96,7 +96,7 @@ def speed_over_time(runs: Sequence[ReportedRun]) -> Panel:
             ("tokens/s of all replicas", lambda run: speed(_clock_speed(run))),
             ("tokens/s of a replica", lambda run: speed(run.summary["tokens_per_s"])),
             (f"tokens/s per {_devices(timed)}", lambda run: speed(run.summary["tokens_per_s_per_device"])),
-            (f"{_devices(timed)}s of a replica", lambda run: f"{run.num_devices:g}"),
+            (f"{_devices(timed)}s of a replica", lambda run: f"{run.num_devices}"),
             ("replicas", lambda run: count(run.num_replicas)),
         ]
         content.append(table_by_run("mean speed", timed, rows))
