@@ -237,10 +237,6 @@ plan = Command(
     "specdist.lab.plan.options:PlanConfig", "specdist.lab.plan.job:run_plan",
     program="python jobs/plan.py", logs=True,
 )  # fmt: skip
-tune = Command(
-    "tune", "find the draft-length policy for a pair of models",
-    "specdist.lab.tune.config:TuneConfig", "specdist.lab.tune.report:tune", logs=True, is_slow=True,
-)  # fmt: skip
 benchmark = Command(
     "benchmark", "compare with transformers or vLLM",
     "specdist.lab.benchmark.config:BenchmarkConfig", "specdist.lab.benchmark.run:benchmark",
@@ -272,7 +268,7 @@ make_synthetic = Command(
 COMMANDS = {
     command.name: command
     for command in (
-        generate, show, report, status, merge, evaluate, plan, tune, benchmark, collect, train_head, distill,
+        generate, show, report, status, merge, evaluate, plan, benchmark, collect, train_head, distill,
         train_demo, make_synthetic,
     )
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The three tables in front of the measurements, and the results of ``jobs/benchmark.py`` and ``tune.py``."""
+"""The three tables in front of the measurements, and the results of ``jobs/benchmark.py``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def headlines() -> dict[str, str]:
             block: "\n\n".join(markdown_report(read(name)) for name in names)
             for block, names in REPORTS.items()
         },
-        "replayed": replayed(),
     }
 
 
@@ -97,31 +96,3 @@ def goodput_beside_others() -> str:
         for mode, pairs in by_mode.items()
     ]
     return Table.of(rows).markdown()
-
-
-def replayed() -> str:
-    """What ``jobs/tune.py`` predicts of every policy for two drafts."""
-    sets = json.loads((RESULTS / "replay-small-pair-cpu.json").read_text(encoding="utf-8"))["sets"]
-    fronts = ("confidence", "svip", "adaedl", "gammatune", "gammatune_plus")
-    rows = [
-        {
-            "draft": f"`{one['draft']}`",
-            "prompts": one["prompts"],
-            "temperature": str(one["temperature"]),
-            **{
-                f"`goodput`, batch {batch}": _over_others(
-                    {name: best["tokens_per_s"] for name, best in one["batches"][batch].items()}
-                )
-                for batch in ("1", "8")
-            },
-            **{f"`{name}`": f"{one['waste_relative_to_fixed'][name]:.2f}" for name in fronts},
-        }
-        for one in sets
-    ]
-    return Table.of(rows, num_names=3).markdown()
-
-
-def _over_others(rates: dict[str, float]) -> str:
-    """Over the best fixed length, the best other policy, and the target alone."""
-    others = max(rate for name, rate in rates.items() if name not in ("goodput", "fixed", "none"))
-    return " / ".join(f"{rates['goodput'] / rate:.2f}" for rate in (rates["fixed"], others, rates["none"]))

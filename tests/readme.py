@@ -145,21 +145,12 @@ def generated() -> dict[str, str]:
         "policies-wall-clock": wall_clock.markdown(
             REPOSITORY / "jobs/benchmarks/policies-wall-clock-cpu.json"
         ),
-        **papers(),
         **headlines(),
         **heads_tables.markdown(),
         "ngram-drafts": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
         "ngram-costs": drafters_tables.costs(),
     }
-
-
-def papers() -> dict[str, str]:
-    """What ``jobs/benchmarks/papers.sh`` has found."""
-    from tests.lab.papers.tables import Repeated
-
-    repeated = Repeated.read(REPOSITORY / "jobs/benchmarks/papers.json")
-    return {"papers-claims": repeated.claims_markdown(), "papers-tables": repeated.tables_markdown()}
 
 
 def compiled_kernels() -> str:

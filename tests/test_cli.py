@@ -25,7 +25,6 @@ MISTAKES = {
     "merge": ["run"],
     "evaluate": ["run", "--task", "gsm8k", "--kk", "3"],
     "plan": ["--target", "7b", "--nodes", "0"],
-    "tune": [*RUN, "--draft", "small", "--max_draft_tokens", "none"],
     "benchmark": ["--synthetic", "huge"],
     "distill": [*RUN, "--draft", "small", "--new_draft", "new", "--teacher", "sorcery"],
     "collect": [*RUN, "--draft", "small", "--kind", "sorcery"],
@@ -91,10 +90,6 @@ def test_an_unknown_option_is_reported_once_with_the_nearest_one() -> None:
         # Without the misspelt option a required one is missing: that is not what the user wants to hear.
         ("merge run --outptu there", "--outptu is not an option: did you mean --output?"),
         ("generate --targe large", "--targe is not an option: did you mean --target?"),
-        (
-            "tune --ngram_rows",
-            "--ngram_rows is not an option of this job, but of jobs/generate.py alone: leave it out",
-        ),
         (
             "collect --ngram_rows",
             "--ngram_rows is not an option of this job, but of jobs/generate.py alone: leave it out",

@@ -17,7 +17,6 @@ from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.demo.config import PairConfig
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.synthetic.config import SyntheticConfig
-from specdist.lab.tune.config import TuneConfig
 from specdist.results.evaluate.config import EvaluateConfig
 from specdist.training.collect.config import CollectConfig
 from specdist.training.drafts.config import DistillConfig
@@ -28,8 +27,8 @@ from tests.lab.emulation.config import EmulationConfig
 from tests.ranks import REPOSITORY
 
 CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, ComparisonConfig, DistillConfig, EmulationConfig,
-                      EvaluateConfig, GenerateConfig, PairConfig, PlanConfig, SyntheticConfig, TrainConfig,
-                      TuneConfig]  # fmt: skip
+                      EvaluateConfig, GenerateConfig, PairConfig, PlanConfig, SyntheticConfig,
+                      TrainConfig]  # fmt: skip
 # Not paths themselves, though their help speaks of files.
 NOT_PATHS = {"emulate", "lm_eval_export", "ngram_column"}
 RUN = ["--prompts", "p.jsonl", "--output", "out", "--target", "model"]

@@ -35,7 +35,6 @@ from tests.readme import Command, blocks, commands, workspace_of
 MAINS = {"jobs/generate.py": generate, "jobs/collect.py": collect, "jobs/distill.py": distill}
 ON_CPU = ["--device", "cpu"]
 SHORT = {
-    "jobs/tune.py": [*ON_CPU, "--num_prompts", "2", "--max_new_tokens", "6", "--max_draft_tokens", "2"],
     "jobs/collect.py": [*ON_CPU, "--tp_size", "1", "--limit", "8", "--max_new_tokens", "6"],
     "jobs/distill.py": [*ON_CPU, "--epochs", "1"],
     "jobs/train_head.py": [*ON_CPU, "--epochs", "1", "--depth", "0"],
@@ -51,11 +50,6 @@ ELSEWHERE = {
     "jobs/offline.sh": (
         "downloads gigabytes",
         ["tests/test_offline.py::test_what_is_there_is_used_and_the_rest_comes_from_the_folder"],
-    ),
-    "jobs/benchmarks/papers.sh": (
-        "trains many heads",
-        ["tests/lab/papers/test_papers.py::test_results_survive_json",
-         "tests/lab/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
     ),
     "runs/specdecpp.json": (
         "measures for minutes",

@@ -12,12 +12,10 @@ import pytest
 
 from specdist.cli import merge as merge_main
 from specdist.job.rows.openai_results import _Results, _text
-from specdist.job.texts.tokens import PromptEncoder, detokenizer_of
+from specdist.job.texts.tokens import detokenizer_of
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.benchmark.pair import Pair as BenchmarkPair
 from specdist.lab.benchmark.setting import open_file
-from specdist.lab.tune.config import TuneConfig
-from specdist.lab.tune.run import _requests
 from specdist.utils.errors import UserError
 from tests.data.test_batches import TOOLS, chat, write
 from tests.detokenizers import llama
@@ -225,19 +223,14 @@ def test_the_texts_of_tokens_are_together_the_completion() -> None:
     assert [each["decoded_token"] for each in third.values()] == [" sky"]
 
 
-@pytest.mark.parametrize("job", ["benchmark", "tune"])
-def test_jobs_without_options_of_rows_refuse_a_batch(pair: Pair, tmp_path: Path, job: str) -> None:
+def test_jobs_without_options_of_rows_refuse_a_batch(pair: Pair, tmp_path: Path) -> None:
     path, models = (
         write(tmp_path / "a.jsonl", BODIES[:1]),
         {"target": str(pair.target), "draft": str(pair.draft)},
     )
     common: dict[str, Any] = {**models, "prompts": str(path), "prompt_column": "body"}
     with pytest.raises(UserError, match="requests of OpenAI's batch format"):
-        if job == "benchmark":
-            config = BenchmarkConfig(output="x", **common)
-            open_file(config, cast(BenchmarkPair, None), num_rows=1)
-        else:
-            _requests(TuneConfig(output="x", **common), cast(PromptEncoder, None))
+        open_file(BenchmarkConfig(output="x", **common), cast(BenchmarkPair, None), num_rows=1)
 
 
 def test_thinking_is_the_reasoning_content_of_a_result() -> None:

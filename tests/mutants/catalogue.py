@@ -24,7 +24,6 @@ from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mtp_faults import MTP_FAULTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.ngram_faults import NGRAM_FAULTS
-from tests.mutants.papers_faults import PAPERS_FAULTS
 from tests.mutants.policy_faults import POLICY_FAULTS
 from tests.mutants.processing_faults import PROCESSING_FAULTS
 from tests.mutants.recurrent_faults import RECURRENT_FAULTS
@@ -66,7 +65,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *MAMBA_FAULTS,
     *MODEL_FAULTS,
     *PROCESSING_FAULTS,
-    *PAPERS_FAULTS,
     *SKIPPING_FAULTS,
     *ROUND_FAULTS,
     *SCORE_FAULTS,

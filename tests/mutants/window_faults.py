@@ -138,8 +138,4 @@ WINDOW_FAULTS = (
         "may_give_back=True",
         ("tests/training/collect/test_collect.py::"
          "test_a_target_whose_layers_have_windows_runs_texts_that_are_longer",)),
-    Mutant("tuning-with-a-cache-that-gives-back", "TraceCollector.__init__",
-        "            windowed=None,\n",
-        "",
-        ("tests/lab/tune/test_run.py::test_a_target_whose_layers_have_windows_judges_whole_completions",)),
 )  # fmt: skip
