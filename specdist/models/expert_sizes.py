@@ -23,6 +23,7 @@ class Experts:
         width: of its inner products.
         form: of those that are quantised, with the ``matrices`` of an expert, (outputs, inputs) each: its
             first, and the one that comes after the inner width.
+        is_known: they are modules that can be given to ranks.
     """
 
     num_layers: int
@@ -32,6 +33,7 @@ class Experts:
     width: int
     form: LayerFormat | None = None
     matrices: tuple[tuple[int, int], ...] = ()
+    is_known: bool = True
 
     def rank_bytes(self, tp_size: int, bytes_per_number: int) -> float:
         """Of one expert on one of so many ranks that each have a part of its inner width."""

@@ -89,7 +89,7 @@ def mtp_head(target: PreTrainedModel) -> PreTrainedModel:
     spread(head, 5)
     with_norms(head)
     head.get_input_embeddings().weight.copy_(target.get_input_embeddings().weight)
-    head.get_output_embeddings().weight.copy_(target.get_output_embeddings().weight)
+    head.get_output_embeddings().load_state_dict(target.get_output_embeddings().state_dict())
     return head
 
 
@@ -120,7 +120,7 @@ def expected_probabilities(
             parts.reverse()
         joined = torch.cat(parts, dim=-1) @ weights["mtp.eh_proj.weight"].T
         output = head.model.norm(_layer(head, joined))[-1]
-        own = (output @ weights["lm_head.weight"].T / temperature).softmax(dim=-1)
+        own = (head.get_output_embeddings()(output) / temperature).softmax(dim=-1)
         probabilities.append(float(own[candidate]))
         states.append(output)
         tokens = [*tokens, candidate]

@@ -6,11 +6,12 @@ import datetime
 import json
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.models.all_families import FAMILIES
+from tests.models.all_families import FAMILIES, WIDTHS, build, tiny_config
 from tests.models.family_runs import ERROR, EXACT, STORED, difference, run_all
 from tests.models.family_table import outcome_words
 
@@ -37,6 +38,26 @@ def test_families_in_turn_do_what_the_table_says(tmp_path: Path) -> None:
             assert one.kind == ERROR, f"{one.family} no longer fails: run all again, for the table"
         else:
             assert outcome_words(one.kind, one.detail) == wanted[one.family, one.tp_size], one
+
+
+def test_each_width_of_a_small_model_is_one_of_its_own() -> None:
+    """Where two are equal, code that takes one for the other gives the right tokens."""
+    meaning = {name: width for width, names in WIDTHS.items() for name in names.split()}
+    for family in [one["family"] for one in RUN["outcomes"] if one["kind"] == EXACT and one["tp_size"] == 1]:
+        config, by_width = vars(tiny_config(family).get_text_config()), dict[Any, set[int]]()
+        for name in meaning.keys() & config.keys():
+            by_width.setdefault(str(config[name]), set()).add(meaning[name])
+        shared = [each for each in by_width.values() if len(each) > 1]
+        # Of latent attention the width of a head is that of its rotated part, and all heads have keys.
+        assert all(each in ({24, 10}, {8, 2}) for each in shared), (family, by_width)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "gemma2", "deepseek_v3"])
+def test_no_vector_of_a_small_model_is_all_alike(family: str) -> None:
+    """A norm of ones, or a bias of zeros, may be lost: norms of old names, and routers' buffers, had them."""
+    model = build(family)
+    vectors = {name: each for name, each in model.state_dict().items() if each.dim() == 1 and len(each) > 1}
+    assert vectors and all(each.float().std() > 0.1 for each in vectors.values())
 
 
 def test_a_wrong_token_is_a_difference_unless_it_is_a_tie() -> None:

@@ -23,7 +23,7 @@ Tensors = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of four experts in each layer, one tensor each."""
+    """Of six experts in each layer, one tensor each."""
     folder = tmp_path_factory.mktemp("mixtral")
     build("mixtral").save_pretrained(folder)
     return folder
@@ -54,8 +54,8 @@ FAULTS: dict[str, tuple[Callable[[Tensors], Tensors], list[str]]] = {
         ["model.layers.0.mlp.experts.gate_up_proj", "one of them is missing", "fetch it again"],
     ),
     "an expert of another shape": (
-        lambda tensors: tensors | {EXPERT: torch.zeros(95, 64)},
-        ["layers.0.mlp.experts.gate_up_proj cannot be made", "[96, 64]", "of another shape"],
+        lambda tensors: tensors | {EXPERT: torch.zeros(159, 128)},
+        ["layers.0.mlp.experts.gate_up_proj cannot be made", "[160, 128]", "of another shape"],
     ),
     "a kind of matrix is missing": (
         lambda tensors: without(tensors, ".w1."),
@@ -63,10 +63,10 @@ FAULTS: dict[str, tuple[Callable[[Tensors], Tensors], list[str]]] = {
     ),
     "an expert more in one layer": (
         lambda tensors: tensors | {
-            EXPERT.replace("1.w1", f"4.{kind}"): tensors[EXPERT.replace("w1", kind)].clone()
+            EXPERT.replace("1.w1", f"6.{kind}"): tensors[EXPERT.replace("w1", kind)].clone()
             for kind in ("w1", "w2", "w3")
         },
-        ["layers.0.mlp.experts.gate_up_proj of shape [5, 192, 64]", "[4, 192, 64]", "fetch both again"],
+        ["layers.0.mlp.experts.gate_up_proj of shape [7, 320, 128]", "[6, 320, 128]", "fetch both again"],
     ),
     "quantised without a word": (
         lambda tensors: tensors | {EXPERT: tensors[EXPERT].to(torch.float8_e4m3fn)},

@@ -81,7 +81,7 @@ def test_every_family_keeps_its_logits_in_the_latents_memory(family: str) -> Non
 @pytest.mark.parametrize("family", LATENT_FAMILIES)
 def test_in_bfloat16_they_are_as_near_as_transformers_own(family: str) -> None:
     """To float32: absorbed products round at other places, and no more."""
-    plain = build(family)
+    plain = build(family, seed=3)
     half = copy.deepcopy(plain).bfloat16()
     rows = GrowingRows(plain, MIXED, page_size=PAGE_SIZE)
     kept, expanded = (

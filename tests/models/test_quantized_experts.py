@@ -150,7 +150,8 @@ def check_alike(plain: Path, quantised: Path) -> None:
     found |= {name: as_parameter(each) for name, each in narrow.items()}
     for name, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear):
-            found = {key: each for key, each in found.items() if key.rpartition(".")[0] != name}
+            of_others = {key for key in found if key.rpartition(".")[0] != name or key.endswith(".bias")}
+            found = {key: found[key] for key in of_others}
             found[f"{name}.weight"] = layer.weight.dequantized(torch.float32)
     assert found.keys() == wanted.keys()
     for each in wanted:

@@ -173,7 +173,7 @@ class ModelSize:
 
     def why_no_whole_experts(self, tp_size: int) -> str | None:
         """Why its experts cannot be given to so many ranks whole; None if they can."""
-        if not self.experts:
+        if not self.experts or not all(each.is_known for each in self.experts):
             return "it has no experts that can be given to ranks"
         fewest = min(each.num_experts for each in self.experts)
         return None if fewest >= tp_size else f"its {fewest} experts are fewer than the {tp_size} ranks"
@@ -368,7 +368,8 @@ def _experts(model: nn.Module, hidden_size: int, quantization: Quantization | No
         form = None if quantization is None else quantization.format_of_experts(name)
         shapes = ((max(matrices) // (num_experts * hidden_size), hidden_size), (hidden_size, width))
         count = (num_experts, min([num_experts, *chosen]), num_numbers, width)
-        found[Experts(1, *count, form, () if form is None else shapes)] += 1
+        is_known = hasattr(module, "is_transposed")  # by transformers' ExpertsInterface
+        found[Experts(1, *count, form, () if form is None else shapes, is_known)] += 1
     return tuple(replace(each, num_layers=num_layers) for each, num_layers in found.items())
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdist.models.recurrent.convolution import causal_convolution
-from specdist.models.recurrent.cuts import COLWISE, EQUAL, GRAIN, PACKED, ROWWISE, PlannedCut
+from specdist.models.recurrent.cuts import COLWISE, EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.mamba2 import Mamba2Tokens, outputs_of
 from specdist.models.recurrent.modules import OfModule, has_parts
 from specdist.models.recurrent.states import Runs, StateShape
@@ -58,7 +58,7 @@ class Mamba1(OfModule):
 
     @property
     def num_pieces(self) -> int:
-        return len(self.module.conv1d.weight) // GRAIN
+        return len(self.module.conv1d.weight)
 
     @property
     def cuts(self) -> dict[str, PlannedCut]:

@@ -12,7 +12,6 @@ T flat tokens, or places of them, E hidden size, I inner size (H × P), C channe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdist.models.recurrent.convolution import causal_convolution
-from specdist.models.recurrent.cuts import EQUAL, GRAIN, PACKED, ROWWISE, PlannedCut
+from specdist.models.recurrent.cuts import EQUAL, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.kernels import kernels_on
 from specdist.models.recurrent.libraries import mamba2_on
 from specdist.models.recurrent.modules import OfModule, has_parts
@@ -140,8 +139,7 @@ class Mamba2(OfModule):
         by another one (Falcon-H1)."""
         channels = len(self.module.conv1d.weight)
         num_groups = (channels - self._inner) // (2 * self.module.ssm_state_size)
-        pieces = math.gcd(num_groups, self._inner // GRAIN)
-        return 0 if pieces == 1 or hasattr(self.module, "mup_vector") else pieces
+        return 0 if num_groups == 1 or hasattr(self.module, "mup_vector") else num_groups
 
     @property
     def cuts(self) -> dict[str, PlannedCut]:

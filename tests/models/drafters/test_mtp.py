@@ -64,7 +64,7 @@ def test_published_files_give_the_head_and_the_target(family: str, tmp_path: Pat
         torch.testing.assert_close(found[name], weight, rtol=0, atol=0)
     size = size_of(draft, 4)
     assert size.num_parameters == sum(weight.numel() for weight in head.parameters())
-    assert (size.num_read_numbers, size.num_state_numbers) == (64, 64)
+    assert (size.num_read_numbers, size.num_state_numbers) == (128, 128)
     assert runner.bytes_per_page(16) == 16 * size.cache_bytes_per_token(1)
 
 
