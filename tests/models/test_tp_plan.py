@@ -1,12 +1,16 @@
 """What is cut how, read off transformers' plans."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.tp_layers import own_ranges, place_cut_layers
-from specdist.models.loading.tp_plan import planned_cuts
+from specdist.models.loading.tp_plan import check_heads, largest_size, planned_cuts
 from specdist.models.recurrent.cuts import NORM, PlannedCut
+from specdist.utils.errors import UserError
 from tests.models.all_families import build
 
 
@@ -19,11 +23,42 @@ def styles(family: str, layer: str) -> dict[str, PlannedCut]:
 
 def test_parts_of_joined_projections_are_cut_by_themselves() -> None:
     assert styles("phi3", "model.layers.1.") == {
-        "self_attn.qkv_proj": PlannedCut("packed_colwise", (64, 32, 32), True, 2),
+        "self_attn.qkv_proj": PlannedCut("packed_colwise", (128, 32, 32), True, 2),
         "self_attn.o_proj": PlannedCut("rowwise", is_of_heads=True),
-        "mlp.gate_up_proj": PlannedCut("packed_colwise", (96, 96)),
+        "mlp.gate_up_proj": PlannedCut("packed_colwise", (160, 160)),
         "mlp.down_proj": PlannedCut("rowwise"),
     }
+
+
+def test_values_of_another_width_than_keys_have_as_many_heads() -> None:
+    """Counted by the width of keys, ranks had other heads of values than of keys, or were refused."""
+    for layer, num_kv_heads in enumerate((2, 4)):
+        found = styles("mimo_v2_flash", f"model.layers.{layer}.self_attn.")
+        assert found["k_proj"] == found["v_proj"] == PlannedCut("colwise", (), True, num_kv_heads)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "tp_size", "largest"),
+    [
+        ("llama", {}, 16, 8),
+        ("llama", {}, 8, 1),  # if it does not fit, that is not why
+        ("mimo_v2_flash", {}, 3, 2),
+        ("bamba", {}, 16, 4),
+        ("bamba", {"mamba_n_groups": 2}, 4, 2),
+        ("mixtral", {"intermediate_size": 98}, 4, 2),
+        ("mamba", {}, 3, 2),  # its channels are cut anywhere
+    ],
+)
+def test_the_size_that_a_refusal_names_is_one_that_fits(
+    tmp_path: Path, family: str, changes: dict[str, int], tp_size: int, largest: int
+) -> None:
+    """It was always 1, also where half the ranks would do."""
+    build(family, **changes).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint("--target", str(tmp_path))
+    assert largest_size(checkpoint, tp_size) == largest
+    if tp_size == 16:
+        with pytest.raises(UserError, match=rf"heads \(8\) .*: use --tp_size {largest}$"):
+            check_heads(checkpoint, tp_size)
 
 
 def test_attention_of_any_name_is_cut_between_heads() -> None:

@@ -33,6 +33,7 @@ from specdist.models.files.fitting import check_weights
 from specdist.models.files.generation import default_options
 from specdist.models.files.sizes import size_of
 from specdist.models.heads.drafts import DraftHead, open_draft_head
+from specdist.models.loading.tp_plan import check_heads
 from specdist.models.passes.all_reduce import Choice
 from specdist.policies.registry import AUTO
 from specdist.utils.errors import UserError
@@ -203,6 +204,7 @@ def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int = 1
     if checkpoint.drafter is not None and option == "--draft":
         return checkpoint
     check_family(checkpoint, tp_size)
+    check_heads(checkpoint, tp_size)
     check_weights(checkpoint, tp_size)
     if adapter is not None:
         found = open_adapter(f"{option}_adapter", adapter, checkpoint)

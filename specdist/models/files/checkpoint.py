@@ -43,7 +43,7 @@ HUB_PATTERNS = ["*.safetensors", *(f"*{suffix}" for suffix in SMALL_FILE_SUFFIXE
 FINGERPRINT_BYTES = 2**20
 # What does not fit a family is found when it is cut (specdist.models.loading.cutting). Not so for these: with
 # the first DeepSpeed fails with an assertion, and X-MOD looks at values.
-UNSHARDABLE_FAMILIES = ("gpt_neo", "xmod")
+UNSHARDABLE_FAMILIES = ("bert-generation", "dbrx", "gpt_neo", "xmod", "zamba2")
 # In generate() they take no positions.
 SHIFTED_FAMILIES = ("kosmos-2", "kosmos-2.5")
 # What configurations call the number of experts.
@@ -306,17 +306,8 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
         )
     if getattr(checkpoint.config, "is_encoder_decoder", False):
         raise UserError(f"{what} is of the family {whole}, which has an encoder beside its decoder: {other}")
-    if tp_size == 1:
-        return
-    if family in UNSHARDABLE_FAMILIES:
+    if tp_size > 1 and family in UNSHARDABLE_FAMILIES:
         raise UserError(f"{what} is of the family {family}, which cannot be cut over ranks: use --tp_size 1")
-    num_heads = getattr(config, "num_attention_heads", 0)
-    num_kv_heads = kv_heads_of(config)
-    if num_heads % tp_size or (num_kv_heads % tp_size and tp_size % num_kv_heads):
-        raise UserError(
-            f"--tp_size {tp_size} must divide the attention heads ({num_heads}) of {what}, and divide its "
-            f"key/value heads ({num_kv_heads}) or be a multiple of them"
-        )
 
 
 def kv_heads_of(config: Any) -> int:

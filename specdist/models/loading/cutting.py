@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from specdist.models.files.checkpoint import Checkpoint, kv_heads_of
 from specdist.models.loading.dry_run import dry_run
 from specdist.models.loading.experts import cut_experts, cut_of
-from specdist.models.loading.tp_plan import planned_cuts
+from specdist.models.loading.tp_plan import largest_size, planned_cuts
 from specdist.sampling.vocab_parallel import vocab_ranges
 from specdist.utils.errors import UserError, short_text
 
@@ -70,9 +70,11 @@ def cut(
     dist.all_gather_object(reasons, reason, group=group)
     found = next(filter(None, reasons), None)
     if found is not None:
+        num_ranks = dist.get_world_size(group)
         raise UserError(
             f"{checkpoint.option} {checkpoint.name} is of the family {model.config.model_type}, which "
-            f"cannot be cut over {dist.get_world_size(group)} ranks ({found}): use --tp_size 1"
+            f"cannot be cut over {num_ranks} ranks ({found}): use --tp_size "
+            f"{largest_size(checkpoint, num_ranks)}"
         )
     return shard
 

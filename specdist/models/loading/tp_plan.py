@@ -10,14 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from specdist.models.files.checkpoint import kv_heads_of
+from specdist.models.attention.computed import build_without_weights
+from specdist.models.files.checkpoint import Checkpoint, kv_heads_of
+from specdist.models.loading.experts import experts_of
 from specdist.models.recurrent.cuts import COLWISE, NORM, PACKED, ROWWISE, PlannedCut
 from specdist.models.recurrent.kinds import mixers_of
+from specdist.utils.errors import UserError
 
 EXPERTS = "moe_tp_experts"
 # Whole on every rank, but for what experts have within.
@@ -123,14 +128,53 @@ def planned_cuts(model: PreTrainedModel) -> dict[str, PlannedCut]:
         is_of_heads = any(hasattr(owner, count) for count in OF_HEADS)
         num_own = 0
         if is_of_heads and (_last(name) in KEYS_VALUES or len(parts) == 3):
-            width = parts[1] if parts else _width(modules[name])
             head_width = getattr(owner, "head_dim", None)
+            # Values have as many heads as keys, perhaps of another width.
+            keys = getattr(owner, "k_proj", None) or modules[name]
+            width = parts[1] if parts else _width(keys)
             # Layers may differ.
             num_own = num_kv_heads if head_width is None else width // head_width
         found[name] = PlannedCut(style, parts, is_of_heads, num_own)
     for name, mixer in mixers_of(model).items():
         found |= {f"{name}.{part}": replace(cut, is_of_heads=True) for part, cut in mixer.cuts.items()}
     return found
+
+
+def check_heads(checkpoint: Checkpoint, tp_size: int) -> None:
+    """Raises :class:`UserError` for a model whose attention heads so many ranks cannot share out."""
+    config = checkpoint.config.get_text_config()
+    if not _shares_heads(config, tp_size):
+        size = largest_size(checkpoint, tp_size)
+        raise UserError(
+            f"--tp_size {tp_size} must divide the attention heads ({config.num_attention_heads}) of "
+            f"{checkpoint.option} {checkpoint.name}, and divide its key/value heads ({kv_heads_of(config)}) "
+            f"or be a multiple of them: use --tp_size {size}"
+        )
+
+
+def _shares_heads(config: Any, size: int) -> bool:
+    num_heads, num_kv_heads = getattr(config, "num_attention_heads", 0) or 0, kv_heads_of(config)
+    return not (num_heads % size or (num_kv_heads % size and size % num_kv_heads))
+
+
+def largest_size(checkpoint: Checkpoint, below: int) -> int:
+    """The largest ``--tp_size`` below this one that heads, pieces of recurrent layers and inner widths of
+    experts allow, for a message; 1 where they allow this one, and something else does not."""
+    model = build_without_weights(checkpoint, torch.float32)
+    text, cuts = model.config.get_text_config(), planned_cuts(model).values()
+    wholes = [mixer.num_pieces for mixer in mixers_of(model).values()]
+    for _, module in experts_of(model):
+        if (weight := module._parameters.get("down_proj")) is not None:
+            wholes.append(weight.shape[1 if module.is_transposed else 2])
+    kv_counts = {cut.num_kv_heads for cut in cuts} - {0}
+
+    def fits(size: int) -> bool:
+        has_own_keys = all(count % size == 0 or size % count == 0 for count in kv_counts)
+        return has_own_keys and _shares_heads(text, size) and not any(whole % size for whole in wholes)
+
+    if fits(below) or not cuts:  # what DeepSpeed makes of a model without a plan is not known before
+        return 1
+    return next(size for size in range(below - 1, 0, -1) if fits(size))
 
 
 def _unnamed(modules: Mapping[str, nn.Module], styles: Mapping[str, str]) -> dict[str, str]:
