@@ -17,9 +17,10 @@ from specdist.models.attention.attention import AttentionRules
 from specdist.models.cache.branch_pages import BranchPageTable
 from specdist.models.files.checkpoint import EXPERT_COUNTS, open_checkpoint
 from specdist.models.loading.experts import experts_of
+from specdist.models.loading.loaded_sample import run_loaded
 from specdist.models.loading.loading import load_whole
 from specdist.models.loading.loading_check import LoadingCheck, check_loading, relative_difference
-from specdist.models.loading.reference import MOST_POSITIONS, choose_sample
+from specdist.models.loading.reference import MOST_POSITIONS, Sample, choose_sample
 from specdist.models.passes.flat import causal_bias
 from specdist.utils.errors import UserError
 from tests.engine.test_rope_borders import BORDER
@@ -201,6 +202,45 @@ def test_a_reference_that_cannot_be_computed_is_reported_and_is_not_an_error(
     monkeypatch.setattr("specdist.models.loading.reference.WeightNames", lambda _: 1 / 0)
     check = checked(folder, torch.float32)
     assert check.to_json() == {"is_checked": False, "reason": "ZeroDivisionError: division by zero"}
+
+
+@pytest.mark.parametrize("runs_in_full", [False, True])
+def test_a_model_that_does_not_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_in_full: bool
+) -> None:
+    """It was warned of, and generated with. A family of which only the few layers do not run may be right."""
+
+    def fails(model: PreTrainedModel, sample: Sample, **how: Any) -> dict[str, Tensor]:
+        if runs_in_full and len(sample.layers) == 4:
+            return run_loaded(model, sample, **how)
+        raise KeyError(2)
+
+    folder = saved(tmp_path, num_hidden_layers=4)
+    monkeypatch.setattr("specdist.models.loading.loading_check.run_loaded", fails)
+    if runs_in_full:
+        assert checked(folder, torch.float32).reason == "KeyError: 2"
+        return
+    with pytest.raises(UserError, match=r"--target .* does not run \(KeyError: 2\)\. Nothing was generated"):
+        checked(folder, torch.float32)
+
+
+LIMITS = {"nemotron_h": {"time_step_min": 0.5}, "mamba2": {"time_step_limit": (0.2, 0.6)}}
+
+
+@pytest.mark.parametrize("family", LIMITS)
+def test_limits_of_time_steps_hold_for_every_token(tmp_path: Path, family: str) -> None:
+    """transformers' single steps drop them: compared with those, a model that is right was refused."""
+    build(family, **LIMITS[family]).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint("--target", str(tmp_path))
+    model = load_whole(checkpoint, dtype=torch.float32, device=CPU)
+    how = {"dtype": torch.float32, "device": CPU, "vocab_size": VOCAB_SIZE}
+    assert check_loading(model, checkpoint, **how).is_checked
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.0, torch.inf)
+    with pytest.raises(UserError, match="differ by") as error:
+        check_loading(model, checkpoint, **how)
+    assert "--tp_size" not in str(error.value), "it is 1"
 
 
 def test_nan_counts_as_a_difference(tmp_path: Path) -> None:

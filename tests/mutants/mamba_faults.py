@@ -13,9 +13,13 @@ RIGHT = KERNELS + "test_kernels_are_used_only_if_they_are_right"
 
 MAMBA_FAULTS = (
     Mutant("mamba2-is-cut-within-a-group", "Mamba2.num_pieces",
-        "math.gcd(num_groups, self._inner // GRAIN)",
-        "self._inner // GRAIN",
-        (MAMBA + "test_a_mixer_is_cut_between_groups_and_between_grains",)),
+        "else num_groups",
+        "else self.module.A_log.numel()",
+        (MAMBA + "test_a_mixer_is_cut_between_groups",)),
+    Mutant("time-steps-compared-with-those-of-no-limit", "reference._run_row",
+        "num_steps = NUM_STEPS if limits <= {UNLIMITED} else 0",
+        "num_steps = NUM_STEPS",
+        ("tests/models/test_loading_check.py::test_limits_of_time_steps_hold_for_every_token",)),
     Mutant("mamba2-one-accepted-token-too-many", "mamba2.run",
         "device=borders_S.device) < borders_S[:, None]",
         "device=borders_S.device) <= borders_S[:, None]",

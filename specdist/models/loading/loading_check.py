@@ -47,10 +47,19 @@ LEAST_TOLERANCE = 2.0**-10
 LEAST_ROUNDED_TOLERANCE = 2.0**-5
 MAX_REASON_CHARACTERS = 200
 
-# Of a rank: its tensors, or why there are none.
-Part = dict[str, Tensor] | str
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a pass gave nothing; ``is_limit``: the check cannot run such a model, and says nothing of it."""
+
+    reason: str
+    is_limit: bool
+
+
+# Of a rank: its tensors, or why there are none.
+Part = dict[str, Tensor] | Failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,22 +118,41 @@ def check_loading(
         model_impl: of the run.
 
     Raises:
-        UserError: on rank 0, if they differ.
+        UserError: on rank 0, if they differ, or the loaded model itself does not run.
     """
-    part: Part
+    acceleration = Acceleration.of(device, has_float8_cache=checkpoint.has_float8_cache)
+
+    def run(sample: Sample) -> tuple[list[dict[str, Tensor]], list[Failure]]:
+        part: Part
+        try:
+            found = run_loaded(model, sample, device=device, acceleration=acceleration, model_impl=model_impl)
+            part = _own_part(model, found, sample)
+        except Exception as error:  # all ranks wait for the others' parts
+            part = Failure(_reason(error), isinstance(error, NotImplementedError))
+        parts = _of_all_ranks(part, group)
+        return (
+            [each for each in parts if not isinstance(each, Failure)],
+            [each for each in parts if isinstance(each, Failure)],
+        )
+
     try:
         sample = choose_sample(checkpoint, vocab_size, model)
-        acceleration = Acceleration.of(device, has_float8_cache=checkpoint.has_float8_cache)
-        found = run_loaded(model, sample, device=device, acceleration=acceleration, model_impl=model_impl)
-        part = _own_part(model, found, sample)
-    except Exception as error:  # as below; all ranks wait for the others' parts
-        part = _reason(error)
-    parts = _of_all_ranks(part, group)
+    except Exception as error:  # a family that cannot be cut to a few layers may still be loaded correctly
+        return LoadingCheck(reason=_reason(error))
+    whole, failures = run(sample)
+    # It may be the few layers that do not run.
+    own = [] if all(each.is_limit for each in failures) else run(_in_full(sample, checkpoint))[1]
     if group is not None and dist.get_rank(group):
         return LoadingCheck(reason="see rank 0")
-    whole = [each for each in parts if not isinstance(each, str)]
-    if len(whole) < len(parts):
-        return LoadingCheck(reason=next(each for each in parts if isinstance(each, str)))
+    for failure in own:
+        if not failure.is_limit:
+            raise UserError(
+                f"{checkpoint.option} {checkpoint.name} was loaded and does not run ({failure.reason}). "
+                "Nothing was generated: choose another model, and report it with the model's name and the "
+                "versions in manifest.json"
+            )
+    if failures:
+        return LoadingCheck(reason=failures[0].reason)
     loaded = {name: torch.cat([each[name] for each in whole], dim=1) for name in whole[0]}
     try:
         stored = read_sample(checkpoint, model, sample)
@@ -132,7 +160,7 @@ def check_loading(
             run_reference(type(model), checkpoint, sample, stored, *where)
             for where in ((torch.float32, torch.device("cpu")), (dtype, device))
         )
-    except Exception as error:  # a family that cannot be cut to a few layers may still be loaded correctly
+    except Exception as error:  # as above
         return LoadingCheck(reason=_reason(error))
     rounds = any(form.activations is not None for form, *_ in stored.rounded.values())
     least = LEAST_ROUNDED_TOLERANCE if rounds else LEAST_TOLERANCE
@@ -143,7 +171,15 @@ def check_loading(
     lacking = {quantity.removeprefix("fast ") for quantity in loaded} ^ set(exact)
     if lacking:
         return LoadingCheck(reason=f"only one of the two computations has {', '.join(sorted(lacking))}")
-    return _compared(checkpoint, sample, loaded, exact, rounded, least)
+    return _compared(checkpoint, sample, loaded, exact, rounded, least, len(whole))
+
+
+def _in_full(sample: Sample, checkpoint: Checkpoint) -> Sample:
+    """The same tokens through the whole model."""
+    of_experts = {} if sample.experts is None else sample.experts.config
+    config = {name: value for name, value in sample.config.items() if name not in of_experts}
+    layers = tuple(range(checkpoint.config.get_text_config().num_hidden_layers))
+    return dataclasses.replace(sample, layers=layers, config=config, experts=None)
 
 
 def _reason(error: Exception) -> str:
@@ -188,6 +224,7 @@ def _compared(
     exact: dict[str, Tensor],
     rounded: dict[str, Tensor],
     least_tolerance: float,
+    num_ranks: int,
 ) -> LoadingCheck:
     checks = []
     for quantity, found in loaded.items():
@@ -211,8 +248,8 @@ def _compared(
             f"{checkpoint.option} {checkpoint.name} was not loaded as it is in its files: "
             f"{failed[0].quantity} differ by {failed[0].difference:.3g} of their size from an unsharded "
             f"computation in float32, where {failed[0].tolerance:.3g} is the most that rounding explains. "
-            "Nothing was generated: try --tp_size 1, and report it with the model's name and the versions in "
-            "manifest.json"
+            f"Nothing was generated: {'try --tp_size 1, and ' if num_ranks > 1 else ''}report it with the "
+            "model's name and the versions in manifest.json"
         )
     worst = max(checks, key=lambda check: check.difference / check.tolerance)
     if worst.tolerance >= 1:

@@ -53,6 +53,7 @@ MOST_POSITIONS = 8192
 LAYER_NUMBERS = ("layer_idx", "layer_id", "layer_number")
 # What configurations of towers for images and sounds call the number of their layers.
 TOWER_LAYERS = ("num_hidden_layers", "depth")
+UNLIMITED = (0.0, float("inf"))
 ATTENTION_NAME = "specdist_recorded_reference"
 _found: ContextVar[dict[str, list[Tensor]]] = ContextVar("what the reference's layers attend to")
 
@@ -315,14 +316,17 @@ def run_reference(
 
 @torch.inference_mode()
 def _run_row(model: PreTrainedModel, sample: Sample, row: int, device: torch.device) -> dict[str, Tensor]:
-    """As ``generate`` runs a row: its prompt, then token by token over the cache."""
+    """As ``generate`` runs a row: its prompt, then token by token over the cache; all in one pass if single
+    steps of transformers' drop a limit of time steps, which is right for every token."""
     recorded: dict[str, list[Tensor]] = {}
     token = _found.set(recorded)
     token_ids_1T = torch.from_numpy(sample.tokens(row)).to(device)[None]
     positions_1T = torch.tensor(sample.rows[row], device=device)[None]
     cache, cache_name = DynamicCache(config=model.config), cache_argument(model.forward)
     has_mask = cache_name != STATES_ARGUMENT
-    begins = [0, *range(sample.num_tokens - NUM_STEPS, sample.num_tokens)]
+    limits = {tuple(getattr(each, "time_step_limit", UNLIMITED)) for each in model.modules()}
+    num_steps = NUM_STEPS if limits <= {UNLIMITED} else 0
+    begins = [0, *range(sample.num_tokens - num_steps, sample.num_tokens)]
     try:
         for begin, end in zip(begins, [*begins[1:], sample.num_tokens], strict=True):
             output = model(
@@ -336,16 +340,12 @@ def _run_row(model: PreTrainedModel, sample: Sample, row: int, device: torch.dev
             recorded.setdefault("logits", []).append(output.logits[0].float().cpu())
     finally:
         _found.reset(token)
-    return {
-        name if name == "logits" else _named(name, sample): torch.cat(parts)
-        for name, parts in recorded.items()
-    }
-
-
-def _named(name: str, sample: Sample) -> str:
-    """By the layer's number in the whole model."""
-    layer, what = name.split()
-    return f"layer {sample.layers[int(layer)]} {what}"
+    found = {}
+    for name, parts in recorded.items():
+        layer, _, what = name.partition(" ")
+        # By the layer's number in the whole model.
+        found[f"layer {sample.layers[int(layer)]} {what}" if what else name] = torch.cat(parts)
+    return found
 
 
 def _attend(
