@@ -25,6 +25,7 @@ from specdist.job.texts.template_clock import clock_info
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.heads.drafts import DraftHead
 from specdist.models.passes.all_reduce import SUMS
+from specdist.models.quantized.quantized import quantization_of
 from specdist.policies.registry import AUTO
 from specdist.utils.packages import version_of
 
@@ -163,7 +164,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
     return {
         # Until the loaded target has been checked.
         "exact": False,
-        **reproducibility_info(config, topology, models.target),
+        **reproducibility_info(config, topology, models),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else config.draft if config.uses_ngrams else None,
         "head": models.head.description() if models.head else None,
@@ -179,30 +180,40 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
     }
 
 
-def reproducibility(config: GenerateConfig, topology: Topology) -> str:
+def reproducibility(config: GenerateConfig, topology: Topology, models: ModelPlan) -> str:
     """One of :data:`specdist.config.seeds.SEED_FIXES`, whose ``WHEN_TOKENS`` says the same in words.
 
     Block lengths that depend on the rest of the batch change tokens only under rejection, where a block's end
     decides whether a token is the bonus or a verified draft; a draft that works ahead always has a token to
-    be verified, unless every round chooses anew whether it does.
+    be verified, unless every round chooses anew whether it does. Numbers that are rounded to 8 bits come to
+    be others where a pass of more tokens changes their last digits: that moves any target's tokens.
     """
+    if rounds_to_8_bits(models.target):
+        return "distribution"
     depends_on_batch = config.policy == "goodput" and not config.is_asynchronous
     # Which rows have finished depends on who ran beside them.
     depends_on_batch |= config.ngram_rows and config.uses_draft
     depends_on_batch |= config.chooses_rounds and topology.has_draft_rank
+    depends_on_batch |= models.draft is not None and rounds_to_8_bits(models.draft)
     return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
 
 
-def reproducibility_info(config: GenerateConfig, topology: Topology, target: Checkpoint) -> dict[str, Any]:
+def reproducibility_info(config: GenerateConfig, topology: Topology, models: ModelPlan) -> dict[str, Any]:
     """All of it, by its names in the manifest. The libraries' products and sums round in another way where a
     pass has more tokens, on a GPU and in half precision; that can decide between two nearly equal tokens, or
     numbers of a cache in 8 bits."""
-    is_rough = target.torch_dtype(config.dtype).itemsize < 4 or target.has_float8_cache
+    is_rough = models.target.torch_dtype(config.dtype).itemsize < 4 or rounds_to_8_bits(models.target)
     return {
-        "reproducibility": reproducibility(config, topology),
+        "reproducibility": reproducibility(config, topology, models),
         UP_TO_ROUNDING: topology.device.type == "cuda" or is_rough,
         DRAFT_CHANGES: draft_changes(config),
     }
+
+
+def rounds_to_8_bits(model: Checkpoint) -> bool:
+    """Its cache, or inputs of its layers."""
+    quantization = quantization_of(model)
+    return model.has_float8_cache or (quantization is not None and quantization.rounds_inputs)
 
 
 def draft_changes(config: GenerateConfig) -> str:

@@ -11,6 +11,10 @@ WRITTEN = KERNELS + "test_it_writes_the_bits_of_plain_operations"
 ATTENTION = KERNELS + "test_attention_equals_float64"
 
 FLOAT8_FAULTS = (
+    Mutant("tokens-promised-where-8-bits-are-rounded", "reproducibility",
+        "if rounds_to_8_bits(models.target):",
+        "if False:",
+        ("tests/job/test_goodput.py::test_a_run_states_its_reproducibility",)),
     Mutant("one-scale-for-all-heads", "to_float8",
         "tokens_TGD.abs().amax(-1)",
         "tokens_TGD.abs().amax((-1, -2)).unsqueeze(-1).expand(tokens_TGD.shape[:2])",

@@ -187,7 +187,7 @@ class ReplicaPlan:
         """Of this rank's models. ``stop_rules``: by default the target's stop tokens. Without ``rounds`` it
         only allocates and measures."""
         config, models = self.config, self.models
-        is_together = config.is_coupled or reproducibility(config, self.topology) == "distribution"
+        is_together = config.is_coupled or reproducibility(config, self.topology, models) == "distribution"
         return Assembly(
             settings=self.settings,
             vocab_size=models.vocab_size,

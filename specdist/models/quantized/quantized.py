@@ -76,6 +76,14 @@ class Quantization:
     request: str | None = None
     has_mxfp4_experts: bool = False
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether the inputs of any layers are rounded to 8 bits."""
+        forms: list[LayerFormat | None] = [form for _, form in self.groups]
+        if self.request is not None:
+            forms = [requested_format(self.request, INT4_GROUPS[0])]
+        return any(form is not None and form.activations is not None for form in forms)
+
     def format_of(self, name: str, num_inputs: int) -> LayerFormat | None:
         """Of a linear layer in memory; None for a plain one."""
         if self.request is not None:

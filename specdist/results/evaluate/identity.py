@@ -151,7 +151,7 @@ def expectation(first: Completions, second: Completions) -> str:
     if "distribution" in (
         run.manifest.info.get("reproducibility") for run in (first, second) if run.manifest
     ):
-        return "the same distribution, but different tokens: block lengths depend on the batch"
+        return "the same distribution, but different tokens: they depend on the batch"
     return f"the same tokens, up to rounding: the runs have the same settings{limit}"
 
 
