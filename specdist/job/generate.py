@@ -219,7 +219,7 @@ def generate_rows(
     began_ns = round(process_start_s() * NS_PER_S)
     corrections = None
     if replica.costs is not None and config.uses_draft_model:
-        is_repeated = reproducibility(config, topology) == "tokens" and not config.is_asynchronous
+        is_repeated = reproducibility(config, topology, models) == "tokens" and not config.is_asynchronous
         corrections = Corrections(run, replica.costs, at_any_time=is_repeated)
     stats_recorder = StatsRecorder(
         ReplicaStart(began_ns, replica.num_weight_bytes), None if corrections is None else corrections.ratios
