@@ -51,10 +51,6 @@ ELSEWHERE = {
         "downloads gigabytes",
         ["tests/test_offline.py::test_what_is_there_is_used_and_the_rest_comes_from_the_folder"],
     ),
-    "runs/specdecpp.json": (
-        "measures for minutes",
-        ["tests/lab/benchmark/test_policies.py::test_every_policy_runs_in_every_placement_with_every_first_length"],
-    ),
     "tests/run.sh": (
         "runs this test",
         ["tests/lab/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
