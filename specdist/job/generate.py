@@ -218,9 +218,11 @@ def generate_rows(
     )
     began_ns = round(process_start_s() * NS_PER_S)
     corrections = None
-    if replica.costs is not None and config.uses_draft_model:
-        is_repeated = reproducibility(config, topology, models) == "tokens" and not config.is_asynchronous
-        corrections = Corrections(run, replica.costs, at_any_time=is_repeated)
+    fixes_tokens = reproducibility(config, topology, models) == "tokens"
+    # Asynchronous blocks end where the costs say: frozen, a restart has the same bytes.
+    is_frozen = fixes_tokens and config.is_asynchronous
+    if replica.costs is not None and config.uses_draft_model and not is_frozen:
+        corrections = Corrections(run, replica.costs, at_any_time=fixes_tokens)
     stats_recorder = StatsRecorder(
         ReplicaStart(began_ns, replica.num_weight_bytes), None if corrections is None else corrections.ratios
     )

@@ -70,7 +70,8 @@ def test_a_perfect_head_is_always_right() -> None:
         own = {name: weight for name, weight in target.state_dict().items() if "eh_proj" not in name}
         head.load_state_dict(own, strict=False)
         head.mtp.enorm.weight.fill_(1.0)
-        head.mtp.eh_proj.weight.copy_(torch.cat([torch.eye(64), torch.zeros(64, 64)], dim=1))
+        size = target.config.hidden_size
+        head.mtp.eh_proj.weight.copy_(torch.cat([torch.eye(size), torch.zeros(size, size)], dim=1))
     replica = MtpHarness(target, head, settings=SamplingSettings(), max_new_tokens=24)
     replica.generate(requests_for(prompts_of_lengths(2, 17)))
     stats = replica.stats_recorder.close_shard(0)
