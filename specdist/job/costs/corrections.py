@@ -6,7 +6,7 @@ start, and more and more seldom while that is doubtful.
 
 Where tokens or block lengths depend on the costs, they change before a shard's first row alone: the batch
 drains, and the shard's statistics say which costs it was begun with, so that a restart goes on with them. The
-manifest has all of them.
+manifest has all of them. Asynchronous runs whose tokens a seed fixes are not corrected.
 """
 
 from __future__ import annotations
