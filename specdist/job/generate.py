@@ -130,7 +130,9 @@ def _generate_planned(
         ):
             logger.warning(warning)
     frozen = frozen_costs(run.folder) if run is not None else None
-    frozen = broadcast_from_rank0(topology, None if frozen is None or frozen.doubt else frozen)
+    if frozen is not None and frozen.doubt and not stays_frozen(config, topology, models):
+        frozen = None
+    frozen = broadcast_from_rank0(topology, frozen)
     info = broadcast_from_rank0(topology, run.folder.manifest.info if run is not None else {})
     models = frozen_models(config, models, info)
     workload = None if run is None else promised_work(config, models, run)
@@ -168,6 +170,12 @@ def promised_work(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> Wo
         num_completions=num_completions,
         prompts=sampled if models.has_experts else (),
     )
+
+
+def stays_frozen(config: GenerateConfig, topology: Topology, models: ModelPlan) -> bool:
+    """Whether the first costs decide to the end, doubtful or not: asynchronous blocks end where they say, and
+    where a seed fixes the tokens a restart has the same bytes."""
+    return config.is_asynchronous and reproducibility(config, topology, models) == "tokens"
 
 
 def generate_rows(
@@ -218,10 +226,8 @@ def generate_rows(
     )
     began_ns = round(process_start_s() * NS_PER_S)
     corrections = None
-    fixes_tokens = reproducibility(config, topology, models) == "tokens"
-    # Asynchronous blocks end where the costs say: frozen, a restart has the same bytes.
-    is_frozen = fixes_tokens and config.is_asynchronous
-    if replica.costs is not None and config.uses_draft_model and not is_frozen:
+    if replica.costs is not None and config.uses_draft_model and not stays_frozen(config, topology, models):
+        fixes_tokens = reproducibility(config, topology, models) == "tokens"
         corrections = Corrections(run, replica.costs, at_any_time=fixes_tokens)
     stats_recorder = StatsRecorder(
         ReplicaStart(began_ns, replica.num_weight_bytes), None if corrections is None else corrections.ratios
