@@ -130,7 +130,8 @@ def _generate_planned(
         ):
             logger.warning(warning)
     frozen = frozen_costs(run.folder) if run is not None else None
-    if frozen is not None and frozen.doubt and not stays_frozen(config, topology, models):
+    keeps_doubtful = stays_frozen(config, topology, models)
+    if frozen is not None and frozen.doubt and not keeps_doubtful:
         frozen = None
     frozen = broadcast_from_rank0(topology, frozen)
     info = broadcast_from_rank0(topology, run.folder.manifest.info if run is not None else {})
@@ -144,7 +145,10 @@ def _generate_planned(
         num_halvings=info.get(NUM_HALVINGS, 0),
     )
     replica = build_replica(
-        plan, frozen, lambda costs: costs if run is None else freeze_costs(run, costs), activity
+        plan,
+        frozen,
+        lambda costs: costs if run is None else freeze_costs(run, costs, keeps_doubtful=keeps_doubtful),
+        activity,
     )
     if run is not None and (advice := replica.advice) is not None:
         logger.warning("%s", advice)
