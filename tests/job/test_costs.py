@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,7 +121,7 @@ def test_every_replica_uses_the_costs_that_were_frozen_first(options: dict[str, 
     topology = topology_from_environment(config)
     first, second = (plan_run(config, plan_models(config), topology) for _ in range(2))
     costs = [CostModel(Curve([1], [ns]), Curve([1], [ns])) for ns in (3, 4)]
-    doubtful = replace(costs[1], doubt="a thread waited")
+    doubtful = dataclasses.replace(costs[1], doubt="a thread waited")
     # Where a restart has to repeat the tokens, doubtful ones are kept, too.
     assert freeze_costs(first, doubtful, keeps_doubtful=True) == doubtful
     assert freeze_costs(second, costs[0], keeps_doubtful=True) == doubtful

@@ -148,7 +148,7 @@ def measure_costs(
         if costs.doubt:
             logger.warning(
                 "these times are doubtful (%s): this run decides by them what to draft, and its next start "
-                "measures them again, unless it is an asynchronous run whose tokens a seed fixes, which keeps "
+                "measures them again, unless it is an asynchronous run whose tokens a seed fixes: that keeps "
                 "them; start it while the machine does nothing else",
                 costs.doubt,
             )
