@@ -14,7 +14,7 @@ from specdist.data.run.opening import remove_leftovers
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.storage import local_folder
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import ReplicaStart, StatsRecorder
+from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.costs.corrections import Corrections
 from specdist.job.costs.energy import EnergyMeter, energy_meter
 from specdist.job.manifest import frozen_models, reproducibility
@@ -233,9 +233,7 @@ def generate_rows(
     if replica.costs is not None and config.uses_draft_model and not stays_frozen(config, topology, models):
         fixes_tokens = reproducibility(config, topology, models) == "tokens"
         corrections = Corrections(run, replica.costs, at_any_time=fixes_tokens)
-    stats_recorder = StatsRecorder(
-        ReplicaStart(began_ns, replica.num_weight_bytes), None if corrections is None else corrections.ratios
-    )
+    stats_recorder = StatsRecorder(began_ns, None if corrections is None else corrections.ratios)
     recorder = Recorder(
         run,
         rows,

@@ -124,7 +124,6 @@ REFUSED: list[dict[str, Any]] = [
     {"regex": "a", "stop": ["."]},
     {"constraint_column": "rules", "stop": ["."]},
     {"tensorboard": True},
-    {"stage_limit": "5GB"},
     {"expert_parallel": "always"},
 ]
 

@@ -23,14 +23,6 @@ from specdist.policies.pass_ratios import PassRatios
 
 
 @dataclass(frozen=True)
-class ReplicaStart:
-    """When this replica's process began, in Unix time, and what its ranks have read of weight files."""
-
-    unix_ns: int
-    num_weight_bytes: int
-
-
-@dataclass(frozen=True)
 class _Progress:
     """Totals of the run, kept for every sequence from when it was admitted."""
 
@@ -51,10 +43,11 @@ class _UntimedPass:
 class StatsRecorder:
     """Statistics per shard."""
 
-    def __init__(self, start: ReplicaStart | None = None, ratios: PassRatios | None = None) -> None:
-        """``start``: counted with the first token; None counts no start. ``ratios`` compares all passes with
-        what they are expected to take."""
-        self._start, self._ratios = start, ratios
+    def __init__(self, began_ns: int | None = None, ratios: PassRatios | None = None) -> None:
+        """``began_ns``: when this replica's process began, in Unix time, a start that is counted with the
+        first token; None counts no start. ``ratios`` compares all passes with what they are expected to
+        take."""
+        self._began_ns, self._ratios = began_ns, ratios
         self._shards: defaultdict[int, Stats] = defaultdict(Stats)
         self._now = _Progress(0, 0, 0)
         self._admitted: dict[int, _Progress] = {}
@@ -77,11 +70,10 @@ class StatsRecorder:
     def record_next_token(self, block: Block, *, is_reached: bool, is_miss: bool) -> None:
         """See :meth:`specdist.data.stats.shard.Stats.observe_ahead`."""
         stats = self._shards[block.sequence.request.shard]
-        if self._start is not None:
+        if self._began_ns is not None:
             stats.num_starts += 1
-            stats.first_token_ns += time.time_ns() - self._start.unix_ns
-            stats.num_weight_bytes += self._start.num_weight_bytes
-            self._start = None
+            stats.first_token_ns += time.time_ns() - self._began_ns
+            self._began_ns = None
         stats.observe_ahead(block.ahead, is_reached=is_reached, is_miss=is_miss)
 
     def record_dropped(self, block: Block) -> None:

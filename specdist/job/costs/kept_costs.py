@@ -38,7 +38,7 @@ UNRELATED_OPTIONS = frozenset((
     "messages_column", "turns_column", "length_column", "system_prompt", "chat_template_kwargs",
     "continue_final_message", "split_special_tokens", "limit", "rows_per_shard", "overwrite", "seed",
     "stop", "num_samples", "max_new_tokens", "generation_config", "push_to_hub", "leases", "cache_dir",
-    "stage_weights", "stage_limit", "trust_remote_code", "allow_pickle", "rank_timeout", "lease_timeout",
+    "trust_remote_code", "allow_pickle", "rank_timeout", "lease_timeout",
     "tensorboard",
 ))  # fmt: skip
 LIBRARIES = ("specdist", "torch", "transformers", "deepspeed")

@@ -264,7 +264,7 @@ class Replica:
         measure: Callable[..., CostModel],
     ) -> None:
         self._loaded, self._measure = loaded, measure
-        self._pages, self.num_weight_bytes = pages, loaded.num_weight_bytes
+        self._pages = pages
         # Smaller limits after memory ran out in a round. The slots and their memory stay as they are.
         self._limits: SchedulerSettings | None = None
         self._plan, self.costs, self._rounds = plan, costs, plan.rounds(costs)

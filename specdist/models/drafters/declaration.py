@@ -7,13 +7,12 @@ what the target's layers know of them. Its kind says which states, and what it i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-
-from specdist.models.files.weight_stream import Reading
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,13 @@ class Placement:
     """Where a drafter is loaded: on one device.
 
     Attributes:
-        counted: what is read of files.
+        on_tensor: called after every tensor that was read.
         beside: the target, where that device has it.
     """
 
     dtype: torch.dtype
     device: torch.device
-    counted: Reading | None = None
+    on_tensor: Callable[[], None] = lambda: None
     beside: PreTrainedModel | None = None
 
 

@@ -63,8 +63,8 @@ def check_mtp(draft: Checkpoint, target: Checkpoint) -> None:
 def load_mtp(draft: Checkpoint, target: Checkpoint, placement: Placement) -> PreTrainedModel:
     """The head, with the embedding and the output head of the model: where it is beside it, the same ones."""
     del target
-    beside, counted = placement.beside, placement.counted
-    model = load_whole(draft, dtype=placement.dtype, device=placement.device, reading=counted)
+    beside, on_tensor = placement.beside, placement.on_tensor
+    model = load_whole(draft, dtype=placement.dtype, device=placement.device, on_tensor=on_tensor)
     for part in ("input_embeddings", "output_embeddings") if beside is not None else ():
         own, theirs = (getattr(each, f"get_{part}")() for each in (model, beside))
         # Not an output head of which a rank has a part.

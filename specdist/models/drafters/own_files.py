@@ -83,8 +83,7 @@ def load_own_files(draft: Checkpoint, target: Checkpoint, placement: Placement) 
         for file, stored, name in _tensors(draft, kind):
             wanted[name].copy_(file.read(stored).view_as(wanted[name]))
             missing.discard(name)
-            if placement.counted is not None:
-                placement.counted.num_bytes += wanted[name].nbytes
+            placement.on_tensor()
         for name in (EMBEDDING, HEAD):
             if name in missing & _spared(kind, wanted):
                 wanted[name].copy_(_of_target(kind, target, name))
