@@ -16,8 +16,8 @@ from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import Timeline
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
 from specdist.sampling.logprobs import Logprobs
 

@@ -14,21 +14,15 @@ import numpy as np
 import torch
 
 from specdist.data.stats.shard import AheadOutcome
-from specdist.engine.interfaces import (
-    NO_PROMPT_TOKENS,
-    ScoresTokens,
-    Target,
-    VerifyInput,
-    VerifyOutput,
-)
+from specdist.engine.interfaces import NO_PROMPT_TOKENS, ScoresTokens, Target, VerifyInput, VerifyOutput
 from specdist.engine.logprobs import EmittedTokens, LogprobBook
 from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import FinishReason, Sequence
 from specdist.engine.schedule.plan import DRAW, Chunk
 from specdist.engine.target.opened import OpenedSequences
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import NOT_FINITE, Dense, Distributions
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.rejection_sampler import (

@@ -27,13 +27,14 @@ from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.rope import recomputed_from, rope_borders
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.windowed_pages import WindowedLayers, longest_window
+from specdist.models.families.adapters import use_paged_attention
 from specdist.models.files.checkpoint import keeps_states
+from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.hidden import HiddenStateHead
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.runner import ModelRunner
 from specdist.policies import FixedLength, LengthPolicy, reads_head
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.ngrams.block_lengths import NgramSettings

@@ -13,8 +13,8 @@ from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.opened import OpenedSequences
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageTable
-from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import FixedLength
 from specdist.policies.payoff import RoundShape

@@ -24,7 +24,7 @@ from specdist.engine.messages.link import Link
 from specdist.engine.request import Completion
 from specdist.engine.target.local_target import LocalTarget
 from specdist.engine.times.timeline import Timeline
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import GammaTune
 from specdist.sampling.distributions import SamplingSettings

@@ -21,7 +21,7 @@ from specdist.engine.interfaces import VerifyInput
 from specdist.engine.request import Request
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.verify import Verifier
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from specdist.policies.payoff import ALONE, LISTEN, SYNCHRONOUS, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, ScriptedChooser, requests_for

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdist.models.attention.rope import recomputed_from, rope_border
-from specdist.models.passes.runner import Acceleration
+from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import Harness, requests_for
 from tests.models.families import VOCAB_SIZE, noisy_copy
 

@@ -27,7 +27,7 @@ from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.families.adapters import use_paged_attention
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import FixedLength
 from specdist.sampling.distributions import SamplingSettings

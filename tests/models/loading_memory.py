@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.cutting import join_sharding
 from specdist.models.loading.loading import load_sharded, load_whole
+from specdist.models.sharding.cutting import join_sharding
 from tests.ranks import join, leave
 
 MIB = 2**20

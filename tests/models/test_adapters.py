@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.attention.adapters import use_paged_attention, use_transformers_attention
+from specdist.models.families.adapters import use_paged_attention, use_transformers_attention
 from specdist.models.passes.runner import ModelRunner
 from tests.engine.harness import paged_runner
 from tests.models.chunks import MIXED, GrowingRows, check_rows

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.models.batch.flat import FlatBatch, Segments
 from specdist.models.drafters.states import StatesRunner
-from specdist.models.passes.flat import FlatBatch, Segments
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments, places_from
 

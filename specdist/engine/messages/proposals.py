@@ -24,8 +24,8 @@ from specdist.engine.times.reports import (
     TracedDrafts,
     Traffic,
 )
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import Dense
 
 NO_TOKENS = FlatBatch(*np.zeros((3, 0), np.int64))

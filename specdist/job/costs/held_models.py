@@ -8,8 +8,8 @@ from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.models.cache.branch_pages import pages_per_branch
 from specdist.models.cache.windowed_pages import WindowedLayers
-from specdist.models.files.sizes import ModelSize
-from specdist.models.loading.reserve import PassLimits, gib, page_overhead
+from specdist.models.sizes.reserve import PassLimits, gib, page_overhead
+from specdist.models.sizes.sizes import ModelSize
 
 
 @dataclass(frozen=True, kw_only=True)

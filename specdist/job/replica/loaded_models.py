@@ -14,14 +14,15 @@ from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.logs import quiet_libraries
 from specdist.job.ranks.topology import Topology, gathered, init_deepspeed
 from specdist.job.replica.model_plan import ModelPlan
-from specdist.models.drafters.declaration import Placement
+from specdist.models.draft_models.declaration import Placement
 from specdist.models.drafters.drafters import load_drafter
 from specdist.models.drafters.states import StatesRunner
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.loading.cutting import join_sharding
 from specdist.models.loading.loading import load_sharded, load_whole
-from specdist.models.loading.loading_check import LoadingCheck, check_loading
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
+from specdist.models.sharding.cutting import join_sharding
+from specdist.models.start_check.loading_check import LoadingCheck, check_loading
 from specdist.utils.errors import UserError
 
 Value = TypeVar("Value")

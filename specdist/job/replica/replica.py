@@ -30,10 +30,10 @@ from specdist.job.ranks.topology import broadcast_from_rank0, gathered
 from specdist.job.replica.loaded_models import LoadedModels, load_models
 from specdist.job.replica.plan import CachePages, ReplicaPlan
 from specdist.models.cache.windowed_pages import longest_window
-from specdist.models.loading.loading_check import LoadingCheck
 from specdist.models.passes.all_reduce import SUMS, Choice
 from specdist.models.passes.graphs import GraphMemory
 from specdist.models.passes.runner import ModelRunner
+from specdist.models.start_check.loading_check import LoadingCheck
 from specdist.policies.costs import Agree, CostModel
 from specdist.policies.payoff import RoundShape
 from specdist.policies.registry import uses_features

@@ -16,8 +16,8 @@ from specdist.job.preflight import RunPlan
 from specdist.job.ranks.signals import find_launcher
 from specdist.job.totals.report import frozen_costs
 from specdist.job.totals.spending import GpuCosts, options_of
-from specdist.models.loading.loading_check import LoadingCheck
 from specdist.models.passes.all_reduce import SUMS, Choice
+from specdist.models.start_check.loading_check import LoadingCheck
 from specdist.utils.host import command_line
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"

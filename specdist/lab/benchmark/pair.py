@@ -26,8 +26,8 @@ from specdist.job.replica.model_plan import plan_models
 from specdist.job.texts.tokens import PromptEncoder, load_tokenizer
 from specdist.job.workload import Workload
 from specdist.llm import NO_PATH
-from specdist.models.attention.adapters import use_paged_attention, use_transformers_attention
 from specdist.models.attention.rope import recomputed_from, rope_borders
+from specdist.models.families.adapters import use_paged_attention, use_transformers_attention
 from specdist.models.files.checkpoint import Checkpoint, keeps_states
 from specdist.models.loading.loading import load_whole
 from specdist.models.passes.runner import ModelRunner

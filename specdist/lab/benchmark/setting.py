@@ -23,7 +23,7 @@ from specdist.lab.benchmark.pair import PagedPair, Pair
 from specdist.lab.benchmark.results import Hardware, ModelSizes, WorkSize, versions
 from specdist.lab.synthetic.build import SyntheticRecord, build_synthetic
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.files.sizes import model_size
+from specdist.models.sizes.sizes import model_size
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 

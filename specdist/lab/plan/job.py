@@ -43,8 +43,9 @@ from specdist.lab.plan.report import (
 from specdist.lab.plan.shapes import NAMED, named_config
 from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.drafters.mtp_loading import head_config
-from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, check_family, drafter_config
-from specdist.models.files.sizes import ModelSize, size_of
+from specdist.models.families.family_check import check_family
+from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, drafter_config
+from specdist.models.sizes.sizes import ModelSize, size_of
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 from specdist.utils.host import available_memory_bytes

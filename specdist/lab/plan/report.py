@@ -18,7 +18,7 @@ from specdist.lab.plan.memory import Fit
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
 from specdist.lab.synthetic.config import SHAPES
-from specdist.models.files.sizes import ModelSize
+from specdist.models.sizes.sizes import ModelSize
 from specdist.utils.table import Table
 
 NAMES: dict[Mode, str] = {

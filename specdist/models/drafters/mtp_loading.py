@@ -8,12 +8,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from specdist.models.drafters.declaration import Placement
-from specdist.models.drafters.mtp import FORMS, FileNames, mtp_config
+from specdist.models.draft_models.declaration import Placement
+from specdist.models.draft_models.mtp import FORMS, FileNames, mtp_config
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.damage import reading
-from specdist.models.files.fitting import check_weights
 from specdist.models.files.weight_files import stored_shapes
+from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
 from specdist.utils.errors import UserError
 

@@ -11,19 +11,19 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.attention.adapters import use_paged_attention
-from specdist.models.attention.computed import ComputedTensors, build_without_weights
+from specdist.models.families.adapters import use_paged_attention
+from specdist.models.families.computed import ComputedTensors, build_without_weights
 from specdist.models.files.checkpoint import Checkpoint, auto_class, without_towers
 from specdist.models.files.weight_files import open_weights, stored_shapes
-from specdist.models.files.weight_names import WeightNames, ties_embeddings
-from specdist.models.loading.cutting import cut
-from specdist.models.loading.experts import share_sums
 from specdist.models.loading.filling import Filling, StoredNames
+from specdist.models.loading.narrow_placing import place_experts
+from specdist.models.loading.quantized_loading import QuantizedParts, place_layers
+from specdist.models.loading.weight_names import WeightNames, ties_embeddings
 from specdist.models.passes.all_reduce import SUMS, Choice, choose_sums
-from specdist.models.quantized.narrow_placing import place_experts
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import choose_products, dequantize_absorbed
-from specdist.models.quantized.quantized_loading import QuantizedParts, place_layers
+from specdist.models.sharding.cutting import cut
+from specdist.models.sharding.experts import share_sums
 from specdist.utils.errors import UserError
 from specdist.utils.packages import check_installed
 
@@ -144,7 +144,7 @@ def load_sharded(
 
     The logits are those of this rank's part of the first ``vocab_size`` ids, see
     :func:`specdist.sampling.vocab_parallel.vocab_ranges`. All ranks of the world outside of the group must
-    call :func:`specdist.models.loading.cutting.join_sharding` at the same time.
+    call :func:`specdist.models.sharding.cutting.join_sharding` at the same time.
 
     DeepSpeed's own loading of checkpoint files is not used: it leaves the norms of families that it does not
     list (Gemma's) without weights, and fails if a layer's weight and bias are in different files.

@@ -31,7 +31,7 @@ from specdist.job.replica.model_plan import ModelPlan, plan_models, with_model_d
 from specdist.job.rows.row_requests import prompt_encoder
 from specdist.job.totals.report import frozen_costs, total_stats
 from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
-from specdist.models.files.sizes import model_size
+from specdist.models.sizes.sizes import model_size
 from specdist.sampling.distributions import SamplingSettings
 from specdist.training.drafts.config import DistillConfig
 from specdist.training.drafts.data import (

@@ -22,10 +22,10 @@ from transformers import DynamicCache
 
 from specdist.engine.times.timeline import timed
 from specdist.lab.benchmark.pair import PagedPair
-from specdist.models.files.sizes import model_size
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.quantized.quantized import quantization_of
+from specdist.models.sizes.sizes import model_size
 from specdist.utils.packages import cache_argument
 from tests.lab.draft_rank import with_slots
 
