@@ -28,8 +28,8 @@ from specdist.data.formats.messages import MessageError, chat_messages
 from specdist.data.formats.prompts import RowError
 from specdist.data.stats.shard import Stats
 from specdist.engine.request import Completion, FinishReason, PromptLogprobs, Request, TokenLogprobs
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.ranks.topology import Topology, local_device
 from specdist.job.replica.model_plan import plan_models
 from specdist.job.replica.plan import ReplicaPlan

@@ -13,12 +13,13 @@ from specdist.engine.draft.channels import InProcess, serve_draft
 from specdist.engine.draft.client import Channel, Draft
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.ngram_draft import NgramDraft
-from specdist.engine.draft.target_states import LastStates
 from specdist.engine.engine import Engine
-from specdist.engine.faults import MemoryGuard
-from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.logprobs import LogprobBook
+from specdist.engine.messages.interfaces import Proposer, Target
+from specdist.engine.messages.target_states import LastStates
 from specdist.engine.request import Requests
+from specdist.engine.rounds.faults import MemoryGuard
+from specdist.engine.rounds.logprobs import LogprobBook
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.scheduler import Scheduler
 from specdist.engine.schedule.stopping import StopRules
@@ -26,7 +27,6 @@ from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.target.local_target import LocalTarget
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.target.sharded_target import ShardedTarget, VocabParallelVerifier, target_worker_loop
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.cache.pages import PageTable
 from specdist.models.cache.windowed_pages import WindowedLayers

@@ -21,20 +21,20 @@ from typing import Literal
 import numpy as np
 
 from specdist.data.stats.fields import TargetTimes
-from specdist.engine.faults import MemoryGuard, NonFiniteGuard, mark_without_token
-from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.logprobs import LogprobBook
+from specdist.engine.messages.interfaces import Proposer, Target
+from specdist.engine.messages.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Completion, FinishReason, Sequence
+from specdist.engine.rounds.faults import MemoryGuard, NonFiniteGuard, mark_without_token
+from specdist.engine.rounds.logprobs import LogprobBook
+from specdist.engine.rounds.stats_recorder import StatsRecorder
+from specdist.engine.rounds.tracing import record_block, record_token_ahead
+from specdist.engine.rounds.verify import Block, NewBlocks, Tails, Verified, Verifier, blocks_of, flat_context
 from specdist.engine.schedule.plan import LastPass, RoundPlan
 from specdist.engine.schedule.scheduler import NextRound, Scheduler
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.target.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.times.reports import Traffic
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Kind, PhaseTime, Timeline, clock_of
-from specdist.engine.times.tracing import record_block, record_token_ahead
-from specdist.engine.verify import Block, NewBlocks, Tails, Verified, Verifier, blocks_of, flat_context
 from specdist.models.loading.memory import peak_memory_bytes
 from specdist.sampling.distributions import NOT_FINITE
 from specdist.sampling.processing.options import Processing

@@ -13,8 +13,8 @@ from specdist.data.run.manifest import seed_says
 from specdist.data.run.opening import remove_leftovers
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.storage import local_folder
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.costs.corrections import Corrections
 from specdist.job.costs.energy import EnergyMeter, energy_meter
 from specdist.job.manifest import frozen_models, reproducibility
@@ -38,13 +38,7 @@ from specdist.job.totals.card import write_card
 from specdist.job.totals.closing import closing_lines, record_check
 from specdist.job.totals.hub import push_to_hub
 from specdist.job.totals.progress import Progress, Scalars
-from specdist.job.totals.report import (
-    cut_line,
-    frozen_costs,
-    is_often_cut,
-    total_stats,
-    totals_document,
-)
+from specdist.job.totals.report import cut_line, frozen_costs, is_often_cut, total_stats, totals_document
 from specdist.job.totals.status import error_kinds
 from specdist.job.workload import Workload
 from specdist.models.files.generation import OPTIONS, unused_settings

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.engine.draft.channels import InProcess
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.models.draft_models.block import BlockDrafter
 from specdist.models.draft_models.block_config import BLOCK, published_config
 from specdist.models.drafters.block_runner import BlockRunner

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
 from specdist.engine.draft.channels import InProcess
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.times.timeline import Timeline

@@ -21,12 +21,12 @@ from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
 from specdist.engine.draft.channels import InProcess
 from specdist.engine.draft.client import Draft
-from specdist.engine.interfaces import Proposer, Target
+from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Completion, Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.models.attention.rope import recomputed_from, rope_borders
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.windowed_pages import WindowedLayers, longest_window

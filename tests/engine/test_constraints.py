@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.engine.faults import NUM_SUSPECT_ROWS
 from specdist.engine.request import Completion, Request
+from specdist.engine.rounds.faults import NUM_SUSPECT_ROWS
 from specdist.policies import FixedLength, VerifiedBlocks
 from specdist.policies.payoff import ALONE, LISTEN, SYNCHRONOUS, RoundShape
 from specdist.sampling.constraints.constraint import Constraint

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.times.timeline import Timeline
 from specdist.policies.ngrams.block_lengths import NgramSettings

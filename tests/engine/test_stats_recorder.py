@@ -15,9 +15,9 @@ from specdist.data.stats.shard import AheadOutcome, Stats
 from specdist.engine import engine as engine_module
 from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Request, Sequence
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import RoundPlan
 from specdist.engine.times.reports import AheadReport, RoleTimes, Traffic
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import DeviceClock, PhaseTime
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import SamplingSettings

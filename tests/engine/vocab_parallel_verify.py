@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from specdist.engine.interfaces import VerifyInput, VerifyOutput
+from specdist.engine.messages.interfaces import VerifyInput, VerifyOutput
 from specdist.engine.target.collectives import Collectives
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.target.sharded_target import VocabParallelVerifier

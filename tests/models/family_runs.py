@@ -37,9 +37,9 @@ from transformers import AutoConfig
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.request import Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.ranks.logs import quiet_libraries
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica.model_plan import plan_models

@@ -16,7 +16,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from specdist.engine.interfaces import VerifyInput
+from specdist.engine.messages.interfaces import VerifyInput
 from specdist.engine.target.local_target import FullDistributions
 from specdist.models.attention.kernel import MAX_SPLIT_BYTES
 from specdist.models.batch.flat import FlatBatch

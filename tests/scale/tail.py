@@ -33,7 +33,7 @@ from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.data.run.opening import open_run_folder
 from specdist.data.run.run_folder import RunFolder
 from specdist.engine.request import Completion, Request
-from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.job.preflight import RunPlan
 from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.recording import Recorder

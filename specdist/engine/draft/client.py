@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
-from specdist.engine.draft.target_states import LastStates
 from specdist.engine.messages.proposals import DRAW, NO_TOKENS, ProposalReply, ProposalRequest
+from specdist.engine.messages.target_states import LastStates
 from specdist.engine.times.reports import AheadReport, RoleTimes, Traffic
 from specdist.engine.times.timeline import Timeline
 from specdist.models.batch.flat import FlatBatch

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from specdist.engine.draft.client import sample_alone
+from specdist.engine.messages.opened import NONE
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.engine.target.opened import NONE
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import AheadReport, RoleTimes, TracedDrafts
 from specdist.engine.times.timeline import Timeline

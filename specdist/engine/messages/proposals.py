@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specdist.engine.draft.target_states import TargetStates
+from specdist.engine.messages.opened import OpenedSequences
+from specdist.engine.messages.target_states import TargetStates
 from specdist.engine.request import Sequence
 from specdist.engine.schedule.plan import DRAW as DRAW
-from specdist.engine.target.opened import OpenedSequences
 from specdist.engine.times.reports import (
     NO_DRAFT_STEPS,
     NO_TRAFFIC,

@@ -15,12 +15,12 @@ from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.draft.channels import ToRank
 from specdist.engine.draft.client import Draft
 from specdist.engine.engine import Engine
-from specdist.engine.interfaces import Proposer, Target
+from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Requests
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.collectives import RANK_ZERO, connect_draft, connect_target
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.costs.allocation import CacheRoom, refusal, room_for_cache
 from specdist.job.costs.kept_costs import KeptCosts, costs_key
 from specdist.job.costs.measuring import measure_costs

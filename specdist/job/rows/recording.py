@@ -11,7 +11,7 @@ from specdist.data.stats.rows import RowResult
 from specdist.data.stats.shard import Stats
 from specdist.data.store.storage import StorePath
 from specdist.engine.request import Completion, Request
-from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.job.costs.corrections import Corrections
 from specdist.job.costs.energy import EnergyMeter
 from specdist.job.preflight import RunPlan

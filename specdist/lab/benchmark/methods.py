@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from specdist.data.stats.shard import Stats
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.request import Request
 from specdist.job.texts.tokens import load_tokenizer
 from specdist.lab.benchmark.pair import DraftOrder, PagedPair, Pair

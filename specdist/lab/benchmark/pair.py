@@ -14,11 +14,11 @@ from transformers.utils import logging as transformers_logging
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.engine import Engine
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.request import Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Kind, Timeline, clock_of
 from specdist.job.costs.measuring import measure_costs
 from specdist.job.ranks.topology import Topology

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.lab.benchmark.methods import Row

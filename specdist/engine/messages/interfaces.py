@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from specdist.engine.messages.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.engine.target.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import Timeline
 from specdist.models.batch.flat import FlatBatch

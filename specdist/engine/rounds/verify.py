@@ -14,12 +14,18 @@ import numpy as np
 import torch
 
 from specdist.data.stats.shard import AheadOutcome
-from specdist.engine.interfaces import NO_PROMPT_TOKENS, ScoresTokens, Target, VerifyInput, VerifyOutput
-from specdist.engine.logprobs import EmittedTokens, LogprobBook
+from specdist.engine.messages.interfaces import (
+    NO_PROMPT_TOKENS,
+    ScoresTokens,
+    Target,
+    VerifyInput,
+    VerifyOutput,
+)
+from specdist.engine.messages.opened import OpenedSequences
 from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import FinishReason, Sequence
+from specdist.engine.rounds.logprobs import EmittedTokens, LogprobBook
 from specdist.engine.schedule.plan import DRAW, Chunk
-from specdist.engine.target.opened import OpenedSequences
 from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.pages import PageUpdates

@@ -11,7 +11,7 @@ import numpy as np
 
 from specdist.data.stats.traces import TracedToken
 from specdist.engine.messages.proposals import ProposalReply
-from specdist.engine.verify import Block
+from specdist.engine.rounds.verify import Block
 
 
 def record_token_ahead(block: Block, reply: ProposalReply, index: int) -> None:

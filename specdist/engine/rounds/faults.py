@@ -9,35 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import torch
-
-from specdist.engine.interfaces import Target
+from specdist.engine.messages.failures import DraftOutOfMemory, is_out_of_memory
+from specdist.engine.messages.interfaces import Target
 from specdist.engine.request import Sequence
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import RoundPlan, SchedulerSettings
 from specdist.engine.schedule.scheduler import Scheduler
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.models.loading.memory import release_memory
 from specdist.sampling.processing.processors import TokenMasker
 from specdist.utils.errors import UserError, first_line
 
 # If this many sequences have non-finite logits and none has finite ones, the model is at fault.
 NUM_SUSPECT_ROWS = 8
-# In the RuntimeErrors of torch's allocators, and of libraries that allocate themselves.
-OUT_OF_MEMORY_TEXTS = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")
-DRAFT_NOT_FINITE = (
-    "the draft's logits are not finite (NaN or infinite) at some positions: no tokens are drafted there"
-)
-
-
-class DraftOutOfMemory(RuntimeError):
-    """The draft ran out of memory, of which no rank of the target knows; it waits for the next request."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch might succeed."""
-    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError, DraftOutOfMemory)):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
 def mark_without_token(sequence: Sequence, masker: TokenMasker | None) -> None:

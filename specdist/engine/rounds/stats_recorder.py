@@ -15,10 +15,10 @@ from specdist.data.stats.fields import PeakMemory, TargetTimes, add_to
 from specdist.data.stats.shard import Stats, split_proportionally
 from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Sequence
+from specdist.engine.rounds.verify import Block
 from specdist.engine.schedule.plan import RoundPlan
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import PhaseTime
-from specdist.engine.verify import Block
 from specdist.policies.pass_ratios import PassRatios
 
 
