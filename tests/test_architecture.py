@@ -37,9 +37,8 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "cli", "config", "data", "engine.request", "engine.schedule.plan", "engine.schedule.scheduler",
-    "engine.schedule.stopping", "job.totals.card", "job.totals.hub",
-    "job.totals.predictions", "job.totals.report", "job.totals.status",
-    "lab.plan.hardware", "lab.plan.simulate",
+    "engine.schedule.stopping", "job.totals.card", "job.totals.hub", "job.totals.report",
+    "job.totals.status", "lab.plan.hardware", "lab.plan.simulate",
     "models.cache.branch_pages", "models.cache.draft_window", "models.cache.pages", "models.heads.examples",
     "models.heads.info", "models.heads.roc", "policies", "results.evaluate.config", "results.evaluate.run",
     "results.report", "results.runs", "sampling.keys", "sampling.processing.options",

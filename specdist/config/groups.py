@@ -234,11 +234,6 @@ class GpuCostOptions:
         None, rule=within(above=0, below=math.inf, text="must be a number above 0"),
         help="price of a GPU for an hour, in any currency: what a million tokens cost is told then",
     )  # fmt: skip
-    gpu_watts: float | None = option(
-        None, rule=within(above=0, below=math.inf, text="must be a number of watts above 0"),
-        help="power of a GPU at work, with its share of the node's: the energy of a million tokens is told "
-        "then; without it that of the GPUs alone, by their counters, where nvidia-ml-py is installed",
-    )  # fmt: skip
 
 
 @dataclass(kw_only=True)

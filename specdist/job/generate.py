@@ -16,7 +16,6 @@ from specdist.data.store.storage import local_folder
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.costs.corrections import Corrections
-from specdist.job.costs.energy import EnergyMeter, energy_meter
 from specdist.job.manifest import frozen_models, reproducibility
 from specdist.job.preflight import NUM_HALVINGS, ROWS_TOO_LARGE, RunPlan, freeze_costs, plan_run
 from specdist.job.ranks.activity import Activity
@@ -146,12 +145,11 @@ def _generate_planned(
     )
     if run is not None and (advice := replica.advice) is not None:
         logger.warning("%s", advice)
-    meter = energy_meter(topology)
     activity.begin("generating", has_progress=True)
     if run is None:
         is_complete = follow_assignments(topology, replica, stop)
     else:
-        is_complete = generate_rows(config, models, run, replica, topology, stop, meter)
+        is_complete = generate_rows(config, models, run, replica, topology, stop)
     return 0 if is_complete else EXIT_STOPPED
 
 
@@ -183,7 +181,6 @@ def generate_rows(
     replica: Replica,
     topology: Topology,
     stop: StopRequest,
-    meter: EnergyMeter | None = None,
 ) -> bool:
     """Generate and record every row that is not finished, on rank 0, while the other ranks follow its
     assignments. Returns whether the run is complete; otherwise it was stopped."""
@@ -246,7 +243,6 @@ def generate_rows(
             partial(run.prompts.sizes, length_column=config.length_column),
             is_length=config.length_column is not None,
         ),
-        meter=meter,
         corrections=corrections,
     )
 

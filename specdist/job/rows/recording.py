@@ -13,7 +13,6 @@ from specdist.data.store.storage import StorePath
 from specdist.engine.request import Completion, Request
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.job.costs.corrections import Corrections
-from specdist.job.costs.energy import EnergyMeter
 from specdist.job.preflight import RunPlan
 from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.row_requests import RowRequests
@@ -42,14 +41,13 @@ class Recorder:
         progress: Progress,
         writer: ShardWriter | None = None,
         lengths: ExpectedLengths | None = None,
-        meter: EnergyMeter | None = None,
         corrections: Corrections | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``writer``: of finished shards; ``meter``: read with each; ``corrections``: of what decides rounds;
-        ``lengths``, ``clock``: see :class:`WorkQueue`."""
+        """``writer``: of finished shards; ``corrections``: of what decides rounds; ``lengths``, ``clock``:
+        see :class:`WorkQueue`."""
         self._plan, self._rows, self._stats_recorder = plan, rows, stats_recorder
-        self._progress, self._meter, self._clock = progress, meter, clock
+        self._progress, self._clock = progress, clock
         self._writer, self._corrections = writer or ShardWriter(plan), corrections
         self.waits_for_costs = False
         """The next row needs other costs, once those that run have ended: see :meth:`change_costs`."""
@@ -175,8 +173,6 @@ class Recorder:
             return
         work.log.append(result)
         self._work.observe(result)
-        if self._meter is not None:
-            self._meter.count(result.num_completion_tokens)
         now = self._clock()
         if now - work.snapshot_at >= SNAPSHOT_INTERVAL_S:
             work.log.snapshot(self._stats_recorder.shard(work.key).to_json())
@@ -193,8 +189,6 @@ class Recorder:
             return
         counted = self._stats_recorder.close_shard(work.key)
         extend_to_now(counted)
-        if self._meter is not None:
-            self._meter.read(counted)
         if work.leased.sub_shard is None:
             self._finish_shard(work, counted)
             return

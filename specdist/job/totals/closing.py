@@ -15,7 +15,7 @@ from specdist.data.stats.shard import Stats
 from specdist.job.preflight import RunPlan
 from specdist.job.ranks.signals import find_launcher
 from specdist.job.totals.report import frozen_costs
-from specdist.job.totals.spending import GpuCosts, options_of
+from specdist.job.totals.spending import gpu_price_of, price_text
 from specdist.models.passes.all_reduce import SUMS, Choice
 from specdist.models.start_check.loading_check import LoadingCheck
 from specdist.utils.host import command_line
@@ -108,8 +108,8 @@ def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> lis
             f"{figures['tokens_per_s']:,.1f} tokens/s, {figures['tokens_per_s_per_device']:,.1f} per device; "
             f"{total.num_completion_tokens:,} tokens"
         )
-        costs = GpuCosts.of(options_of(folder.config_path), figures).text(figures["tokens_per_s_per_device"])
-        speed += f"; {costs}" if costs else ""
+        price = price_text(gpu_price_of(folder.config_path), figures["tokens_per_s_per_device"])
+        speed += f"; {price}" if price else ""
     if figures["time_to_first_token_s"] is not None:
         speed += f"; the first one {figures['time_to_first_token_s']:,.1f} s after a replica's start"
     if figures["draft_acceptance_rate"] is not None:

@@ -17,7 +17,7 @@ from specdist.data.leases.leases import Leases
 from specdist.data.run.layout import SUBTOTAL, TOTAL
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.totals.spending import GpuCosts, options_of
+from specdist.job.totals.spending import gpu_price_of, price_text
 from specdist.job.totals.totals import Total, subtotalled, total_of
 from specdist.utils.errors import UserError
 
@@ -160,9 +160,7 @@ class StatusReader:
     def _costs(self) -> str:
         info = self._folder.manifest.info
         figures = self._total.stats.summary(info.get("world_size", 1))
-        return GpuCosts.of(options_of(self._folder.config_path), figures).text(
-            figures["tokens_per_s_per_device"]
-        )
+        return price_text(gpu_price_of(self._folder.config_path), figures["tokens_per_s_per_device"])
 
     def _see_done(self, num_shards: int) -> None:
         recorded = self._folder.recorded_shards(set(range(num_shards)) - self._done)

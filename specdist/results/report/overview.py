@@ -13,18 +13,13 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.seeds import SEED_FIXES, seed_fixes
 from specdist.data.run.manifest import UP_TO_ROUNDING
 from specdist.data.stats.regression import NS_PER_S
-from specdist.job.totals.spending import GpuCosts
+from specdist.job.totals.spending import price_per_million
 from specdist.results.report.formats import NOTHING, count, duration, number, percent, speed
 from specdist.results.report.markup import banner, box, details, paragraph, table, tiles
 from specdist.results.report.panel import Panel, label_of, table_by_run
 from specdist.results.report.runs import ReportedRun, tokens_per_pass
 
 DEFAULTS = {item.name: item.default for item in dataclasses.fields(GenerateConfig)}
-SPENT = {
-    "price_per_million_tokens": "price of a million tokens",
-    "kwh_per_million_tokens": "kWh for a million tokens",
-    "measured_kwh_per_million_tokens": "kWh of the GPUs for a million tokens",
-}
 NOT_COMPARED = ("output", "overwrite")
 
 
@@ -68,21 +63,8 @@ def summary_tiles(run: ReportedRun) -> Markup:
         ),
     ]
     if run.has_drafts:
-        factor = run.predictions.theory.get("wall_time_factor")
-        share = run.num_target_devices / run.num_devices
-        found += [
-            (
-                "draft tokens accepted",
-                percent(figures["draft_acceptance_rate"]),
-                f"of {count(total.num_draft_tokens)} drafted",
-            ),
-            (
-                f"speed-up per {run.device_name}",
-                f"{number(factor.measured * share)} ×" if factor and factor.measured else NOTHING,
-                f"compared with the target alone on {run.num_target_devices} {run.device_name}"
-                f"{'s' if run.num_target_devices > 1 else ''}, if its passes took the same time",
-            ),
-        ]
+        accepted = percent(figures["draft_acceptance_rate"])
+        found.append(("draft tokens accepted", accepted, f"of {count(total.num_draft_tokens)} drafted"))
     found += [
         ("rows", count(total.num_rows), f"{count(total.num_completion_tokens)} completion tokens"),
         ("error rows", count(total.num_error_rows), "rows without a completion"),
@@ -97,15 +79,9 @@ def summary_tiles(run: ReportedRun) -> Markup:
             f"in {count(len(run.shards))} shard{'s' * (len(run.shards) > 1)}, all replicas together",
         ),
     ]
-    costs = GpuCosts.of(run.config, figures).per_million(figures["tokens_per_s_per_device"])
-    found += [
-        (
-            SPENT[name],
-            f"{value:.3g}",
-            "of completions, " + ("measured" if name.startswith("measured") else "by the options of the run"),
-        )
-        for name, value in costs.items()
-    ]
+    price = price_per_million(run.config.get("gpu_price"), figures["tokens_per_s_per_device"])
+    if price is not None:
+        found.append(("price of a million tokens", f"{price:.3g}", "of completions, by --gpu_price"))
     return tiles(found)
 
 

@@ -17,7 +17,7 @@ from specdist.results.report.overview import banners, configuration, side_by_sid
 from specdist.results.report.panel import Panel, names
 from specdist.results.report.panels.acceptance import by_entropy, by_position, lengths
 from specdist.results.report.panels.speed import speed_by_shard, speed_over_time
-from specdist.results.report.panels.timing import predicted_time, theory, time_per_role
+from specdist.results.report.panels.timing import time_per_role
 from specdist.results.report.runs import ReportedRun, read_runs
 from specdist.results.report.style import RUN_COLOURS, png, report_style
 from specdist.utils.errors import UserError
@@ -82,10 +82,7 @@ def make_panels(runs: Sequence[ReportedRun]) -> list[Panel]:
         panels = [side_by_side(runs)] if len(runs) > 1 else []
         panels += [configuration(runs), speed_over_time(runs), speed_by_shard(runs), time_per_role(runs)]
         if drafting:
-            panels += [
-                by_position(drafting), lengths(drafting), by_entropy(drafting), predicted_time(drafting),
-                theory(drafting),
-            ]  # fmt: skip
+            panels += [by_position(drafting), lengths(drafting), by_entropy(drafting)]
         if len(drafting) < len(runs):
             panels.append(_without_draft([run for run in runs if not run.has_drafts], len(runs)))
         panels.append(error_rows(runs))
@@ -97,7 +94,7 @@ def _without_draft(runs: Sequence[ReportedRun], num_runs: int) -> Panel:
     return Panel(
         name="no-draft",
         title="No draft",
-        help="Acceptance, lengths, discarded tokens and the papers' formulas are about drafted tokens.",
+        help="Acceptance and lengths are about drafted tokens.",
         content=[
             left_out(f"{who} generated with the target alone, so these panels are left out. Run with --draft "
             "and a --policy other than none to get them.")

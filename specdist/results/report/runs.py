@@ -17,8 +17,6 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.figures import ShardFigures
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.stats.shard import Stats
-from specdist.job.totals.predictions import Predictions
-from specdist.job.totals.report import run_predictions
 from specdist.job.totals.spending import options_of
 from specdist.job.totals.status import RunStatus, StatusReader, error_kind
 from specdist.job.totals.totals import total_and_figures
@@ -78,11 +76,6 @@ class ReportedRun:
         return int(self.info.get("world_size", 1))
 
     @property
-    def num_target_devices(self) -> int:
-        """Those of the target alone. A draft of its own has one more."""
-        return self.num_devices - (self.info.get("draft_placement") == "own")
-
-    @property
     def ranks(self) -> str:
         """Their number, and which of them holds the draft."""
         holder = {"own": " (one for the draft)", "shared": " (the first has the draft, too)"}
@@ -109,10 +102,6 @@ class ReportedRun:
     @cached_property
     def summary(self) -> Mapping[str, Any]:
         return self.total.summary(self.num_devices)
-
-    @cached_property
-    def predictions(self) -> Predictions:
-        return run_predictions(self.folder, self.total)
 
     @property
     def span_s(self) -> float | None:

@@ -48,7 +48,7 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
     for index, run in enumerate(runs):
         shares = accepted_share_per_position(run.total)
         positions = np.arange(1, len(shares) + 1)
-        acceptance = run.predictions.acceptance
+        acceptance = run.total.verified_acceptance_rate
         colour, marker = RUN_COLOURS[index], RUN_MARKERS[index]
         axes.plot(positions, shares, marker=marker, color=colour, label=label_of(run, runs, "measured"))
         if acceptance is not None and run.is_exact:
@@ -62,7 +62,7 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
         ("drafted", lambda run: count(run.total.num_draft_tokens)),
         ("accepted", lambda run: count(run.total.num_accepted_tokens)),
         ("share accepted", lambda run: percent(run.summary["draft_acceptance_rate"])),
-        ("α: acceptance rate of verified tokens", lambda run: number(run.predictions.acceptance, 3)),
+        ("α: acceptance rate of verified tokens", lambda run: number(run.total.verified_acceptance_rate, 3)),
     ]
     content = [table_by_run("of all draft tokens", runs, totals), _positions(runs)]
     if not all(run.is_exact for run in runs):
