@@ -20,7 +20,7 @@ from specdist.job.costs.allocation import (
     sampling_of,
     target_limits,
 )
-from specdist.job.costs.held_models import BatchLimits, HeldModel
+from specdist.job.models.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit

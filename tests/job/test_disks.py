@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from specdist.job.ranks.logs import RunLog, add_run_log
+from specdist.job.recording.recording import Recorder
 from specdist.job.replica import loaded_models
-from specdist.job.rows.recording import Recorder
 from tests.job.launching import Ended, refused, run_here, shard_bytes
 from tests.job.pair import Pair
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.models.model_plan import plan_models
 from specdist.job.totals.report import total_stats
 from specdist.models.draft_models.block_config import UnknownPart, published_config
 from specdist.models.draft_models.eagle3 import EAGLE3

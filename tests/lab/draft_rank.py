@@ -32,7 +32,7 @@ from specdist.engine.times.timeline import Kind, Timeline, clock_of
 from specdist.job.costs.measuring import LEAST_BUDGET_S, ModelTimes, measure_draft
 from specdist.job.costs.pass_times import Budget
 from specdist.job.ranks.topology import Topology, join_world
-from specdist.job.workload import Workload
+from specdist.job.run.workload import Workload
 from specdist.lab.benchmark.pair import DraftOrder
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.loading import load_whole

@@ -18,9 +18,9 @@ from typing import Any
 
 from specdist.cli import generate as main
 from specdist.engine.request import Completion, Request
+from specdist.job.recording.recording import Recorder
+from specdist.job.recording.work import WorkQueue
 from specdist.job.rows.lengths import ExpectedLengths
-from specdist.job.rows.recording import Recorder
-from specdist.job.rows.work import WorkQueue
 from specdist.models.passes.runner import ModelRunner
 from tests.forked import fork
 from tests.job.launching import arguments

@@ -14,7 +14,7 @@ from specdist.data.run.layout import LEASES_FOLDER
 from specdist.data.run.opening import is_open, open_run_folder
 from specdist.data.run.parts import PartLog
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.rows import recording
+from specdist.job.recording import recording
 from tests.scale.counting import CountingFiles
 from tests.scale.indexed import Indexed
 from tests.scale.simulation import MIDDLE, SETUP_S, START, START_S, TAIL, Outcome, beat_at

@@ -34,11 +34,11 @@ from specdist.data.run.opening import open_run_folder
 from specdist.data.run.run_folder import RunFolder
 from specdist.engine.request import Completion, Request
 from specdist.engine.rounds.stats_recorder import StatsRecorder
-from specdist.job.preflight import RunPlan
+from specdist.job.recording.recording import Recorder
+from specdist.job.recording.uploads import Uploads
 from specdist.job.rows.lengths import ExpectedLengths
-from specdist.job.rows.recording import Recorder
 from specdist.job.rows.row_requests import RowRequests
-from specdist.job.rows.uploads import Uploads
+from specdist.job.run.preflight import RunPlan
 from specdist.job.texts.tokens import PromptEncoder
 from specdist.job.totals.progress import Progress
 from tests.scale.events import Events

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.target.collectives import RANK_ZERO
-from specdist.job.costs.held_models import BatchLimits, HeldModel
+from specdist.job.models.held_models import BatchLimits, HeldModel
+from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import ModelPlan
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.loading.memory import DeviceMemory, available_memory_bytes, device_memory

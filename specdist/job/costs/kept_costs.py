@@ -20,9 +20,9 @@ import torch
 from specdist.config.generate import GenerateConfig
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import json_bytes, sealed, unsealed, write_json
+from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import ModelPlan
-from specdist.job.workload import Workload
+from specdist.job.run.workload import Workload
 from specdist.kernels.cpu_library import processor
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.policies.costs import CostModel

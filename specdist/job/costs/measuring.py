@@ -38,7 +38,7 @@ from specdist.job.costs.round_times import (
     message_curve,
 )
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
-from specdist.job.workload import Workload
+from specdist.job.run.workload import Workload
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import ContextCosts, CostModel, Curve
 from specdist.utils.host import Waiting

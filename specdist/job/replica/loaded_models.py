@@ -10,10 +10,10 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
+from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.logs import quiet_libraries
 from specdist.job.ranks.topology import Topology, gathered, init_deepspeed
-from specdist.job.replica.model_plan import ModelPlan
 from specdist.models.draft_models.declaration import Placement
 from specdist.models.drafters.drafters import load_drafter
 from specdist.models.drafters.states import StatesRunner

@@ -11,13 +11,13 @@ from specdist.engine.assembly import Assembly
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.job.costs.held_models import BatchLimits
-from specdist.job.manifest import reproducibility
+from specdist.job.models.held_models import BatchLimits
+from specdist.job.models.model_plan import ModelPlan, batch_limits
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import ModelPlan, batch_limits
+from specdist.job.run.manifest import reproducibility
+from specdist.job.run.workload import UNKNOWN_WORK, Workload
 from specdist.job.texts.ngram_texts import ngram_settings
 from specdist.job.texts.processing import sampling_settings
-from specdist.job.workload import UNKNOWN_WORK, Workload
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import build_policy

@@ -21,10 +21,10 @@ from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.timeline import Kind, Timeline, clock_of
 from specdist.job.costs.measuring import measure_costs
+from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.run.workload import Workload
 from specdist.job.texts.tokens import PromptEncoder, load_tokenizer
-from specdist.job.workload import Workload
 from specdist.llm import NO_PATH
 from specdist.models.attention.rope import recomputed_from, rope_borders
 from specdist.models.families.adapters import use_paged_attention, use_transformers_attention

@@ -15,8 +15,8 @@ from specdist.config.groups import QuantizationOptions, TrustOptions, values_of
 from specdist.data.formats.prompts import Prompts, RowError, open_prompts
 from specdist.data.leases.heartbeat import now_utc
 from specdist.job.ranks.topology import local_device
+from specdist.job.run.workload import NUM_TEXT_TOKENS, typical_context
 from specdist.job.texts.tokens import PromptEncoder, check_chat_variables, check_split_special_tokens
-from specdist.job.workload import NUM_TEXT_TOKENS, typical_context
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.benchmark.methods import Row
 from specdist.lab.benchmark.pair import PagedPair, Pair

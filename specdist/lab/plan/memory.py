@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs.allocation import draft_limits, room_on_gpu, shared_out, target_limits
-from specdist.job.costs.held_models import BatchLimits, HeldModel
+from specdist.job.models.held_models import BatchLimits, HeldModel
 from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.roofline import DEFAULTS
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode

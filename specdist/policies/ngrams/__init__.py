@@ -1,1 +1,1 @@
-"""Where candidates come from besides a draft model"""
+"""Candidates without a draft model: n-grams of texts."""

@@ -6,15 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from specdist.data.stats.regression import NS_PER_S
-from specdist.job.costs.measuring import (
-    LEAST_BUDGET_S,
-    NOTHING,
-    combined_costs,
-    context_of,
-    measure_target,
-)
+from specdist.job.costs.measuring import LEAST_BUDGET_S, NOTHING, combined_costs, context_of, measure_target
 from specdist.job.costs.pass_times import Budget
-from specdist.job.workload import Workload
+from specdist.job.run.workload import Workload
 from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.benchmark.methods import Generated, Row, Specdist
 from specdist.lab.benchmark.pair import DraftOrder, PagedPair

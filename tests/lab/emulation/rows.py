@@ -22,9 +22,9 @@ from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.engine.request import Request
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
-from specdist.job.preflight import RunPlan, open_joined
-from specdist.job.rows.recording import Recorder
+from specdist.job.recording.recording import Recorder
 from specdist.job.rows.row_requests import RowRequests
+from specdist.job.run.preflight import RunPlan, open_joined
 from specdist.job.texts.tokens import PromptEncoder
 from specdist.job.totals.progress import Progress
 

@@ -13,7 +13,7 @@ from specdist.config.groups import HOST_SEQS, MTP, SELF
 from specdist.config.speculation import SYNCHRONOUS
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.job.costs.held_models import unquantized_experts
+from specdist.job.models.held_models import unquantized_experts
 from specdist.job.texts.constraints import RunConstraints
 from specdist.job.texts.ngram_texts import NgramTexts, read_ngram_texts
 from specdist.job.texts.processing import sampling_settings

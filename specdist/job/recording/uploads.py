@@ -10,8 +10,8 @@ from typing import Any
 from specdist.data.stats.rows import RowResult, shard_table
 from specdist.data.stats.shard import Stats
 from specdist.data.stats.traces import trace_table
-from specdist.job.preflight import RunPlan
 from specdist.job.rows.row_results import count_rows
+from specdist.job.run.preflight import RunPlan
 from specdist.job.totals.totals import write_total
 
 # Shards whose upload has not ended are in memory: beyond so many, generation waits.

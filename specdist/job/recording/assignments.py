@@ -9,8 +9,8 @@ from enum import Enum
 
 from specdist.job.ranks.signals import StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
+from specdist.job.recording.recording import Recorder
 from specdist.job.replica.replica import Replica
-from specdist.job.rows.recording import Recorder
 
 logger = logging.getLogger(__name__)
 

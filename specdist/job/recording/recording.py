@@ -13,12 +13,12 @@ from specdist.data.store.storage import StorePath
 from specdist.engine.request import Completion, Request
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.job.costs.corrections import Corrections
-from specdist.job.preflight import RunPlan
+from specdist.job.recording.uploads import ShardWriter
+from specdist.job.recording.work import Work, WorkQueue
 from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.row_requests import RowRequests
 from specdist.job.rows.row_results import extend_to_now
-from specdist.job.rows.uploads import ShardWriter
-from specdist.job.rows.work import Work, WorkQueue
+from specdist.job.run.preflight import RunPlan
 from specdist.job.totals.progress import Progress
 from specdist.policies.costs import Agree, CostModel
 from specdist.utils.errors import UserError

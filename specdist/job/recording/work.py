@@ -22,9 +22,9 @@ from specdist.data.run.parts import PartLog
 from specdist.data.stats.rows import RowResult
 from specdist.data.store.storage import StorePath
 from specdist.engine.request import Request
-from specdist.job.preflight import RunPlan
 from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.row_requests import RowRequests
+from specdist.job.run.preflight import RunPlan
 
 # Between looks at the leases, as completions are recorded, while the target is at work; and the longest
 # between looks.

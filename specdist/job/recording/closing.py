@@ -12,8 +12,8 @@ from specdist.config.generate import GenerateConfig
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.shard import Stats
-from specdist.job.preflight import RunPlan
 from specdist.job.ranks.signals import find_launcher
+from specdist.job.run.preflight import RunPlan
 from specdist.job.totals.report import frozen_costs
 from specdist.job.totals.spending import gpu_price_of, price_text
 from specdist.models.passes.all_reduce import SUMS, Choice

@@ -19,13 +19,13 @@ from specdist.data.run.segments import COSTS, EARLIER_COSTS
 from specdist.data.store.access import check_output, leases_folder
 from specdist.data.store.files import FileStamp
 from specdist.data.store.storage import storage_path
-from specdist.job.manifest import PROMPT_FILES, run_manifest
+from specdist.job.models.model_plan import ModelPlan, batch_limits
 from specdist.job.ranks.restart import former_lone_row, former_replica, num_restarts
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import ModelPlan, batch_limits
 from specdist.job.rows.output_columns import check_column_names, check_writable
 from specdist.job.rows.row_options import RowOptionReader
 from specdist.job.rows.row_requests import chat_warnings, check_any_usable, prompt_encoder
+from specdist.job.run.manifest import PROMPT_FILES, run_manifest
 from specdist.job.texts.tokens import check_chat_template
 from specdist.job.totals.hub import check_hub
 from specdist.job.totals.report import all_costs, check_results, frozen_costs

@@ -19,8 +19,8 @@ from specdist.data.run.segments import ANY_TIME, BETWEEN_SHARDS, DRAFT_CHANGES, 
 from specdist.data.store.access import leases_folder
 from specdist.data.store.files import unique_tag
 from specdist.data.store.storage import is_url, storage_path
+from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import ModelPlan
 from specdist.job.texts.template_clock import clock_info
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.heads.drafts import DraftHead
