@@ -101,7 +101,6 @@ def generated() -> dict[str, str]:
     from tests.models import family_table, quantized_formats
     from tests.models.heads import tables as heads_tables
     from tests.policies import wall_clock
-    from tests.policies.ngrams import tables as drafters_tables
     from tests.sampling.constraints import tables as constraint_tables
     from tests.scale import rows as scale_rows
     from tests.scale import tables as scale_tables
@@ -147,9 +146,7 @@ def generated() -> dict[str, str]:
         ),
         **headlines(),
         **heads_tables.markdown(),
-        "ngram-drafts": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
-        "ngram-costs": drafters_tables.costs(),
     }
 
 

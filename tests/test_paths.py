@@ -30,7 +30,7 @@ CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, ComparisonConfig, DistillC
                       EvaluateConfig, GenerateConfig, PairConfig, PlanConfig, SyntheticConfig,
                       TrainConfig]  # fmt: skip
 # Not paths themselves, though their help speaks of files.
-NOT_PATHS = {"emulate", "lm_eval_export", "ngram_column"}
+NOT_PATHS = {"emulate", "lm_eval_export"}
 RUN = ["--prompts", "p.jsonl", "--output", "out", "--target", "model"]
 
 

@@ -52,7 +52,7 @@ SHAPES = [
 ]
 # Both sides share one, as in one process.
 SHARED = letters_masker()
-OF_NGRAMS: dict[str, Any] = {"ngrams": 0.1, "pair": (TARGET, None)}
+OF_NGRAMS: dict[str, Any] = {"ngrams": True, "pair": (TARGET, None)}
 MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
     "synchronous": (PLAIN, {}),
     "synchronous, filtered": (FILTERED, {"forced_room": 8, "is_traced": True}),

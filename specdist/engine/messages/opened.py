@@ -25,10 +25,10 @@ class OpenedSequences:
         slots, stream_keys, num_misses, max_lengths: as of :class:`Sequence`.
         context_lengths: length of the context after which to draft ahead; ``NO_CONTEXT`` for a resumed
             sequence.
-        num_prompt_tokens: [M], only where the draft is to know texts: to process logits, or for n-grams.
-        prefixes: and so, the first tokens of each, which share another one's pages.
-        options_MF: float64, only where logits are processed.
-        constraints: and so, each one's.
+        num_prompt_tokens: [M], as all that follow only where logits are processed.
+        prefixes: the first tokens of each, which share another one's pages.
+        options_MF: float64.
+        constraints: each one's.
     """
 
     slots: np.ndarray
@@ -45,20 +45,18 @@ class OpenedSequences:
     def of(
         sequences: list[Sequence],
         processing: Processing | None = None,
-        tells_texts: bool = False,
         has_window: bool = False,
     ) -> OpenedSequences:
-        """``processing``: of logits; ``tells_texts``: else too, what the draft does not run of a sequence,
-        which may be any of its tokens if it ``has_window``."""
+        """``processing``: of logits; the draft is then told what it does not run of a sequence: any of its
+        tokens if it ``has_window``."""
         if not sequences:
             return NOTHING_OPENED
         more: dict[str, Any] = {}
-        if tells_texts or processing is not None:
+        if processing is not None:
             more["num_prompt_tokens"] = _numbers([each.num_prompt_tokens for each in sequences])
             more["prefixes"] = [
                 each.token_ids[: None if has_window else each.num_shared] for each in sequences
             ]
-        if processing is not None:
             requests = [sequence.request for sequence in sequences]
             options = [(request.options or processing.defaults).numbers for request in requests]
             more["options_MF"] = np.array(options, np.float64)
@@ -72,11 +70,6 @@ class OpenedSequences:
             max_lengths=_numbers([sequence.max_length for sequence in sequences]),
             **more,
         )
-
-    @property
-    def are_resumed(self) -> np.ndarray:
-        """bool [M]: whether each goes on after a preemption."""
-        return self.context_lengths == NO_CONTEXT
 
 
 NOTHING_OPENED = OpenedSequences(

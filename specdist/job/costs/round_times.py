@@ -311,7 +311,7 @@ def host_times(
     # For sequences without options.
     settings = dataclasses.replace(assembly.settings, processing=None)
     assembly = dataclasses.replace(
-        _measured(assembly), settings=settings, ahead=ALONE, masker=None, ngrams=None, is_traced=False
+        _measured(assembly), settings=settings, ahead=ALONE, masker=None, is_traced=False
     )
     most = min(MOST_STEPS, assembly.scheduling.max_draft_tokens)
     found: dict[int, list[float]] = {}

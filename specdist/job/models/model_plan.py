@@ -15,7 +15,6 @@ from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.models.held_models import unquantized_experts
 from specdist.job.texts.constraints import RunConstraints
-from specdist.job.texts.ngram_texts import NgramTexts, read_ngram_texts
 from specdist.job.texts.processing import sampling_settings
 from specdist.job.texts.tokens import (
     check_chat_template,
@@ -58,7 +57,6 @@ class ModelPlan:
     is_expert_parallel: bool = False
     sums: Choice | None = None
     head: DraftHead | None = None
-    ngram_texts: NgramTexts | None = None
 
     @property
     def has_experts(self) -> bool:
@@ -121,7 +119,6 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
         is_expert_parallel=gives_whole_experts(config, target),
         constraints=RunConstraints(config, target),
         head=head,
-        ngram_texts=read_ngram_texts(config, target, vocab_size),
     )
 
 

@@ -360,7 +360,7 @@ class Replica:
 
     def assembly(self, stop_rules: StopRules | None = None) -> Assembly:
         """The assembly of this rank's models. ``stop_rules``: by default the target's stop tokens."""
-        return self._plan.assembly(self._pages, self.costs, self._rounds, stop_rules)
+        return self._plan.assembly(self._pages, self._rounds, stop_rules)
 
     def draft_engine(self, requests: Requests, stop_rules: StopRules) -> Engine:
         """An engine that generates with the draft alone, on the rank that holds it."""
@@ -391,7 +391,7 @@ class Replica:
     def _proposer(self) -> Proposer:
         topology, assembly, target = self._plan.topology, self.assembly(), self._loaded.target
         if self._plan.config.uses_ngrams:
-            return assembly.ngram_draft()
+            return assembly.ngram_draft(self.costs)
         if not topology.uses_draft:
             return Draft()
         if topology.is_colocated:

@@ -30,7 +30,7 @@ from specdist.policies.registry import AUTO
 from specdist.utils.packages import version_of
 
 # In the place of a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.
-NGRAMS_OF_OWN_TOKENS = "memory of a sequence's own tokens, 1"
+NGRAMS_OF_OWN_TOKENS = "prompt lookup in a sequence's own tokens"
 # In ``info``: the prompts' files as they were when they were read.
 PROMPT_FILES = "prompt_files"
 # In ``info``: whether ranks of the target have whole experts.
@@ -59,8 +59,6 @@ def run_manifest(
     fingerprint = run_fingerprint(
         config, prompts, models.target, models.draft, models.head, max_seq_len=models.max_seq_len
     )
-    if models.ngram_texts is not None:
-        fingerprint["ngram_texts"] = models.ngram_texts.sha256
     return Manifest(fingerprint=fingerprint | models.constraints.fingerprint, info=info)
 
 
@@ -125,7 +123,6 @@ def run_fingerprint(
         **({} if config.cache_dtype is None else {"cache_dtype": config.cache_dtype}),
         # The same numbers, rounded elsewhere.
         **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
-        **({"ngram_rows": True} if config.ngram_rows else {}),
         # Rows that were generated without a trace cannot get one later.
         **({"trace": True} if config.is_traced else {}),
     }
@@ -191,8 +188,6 @@ def reproducibility(config: GenerateConfig, topology: Topology, models: ModelPla
     if rounds_to_8_bits(models.target):
         return "distribution"
     depends_on_batch = config.policy == "goodput" and not config.is_asynchronous
-    # Which rows have finished depends on who ran beside them.
-    depends_on_batch |= config.ngram_rows and config.uses_draft
     depends_on_batch |= config.chooses_rounds and topology.has_draft_rank
     depends_on_batch |= models.draft is not None and rounds_to_8_bits(models.draft)
     return "distribution" if depends_on_batch and not config.is_coupled else "tokens"

@@ -1,1 +1,0 @@
-"""Candidates without a draft model: n-grams of texts."""
