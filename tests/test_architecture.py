@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -83,8 +83,10 @@ def module_name(path: Path) -> str:
 FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imported_modules(path: Path) -> Iterator[str]:
+@cache
+def imported_modules(path: Path) -> list[str]:
     """Every module of this repository that a file imports, also inside functions."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -95,7 +97,8 @@ def imported_modules(path: Path) -> Iterator[str]:
             names = [name if name in FILES else str(node.module) for name in modules]
         else:
             continue
-        yield from (name for name in names if name.split(".")[0] in ("specdist", "jobs", "tests"))
+        found += [name for name in names if name.split(".")[0] in ("specdist", "jobs", "tests")]
+    return found
 
 
 def room_of(module: str) -> str:
