@@ -15,6 +15,7 @@ import shlex
 import sys
 import tempfile
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specdist.data.store.files import write_json
-from specdist.lab.benchmark.results import versions
 from specdist.models.cpu.compiled_check import DenseAttention
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.files.fitting import check_weights
@@ -167,7 +167,7 @@ def main() -> None:
             "kind": "parity of quantised formats",
             "command": shlex.join(["python", "-m", "tests.models.quantized_formats", *sys.argv[1:]]),
             "date": datetime.now(UTC).date().isoformat(),
-            "versions": versions(),
+            "versions": {name: version(name) for name in ("torch", "transformers")},
             "results": results,
         },
     )
