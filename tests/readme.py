@@ -100,7 +100,6 @@ def generated() -> dict[str, str]:
     from tests.lab.plan import sweep, validated
     from tests.models import family_table, quantized_formats
     from tests.models.heads import tables as heads_tables
-    from tests.policies import wall_clock
     from tests.sampling.constraints import tables as constraint_tables
     from tests.scale import rows as scale_rows
     from tests.scale import tables as scale_tables
@@ -141,9 +140,6 @@ def generated() -> dict[str, str]:
             REPOSITORY / "jobs/benchmarks/policies-emulated.json"
         ),
         "experts-emulated": emulated_experts.markdown(),
-        "policies-wall-clock": wall_clock.markdown(
-            REPOSITORY / "jobs/benchmarks/policies-wall-clock-cpu.json"
-        ),
         **headlines(),
         **heads_tables.markdown(),
         "distilled": distillation_tables.markdown(),

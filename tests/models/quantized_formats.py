@@ -15,6 +15,7 @@ import shlex
 import sys
 import tempfile
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specdist.data.store.files import write_json
-from specdist.lab.benchmark.results import versions
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
@@ -168,7 +168,7 @@ def main() -> None:
             "kind": "parity of quantised formats",
             "command": shlex.join(["python", "-m", "tests.models.quantized_formats", *sys.argv[1:]]),
             "date": datetime.now(UTC).date().isoformat(),
-            "versions": versions(),
+            "versions": {name: version(name) for name in ("torch", "transformers")},
             "results": results,
         },
     )

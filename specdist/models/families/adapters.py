@@ -39,11 +39,6 @@ def use_paged_attention(model: PreTrainedModel) -> None:
     use_attention(model, ATTENTION_NAME)
 
 
-def use_transformers_attention(model: PreTrainedModel) -> None:
-    """Restore the model's own attention, as transformers would choose it."""
-    use_attention(model, "sdpa" if model._supports_sdpa else "eager")
-
-
 def is_paged_by_registry(model: nn.Module) -> bool:
     """Whether transformers calls the attention over pages, and not an adapter or a model of our own."""
     config = getattr(model, "config", None)

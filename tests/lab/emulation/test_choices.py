@@ -8,7 +8,7 @@ from specdist.policies.choice import PolicyChoice
 from specdist.policies.registry import HEAD_POLICIES
 from specdist.policies.registry import POLICIES as BUILT
 from specdist.utils.errors import UserError
-from tests.lab.benchmark.choices import INITIAL_LENGTHS, POLICIES, policy_choices
+from tests.lab.emulation.choices import INITIAL_LENGTHS, POLICIES, policy_choices
 
 
 def labels(*names: str, lengths: list[int] | None = None, cap: int | None = None) -> list[str]:

@@ -1,9 +1,9 @@
-"""The length policies that ``--policies`` names, of comparisons and emulations. No tensors."""
+"""The length policies that ``--policies`` of the emulation names. No tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from specdist.config.arguments import option
@@ -29,7 +29,7 @@ class PolicyOptions:
     policies: list[str] | None = option(
         None,
         help="length policies to compare with the target alone: all, or names, optionally with options: "
-        "svip:stop_root_entropy=0.5 (by default engines are compared, and fixed and goodput emulated)",
+        "svip:stop_root_entropy=0.5 (default: fixed and goodput)",
         action="extend",
     )
     initial_lengths: list[int] | None = option(
@@ -86,21 +86,6 @@ def policy_choices(
         for choice in _choices_of(policy, given, lengths, cap)
     ]
     return list({choice.label: choice for choice in choices}.values())
-
-
-def nearest_first_lengths(
-    settings: Iterable[tuple[str, int | None]], num_draft_tokens: int
-) -> dict[str, int | None]:
-    """For each policy, of the first lengths that it was measured with, the one nearest to this.
-
-    Args:
-        settings: families and first lengths; a policy may have none.
-    """
-    nearest: dict[str, int | None] = {}
-    # Of two that are equally near, the first.
-    for family, length in sorted(settings, key=lambda item: abs((item[1] or 0) - num_draft_tokens)):
-        nearest.setdefault(family, length)
-    return nearest
 
 
 def _takes(policy: str, option: str) -> bool:
