@@ -40,11 +40,17 @@ TARGET = repetitive_model()
 ALWAYS: dict[str, Any] = {"ngrams": True, "num_draft_tokens": 4}
 SHORT: dict[str, Any] = {"ngrams": True, "num_draft_tokens": 3}
 LONG: dict[str, Any] = {"ngrams": True, "num_draft_tokens": 16}
-# A token is worth its time if its chance is some 0.3, which depends on what all sequences have shown.
-COSTS = CostModel(Curve([1, 1000, 10_000], [10**7, 10**7, 4 * 10**7]), Curve([1], [0]))
-PAYING: dict[str, Any] = {"ngrams": COSTS, "num_draft_tokens": 6}
 GREEDY = SamplingSettings(temperature=0.0)
 CROWDED: dict[str, Any] = {"max_num_seqs": 60, "num_pages": 130}
+
+
+def paying(num_rows: int) -> dict[str, Any]:
+    """With so many sequences a candidate is worth its time if its chance is some 0.4; others are found, too,
+    and not verified."""
+    few, token_ns = num_rows // 4, 5 * 10**6 // num_rows
+    target = Curve([1, few, few + 10_000], [10**7, 10**7, 10**7 + 10_000 * token_ns])
+    costs = CostModel(target, Curve([1], [0]))
+    return {"ngrams": costs, "num_draft_tokens": 6}
 
 
 def ngram_replica(rule: dict[str, Any], settings: SamplingSettings = PLAIN, **options: Any) -> Harness:
@@ -63,7 +69,7 @@ def tokens_of(replica: Harness, num_samples: int = 60) -> list[list[int]]:
         (ALWAYS, PLAIN, []),
         (ALWAYS, FILTERED, [5]),
         (LONG, TOP_K, []),
-        (PAYING | {"max_num_seqs": 400, "num_pages": 700}, PLAIN, []),
+        (paying(400) | {"max_num_seqs": 400, "num_pages": 700}, PLAIN, []),
     ],
     ids=["plain", "filtered", "long", "paying"],
 )
@@ -131,7 +137,7 @@ class RepeatingReplica(Harness):
 
 def test_a_preempted_sequence_repeats_its_block() -> None:
     """Though another length may pay by now: the random numbers are the same, too."""
-    replica = ngram_replica(PAYING, kind=RepeatingReplica, **CROWDED)
+    replica = ngram_replica(paying(60), kind=RepeatingReplica, **CROWDED)
     tokens_of(replica, num_samples=100)
     assert replica.repeating.num_repeated > 5  # type: ignore[attr-defined]
 
