@@ -57,7 +57,7 @@ def report(given: Namespace) -> tuple[str, dict[str, Any]]:
     outputs = [mirrored(output) for output in given.outputs]
     written = write_report(outputs, folder=given.folder)
     pictures = [str(path) for path in written.pictures]
-    document = {"page": str(written.page), "num_bytes": written.num_bytes, "pictures": pictures}
+    document = {"page": str(written.page), "num_bytes": written.page.stat().st_size, "pictures": pictures}
     return f"report: {written.page}", document
 
 

@@ -14,8 +14,7 @@ from specdist.job.totals.spending import price_text
 from specdist.job.totals.status import StatusReader
 from specdist.lab.plan.job import run_plan
 from specdist.lab.plan.options import PlanConfig
-from specdist.results.report.overview import summary_tiles
-from specdist.results.report.runs import read_run
+from specdist.results.report import write_report
 from tests.finished_runs import write_run
 
 # 30 tokens in 6 seconds on three devices: a million take 1e6 / (5 / 3) / 3600 = 166.7 hours of one.
@@ -38,14 +37,14 @@ def told(folder: RunFolder) -> dict[str, str]:
         "show": "\n".join(closing_lines(folder, total_stats(folder), num_devices=3)),
         "status": "\n".join(StatusReader(folder.path).read().lines()),
         "card": folder.card_path.read_text(),
-        "report": str(summary_tiles(read_run(folder.path, "run"))),
+        "report": write_report([folder.path]).page.read_text(),
     }
 
 
 def test_what_a_million_tokens_take_is_told_everywhere(folder: RunFolder) -> None:
     found = told(folder)
     assert all(TOLD in found[place] for place in ("show", "status", "card"))
-    assert "price of a million tokens" in found["report"] and ">600<" in found["report"]
+    assert "<td>price of a million tokens</td><td>600</td>" in found["report"]
     assert StatusReader(folder.path).read().to_json()["costs"] == TOLD
 
 

@@ -117,8 +117,4 @@ STATS_FAULTS = (
         "num_verified = min(num_kept + (reason is None), num_drafted)",
         "num_verified = num_drafted",
         (TRACING,)),
-    Mutant("report-mixes-replicas", "replicas_table",
-        'is_its_S = run.shards["replica"] == place',
-        'is_its_S = run.shards["replica"] >= place',
-        ("tests/results/report/test_figures.py",)),
 )
