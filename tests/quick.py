@@ -28,7 +28,7 @@ def changed_files(commit: str) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def tests_of(changed: list[Path]) -> list[str]:
+def files_to_run(changed: list[Path]) -> list[str]:
     """Test files to run, by their paths in the repository."""
     tests = REPOSITORY / "tests"
     modules = {module_name(path) for path in changed}
@@ -57,7 +57,7 @@ def main() -> int:
     types = subprocess.Popen([sys.executable, "-m", "mypy", *typed], cwd=REPOSITORY) if typed else None
     options = ["-q", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
     tests = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *tests_of(changed)], cwd=REPOSITORY, check=False
+        [sys.executable, "-m", "pytest", *options, *files_to_run(changed)], cwd=REPOSITORY, check=False
     )
     return tests.returncode or (types.wait() if types is not None else 0)
 
