@@ -14,17 +14,17 @@ import pyarrow.compute
 
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
-from specdist.data.stats.figures import ShardFigures
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.stats.shard import Stats
 from specdist.job.totals.predictions import Predictions
 from specdist.job.totals.report import run_predictions
 from specdist.job.totals.spending import options_of
 from specdist.job.totals.status import RunStatus, StatusReader, error_kind
-from specdist.job.totals.totals import total_and_figures
+from specdist.job.totals.totals import Total, read_finished
 from specdist.policies.registry import OPTION_NAMES
 from specdist.results.report.formats import NOTHING
 from specdist.results.report.panels.traces import TracedTokens, read_traced_tokens
+from specdist.results.report.shard_figures import ShardFigures
 from specdist.results.runs import load_run
 from specdist.utils.errors import UserError
 
@@ -130,7 +130,8 @@ def read_run(path: Path, label: str) -> ReportedRun:
             f"{path} has no complete shard of its {run.num_shards} yet: wait for one "
             f"(python jobs/status.py {path} says how far it is)"
         )
-    total, shards = total_and_figures(folder, run.finished_shards)
+    shards = read_finished(folder, run.finished_shards)
+    total = Total.of(shards)
     # With the policy's options in force, defaults included.
     policy = {name: run.manifest.fingerprint.get(name) for name in OPTION_NAMES}
     return ReportedRun(
@@ -142,7 +143,7 @@ def read_run(path: Path, label: str) -> ReportedRun:
         },
         info=run.manifest.info,
         num_shards=run.num_shards,
-        shards=shards,
+        shards=ShardFigures.of(shards),
         total=total.stats,
         status=None if run.is_complete else StatusReader(path).read(),
         errors=read_error_rows(folder, sorted(total.error_shards)),

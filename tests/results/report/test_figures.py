@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import specdist
-from specdist.data.run.publishing import ShardRecord
-from specdist.data.stats.figures import FinishedShard, ShardFigures
 from specdist.data.stats.shard import Stats
+from specdist.job.totals.totals import FinishedShard
 from specdist.results.report.formats import NOTHING, count, duration, number, percent, size, speed
 from specdist.results.report.markup import box, left_out, noted, paragraph, table
 from specdist.results.report.panels.acceptance import accepted_share_per_position, drafted_per_position
 from specdist.results.report.panels.speed import over_time, replicas_table
 from specdist.results.report.panels.traces import acceptance_by_entropy, entropy_edges
 from specdist.results.report.runs import labels_of, read_run
+from specdist.results.report.shard_figures import ShardFigures
 from tests.results.report.synthetic import NUM_TOKENS, SyntheticRun, chance, write_run
 
 SECOND = 10**9
@@ -33,9 +33,8 @@ def shard(begin_s: float, end_s: float, *, work_s: float, num_tokens: int) -> St
 
 
 def figures(shards: Mapping[int, Stats], replicas: Mapping[int, str]) -> ShardFigures:
-    record = ShardRecord(num_rows=1, num_bytes=1, sha256="")
     return ShardFigures.of(
-        FinishedShard(number_, stats, replicas[number_], record) for number_, stats in shards.items()
+        FinishedShard(number_, stats, replicas[number_], 1) for number_, stats in shards.items()
     )
 
 

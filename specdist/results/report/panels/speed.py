@@ -10,13 +10,13 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from specdist.data.stats.figures import COUNTS, ShardFigures
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.stats.shard import Stats
 from specdist.results.report.formats import count, duration, number, percent, speed
 from specdist.results.report.markup import left_out, noted, table
 from specdist.results.report.panel import Panel, names, table_by_run
 from specdist.results.report.runs import ReportedRun, tokens_per_pass
+from specdist.results.report.shard_figures import COUNTS, ShardFigures
 from specdist.results.report.style import (
     RUN_COLOURS,
     RUN_MARKERS,
@@ -31,7 +31,6 @@ MAX_INTERVALS = 60
 TIME_UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 MAX_LARGE_MARKERS = 40
 MAX_REPLICAS = 40
-SHARDS_PER_PIECE = 4096
 MAX_SLOWEST, MAX_SLOWEST_OF_SEVERAL = 8, 3
 
 
@@ -58,8 +57,8 @@ def over_time(shards: ShardFigures, num_intervals: int) -> SpeedOverTime:
     amounts_2S = np.stack([shards["num_completion_tokens"], shards["wall_ns"] / NS_PER_S])
     done_2E = np.zeros((2, num_intervals + 1))
     [timed] = is_timed_S.nonzero()
-    timed = timed[np.argsort(shards["replica"][timed], kind="stable")]
-    for mine in np.split(timed, np.flatnonzero(np.diff(shards["replica"][timed])) + 1):
+    timed = timed[np.argsort(shards.places[timed], kind="stable")]
+    for mine in np.split(timed, np.flatnonzero(np.diff(shards.places[timed])) + 1):
         done_2E += _progress(spans_S2[mine], edges, amounts_2S[:, mine])
     tokens, work_s = done_2E
     worked = np.diff(work_s)
@@ -76,14 +75,10 @@ def _progress(spans_S2: np.ndarray, edges_E: np.ndarray, amounts_2S: np.ndarray)
     pace_T = np.diff(times_T) * (num_open_T[:-1] > 0) / np.maximum(1, num_open_T[:-1])
     done_T = np.concatenate([[0.0], np.cumsum(pace_T)])
     done_E = np.interp(edges_E, times_T, done_T)
-    done_2E = np.zeros((2, len(edges_E)))
-    # A piece at a time: a replica may have done a hundred thousand shards.
-    for start in range(0, len(spans_S2), SHARDS_PER_PIECE):
-        piece = slice(start, start + SHARDS_PER_PIECE)
-        begins_S1 = done_T[begins_S[piece]][:, None]
-        whole_S1 = done_T[ends_S[piece]][:, None] - begins_S1
-        is_done_SE = (done_E - begins_S1) / np.where(whole_S1 > 0, whole_S1, np.inf)
-        done_2E += amounts_2S[:, piece] @ np.clip(is_done_SE, 0.0, 1.0)
+    begins_S1 = done_T[begins_S][:, None]
+    whole_S1 = done_T[ends_S][:, None] - begins_S1
+    is_done_SE = (done_E - begins_S1) / np.where(whole_S1 > 0, whole_S1, np.inf)
+    done_2E: np.ndarray = amounts_2S @ np.clip(is_done_SE, 0.0, 1.0)
     return done_2E
 
 
@@ -204,7 +199,7 @@ def replicas_table(run: ReportedRun, *, is_alone: bool) -> Markup:
     places = sorted(range(run.num_replicas), key=lambda place: run.shards.replicas[place])
     rows = []
     for place in places[:MAX_REPLICAS]:
-        is_its_S = run.shards["replica"] == place
+        is_its_S = run.shards.places == place
         counts = _counts(run.shards, is_its_S)
         rows.append(
             [
