@@ -97,7 +97,12 @@ class GenerateConfig(
         help="column of numbers that say how long each row's completion will be, in any unit, where that is "
         "known: the longest begin first (default: learned during the run)",
     )
-    rows_per_shard: int = option(512, at_least=1, help="input rows per output file")
+    rows_per_shard: int | None = option(
+        None,
+        at_least=1,
+        help="input rows per output file; a run has at most 1,000 files (default: 512, or as many as that "
+        "takes)",
+    )
     overwrite: bool = option(False, help="delete the results of an earlier run in the output folder")
     trace: bool = option(False, help="write a per-token acceptance trace next to the statistics")
     tp_size: int = option(

@@ -12,7 +12,6 @@ from specdist.data.stats.shard import Stats
 from specdist.data.stats.traces import trace_table
 from specdist.job.rows.row_results import count_rows
 from specdist.job.run.preflight import RunPlan
-from specdist.job.totals.totals import write_total
 
 # Shards whose upload has not ended are in memory: beyond so many, generation waits.
 MAX_UPLOADS = 3
@@ -114,7 +113,6 @@ class ShardWriter:
         def published(is_mine: bool) -> None:
             then(is_mine)
             if is_mine:
-                write_total(self._plan.folder, shard, self._plan.shards.num_shards)
                 self._on_shard(shard, stats)
 
         self.uploads.start(publish, published)

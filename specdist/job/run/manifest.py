@@ -13,7 +13,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.processing import ProcessingOptions
 from specdist.data.formats.messages import TOOLS
 from specdist.data.formats.prompts import Prompts
-from specdist.data.run.layout import LEASES, RUN_TAG, layout_info
+from specdist.data.run.layout import LEASES, RUN_TAG
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, UP_TO_ROUNDING, Manifest, ShardPlan
 from specdist.data.run.segments import ANY_TIME, BETWEEN_SHARDS, DRAFT_CHANGES, NEVER
 from specdist.data.store.access import leases_folder
@@ -46,18 +46,17 @@ def run_manifest(
     shards: ShardPlan | None = None,
 ) -> Manifest:
     """The fingerprint, which decides a run's rows, and further information on the run."""
-    shards = shards or ShardPlan(prompts.num_rows, config.rows_per_shard)
+    shards = shards or ShardPlan.of(prompts.num_rows, config.rows_per_shard)
     sums = shards.completions_per_shard
     info = {
         **({} if sums is None else {COMPLETIONS_PER_SHARD: sums}),
         **_info(config, models, topology),
-        **layout_info(shards.num_shards),
         **_store_info(config),
         **(clock_info() if prompts.is_chat else {}),
         PROMPT_FILES: [dataclasses.asdict(stamp) for stamp in prompts.watched.stamps],
     }
     fingerprint = run_fingerprint(
-        config, prompts, models.target, models.draft, models.head, max_seq_len=models.max_seq_len
+        config, prompts, shards, models.target, models.draft, models.head, max_seq_len=models.max_seq_len
     )
     return Manifest(fingerprint=fingerprint | models.constraints.fingerprint, info=info)
 
@@ -76,6 +75,7 @@ def frozen_models(config: GenerateConfig, models: ModelPlan, info: Mapping[str, 
 def run_fingerprint(
     config: GenerateConfig,
     prompts: Prompts,
+    shards: ShardPlan,
     target: Checkpoint,
     draft: Checkpoint | None,
     head: DraftHead | None,
@@ -94,7 +94,7 @@ def run_fingerprint(
         # Runs of earlier versions gave every object the keys of all rows.
         **({"own_keys": own_keys} if (own_keys := prompts.columns_with_own_keys) else {}),
         "num_rows": prompts.num_rows,
-        "rows_per_shard": config.rows_per_shard,
+        "rows_per_shard": shards.rows_per_shard,
         "target": target.fingerprint(),
         "draft": draft.fingerprint() if draft else NGRAMS_OF_OWN_TOKENS if config.uses_ngrams else None,
         "dtype": config.dtype,

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from specdist.data.run.layout import data_pattern, trace_pattern
+from specdist.data.run.layout import DATA_PATTERN, TRACE_PATTERN
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest, seed_says
 from specdist.data.run.reading import open_shard
 from specdist.data.run.run_folder import CARD_MARK, RunFolder
@@ -128,10 +128,10 @@ def _title(info: Mapping[str, Any]) -> str:
 
 def _front_matter(title: str, num_rows: int, info: Mapping[str, Any], *, is_traced: bool) -> str:
     configs: list[dict[str, Any]] = [
-        {"config_name": "default", "default": True, "data_files": [_files(data_pattern(info))]}
+        {"config_name": "default", "default": True, "data_files": [_files(DATA_PATTERN)]}
     ]
     if is_traced:
-        configs.append({"config_name": "trace", "data_files": [_files(trace_pattern(info))]})
+        configs.append({"config_name": "trace", "data_files": [_files(TRACE_PATTERN)]})
     values = {
         "pretty_name": title,
         "task_categories": ["text-generation"],

@@ -28,7 +28,6 @@ import pyarrow.ipc
 from specdist.data.formats.prompts import open_prompts
 from specdist.data.leases.membership import Membership
 from specdist.data.leases.shard_queue import LeasedShard
-from specdist.data.run.layout import layout_info
 from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.data.run.opening import open_run_folder
 from specdist.data.run.run_folder import RunFolder
@@ -134,7 +133,7 @@ class TailSimulation(Events):
             scenario.num_samples,
         }  # fmt: skip
         self.shards = shards
-        self.manifest = Manifest(fingerprint=fingerprint, info=layout_info(shards.num_shards))
+        self.manifest = Manifest(fingerprint=fingerprint)
         open_run_folder(self.output, self.manifest, "", overwrite=False)
         self.num_finished = Counter[tuple[int, int]]()
         self.replicas: list[TailReplica] = []
