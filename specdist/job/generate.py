@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from specdist.config.generate import GenerateConfig
+from specdist.data.leases.opening import remove_leftovers
 from specdist.data.run.manifest import seed_says
-from specdist.data.run.opening import remove_leftovers
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.storage import local_folder
 from specdist.engine.rounds.stats_recorder import StatsRecorder

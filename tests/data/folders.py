@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.ipc
 
+from specdist.data.leases.opening import open_run_folder
 from specdist.data.run.manifest import Manifest
-from specdist.data.run.opening import open_run_folder
 from specdist.data.stats.rows import shard_table
 from specdist.data.stats.traces import TracedToken, trace_table
 from tests.data.samples import row_result

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from specdist.data.file_names import DATA_PATTERN
 from specdist.data.leases.membership import Membership
-from specdist.data.run.layout import DATA_PATTERN
 from specdist.data.run.manifest import MAX_SHARDS, ROWS_PER_SHARD, Manifest, ShardPlan
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder

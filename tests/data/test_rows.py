@@ -6,8 +6,8 @@ import datasets
 import pyarrow as pa
 import pytest
 
+from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.run.run_folder import RunFolder
-from specdist.data.stats.columns import OUTPUT_COLUMNS
 from specdist.data.stats.rows import RowResult, output_schema, shard_table
 from tests.data.samples import STRANGE_TEXT, random_text, row_result
 

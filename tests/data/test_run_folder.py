@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
+from specdist.data.leases.opening import open_run_folder
 from specdist.data.run.manifest import Manifest
-from specdist.data.run.opening import open_run_folder
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.store import files as files_module
 from specdist.utils.errors import UserError

@@ -8,9 +8,9 @@ import random
 import pyarrow as pa
 import pytest
 
+from specdist.data.leases.opening import open_run_folder
 from specdist.data.leases.shard_queue import ShardQueue
 from specdist.data.run.manifest import Manifest
-from specdist.data.run.opening import open_run_folder
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import shard_table
 from specdist.utils.errors import UserError

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
+from specdist.data.file_names import LEASES, RUN_TAG
 from specdist.data.formats.prompts import open_prompts
-from specdist.data.run.layout import LEASES, RUN_TAG
-from specdist.data.run.opening import remove_leftovers
+from specdist.data.leases.opening import remove_leftovers
 from specdist.data.run.publishing import Attempt, ShardRecord
 from specdist.data.store.access import SHORT_TIMEOUT_S, check_output
 from specdist.data.store.files import publish, write_json

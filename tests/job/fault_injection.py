@@ -32,7 +32,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from specdist.data.run.layout import DECISIONS
+from specdist.data.file_names import DECISIONS
 from specdist.data.store.access import leases_folder
 from specdist.data.store.copies import mirrored
 from specdist.data.store.storage import StorePath, storage_path

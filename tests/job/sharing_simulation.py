@@ -27,9 +27,9 @@ import pyarrow.ipc
 
 from specdist.data.formats.prompts import open_prompts
 from specdist.data.leases.membership import Membership
+from specdist.data.leases.opening import open_run_folder
 from specdist.data.leases.shard_queue import LeasedShard
 from specdist.data.run.manifest import Manifest, ShardPlan
-from specdist.data.run.opening import open_run_folder
 from specdist.data.run.run_folder import RunFolder
 from specdist.engine.request import Completion, Request
 from specdist.engine.rounds.stats_recorder import StatsRecorder

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 import specdist
-from specdist.data.run.opening import open_run_folder
-from specdist.data.stats.columns import OUTPUT_COLUMNS
+from specdist.data.columns import OUTPUT_COLUMNS
+from specdist.data.leases.opening import open_run_folder
 from specdist.data.stats.rows import output_schema
 from specdist.data.stats.shard import Stats
 from specdist.job.totals.card import card_text, write_card

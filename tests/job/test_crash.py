@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specdist.cli import generate
+from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.run.parts import PartLog
-from specdist.data.stats.columns import OUTPUT_COLUMNS
 from specdist.data.stats.rows import RowResult
 from tests.job.gate import Gate
 from tests.job.given_costs import generate_with_long_passes, generate_with_short_passes

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from specdist.data.file_names import LEASES
 from specdist.data.leases.membership import Membership
-from specdist.data.run.layout import LEASES
+from specdist.data.leases.opening import is_open
 from specdist.data.run.manifest import Manifest
-from specdist.data.run.opening import is_open
 from specdist.job.run.preflight import _check_leases, open_joined
 from specdist.utils.errors import UserError
 from tests.data.folders import open_

@@ -19,9 +19,9 @@ import pyarrow as pa
 from specdist.data.leases.heartbeat import BEATS_PER_SILENCE
 from specdist.data.leases.leases import Lease
 from specdist.data.leases.membership import Membership
+from specdist.data.leases.opening import is_open, open_run_folder
 from specdist.data.leases.shard_queue import LeasedShard, ShardQueue
 from specdist.data.run.manifest import Manifest
-from specdist.data.run.opening import is_open, open_run_folder
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.store.storage import StorePath
 from tests.scale.counting import METADATA, READS, CountingFiles

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
+from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.formats.batches import Chat, prompt_of_body
 from specdist.data.formats.input_rows import InputRows
 from specdist.data.formats.inputs import KINDS, check_split, describe_columns, find_files, read_inputs
@@ -27,7 +28,6 @@ from specdist.data.formats.messages import (
     why_not_turns,
 )
 from specdist.data.formats.text import is_list, is_text, text_as_bytes
-from specdist.data.stats.columns import OUTPUT_COLUMNS
 from specdist.data.store.copies import fetched
 from specdist.data.store.files import FileStamp, WatchedFiles
 from specdist.utils.errors import UserError

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from specdist.data.file_names import leases_in
 from specdist.data.leases.heartbeat import (
     BEAT_SUFFIX,
     BEATS_MISSED,
@@ -21,7 +22,6 @@ from specdist.data.leases.heartbeat import (
     replicas_in,
 )
 from specdist.data.leases.leases import LEASE_FILE, WAITING_SUFFIX, Lease, Leases, View
-from specdist.data.run.layout import leases_in
 from specdist.data.store.files import TEMPORARY_SUFFIX, names_in, unique_tag
 from specdist.utils.errors import UserError
 

@@ -15,18 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from specdist.data.run.layout import SHARD_FOLDERS, RunLayout
+from specdist.data.file_names import SHARD_FOLDERS
+from specdist.data.run.layout import RunLayout
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, MAX_SHARDS, ShardPlan
 from specdist.data.run.parts import PartLog, StoredPartLog, forget_logs, read_rows, read_stats
 from specdist.data.run.publishing import Attempt
 from specdist.data.stats.rows import RowResult
-from specdist.data.store.files import (
-    TEMPORARY_SUFFIX,
-    fsync_folder,
-    unique_tag,
-    unsealed,
-    writing,
-)
+from specdist.data.store.files import TEMPORARY_SUFFIX, fsync_folder, unique_tag, unsealed, writing
 from specdist.data.store.storage import StorePath, in_parallel
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
@@ -36,7 +31,7 @@ CARD_MARK = "<!-- Written by specdist. --overwrite deletes this file while it ha
 
 
 class RunFolder(RunLayout):
-    """A run's files. ``RunFolder(path)`` changes nothing by itself; :mod:`specdist.data.run.opening`
+    """A run's files. ``RunFolder(path)`` changes nothing by itself; :mod:`specdist.data.leases.opening`
     creates or resumes a run."""
 
     def plan(self) -> ShardPlan:

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from specdist.data.columns import OUTPUT_COLUMNS, columns_of, every_column, schema_of
 from specdist.data.formats.text import readable, without_lone_surrogates
-from specdist.data.stats.columns import OUTPUT_COLUMNS, columns_of, every_column, schema_of
 from specdist.data.stats.traces import TracedToken
 
 # The names and labels of `datasets` features; it ignores those of columns that it does not know.

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 import pyarrow as pa
 
-from specdist.data.stats.columns import Column, every_column
+from specdist.data.columns import Column, every_column
 from specdist.data.stats.shard import FIGURES, Stats
 from specdist.data.stats.traces import TRACE_COLUMNS
 from specdist.utils.markdown import code, plain, table

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from specdist.data.stats.columns import Column, schema_of
+from specdist.data.columns import Column, schema_of
 
 
 class TracedToken(NamedTuple):

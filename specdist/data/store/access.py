@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from specdist.data.run.layout import PROBE
+from specdist.data.file_names import PROBE
 from specdist.data.store.files import unique_tag
 from specdist.data.store.object_store import CONDITIONAL, FIRST_RETRY_S, MAX_WAIT_S, told
 from specdist.data.store.storage import StorePath, storage_path

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from specdist.data.run.layout import LEASES_FOLDER, RECORD_FILE
+from specdist.data.file_names import LEASES_FOLDER, RECORD_FILE
 from specdist.data.store.access import explain
 from specdist.data.store.files import write_json
 from specdist.data.store.object_store import ObjectInfo

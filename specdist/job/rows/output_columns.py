@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from specdist.config.generate import GenerateConfig
+from specdist.data.columns import OPTIONAL_COLUMNS
 from specdist.data.formats.prompts import Prompts
 from specdist.data.run.publishing import write_table
-from specdist.data.stats.columns import OPTIONAL_COLUMNS
 from specdist.data.stats.rows import RowResult, shard_table
 from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import Detokenizer

@@ -11,9 +11,9 @@ from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import ProcessingOptions
+from specdist.data.file_names import LEASES, RUN_TAG
 from specdist.data.formats.messages import TOOLS
 from specdist.data.formats.prompts import Prompts
-from specdist.data.run.layout import LEASES, RUN_TAG
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, UP_TO_ROUNDING, Manifest, ShardPlan
 from specdist.data.run.segments import ANY_TIME, BETWEEN_SHARDS, DRAFT_CHANGES, NEVER
 from specdist.data.store.access import leases_folder

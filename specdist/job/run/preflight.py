@@ -9,11 +9,11 @@ from pathlib import Path
 
 from specdist.config.arguments import resolved_yaml
 from specdist.config.generate import GenerateConfig
+from specdist.data.file_names import LEASES
 from specdist.data.formats.prompts import Prompts, open_prompts
 from specdist.data.leases.membership import Membership
-from specdist.data.run.layout import LEASES
+from specdist.data.leases.opening import is_open, open_run_folder
 from specdist.data.run.manifest import Manifest, ShardPlan
-from specdist.data.run.opening import is_open, open_run_folder
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.run.segments import COSTS, EARLIER_COSTS
 from specdist.data.store.access import check_output, leases_folder

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from specdist.data.run.layout import DATA_PATTERN, TRACE_PATTERN
+from specdist.data.file_names import DATA_PATTERN, TRACE_PATTERN
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest, seed_says
 from specdist.data.run.reading import open_shard
 from specdist.data.run.run_folder import CARD_MARK, RunFolder

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.formats.converted import text_rows
 from specdist.data.formats.inputs import describe_columns
 from specdist.data.formats.json_columns import rows_of
 from specdist.data.formats.jsonl import JsonRows, PromptColumn
 from specdist.data.run.manifest import Manifest
-from specdist.data.stats.columns import OUTPUT_COLUMNS
 from specdist.data.stats.rows import EXACT_METADATA
 from specdist.results.runs import load_run
 from specdist.utils.errors import UserError

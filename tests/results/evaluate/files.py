@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from specdist.data.leases.opening import open_run_folder
 from specdist.data.run.manifest import Manifest
-from specdist.data.run.opening import open_run_folder
 from specdist.data.stats.rows import RowResult, shard_table
 from specdist.results.evaluate.results import write_arrow
 from tests.data.samples import row_result

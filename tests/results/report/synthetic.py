@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
+from specdist.data.leases.opening import open_run_folder
 from specdist.data.run.manifest import Manifest
-from specdist.data.run.opening import open_run_folder
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import RowResult, shard_table
 from specdist.data.stats.shard import AheadOutcome, Stats

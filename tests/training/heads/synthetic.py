@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from specdist.data.leases.opening import open_run_folder
 from specdist.data.run.manifest import Manifest, ShardPlan
-from specdist.data.run.opening import open_run_folder
 from specdist.models.heads.examples import PREFIX_KINDS, ExampleBlock, example_table
 from specdist.models.heads.info import DraftIdentity, HeadKind
 

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from specdist.data.file_names import LEASES_FOLDER, PROBE, RUN_TAG, SHARD_FOLDERS
 from specdist.data.leases.leases import lease_files
 from specdist.data.leases.membership import is_membership_file
-from specdist.data.run.layout import LEASES_FOLDER, PROBE, RUN_TAG, SHARD_FOLDERS
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import CARD_MARK, RunFolder
 from specdist.data.run.segments import check_continues, draft_fields, next_segment, segments_of
