@@ -36,7 +36,7 @@ from transformers.utils import logging as transformers_logging
 
 from specdist.data.store.files import write_json
 from specdist.lab.plan.shapes import SHAPES, Shape
-from specdist.models.files.weight_files import SAFETENSORS_INDEX
+from specdist.models.files.weight_files import INDEX_SUFFIX, SAFETENSORS_NAME
 
 ATTENTION_SCORE_STD = 4.0
 EMBEDDINGS, HEAD = "embeddings", "head"
@@ -81,7 +81,7 @@ def write_pair(folder: Path, shape: Shape, *, epsilon: float, seed: int, dtype: 
         (draft, draft_pieces, num_draft_layers(shape)),
     ):
         weight_map = {name: _file_name(piece) for piece in pieces for name in tensors_of_piece[piece]}
-        write_json(path / SAFETENSORS_INDEX, {"metadata": {}, "weight_map": weight_map})
+        write_json(path / f"{SAFETENSORS_NAME}{INDEX_SUFFIX}", {"metadata": {}, "weight_map": weight_map})
         config = shape.llama_config(
             dtype, num_hidden_layers=num_layers, max_position_embeddings=MAX_POSITIONS
         )
