@@ -45,8 +45,9 @@ NOT_INSTALLED = "not installed"
 WORKER = "worker"  # the first argument of a process of transformers or vLLM
 NUM_WARMUP_TOKENS = 8
 PAD_TOKEN_ID = 0  # masked on the left and cut off on the right, so any token will do
-# The engine in its own process, on the threads of OMP_NUM_THREADS.
+# The engine in its own process, on the threads of OMP_NUM_THREADS; GiB of keys and values.
 VLLM_ON_CPU = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+VLLM_ON_CPU |= {"VLLM_CPU_KVCACHE_SPACE": "2"}
 CPU_INFO = Path("/proc/cpuinfo")
 REMARKS = (
     "tokens/s: of the generation of all rows, models loaded and warm; start: the rest of the process; equal "
@@ -226,8 +227,8 @@ def plan(config: BenchmarkConfig) -> list[Work]:
 
     from specdist.config.generate import GenerateConfig
     from specdist.data.formats.prompts import RowError, open_prompts
+    from specdist.job.models.model_plan import plan_models
     from specdist.job.ranks.topology import local_device
-    from specdist.job.replica.model_plan import plan_models
     from specdist.job.rows.row_requests import prompt_encoder
 
     job = GenerateConfig(**config.job_options(has_draft=True), output="")
@@ -287,8 +288,8 @@ def run(work: Work, config: BenchmarkConfig) -> Found:
             work_file.write_text(json.dumps(dataclasses.asdict(work)))
             python = config.vllm_python if work.engine == VLLM else sys.executable
             command = [python, __file__, WORKER, str(work_file), str(output)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(work.num_threads)}
-        environment |= VLLM_ON_CPU if work.device == "cpu" else {}
+        environment = {**(VLLM_ON_CPU if work.device == "cpu" else {}), **os.environ}
+        environment["OMP_NUM_THREADS"] = str(work.num_threads)
         begin = time.perf_counter()
         with log.open("w") as file:
             code = subprocess.run(command, env=environment, stdout=file, stderr=file).returncode
@@ -370,7 +371,8 @@ def report(document: dict[str, Any], written: Callable[[Table], str]) -> str:
         f"prompts of {shortest} to {longest} tokens, completions of at most {options['max_new_tokens']}; "
         f"{document['device']}, {document['num_threads']} threads"
     )
-    remarks = REMARKS.format(**document, how_many="few" if document["dtype"] == "float32" else "some")
+    how_many = "few" if document["dtype"] == "float32" else "some"
+    remarks = REMARKS.format(**document | {"reference": reference or "which is missing"}, how_many=how_many)
     return "\n\n".join([work, written(Table.of(rows, num_names=2)), *errors, remarks])
 
 

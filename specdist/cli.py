@@ -144,7 +144,6 @@ def _show(parser: CommandParser) -> None:
     """Print how a run went, and some of its completions, from its finished shards.
 
     specdist show runs/demo/output --rows 2
-    specdist show runs/demo/output --theory     what theory and the measured costs predict, beside what was
     specdist show --schema                      the meaning of every column and every statistic
     """
     parser.add_argument("output", nargs="?", help="folder of the run, or its URL")
@@ -153,9 +152,6 @@ def _show(parser: CommandParser) -> None:
         "--rows", type=int, default=3, help="completions to print, spread over the run (default: 3)"
     )
     parser.add_argument("--full", action="store_true", help="print long prompts and completions in full")
-    parser.add_argument(
-        "--theory", action="store_true", help="print predictions and fits beside the measurements, too"
-    )
 
 
 def _report(parser: CommandParser) -> None:
@@ -213,7 +209,7 @@ generate = Command(
     takes_given=True, is_slow=True, is_rank=True,
 )  # fmt: skip
 show = Command(
-    "show", "print a run's totals, figures predicted by theory, and some completions",
+    "show", "print a run's totals and some of its completions",
     _show, "specdist.results.commands:show",
 )  # fmt: skip
 report = Command(

@@ -89,8 +89,8 @@ def test_an_unknown_option_is_reported_once_with_the_nearest_one() -> None:
         ("merge run --outptu there", "--outptu is not an option: did you mean --output?"),
         ("generate --targe large", "--targe is not an option: did you mean --target?"),
         (
-            "collect --ngram_rows",
-            "--ngram_rows is not an option of this job, but of jobs/generate.py alone: leave it out",
+            "collect --num_branches",
+            "--num_branches is not an option of this job, but of jobs/generate.py alone: leave it out",
         ),
         ("merge run --zzz --output there", "--zzz is not an option; --help lists all options"),
         ("merge --output there", "run must be given"),

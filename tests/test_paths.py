@@ -26,7 +26,7 @@ from tests.ranks import REPOSITORY
 CONFIGS: list[Any] = [CollectConfig, DistillConfig, EmulationConfig, EvaluateConfig, GenerateConfig,
                       PairConfig, PlanConfig, TrainConfig]  # fmt: skip
 # Not paths themselves, though their help speaks of files.
-NOT_PATHS = {"emulate", "lm_eval_export", "ngram_column"}
+NOT_PATHS = {"emulate", "lm_eval_export"}
 RUN = ["--prompts", "p.jsonl", "--output", "out", "--target", "model"]
 
 

@@ -18,28 +18,6 @@ def tokens_per_call(acceptance: float, num_draft_tokens: Any, *, later: float | 
     return 1 + acceptance * in_stretch
 
 
-def wall_time_factor(acceptance: float, num_draft_tokens: int, cost_ratio: float) -> float:
-    """Expected speed-up over plain decoding, (1 - a^(K+1)) / ((1 - a)(K c + 1)) (Leviathan et al. 2023,
-    Theorem 3.8)."""
-    return round_factor(tokens_per_call(acceptance, num_draft_tokens), num_draft_tokens * cost_ratio)
-
-
-def round_factor(tokens_per_pass: float, drafting: float, *, is_asynchronous: bool = False) -> float:
-    """Expected speed-up over plain decoding of rounds that yield ``tokens_per_pass`` per target pass.
-
-    ``drafting`` is the time of a round's draft steps over that of its target pass. A synchronous round
-    takes both, an asynchronous one as long as the slower of the two.
-    """
-    return tokens_per_pass / (max(1.0, drafting) if is_asynchronous else 1.0 + drafting)
-
-
-def best_length(acceptance: float, cost_ratio: float, max_draft_tokens: int) -> int:
-    """The number of tokens to draft with the largest :func:`wall_time_factor`; 0 if none helps."""
-    return max(
-        range(max_draft_tokens + 1), key=lambda length: wall_time_factor(acceptance, length, cost_ratio)
-    )
-
-
 def ready_share(acceptance: float, num_candidates: Any, caught: Any, *, later: float | None = None) -> Any:
     """The share of a sequence's rounds with candidates ready when the draft works ahead; of arrays, of each.
 

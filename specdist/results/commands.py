@@ -15,9 +15,9 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.schema import SECTIONS
 from specdist.data.store.access import reading
 from specdist.data.store.copies import mirrored
+from specdist.job.recording.closing import summary_lines
 from specdist.job.rows.openai_results import write_results
-from specdist.job.totals.closing import summary_lines
-from specdist.job.totals.report import comparison_lines, cut_line, total_stats
+from specdist.job.totals.report import cut_line, total_stats
 from specdist.job.totals.status import StatusReader
 from specdist.results.runs import Run, load_run
 from specdist.utils.errors import UserError
@@ -42,7 +42,7 @@ def show(given: Namespace) -> int:
         raise UserError(
             f"{given.output} has no finished shard yet: python jobs/status.py {given.output} shows its work"
         )
-    _print_summary(run, has_theory=given.theory)
+    _print_summary(run)
     _print_rows(run, given.rows, is_full=given.full)
     return 0
 
@@ -57,7 +57,7 @@ def report(given: Namespace) -> tuple[str, dict[str, Any]]:
     outputs = [mirrored(output) for output in given.outputs]
     written = write_report(outputs, folder=given.folder)
     pictures = [str(path) for path in written.pictures]
-    document = {"page": str(written.page), "num_bytes": written.num_bytes, "pictures": pictures}
+    document = {"page": str(written.page), "num_bytes": written.page.stat().st_size, "pictures": pictures}
     return f"report: {written.page}", document
 
 
@@ -94,7 +94,7 @@ def _print_schema() -> None:
         print()
 
 
-def _print_summary(run: Run, *, has_theory: bool) -> None:
+def _print_summary(run: Run) -> None:
     folder = RunFolder(run.path)
     total, settings, info = total_stats(folder), run.manifest.fingerprint, run.manifest.info
     lines = summary_lines(folder, total, num_devices=info.get("num_devices", info["world_size"]))
@@ -102,9 +102,6 @@ def _print_summary(run: Run, *, has_theory: bool) -> None:
         lines.append(f"cut         {cut_line(total.num_cut_completions, total.num_completions, settings)}")
     for line in lines:
         print(textwrap.fill(line, WIDTH, subsequent_indent=INDENT, break_long_words=False))
-    if has_theory:
-        lines = comparison_lines(folder, total)
-        print("", *(lines or ["nothing was drafted, and no costs are frozen: nothing to predict"]), sep="\n")
 
 
 def _print_rows(run: Run, num_rows: int, *, is_full: bool) -> None:

@@ -12,16 +12,12 @@ import pyarrow as pa
 import pytest
 
 from specdist.data.run import merging, reading
-from specdist.data.run.layout import FIGURES, SHARDS_PER_FOLDER
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest
 from specdist.data.run.merging import merge_run
-from specdist.data.run.publishing import ShardRecord
 from specdist.data.run.run_folder import RunFolder
-from specdist.data.stats import figures
 from specdist.data.stats.rows import shard_table
 from specdist.data.store import storage
 from specdist.data.store.storage import read_ahead
-from specdist.job.totals.totals import write_total
 from specdist.utils.errors import UserError
 from tests.data.folders import open_
 from tests.data.samples import row_result
@@ -116,18 +112,12 @@ NUM_SHARDS = 40
 
 @pytest.fixture
 def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """Forty shards of two rows in folders of sixteen, of which two have figures."""
+    """Forty shards of two rows."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    manifest = Manifest(
-        fingerprint={"num_rows": 2 * NUM_SHARDS, "rows_per_shard": 2, "num_samples": 1},
-        info={SHARDS_PER_FOLDER: 16},
-    )
+    manifest = Manifest(fingerprint={"num_rows": 2 * NUM_SHARDS, "rows_per_shard": 2, "num_samples": 1})
     folder = open_(tmp_path / "many", manifest=manifest)
     for shard in range(NUM_SHARDS):
         rewrite(folder, shard)
-        if shard < 32:
-            write_total(folder, shard, NUM_SHARDS)
-    assert folder.groups_with(FIGURES) == {"00000", "00001"}
     return folder
 
 
@@ -219,26 +209,6 @@ def test_a_shard_with_other_columns_than_the_first_is_named(
         UserError, match=r"shard-00013.arrow does not have the columns of .*shard-00000.arrow"
     ):
         merge_run(many, tmp_path / "merged.arrow")
-
-
-def test_data_that_is_newer_than_its_figures_is_compared_with_its_own_record(
-    many: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the same size, so that only the checksum tells."""
-    monkeypatch.setattr(figures, "FEWEST_LISTED", 2)
-    rewrite(many, 4, text="ANSWER")
-    found = figures.figures_among(many, [4]).records[4]
-    own = ShardRecord.read(many.record_path(4))
-    assert own is not None and own.num_bytes == found.num_bytes and own.sha256 != found.sha256
-    assert merge_run(many, tmp_path / "merged.arrow") == 2 * NUM_SHARDS
-    assert pa.ipc.open_file(tmp_path / "merged.arrow").read_all().equals(all_rows(many))
-    # Records are read only where no figures say what they do.
-    for shard in (1, 31):
-        many.record_path(shard).write_bytes(b"{}")
-    assert merge_run(many, tmp_path / "again.arrow") == 2 * NUM_SHARDS
-    many.record_path(4).write_bytes(b"{}")
-    with pytest.raises(UserError, match=r"shard-00004.arrow is missing, damaged"):
-        merge_run(many, tmp_path / "damaged.arrow")
 
 
 def test_rows_with_their_own_numbers_of_samples_stay_in_their_shard(tmp_path: Path) -> None:

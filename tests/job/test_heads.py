@@ -89,8 +89,6 @@ def test_a_lossy_run_says_so_everywhere(lossy_run: tuple[Path, Ended]) -> None:
     output, ended = lossy_run
     totals = ended.totals
     assert totals["exact"] is False and totals["num_trusted_tokens"] > 100
-    # What is not verified is kept, and the rest as often as what is verified.
-    assert totals["predictions"]["theory"]["tokens_per_row_pass"]["ratio"] == pytest.approx(1, abs=0.05)
     # At the start and at the end.
     assert ended.stderr.count("NOT exact") == 2
     manifest = json.loads((output / "manifest.json").read_text())

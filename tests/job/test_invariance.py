@@ -10,8 +10,7 @@ import pytest
 from specdist.cli import generate
 from specdist.config.seeds import SEED_FIXES, WHEN_TOKENS
 from specdist.policies.costs import CostModel, Curve
-from specdist.results.report.overview import configuration
-from specdist.results.report.runs import read_runs
+from specdist.results.report import write_report
 from tests.job.launching import Ended, read_output, run_here, shard_bytes, shard_stats
 from tests.job.pair import NUM_PROMPTS, Pair, widened_draft
 from tests.ranks import REPOSITORY
@@ -153,7 +152,7 @@ def test_help_start_card_report_and_manual_say_what_the_seed_fixes_and_it_does(
         assert SEED_FIXES[reproducibility] in (output / "README.md").read_text()
         rows.append(read_output(output)["completion_ids"].to_pylist())
     assert (rows[0] == rows[1]) == (reproducibility == "tokens")
-    assert SEED_FIXES[reproducibility] in str(configuration(read_runs([tmp_path / "2"])).content)
+    assert SEED_FIXES[reproducibility] in write_report([tmp_path / "2"]).page.read_text()
     with pytest.raises(SystemExit):
         generate(["--help"])
     for text in (capsys.readouterr().out, (REPOSITORY / "README.md").read_text()):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdist.job.replica.model_plan import check_same_tokens, common_vocab_size
+from specdist.job.models.model_plan import check_same_tokens, common_vocab_size
 from specdist.lab.plan.shapes import SHAPES, Shape
 from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
 from tests.lab.random_pair import (

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.families.adapters import use_paged_attention
 from specdist.models.passes.runner import ModelRunner
 from tests.engine.harness import paged_runner
 from tests.models.chunks import MIXED, GrowingRows, check_rows

@@ -7,7 +7,6 @@ STATS = "tests/data/stats/test_shard.py"
 TRACING = "tests/engine/test_tracing.py::test_tracing_changes_nothing_and_agrees_with_the_statistics[none-greedy-fixed]"
 
 ROOFLINE, EXPERTS = "tests/lab/plan/test_roofline.py", "tests/lab/plan/test_experts.py"
-ENERGY = "tests/job/test_spending.py"
 SAMPLING, CALIBRATION = "tests/lab/plan/test_sampling.py", "tests/lab/plan/test_calibration.py"
 COUNTS = "tests/gpu/test_counts.py::test_the_last_line_has_what_is_counted_and_it_is_no_worse"
 
@@ -37,23 +36,6 @@ STATS_FAULTS = (
         "each.rank_bytes(self._parts_of_experts(tp_size), self.bytes_per_number)",
         "each.rank_bytes(1, self.bytes_per_number)",
         (EXPERTS,)),
-    Mutant("tokens-of-a-lost-counter-are-forgotten", "EnergyMeter.read",
-        "            now_mj = self._counted_mj()\n",
-        "            tokens, self._num_tokens = self._num_tokens, 0\n            now_mj = self._counted_mj()\n"
-        "            self._num_tokens = tokens\n",
-        (ENERGY,)),
-    Mutant("energy-of-a-replica-is-that-of-one-gpu", "EnergyMeter.__init__",
-        "for uuid in uuids]",
-        "for uuid in uuids[:1]]",
-        (ENERGY,)),
-    Mutant("energy-since-the-driver-began", "EnergyMeter.read",
-        "stats.num_millijoules += now_mj - self._read_mj",
-        "stats.num_millijoules += now_mj",
-        (ENERGY,)),
-    Mutant("energy-of-gpus-elsewhere-is-left-out", "energy_meter",
-        "len(hosts) > 1 or None in uuids",
-        "None in uuids",
-        (ENERGY,)),
     Mutant("planner-samples-from-prompts", "roofline_costs",
         "target.pass_s(tokens, min(tokens, num_rows), 0)",
         "target.pass_s(tokens, min(tokens, num_rows))",
@@ -135,8 +117,4 @@ STATS_FAULTS = (
         "num_verified = min(num_kept + (reason is None), num_drafted)",
         "num_verified = num_drafted",
         (TRACING,)),
-    Mutant("report-mixes-replicas", "replicas_table",
-        'is_its_S = run.shards["replica"] == place',
-        'is_its_S = run.shards["replica"] >= place',
-        ("tests/results/report/test_figures.py",)),
 )

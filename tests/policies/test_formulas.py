@@ -6,10 +6,8 @@ import pytest
 from specdist.policies import DraftFeatures, DraftSequences, RoundContext, Sprinter
 from specdist.policies.formulas import (
     asynchronous_round,
-    best_length,
     ready_share,
     tokens_per_call,
-    wall_time_factor,
 )
 from tests.job.sprinter_formulas import sprinter_run_length, sprinter_stopping_time
 
@@ -38,17 +36,6 @@ def test_tokens_per_call_is_the_closed_form() -> None:
     assert tokens_per_call(0.8, 5) == pytest.approx((1 - 0.8**6) / (1 - 0.8))
     assert tokens_per_call(1.0, 5) == 6
     assert tokens_per_call(0.0, 5) == 1
-
-
-def test_some_length_helps_if_tokens_are_accepted_more_often_than_they_cost() -> None:
-    """Corollary 3.9: and then the gain is at least (1 + a) / (1 + c)."""
-    for acceptance in (0.1, 0.5, 0.8, 0.95):
-        for cost_ratio in (0.02, 0.1, 0.4, 0.9):
-            length = best_length(acceptance, cost_ratio, 40)
-            assert (length > 0) == (acceptance > cost_ratio)
-            if length:
-                bound = (1 + acceptance) / (1 + cost_ratio)
-                assert wall_time_factor(acceptance, length, cost_ratio) >= bound - 1e-12
 
 
 def simulated_runs(num_acceptable: int, rates: tuple[float, float], num_runs: int) -> np.ndarray:

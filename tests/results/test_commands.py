@@ -1,4 +1,4 @@
-"""What a person sees of a run: how it went and some completions, on one screen; theory on request."""
+"""What a person sees of a run: how it went and some completions, on one screen."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ def test_how_a_run_went_stands_first(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert labels == ["rows", "errors", "speed", "acceptance"]
     for figure in ("14 of 14, in 3", "none", "5.0 tokens/s, 1.7 per device; 30 tokens", "25.0% of the draft"):
         assert figure in text
-    assert "theory" not in text and "time per pass" not in text
     assert text.count("\nrow ") == 3 and "row 0, sample 0: " in text
-    theory = shown(capsys, str(tmp_path / "run"), "--theory", "--rows", "0")
-    assert "theory and measurement" in theory and "time per pass" in theory and "\nrow " not in theory
+    assert "\nrow " not in shown(capsys, str(tmp_path / "run"), "--rows", "0")
 
 
 def test_long_texts_are_cut_to_a_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

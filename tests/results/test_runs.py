@@ -67,7 +67,6 @@ def test_statistics_are_the_sum_of_the_shards(whole: Path) -> None:
     found = run.statistics
     assert (found["output"], found["exact"], found["complete"]) == (str(whole), True, True)
     assert found["tokens_per_s"] == 5 and found["tokens_per_s_per_device"] == 5 / 3
-    assert found["predictions"]["theory"]["tokens_per_row_pass"]["measured"] == 2
     assert found == json.loads(json.dumps(found))
 
 

@@ -23,7 +23,6 @@ from specdist.data.run.manifest import ShardPlan
 from specdist.data.run.publishing import ROWS_PER_BATCH
 from specdist.data.run.reading import open_shard, verified_shard
 from specdist.data.run.run_folder import RunFolder
-from specdist.data.stats.figures import figures_among
 from specdist.data.store.files import write_atomically
 from specdist.data.store.storage import read_ahead
 from specdist.utils.errors import UserError
@@ -89,15 +88,12 @@ def _pieces(folder: RunFolder, plan: ShardPlan) -> Iterator[pa.Table]:
     """Of several shards together: a piece of a file for each shard would make it slow to read. Few are open
     at a time, since a process can map only so many files. Raises :class:`UserError` for damage, and for other
     columns."""
-    known = figures_among(folder, range(plan.num_shards)).records
     read = [range(plan.num_shards)[start:][:SHARDS_PER_READ]
             for start in range(0, plan.num_shards, SHARDS_PER_READ)]  # fmt: skip
     piece: list[pa.Table] = []
     num_rows = shard = 0
     first = None
-    for tables in read_ahead(
-        lambda shards: [verified_shard(folder.paths(shard), known.get(shard)) for shard in shards], read
-    ):
+    for tables in read_ahead(lambda shards: [verified_shard(folder.paths(shard)) for shard in shards], read):
         for table in tables:
             first = table if first is None else first
             piece.append(table)

@@ -43,19 +43,14 @@ def open_shard(paths: ShardPaths, *, verify: bool) -> pa.Table:
     return table
 
 
-def verified_shard(paths: ShardPaths, known: ShardRecord | None = None) -> pa.Table:
+def verified_shard(paths: ShardPaths) -> pa.Table:
     """The rows of a finished shard whose data has its recorded checksum; a large file is memory-mapped.
-
-    ``known``: its record, from elsewhere; its own is read where the data does not match that. Raises
-    :class:`UserError` if it matches neither.
-    """
+    Raises :class:`UserError` if the data does not match its record."""
     try:
         with local_copy(paths.data) as data:
             content = _content(data)
         found = len(content), hashlib.sha256(content).hexdigest()
-        record = known
-        if record is None or (record.num_bytes, record.sha256) != found:
-            record = ShardRecord.read(paths.record)
+        record = ShardRecord.read(paths.record)
         if record is None or (record.num_bytes, record.sha256) != found:
             raise damaged(paths)
         if len(content) <= SMALL_BYTES:
@@ -88,11 +83,8 @@ def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
 def traces_to_read(layout: RunLayout, shards: Iterable[int], max_bytes: int) -> tuple[list[Path], int]:
     """Those of these shards' traces that are read for a picture: all, or evenly spread ones of at most about
     ``max_bytes`` and :data:`MAX_TRACES`; and how many traces there are."""
-    wanted = set(shards)
-    sizes: dict[int, int] = {}
-    for group in layout.by_group(wanted):
-        sizes |= layout.sizes_of_traces(group)
-    traced = sorted(wanted & sizes.keys())
+    sizes = layout.sizes_of_traces()
+    traced = sorted(sizes.keys() & set(shards))
     num_bytes = sum(sizes[shard] for shard in traced)
     step = max(1, -(-num_bytes // max_bytes), -(-len(traced) // MAX_TRACES))
     return [layout.trace_path(shard) for shard in traced[::step]], len(traced)

@@ -51,9 +51,7 @@ def totals_fields() -> list[Field]:
     """The values in the last line that a run prints, which are ``load_run(...).statistics``."""
     empty = Stats().summary()
     figures = {name: (_value_type(empty[name]), meaning) for name, (meaning, _) in FIGURES.items()}
-    predictions = ("object", "predictions of theory and of measured costs, next to the measurements")
-    told = BEFORE_FIGURES | figures | {"predictions": predictions}
-    return [Field(name, *each) for name, each in told.items()]
+    return [Field(name, *each) for name, each in (BEFORE_FIGURES | figures).items()]
 
 
 SECTIONS = {

@@ -16,8 +16,6 @@ from specdist.data.stats.regression import NS_PER_S, CostSums
 from specdist.utils.json_values import from_fields
 
 Key = TypeVar("Key", bound=Hashable)
-# Millijoules.
-MJ_PER_KWH = 3600 * 10**6
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,6 @@ class Stats:
     num_out_of_memory: int = stat("rounds that ran out of memory and were repeated with a smaller batch")
     num_starts: int = stat("replicas whose first token belongs to the shard")
     first_token_ns: int = stat("nanoseconds from the start of these replicas' processes to that token")
-    num_weight_bytes: int = stat("bytes of weight files that all ranks of these replicas read while loading")
     num_rounds: int = stat("rounds (draft, verify, commit)")
     costs_revision: int = stat(
         "which of the manifest's costs the shard was begun with: corrections before; merges as a maximum",
@@ -103,8 +100,6 @@ class Stats:
     cost_sums: CostSums = stat("", CostSums)
     shard_cost_sums: CostSums = stat("the same eight sums over shards instead of completions", CostSums)
     peak_memory_bytes: PeakMemory = stat("", PeakMemory)
-    num_millijoules: int = stat("energy that the replica's GPUs took, where their counters were read")
-    num_metered_tokens: int = stat("tokens of completions that were generated for it")
     work_span: WorkSpan = stat("", WorkSpan)
 
     def observe_ahead(self, outcome: AheadOutcome, *, is_reached: bool, is_miss: bool) -> None:
@@ -206,11 +201,6 @@ class Stats:
         """Candidates in target passes; those dropped before a pass are drafted, but do not count here."""
         return sum(length * count for length, count in enumerate(self.draft_length_histogram))
 
-    @property
-    def is_asynchronous(self) -> bool:
-        """The draft worked while the target did."""
-        return self.num_ahead_chains > 0
-
     def add(self, other: Any) -> None:
         """Merge another shard's into this one, or what a round has counted under the same names."""
         add_to(self, other)
@@ -295,10 +285,6 @@ FIGURES: dict[str, tuple[str, Figure]] = {
     "tokens_per_s_per_device": (
         "the same, divided by the number of ranks of a replica",
         lambda stats, devices: _ratio(stats.num_completion_tokens, stats.wall_ns / NS_PER_S * devices),
-    ),
-    "measured_kwh_per_million_tokens": (
-        "kilowatt-hours of the GPUs, by their own counters, for a million tokens",
-        lambda stats, _: _ratio(stats.num_millijoules / MJ_PER_KWH * 10**6, stats.num_metered_tokens),
     ),
     "mean_acceptance_length": (
         "tokens per speculative step, 1 + accepted / steps",

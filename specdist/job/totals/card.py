@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from specdist.data.run.layout import data_pattern, trace_pattern
+from specdist.data.run.layout import DATA_PATTERN, TRACE_PATTERN
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest, seed_says
 from specdist.data.run.reading import open_shard
 from specdist.data.run.run_folder import CARD_MARK, RunFolder
@@ -22,7 +22,7 @@ from specdist.data.stats.schema import column_fields, fields_table
 from specdist.data.stats.shard import Stats
 from specdist.data.store.files import write_atomically
 from specdist.job.totals.report import total_stats
-from specdist.job.totals.spending import UNKNOWN, GpuCosts, options_of
+from specdist.job.totals.spending import gpu_price_of, price_text
 from specdist.policies.registry import OPTION_NAMES, papers_of
 from specdist.utils.markdown import code, plain, table
 
@@ -58,13 +58,12 @@ def write_card(folder: RunFolder) -> None:
     if folder.card_path.exists():
         return
     schema = open_shard(folder.paths(0), verify=False).schema
-    total = total_stats(folder)
-    costs = GpuCosts.of(options_of(folder.config_path), total.summary())
-    content = card_text(folder.manifest, schema, total, costs).encode()
+    price = gpu_price_of(folder.config_path)
+    content = card_text(folder.manifest, schema, total_stats(folder), price).encode()
     write_atomically(folder.card_path, lambda file: file.write(content))
 
 
-def card_text(manifest: Manifest, schema: pa.Schema, total: Stats, costs: GpuCosts = UNKNOWN) -> str:
+def card_text(manifest: Manifest, schema: pa.Schema, total: Stats, gpu_price: float | None = None) -> str:
     """The whole file; ``schema`` is that of the shards, ``total`` the sum of their statistics."""
     run, info = manifest.fingerprint, manifest.info
     title = _title(info)
@@ -74,7 +73,7 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats, costs: GpuCos
     sections = [
         f"---\n{_front_matter(title, num_rows, manifest.info, is_traced=bool(run.get('trace')))}---",
         f"# {plain(title)}",
-        " ".join(filter(None, [_made(run, total, num_rows), _spent(info, total, costs)])),
+        " ".join(filter(None, [_made(run, total, num_rows), _spent(info, total, gpu_price)])),
         EXACT if info["exact"] else LOSSY if run["policy"] == "sprinter" else UNCHECKED,
         *([WITH_CACHE.format_map(run)] if run.get("cache_dtype") else []),
         " ".join(
@@ -115,9 +114,9 @@ def _made(run: Mapping[str, Any], total: Stats, num_rows: int) -> str:
     return " ".join(sentences)
 
 
-def _spent(info: Mapping[str, Any], total: Stats, costs: GpuCosts) -> str:
+def _spent(info: Mapping[str, Any], total: Stats, gpu_price: float | None) -> str:
     figures = total.summary(info.get("world_size", 1))
-    told = costs.text(figures["tokens_per_s_per_device"])
+    told = price_text(gpu_price, figures["tokens_per_s_per_device"])
     return f"They took: {told}." if told else ""
 
 
@@ -129,10 +128,10 @@ def _title(info: Mapping[str, Any]) -> str:
 
 def _front_matter(title: str, num_rows: int, info: Mapping[str, Any], *, is_traced: bool) -> str:
     configs: list[dict[str, Any]] = [
-        {"config_name": "default", "default": True, "data_files": [_files(data_pattern(info))]}
+        {"config_name": "default", "default": True, "data_files": [_files(DATA_PATTERN)]}
     ]
     if is_traced:
-        configs.append({"config_name": "trace", "data_files": [_files(trace_pattern(info))]})
+        configs.append({"config_name": "trace", "data_files": [_files(TRACE_PATTERN)]})
     values = {
         "pretty_name": title,
         "task_categories": ["text-generation"],

@@ -1,67 +1,34 @@
-"""What tokens cost: ``--gpu_price``, and ``--gpu_watts`` or what the GPUs' counters told."""
+"""What a million tokens cost, by ``--gpu_price``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-S_PER_HOUR, W_PER_KW = 3600, 1000
+S_PER_HOUR = 3600
 MILLION = 10**6
 
 
-@dataclass(frozen=True)
-class GpuCosts:
-    """Of one GPU: its price per hour, in any currency, and the power that it takes; ``measured_kwh``: of a
-    million tokens. None where unknown."""
-
-    price: float | None = None
-    watts: float | None = None
-    measured_kwh: float | None = None
-
-    @staticmethod
-    def of(options: Mapping[str, Any], figures: Mapping[str, Any] | None = None) -> GpuCosts:
-        """From the options of a run or a plan, and a run's figures. Watts that were given, the node's share
-        among them, come before what the GPUs measured of themselves."""
-        return GpuCosts(
-            options.get("gpu_price"),
-            options.get("gpu_watts"),
-            (figures or {}).get("measured_kwh_per_million_tokens"),
-        )
-
-    def per_million(self, tokens_per_s_per_gpu: float | None) -> dict[str, float]:
-        """Price and kilowatt-hours of a million tokens, as far as they are known."""
-        if not tokens_per_s_per_gpu:
-            return {}
-        hours = MILLION / tokens_per_s_per_gpu / S_PER_HOUR
-        found = {}
-        if self.price is not None:
-            found["price_per_million_tokens"] = hours * self.price
-        if self.watts is not None:
-            found["kwh_per_million_tokens"] = hours * self.watts / W_PER_KW
-        elif self.measured_kwh is not None:
-            found["measured_kwh_per_million_tokens"] = self.measured_kwh
-        return found
-
-    def text(self, tokens_per_s_per_gpu: float | None) -> str:
-        """The same for people; empty where nothing is known."""
-        found = self.per_million(tokens_per_s_per_gpu)
-        parts = [
-            name.format(found[key])
-            for key, name in (
-                ("price_per_million_tokens", "price {:.3g}"),
-                ("kwh_per_million_tokens", "{:.3g} kWh"),
-                ("measured_kwh_per_million_tokens", "{:.3g} kWh of its GPUs (measured)"),
-            )
-            if key in found
-        ]
-        return f"{' and '.join(parts)} per million tokens" if parts else ""
+def price_per_million(gpu_price: float | None, tokens_per_s_per_gpu: float | None) -> float | None:
+    """The price of a million tokens, in the currency of ``gpu_price``, which is that of a GPU for an hour;
+    None where one of the two is unknown."""
+    if gpu_price is None or not tokens_per_s_per_gpu:
+        return None
+    return MILLION / tokens_per_s_per_gpu / S_PER_HOUR * gpu_price
 
 
-UNKNOWN = GpuCosts()
+def price_text(gpu_price: float | None, tokens_per_s_per_gpu: float | None) -> str:
+    """The same for people; empty where it is unknown."""
+    price = price_per_million(gpu_price, tokens_per_s_per_gpu)
+    return "" if price is None else f"price {price:.3g} per million tokens"
+
+
+def gpu_price_of(config_path: Path) -> float | None:
+    """The ``--gpu_price`` of the run's last start; None without one."""
+    return options_of(config_path).get("gpu_price")
 
 
 def options_of(config_path: Path) -> Mapping[str, Any]:

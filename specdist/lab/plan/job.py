@@ -20,9 +20,8 @@ from transformers import AutoConfig
 from specdist.config.groups import MTP, SELF, DrawingOptions, values_of
 from specdist.data.store.files import write_atomically
 from specdist.engine.times.timeline import timed
-from specdist.job.costs.held_models import unquantized_experts
+from specdist.job.models.held_models import unquantized_experts
 from specdist.job.ranks.topology import local_device
-from specdist.job.totals.spending import GpuCosts
 from specdist.lab.plan.advise import Planner, Site, Work, recommend, worth_per_gpu, worth_table
 from specdist.lab.plan.hardware import GB, GIB, HERE, PCIE_LATENCY_S, TERA, Gpu, find_gpu
 from specdist.lab.plan.memory import graphs_note
@@ -43,8 +42,9 @@ from specdist.lab.plan.report import (
 from specdist.lab.plan.shapes import NAMED, named_config
 from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.drafters.mtp_loading import head_config
-from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, check_family, drafter_config
-from specdist.models.files.sizes import ModelSize, size_of
+from specdist.models.families.family_check import check_family
+from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, drafter_config
+from specdist.models.sizes.sizes import ModelSize, size_of
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 from specdist.utils.host import available_memory_bytes
@@ -157,12 +157,12 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         as_yaml = [
             f"The same options as a file for --config (--output_config writes it):\n{options_yaml(options)}"
         ]
-    longest, costs = longest_row(chosen, work, max_positions), GpuCosts.of(vars(config))
+    longest = longest_row(chosen, work, max_positions)
     worth = []
     if draft is not None:
         worth = worth_per_gpu(target, draft, site, work, compares=config.compare_gpus)
     parts += [
-        plan_table(plans, chosen, costs),
+        plan_table(plans, chosen, config.gpu_price),
         reason(plans, chosen, target, site),
         *([worth_table(worth)] if worth else []),
         f"Prompt and completion may have {longest:,} tokens together; a longer prompt becomes an error row.",
@@ -170,8 +170,8 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         *as_yaml,
     ]
     document |= {
-        "plans": [plan_document(plan, costs) for plan in plans],
-        "recommended": plan_document(chosen, costs),
+        "plans": [plan_document(plan, config.gpu_price) for plan in plans],
+        "recommended": plan_document(chosen, config.gpu_price),
         "draft_gpu": [dataclasses.asdict(found) | {"worth_up_to": found.most_rows} for found in worth],
         "options": options,
         "launch": {"commands": list(launch.commands), "num_nodes": launch.num_nodes},

@@ -11,14 +11,15 @@ from typing import Any
 import yaml
 
 from specdist.config.groups import DrawingOptions
-from specdist.job.totals.spending import UNKNOWN, GpuCosts
+from specdist.data.run.manifest import ROWS_PER_SHARD, fewest_rows_per_shard
+from specdist.job.totals.spending import price_per_million
 from specdist.lab.plan.advise import WORTHWHILE, Plan, Site, Work
 from specdist.lab.plan.hardware import GIB, HERE, MIB
 from specdist.lab.plan.memory import Fit
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.shapes import SHAPES
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
-from specdist.models.files.sizes import ModelSize
+from specdist.models.sizes.sizes import ModelSize
 from specdist.utils.table import Table
 
 NAMES: dict[Mode, str] = {
@@ -28,8 +29,6 @@ NAMES: dict[Mode, str] = {
     "asynchronous": "draft GPU, asynchronous",
     "branches": "draft GPU, branches",
 }
-PER_MILLION = {"price_per_million_tokens": "price per M", "kwh_per_million_tokens": "kWh per M"}
-ROWS_PER_SHARD = 512
 SHARDS_PER_REPLICA = 4
 GPU_LAUNCH, CPU_LAUNCH = "jobs/accelerate/gpu8.yaml", "jobs/accelerate/cpu.yaml"
 PROMPTS, OUTPUT = "PROMPTS", "OUTPUT"
@@ -65,7 +64,7 @@ def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
     return f"GiB per GPU, for sequences of {work.row_tokens} tokens:\n{table.console()}"
 
 
-def plan_table(plans: Sequence[Plan], chosen: Plan | None, costs: GpuCosts = UNKNOWN) -> str:
+def plan_table(plans: Sequence[Plan], chosen: Plan | None, gpu_price: float | None = None) -> str:
     """One line per plan; the recommended one is marked."""
     has_states = any(plan.prediction.state_bytes_per_round for plan in plans)
     rows: list[dict[str, str | int | None]] = [
@@ -80,10 +79,7 @@ def plan_table(plans: Sequence[Plan], chosen: Plan | None, costs: GpuCosts = UNK
             "tokens/s": f"{plan.tokens_per_s:,.0f}",
             "per GPU": f"{plan.tokens_per_s_per_gpu:,.0f}",
             "hours": f"{plan.hours:.3g}",
-            **{
-                PER_MILLION[name]: f"{value:.3g}"
-                for name, value in costs.per_million(plan.tokens_per_s_per_gpu).items()
-            },
+            **({} if price is None else {"price per M": f"{price:.3g}"}),
             "tokens/round": f"{found.tokens_per_round:.2f}",
             "round ms": f"{found.round_s * 1e3:.1f}",
             "target busy": f"{found.target_share:.0%}",
@@ -92,6 +88,7 @@ def plan_table(plans: Sequence[Plan], chosen: Plan | None, costs: GpuCosts = UNK
         }
         for plan in plans
         for found in [plan.prediction]
+        for price in [price_per_million(gpu_price, plan.tokens_per_s_per_gpu)]
     ]
     return Table.of(rows, num_names=2).console()
 
@@ -202,7 +199,6 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
         },
         "max_new_tokens": work.output_tokens,
         **_given(config, "gpu_price"),
-        **_given(config, "gpu_watts"),
     }
     if config.gpu == HERE and config.device != "auto":
         options["device"] = config.device
@@ -213,7 +209,8 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
     if plan.num_replicas > 1:
         # A replica without a shard has nothing to do.
         num_shards = SHARDS_PER_REPLICA * plan.num_replicas
-        options["rows_per_shard"] = max(1, min(ROWS_PER_SHARD, work.num_prompts // num_shards))
+        wanted = min(ROWS_PER_SHARD, work.num_prompts // num_shards)
+        options["rows_per_shard"] = max(1, wanted, fewest_rows_per_shard(work.num_prompts))
     return options
 
 
@@ -245,9 +242,10 @@ def options_yaml(options: dict[str, Any]) -> str:
     return yaml.safe_dump(options, sort_keys=False)
 
 
-def plan_document(plan: Plan, costs: GpuCosts = UNKNOWN) -> dict[str, Any]:
+def plan_document(plan: Plan, gpu_price: float | None = None) -> dict[str, Any]:
     """A plan for programs: bytes, seconds and counts."""
     settings, found = plan.settings, plan.prediction
+    price = price_per_million(gpu_price, plan.tokens_per_s_per_gpu)
     return {
         "mode": settings.mode,
         "tp_size": plan.tp_size,
@@ -262,7 +260,7 @@ def plan_document(plan: Plan, costs: GpuCosts = UNKNOWN) -> dict[str, Any]:
         "num_branches": settings.num_branches,
         "tokens_per_s": plan.tokens_per_s,
         "tokens_per_s_per_gpu": plan.tokens_per_s_per_gpu,
-        **costs.per_million(plan.tokens_per_s_per_gpu),
+        **({} if price is None else {"price_per_million_tokens": price}),
         "hours": plan.hours,
         "tokens_per_round": found.tokens_per_round,
         "round_s": found.round_s,

@@ -41,6 +41,8 @@ def duration(seconds: float | None) -> str:
 
 
 def size(num_bytes: float) -> str:
+    if num_bytes == 0:
+        return NOTHING
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.3g} {unit}" if num_bytes < 1000 else f"{num_bytes:.0f} {unit}"

@@ -1,23 +1,26 @@
-"""A run's report: all panels on one page that needs no other file, and a PNG of every picture."""
+"""A run's report: six figures and a table on one page that needs no other file, and a PNG of every figure."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from markupsafe import Markup
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
 
+from specdist.config.generate import GenerateConfig
+from specdist.data.run.manifest import seed_says
+from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.files import write_atomically
-from specdist.results.report.formats import count
-from specdist.results.report.markup import left_out, paragraph, render, table
-from specdist.results.report.overview import banners, configuration, side_by_side, summary_tiles
-from specdist.results.report.panel import Panel, names
-from specdist.results.report.panels.acceptance import by_entropy, by_position, lengths
-from specdist.results.report.panels.speed import speed_by_shard, speed_over_time
-from specdist.results.report.panels.timing import predicted_time, theory, time_per_role
+from specdist.job.totals.spending import price_per_million
+from specdist.results.report.figures import make_figures
+from specdist.results.report.formats import NOTHING, count, duration, number, percent, size, speed
 from specdist.results.report.runs import ReportedRun, read_runs
 from specdist.results.report.style import RUN_COLOURS, png, report_style
 from specdist.utils.errors import UserError
@@ -25,6 +28,58 @@ from specdist.utils.packages import version_of
 
 PAGE_FILE = "report.html"
 REPORT_FOLDER = "report"
+DEFAULTS = {item.name: item.default for item in dataclasses.fields(GenerateConfig)}
+NOT_COMPARED = ("output", "overwrite")
+PACKAGES = ("specdist", "torch", "transformers", "deepspeed")
+
+Value = Callable[[ReportedRun], str]
+# Groups of the table: what each line says of a run.
+LINES: Mapping[str, Mapping[str, Value]] = {
+    "Speed": {
+        "tokens/s of a replica": lambda run: speed(run.summary["tokens_per_s"]),
+        "tokens/s per rank or GPU": lambda run: speed(run.summary["tokens_per_s_per_device"]),
+        "tokens/s of all replicas": lambda run: speed(run.clock_tokens_per_s),
+        "price of a million tokens": lambda run: _price(run),
+        "first request to last completion": lambda run: duration(run.span_s),
+        "work of all replicas": lambda run: duration(run.summary["wall_s"]),
+        "first token after a replica's start": lambda run: duration(run.summary["time_to_first_token_s"]),
+        "replicas": lambda run: count(len(run.replicas)),
+        "ranks of a replica": lambda run: run.ranks,
+        "sequences per target pass": lambda run: _each(run.total.num_row_steps, run.total.num_target_passes),
+        "peak memory of a target rank": lambda run: size(run.total.peak_memory_bytes.target),
+        "peak memory of a draft rank": lambda run: size(run.total.peak_memory_bytes.draft),
+    },
+    "Drafting": {
+        "tokens per target pass and sequence": lambda run: _each(
+            run.total.num_row_steps + run.total.num_accepted_tokens, run.total.num_row_steps
+        ),
+        "draft tokens": lambda run: count(run.total.num_draft_tokens),
+        "draft tokens accepted": lambda run: percent(run.summary["draft_acceptance_rate"]),
+        "draft tokens of a block": lambda run: _each(run.total.num_block_candidates, run.total.num_drafts),
+        "accepted tokens of a block": lambda run: _each(run.total.num_accepted_tokens, run.total.num_drafts),
+        "draft tokens discarded per token": lambda run: number(run.total.discard_rate),
+        "time of a target pass": lambda run: _time(run.total.target_ns.verify, run.total.num_target_passes),
+        "time of a draft step": lambda run: _time(run.total.draft_ns.draft, run.total.num_draft_passes),
+    },
+    "Rows": {
+        "shards": lambda run: f"{count(len(run.shards))} of {count(run.num_shards)}",
+        "rows": lambda run: count(run.total.num_rows),
+        "error rows": lambda run: count(run.total.num_error_rows),
+        "completions": lambda run: count(run.total.num_completions),
+        "completions cut by a length limit": lambda run: count(run.total.num_cut_completions),
+        "completion tokens": lambda run: count(run.total.num_completion_tokens),
+        "prompt tokens": lambda run: count(run.total.num_prompt_tokens),
+    },
+    "Run": {
+        "exactness": lambda run: "exact" if run.is_exact else "NOT exact",
+        "reproducibility": lambda run: str(run.info.get("reproducibility", NOTHING)),
+        "device": lambda run: str(run.info.get("device", NOTHING)),
+        **{
+            name: lambda run, name=name: str(run.info.get("versions", {}).get(name, NOTHING))
+            for name in PACKAGES
+        },
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,14 +89,9 @@ class WrittenReport:
     page: Path
     pictures: Sequence[Path]
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the page, which includes its pictures."""
-        return self.page.stat().st_size
-
 
 def write_report(outputs: Sequence[Path], *, folder: Path | None = None) -> WrittenReport:
-    """Write ``report.html`` and a PNG of every picture, replacing earlier ones.
+    """Write ``report.html`` and a PNG of every figure, replacing earlier ones.
 
     Args:
         outputs: folders of runs; several are shown side by side.
@@ -62,9 +112,8 @@ def write_report(outputs: Sequence[Path], *, folder: Path | None = None) -> Writ
             raise UserError("a report of several runs needs a folder: give one with --folder")
         folder = outputs[0] / REPORT_FOLDER
     runs = read_runs(outputs)
-    panels = make_panels(runs)
-    pictures = draw(panels)
-    content = make_page(runs, panels, pictures).encode("utf-8", "replace")
+    pictures = draw(make_figures(runs))
+    content = make_page(runs, pictures).encode("utf-8", "replace")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = {f"{name}.png": picture for name, picture in pictures.items()} | {PAGE_FILE: content}
@@ -75,90 +124,68 @@ def write_report(outputs: Sequence[Path], *, folder: Path | None = None) -> Writ
     return WrittenReport(folder / PAGE_FILE, [folder / f"{name}.png" for name in pictures])
 
 
-def make_panels(runs: Sequence[ReportedRun]) -> list[Panel]:
-    """All panels in order; those about drafting show only the runs that have a draft."""
+def draw(figures: Mapping[str, Figure | None]) -> dict[str, bytes]:
+    """PNGs of the figures, by name."""
     with report_style():
-        drafting = [run for run in runs if run.has_drafts]
-        panels = [side_by_side(runs)] if len(runs) > 1 else []
-        panels += [configuration(runs), speed_over_time(runs), speed_by_shard(runs), time_per_role(runs)]
-        if drafting:
-            panels += [
-                by_position(drafting), lengths(drafting), by_entropy(drafting), predicted_time(drafting),
-                theory(drafting),
-            ]  # fmt: skip
-        if len(drafting) < len(runs):
-            panels.append(_without_draft([run for run in runs if not run.has_drafts], len(runs)))
-        panels.append(error_rows(runs))
-        return panels
+        return {name: png(figure) for name, figure in figures.items() if figure is not None}
 
 
-def _without_draft(runs: Sequence[ReportedRun], num_runs: int) -> Panel:
-    who = names(runs) if num_runs > 1 else "This run"
-    return Panel(
-        name="no-draft",
-        title="No draft",
-        help="Acceptance, lengths, discarded tokens and the papers' formulas are about drafted tokens.",
-        content=[
-            left_out(f"{who} generated with the target alone, so these panels are left out. Run with --draft "
-            "and a --policy other than none to get them.")
-        ],
-    )  # fmt: skip
-
-
-def error_rows(runs: Sequence[ReportedRun]) -> Panel:
-    """The rows without a completion, and the reasons."""
-    content: list[Markup] = []
-    for run in runs:
-        errors = run.errors
-        label = run.label if len(runs) > 1 else "This run"
-        if not errors.rows:
-            content.append(paragraph(f"{label}: every row has a completion."))
-            continue
-        kinds = [[kind, count(number)] for kind, number in errors.kinds.items()]
-        content.append(table(["reason (N: a number)", "completions"], kinds, caption=label))
-        header = ["row/sample", "reason", "prompt begins with"]
-        is_all = sum(errors.kinds.values()) == len(errors.rows)
-        caption = f"{label}: all" if is_all else f"{label}: the first {len(errors.rows)}"
-        content.append(table(header, errors.rows, num_texts=3, caption=caption, class_="free"))
-        if errors.num_shards_read < errors.num_shards:
-            read = f"the first {errors.num_shards_read} of {errors.num_shards} shards with errors"
-            content.append(paragraph(f"Reasons of {read}."))
-    return Panel(
-        name="errors",
-        title="Rows with an error",
-        help="An unusable row does not end a run: it gets finish_reason “error” and the reason.",
-        content=content,
+def make_page(runs: Sequence[ReportedRun], pictures: Mapping[str, bytes]) -> str:
+    """The HTML of the page, of the template in this folder, which escapes all texts. ``pictures``: PNGs by
+    the names of their figures."""
+    loader = PackageLoader("specdist.results.report", ".")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-
-
-def make_page(runs: Sequence[ReportedRun], panels: Sequence[Panel], pictures: Mapping[str, bytes]) -> str:
-    """The HTML of the page. ``pictures``: PNGs by the names of their panels."""
-    return render(
-        "page.html",
-        title=names(runs),
-        subtitle=_subtitle(runs),
-        banners=banners(runs),
-        panels=panels,
+    return environment.get_template("page.html").render(
+        title=", ".join(run.label for run in runs),
+        runs=runs,
         pictures={name: base64.b64encode(picture).decode() for name, picture in pictures.items()},
-        tiles=summary_tiles(runs[0]) if len(runs) == 1 else "",
+        groups=table_groups(runs),
+        seed_says=seed_says,
         origin=_origin(runs),
     )
 
 
-def draw(panels: Sequence[Panel]) -> dict[str, bytes]:
-    """PNGs of the panels that have a picture, by name."""
-    with report_style():
-        return {panel.name: png(panel.figure) for panel in panels if panel.figure is not None}
+def table_groups(runs: Sequence[ReportedRun]) -> list[tuple[str, list[list[str]]]]:
+    """The groups of the table and their lines, each with its name and a value per run; lines that say
+    nothing of any run are left out.
 
-
-def _subtitle(runs: Sequence[ReportedRun]) -> str:
+    The last group has of a single run the options that are not the defaults, of several those that differ.
+    """
+    groups = [
+        (group, [[name, *map(value, runs)] for name, value in lines.items()])
+        for group, lines in LINES.items()
+    ]
+    options = dict.fromkeys(name for run in runs for name in run.config if name not in NOT_COMPARED)
     if len(runs) > 1:
-        return f"{len(runs)} runs of specdist side by side"
-    [run] = runs
-    draft = run.info.get("draft")
-    models = f"{run.info.get('target')}" + (f" with draft {draft}" if draft and run.has_drafts else "")
-    done = "complete" if run.status is None else "not finished"
-    return f"A run of specdist: {models}. {'Exact' if run.is_exact else 'NOT exact'}, {done}."
+        shown = [name for name in options if len({_shown(run.config, name) for run in runs}) > 1]
+        title = "Options that differ"
+    else:
+        shown = [name for name in options if runs[0].config[name] not in (DEFAULTS.get(name), [])]
+        title = "Options that are not the defaults"
+    groups.append((title, [[name, *(_shown(run.config, name) for run in runs)] for name in shown]))
+    return [(group, [line for line in lines if {*line[1:]} != {NOTHING}]) for group, lines in groups]
+
+
+def _price(run: ReportedRun) -> str:
+    price = price_per_million(run.config.get("gpu_price"), run.summary["tokens_per_s_per_device"])
+    return NOTHING if price is None else f"{price:.3g}"
+
+
+def _each(amount: float, among: float) -> str:
+    return number(amount / among if among else None)
+
+
+def _time(total_ns: int, num_passes: int) -> str:
+    return duration(total_ns / NS_PER_S / num_passes if num_passes and total_ns else None)
+
+
+def _shown(config: Mapping[str, Any], name: str) -> str:
+    value = config.get(name)
+    if value is None or value == []:
+        return NOTHING
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _origin(runs: Sequence[ReportedRun]) -> str:

@@ -1,4 +1,4 @@
-"""A run as a report shows it: manifest, options, statistics, errors and trace."""
+"""A run as a report shows it: manifest, options, statistics of its shards, lengths, errors and trace."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from specdist.data.run.reading import read_columns
+from specdist.data.run.reading import read_columns, traces_to_read
 from specdist.data.run.run_folder import RunFolder
-from specdist.data.stats.figures import ShardFigures
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.stats.shard import Stats
-from specdist.job.totals.predictions import Predictions
-from specdist.job.totals.report import run_predictions
 from specdist.job.totals.spending import options_of
 from specdist.job.totals.status import RunStatus, StatusReader, error_kind
-from specdist.job.totals.totals import total_and_figures
+from specdist.job.totals.totals import FinishedShard, read_finished
 from specdist.policies.registry import OPTION_NAMES
 from specdist.results.report.formats import NOTHING
-from specdist.results.report.panels.traces import TracedTokens, read_traced_tokens
 from specdist.results.runs import load_run
 from specdist.utils.errors import UserError
 
 ERROR_COLUMNS = ("row_id", "sample_index", "prompt", "error")
+TRACE_COLUMNS = ("entropy", "is_verified", "is_accepted")
 MAX_SHARDS_READ = 50
 MAX_ROWS_SHOWN = 20
 MAX_PROMPT_CHARACTERS = 80
+# About three million tokens: more would not improve the figures.
+MAX_TRACE_BYTES = 160_000_000
 
 
 @dataclass(frozen=True)
@@ -50,37 +50,52 @@ class ReportedRun:
     """A run as it is now.
 
     Attributes:
-        label: its name among other runs.
+        place, label: its place among the runs of a report, and its name there.
         config: the resolved options with the policy's defaults; only these if ``config.yaml`` is missing.
-        shards: figures of the complete shards; ``total`` is the sum of their statistics.
+        info: further information of its manifest.
+        shards: the finished ones of ``num_shards``.
         status: progress; None for a complete run.
-        trace: of the drafted tokens; None without ``--trace``.
+        lengths: [C] tokens of the completions of some shards, spread over the run.
+        trace: drafted tokens with :data:`TRACE_COLUMNS`, of some shards too; None without ``--trace``.
     """
 
+    place: int
     label: str
     folder: RunFolder
     config: Mapping[str, Any]
     info: Mapping[str, Any]
     num_shards: int
-    shards: ShardFigures
-    total: Stats
+    shards: Sequence[FinishedShard]
     status: RunStatus | None
     errors: ErrorRows
-    trace: TracedTokens | None
+    lengths: np.ndarray
+    trace: pa.Table | None
+
+    @cached_property
+    def total(self) -> Stats:
+        """The sum of the finished shards' statistics."""
+        found = Stats()
+        for shard in self.shards:
+            found.add(shard.stats)
+        return found
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        return self.total.summary(self.num_devices)
 
     @property
     def is_exact(self) -> bool:
         return bool(self.info["exact"])
 
     @property
+    def is_lossy(self) -> bool:
+        """Tokens were committed unverified; of other runs that are not exact the target was not compared."""
+        return self.config.get("policy") == "sprinter" and self.config.get("verify", "doubted") == "doubted"
+
+    @property
     def num_devices(self) -> int:
         """Ranks of a replica; each has a GPU of its own if there are GPUs."""
         return int(self.info.get("world_size", 1))
-
-    @property
-    def num_target_devices(self) -> int:
-        """Those of the target alone. A draft of its own has one more."""
-        return self.num_devices - (self.info.get("draft_placement") == "own")
 
     @property
     def ranks(self) -> str:
@@ -89,39 +104,27 @@ class ReportedRun:
         return f"{self.num_devices}{holder.get(self.info.get('draft_placement') or '', '')}"
 
     @property
-    def device_name(self) -> str:
-        return "GPU" if self.info.get("device") == "cuda" else "rank"
-
-    @property
     def has_drafts(self) -> bool:
         return self.total.num_drafts > 0
 
     @property
-    def num_replicas(self) -> int:
-        """Replicas that finished shards; 1 if unknown."""
-        return len(self.shards.replicas)
-
-    @property
-    def is_colocated(self) -> bool:
-        """The draft is in the process of the target's rank 0, so that it was sent no message."""
-        return self.total.num_messages == 0
-
-    @cached_property
-    def summary(self) -> Mapping[str, Any]:
-        return self.total.summary(self.num_devices)
-
-    @cached_property
-    def predictions(self) -> Predictions:
-        return run_predictions(self.folder, self.total)
+    def replicas(self) -> list[str]:
+        """Replicas that finished shards, in the order of their shards."""
+        return list(dict.fromkeys(shard.replica for shard in self.shards))
 
     @property
     def span_s(self) -> float | None:
-        """Wall-clock seconds from the first request to the last completion; None if unknown."""
+        """Wall-clock seconds from the first request to the last completion; None if nothing was generated."""
         span = self.total.work_span
         return (span.end_unix_ns - span.begin_unix_ns) / NS_PER_S if span.end_unix_ns else None
 
+    @property
+    def clock_tokens_per_s(self) -> float | None:
+        """Completion tokens per second of :attr:`span_s`, of all replicas together."""
+        return self.total.num_completion_tokens / self.span_s if self.span_s else None
 
-def read_run(path: Path, label: str) -> ReportedRun:
+
+def read_run(path: Path, label: str, place: int = 0) -> ReportedRun:
     """Raises :class:`UserError` as :func:`specdist.results.runs.load_run` does, or if no shard is
     complete."""
     run, folder = load_run(path), RunFolder(path)
@@ -130,10 +133,11 @@ def read_run(path: Path, label: str) -> ReportedRun:
             f"{path} has no complete shard of its {run.num_shards} yet: wait for one "
             f"(python jobs/status.py {path} says how far it is)"
         )
-    total, shards = total_and_figures(folder, run.finished_shards)
+    shards = read_finished(folder, run.finished_shards)
     # With the policy's options in force, defaults included.
     policy = {name: run.manifest.fingerprint.get(name) for name in OPTION_NAMES}
     return ReportedRun(
+        place=place,
         label=label,
         folder=folder,
         config={
@@ -143,22 +147,19 @@ def read_run(path: Path, label: str) -> ReportedRun:
         info=run.manifest.info,
         num_shards=run.num_shards,
         shards=shards,
-        total=total.stats,
         status=None if run.is_complete else StatusReader(path).read(),
-        errors=read_error_rows(folder, sorted(total.error_shards)),
-        trace=read_traced_tokens(folder, run.finished_shards),
+        errors=read_error_rows(folder, [shard.shard for shard in shards if shard.stats.num_error_rows]),
+        lengths=_completion_lengths(folder, run.finished_shards),
+        trace=_read_trace(folder, run.finished_shards),
     )
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     """Raises :class:`UserError` as :func:`read_run` does."""
-    return [read_run(path, label) for path, label in zip(paths, labels_of(paths), strict=True)]
-
-
-def tokens_per_pass(stats: Stats) -> float | None:
-    """Tokens that a sequence gets per target pass; None without one."""
-    steps = stats.num_row_steps
-    return (steps + stats.num_accepted_tokens) / steps if steps else None
+    return [
+        read_run(path, label, place)
+        for place, (path, label) in enumerate(zip(paths, labels_of(paths), strict=True))
+    ]
 
 
 def labels_of(paths: Iterable[Path]) -> list[str]:
@@ -179,7 +180,8 @@ def read_error_rows(folder: RunFolder, shards: Sequence[int]) -> ErrorRows:
     kinds = Counter[str]()
     read = shards[:MAX_SHARDS_READ]
     for shard in read:
-        table = _failed(folder.data_path(shard))
+        table = read_columns(folder.data_path(shard), ERROR_COLUMNS)
+        table = table.filter(pa.compute.is_valid(table["error"]))
         kinds.update(error_kind(reason) for reason in table["error"].to_pylist())
         for row in table.slice(0, MAX_ROWS_SHOWN - len(rows)).to_pylist():
             prompt = " ".join(str(row["prompt"] or "")[: 2 * MAX_PROMPT_CHARACTERS].split())
@@ -189,6 +191,19 @@ def read_error_rows(folder: RunFolder, shards: Sequence[int]) -> ErrorRows:
     return ErrorRows(rows, dict(kinds.most_common()), len(shards), len(read))
 
 
-def _failed(path: Path) -> pa.Table:
-    table = read_columns(path, ERROR_COLUMNS)
-    return table.filter(pa.compute.is_valid(table["error"]))
+def _completion_lengths(folder: RunFolder, shards: Sequence[int]) -> np.ndarray:
+    """The completions of all of these shards, or of evenly spread ones of them."""
+    step = -(-len(shards) // MAX_SHARDS_READ)
+    columns = ("finish_reason", "num_completion_tokens")
+    table = pa.concat_tables(read_columns(folder.data_path(shard), columns) for shard in shards[::step])
+    is_completion = pa.compute.not_equal(table["finish_reason"], "error")
+    lengths: np.ndarray = table.filter(is_completion)["num_completion_tokens"].to_numpy()
+    return lengths
+
+
+def _read_trace(folder: RunFolder, shards: Iterable[int]) -> pa.Table | None:
+    """None if there is no trace, or no verified token in any."""
+    read, _ = traces_to_read(folder, shards, MAX_TRACE_BYTES)
+    tables = [read_columns(path, TRACE_COLUMNS) for path in read]
+    verified = [table.filter(table["is_verified"]) for table in tables]
+    return pa.concat_tables(verified) if sum(table.num_rows for table in verified) else None

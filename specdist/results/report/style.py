@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import matplotlib as mpl
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -19,37 +18,19 @@ RUN_COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
 RUN_MARKERS = "osDv^P"
 GREY, LIGHT_GREY, TEXT = "#666666", "#d9d9d9", "#1b1f24"
 WORK_COLOURS: Mapping[str, str] = {
-    "verify": BLUE,
-    "draft": ORANGE,
-    "prefill": PINK,
-    "transfer": RED,
-    "host": GREEN,
-    "idle": LIGHT_GREY,
-}
+    "verify": BLUE, "draft": ORANGE, "prefill": PINK, "transfer": RED, "host": GREEN, "idle": LIGHT_GREY
+}  # fmt: skip
 # On these, white text cannot be read.
 LIGHT_COLOURS = (ORANGE, PINK, SKY, LIGHT_GREY)
 
 # A phone shows the pictures at three quarters of this size.
 WIDTH_INCHES, DOTS_PER_INCH = 5.0, 170
 SETTINGS = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10.5,
-    "axes.labelsize": 10.5,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": TEXT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.prop_cycle": cycler(color=RUN_COLOURS),
-    "grid.color": "#e6e6e6",
-    "xtick.color": TEXT,
-    "ytick.color": TEXT,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "text.color": TEXT,
-    "lines.linewidth": 1.8,
-}
+    "font.family": "DejaVu Sans", "font.size": 10.5, "axes.labelsize": 10.5, "axes.edgecolor": GREY,
+    "axes.labelcolor": TEXT, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "axes.axisbelow": True, "grid.color": "#e6e6e6", "xtick.color": TEXT, "ytick.color": TEXT,
+    "legend.frameon": False, "legend.fontsize": 9.5, "text.color": TEXT, "lines.linewidth": 1.8,
+}  # fmt: skip
 
 
 @contextmanager
@@ -65,10 +46,9 @@ def new_figure(height_inches: float = 3.1) -> Figure:
     return figure
 
 
-def one_plot(xlabel: str, ylabel: str, height_inches: float = 3.1) -> tuple[Figure, Axes]:
-    figure = new_figure(height_inches)
-    axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
-    return figure, axes
+def one_plot(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+    figure = new_figure()
+    return figure, figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
 
 
 def from_zero(axes: Axes) -> None:

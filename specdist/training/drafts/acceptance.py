@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.policies.formulas import round_factor
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import (
     Dense,
@@ -120,7 +119,7 @@ def prospect(acceptances_N: Sequence[np.ndarray], cost_ratio: float) -> Prospect
         alive = alive * run[starts + depth]
         of_starts.append(of_starts[-1] + alive)
     tokens = [float(each.mean()) for each in of_starts]
-    factors = [round_factor(per_pass, length * cost_ratio) for length, per_pass in enumerate(tokens)]
+    factors = [per_pass / (1 + length * cost_ratio) for length, per_pass in enumerate(tokens)]
     best = int(np.argmax(factors))
     ends = np.cumsum([len(each) for each in acceptances_N])[:-1]
     scale = factors[best] / tokens[best] / len(starts)

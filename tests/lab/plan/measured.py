@@ -14,14 +14,14 @@ from specdist.config.generate import GenerateConfig
 from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.request import Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.models.model_plan import plan_models
 from specdist.job.texts.tokens import PromptEncoder, load_tokenizer
 from specdist.llm import NO_PATH
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.rope import recomputed_from, rope_borders
+from specdist.models.families.adapters import use_paged_attention
 from specdist.models.files.checkpoint import Checkpoint, keeps_states
 from specdist.models.loading.loading import load_whole
 from specdist.models.passes.runner import ModelRunner

@@ -15,7 +15,7 @@ KINDS = {
     "lossy": SyntheticRun(is_exact=False, num_draft_tokens=8, num_error_rows=2, world_size=1),
     "unfinished": SyntheticRun(num_finished=2, is_asynchronous=True),
     "alone": SyntheticRun(has_draft=False, is_traced=False, world_size=1),
-    "old": SyntheticRun(is_timed=False, is_traced=False),
+    "failed": SyntheticRun(num_error_rows=6, is_traced=False),
 }
 
 

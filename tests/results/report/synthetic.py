@@ -38,7 +38,6 @@ class SyntheticRun:
     is_asynchronous: bool = False
     num_error_rows: int = 0
     num_replicas: int = 1
-    is_timed: bool = True
     world_size: int = 3
 
 
@@ -93,7 +92,8 @@ def _finish_shard(folder: RunFolder, shard: int, run: SyntheticRun) -> None:
     stats.num_completions = run.rows_per_shard - run.num_error_rows
     stats.num_completion_tokens = sum(result.num_completion_tokens for result in results)
     stats.num_prompt_tokens = 9 * stats.num_completions
-    _add_times(stats, shard, generator, run)
+    if stats.num_completions:
+        _add_times(stats, shard, generator, run)
     inputs = pa.table({"reference": [f"reference {row}" for row in range(run.rows_per_shard)]})
     table = shard_table(
         inputs, results, first_row=shard * run.rows_per_shard, num_samples=1, is_exact=run.is_exact
@@ -131,8 +131,6 @@ def coin_row(row_id: int, generator: random.Random, stats: Stats, run: Synthetic
             for depth, entropy in enumerate(entropies)
         ]  # fmt: skip
         num_tokens += num_accepted + 1
-    time_ns = int((4 * len(trace) + 20 * round_) * MS * generator.uniform(0.9, 1.1))
-    stats.cost_sums.observe(time_ns=time_ns, num_draft_passes=len(trace), num_target_passes=round_)
     return RowResult(
         row_id=row_id, sample_index=0, prompt=f"prompt {row_id}", completion="text",
         completion_ids=(7,) * num_tokens, finish_reason="length", error=None, num_prompt_tokens=9,
@@ -168,7 +166,5 @@ def _add_times(stats: Stats, shard: int, generator: random.Random, run: Syntheti
     stats.draft_ns.idle = stats.target_ns.verify if run.has_draft else 0
     stats.wall_ns = stats.target_ns.total
     stats.peak_memory_bytes.target = 500 * 2**20
-    stats.close_shard()
-    if run.is_timed:
-        begin_ns = BEGIN_UNIX_NS + shard // run.num_replicas * stats.wall_ns
-        stats.work_span.extend(begin_ns, begin_ns + stats.wall_ns)
+    begin_ns = BEGIN_UNIX_NS + shard // run.num_replicas * stats.wall_ns
+    stats.work_span.extend(begin_ns, begin_ns + stats.wall_ns)

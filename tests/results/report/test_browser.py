@@ -50,9 +50,8 @@ addEventListener("load", () => {
     scrollWidth: root.scrollWidth,
     height: root.scrollHeight,
     images: [...document.images].map(image => [image.naturalWidth, image.getBoundingClientRect().width]),
-    overlaps: ["h1, h2, header p, .help, .tile, figure, .numbers, .banner, nav", ".numbers > *",
-               ".tile > *", "nav a", "dt, dd"].flatMap(overlaps),
-    cut: [...document.querySelectorAll("h1, h2, p, .tile *, dt, dd, nav a")].filter(
+    overlaps: ["h1, h2, p, figure, .table, .banner, nav", "nav a", "dt, dd"].flatMap(overlaps),
+    cut: [...document.querySelectorAll("h1, h2, p, dt, dd, nav a")].filter(
       element => element.clientWidth && element.scrollWidth > element.clientWidth + 1).map(
       element => element.textContent),
     tables: [...document.querySelectorAll(".table")].map(box => [box.getBoundingClientRect().right,

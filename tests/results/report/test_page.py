@@ -1,4 +1,4 @@
-"""The contents of a report: every panel has data or a reason, and warnings come first."""
+"""The contents of a report: every figure or the reason why it is left out, and warnings come first."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.totals.report import run_predictions, total_stats
+from specdist.job.totals.report import total_stats
 from specdist.results.report import write_report
-from specdist.results.report.page import draw, make_panels
+from specdist.results.report.figures import make_figures
+from specdist.results.report.page import draw
 from specdist.results.report.runs import read_runs
 from specdist.results.report.style import report_style
 from specdist.utils.errors import UserError
@@ -26,10 +27,10 @@ from tests.ranks import REPOSITORY
 from tests.results.report.synthetic import BAD_PROMPT, BAD_REASON
 
 MAX_BYTES = 3_000_000
-PICTURES = {
-    "speed-over-time", "speed-by-shard", "time-per-role", "acceptance-by-position", "block-lengths",
-    "acceptance-by-entropy", "predicted-time",
-}  # fmt: skip
+FIGURES = [
+    "speed-over-time", "shards", "time-per-role", "block-lengths", "acceptance", "completion-lengths"
+]  # fmt: skip
+OF_DRAFTS = {"block-lengths", "acceptance"}
 
 
 def read(page: Path) -> str:
@@ -38,63 +39,91 @@ def read(page: Path) -> str:
 
 def sections(text: str) -> dict[str, str]:
     """By name."""
-    return dict(re.findall(r'<section id="([\w-]+)">(.*?)</section>', text, re.DOTALL))
+    return dict(re.findall(r'<section id="([\w-]+)"[^>]*>(.*?)</section>', text, re.DOTALL))
 
 
-@pytest.mark.parametrize("kind", ["plain", "lossy", "unfinished", "alone", "several"])
-def test_a_page_needs_nothing_else_and_has_no_empty_panel(pages: dict[str, Path], kind: str) -> None:
+def lines(text: str) -> dict[str, list[str]]:
+    """The values of the table's lines, one per run."""
+    rows = re.findall(r"<tr>(<td>.*?)</tr>", sections(text)["numbers"])
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
+    return {name: values for name, *values in cells}
+
+
+@pytest.mark.parametrize("kind", ["plain", "lossy", "unfinished", "alone", "failed", "several"])
+def test_a_page_needs_nothing_else_and_has_six_figures(pages: dict[str, Path], kind: str) -> None:
     text = read(pages[kind])
     assert len(text) < MAX_BYTES
     assert (
         not re.findall(r'(?:src|href)="(?!data:|#)', text) and "@import" not in text and "<script" not in text
     )
-    for name, section in sections(text).items():
-        assert re.search(r"<img|<td|class=\"missing\"|<p>", section), f"{name} is empty"
-        # A sentence that says how to read it.
-        assert len(re.findall(r'<p class="help">[^<]{40,}</p>', section)) == 1, name
-    links = re.findall(r'href="#([\w-]+)"', text)
-    assert links == list(sections(text))
+    found = sections(text)
+    assert list(found) == re.findall(r'href="#([\w-]+)"', text) == [*FIGURES, "numbers", "errors"]
+    for name in FIGURES:
+        # A sentence that says how to read it, and a picture or a reason why there is none.
+        assert len(re.findall(r'<p class="help">[^<]{40,}</p>', found[name])) == 1, name
+        assert "<img" in found[name] or '<p class="note">' in found[name], name
     pictures = {path.stem for path in pages[kind].parent.glob("*.png")}
-    assert pictures == {name for name, section in sections(text).items() if "<img" in section}
+    assert pictures == {name for name, section in found.items() if "<img" in section}
+    missing = {"alone": OF_DRAFTS, "failed": {*FIGURES}}
+    assert pictures == {*FIGURES} - missing.get(kind, set())
 
 
 def test_the_numbers_are_those_of_the_statistics(pages: dict[str, Path], runs: dict[str, Path]) -> None:
-    text, total = read(pages["plain"]), total_stats(RunFolder(runs["plain"]))
-    assert set(sections(text)) >= PICTURES
+    found, total = lines(read(pages["plain"])), total_stats(RunFolder(runs["plain"]))
     summary = total.summary(3)
-    tiles = dict(re.findall(r'class="label">([^<]*)</div><div class="value">([^<]*)<', text))
-    assert tiles["tokens/s"] == f"{summary['tokens_per_s']:,.0f}"
-    assert tiles["draft tokens accepted"] == f"{summary['draft_acceptance_rate']:.1%}"
-    # The draft has one of three ranks: two thirds of what the replica gains.
-    factor = run_predictions(RunFolder(runs["plain"]), total).theory["wall_time_factor"].measured
-    assert factor is not None
-    assert tiles["speed-up per rank"] == f"{factor * 2 / 3:.2f} ×"
-    assert tiles["rows"] == "24" and tiles["error rows"] == "0"
-    drafted = total.draft_length_histogram
-    assert f"<small>of {sum(drafted[1:]):,}</small>" in sections(text)["acceptance-by-position"]
+    per_block, tokens = total.num_accepted_tokens / total.num_drafts, total.num_completion_tokens
+    expected = {
+        "tokens/s of a replica": f"{summary['tokens_per_s']:,.0f}",
+        "tokens/s per rank or GPU": f"{summary['tokens_per_s_per_device']:,.1f}",
+        "ranks of a replica": "3 (one for the draft)",
+        "draft tokens accepted": f"{summary['draft_acceptance_rate']:.1%}",
+        "accepted tokens of a block": f"{per_block:.2f}",
+        "tokens per target pass and sequence": f"{1 + total.num_accepted_tokens / total.num_row_steps:.2f}",
+        "sequences per target pass": f"{total.num_row_steps / total.num_target_passes:.2f}",
+        "time of a target pass": f"{total.target_ns.verify / 1e6 / total.num_target_passes:.3g} ms",
+        "shards": "4 of 4", "rows": "24", "error rows": "0", "completion tokens": f"{tokens:,}",
+        "exactness": "exact", "torch": "2.13.0", "temperature": "0.7",
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == {name: [value] for name, value in expected.items()}
+    # What says nothing of this run is left out.
+    assert (
+        not {"price of a million tokens", "peak memory of a draft rank", "deepspeed", "stop"} & found.keys()
+    )
 
 
 def test_a_lossy_run_says_so_first(pages: dict[str, Path]) -> None:
     text = read(pages["lossy"])
     assert text.index("is NOT exact") < text.index("<main>") and 'class="banner lossy"' in text
-    assert "NOT exact" in sections(text)["configuration"]
+    assert (
+        lines(text)["exactness"] == ["NOT exact"] and "committed unverified" in sections(text)["acceptance"]
+    )
     assert "is NOT exact" not in read(pages["plain"])
     assert "lossy is NOT exact" in read(pages["several"])
 
 
+def test_an_unchecked_run_is_not_called_lossy(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Its target could not be compared with its files."""
+    output = tmp_path / "run"
+    shutil.copytree(runs["alone"], output)
+    manifest = json.loads((output / "manifest.json").read_text())
+    manifest["info"]["exact"] = False
+    (output / "manifest.json").write_text(json.dumps(manifest))
+    text = read(write_report([output]).page)
+    assert "is NOT known to be exact" in text and "sprinter" not in text
+
+
 def test_an_unfinished_run_says_how_far_it_is(pages: dict[str, Path]) -> None:
-    text = html.unescape(read(pages["unfinished"]))
-    assert "is not finished. 2 of 4 shards and 12 of 24 rows are done" in re.sub("<[^>]+>", "", text)
+    text = " ".join(html.unescape(re.sub("<[^>]+>", "", read(pages["unfinished"]))).split())
+    assert "is not finished. 2 of 4 shards and 12 of 24 rows are done" in text
     assert 'class="banner unfinished"' not in read(pages["plain"])
 
 
 def test_what_a_run_does_not_have_is_left_out_with_a_reason(pages: dict[str, Path]) -> None:
-    alone = sections(read(pages["alone"]))
-    assert not {"block-lengths", "acceptance-by-position"} & set(alone)
-    assert "--draft" in alone["no-draft"]
+    assert "--draft" in sections(read(pages["alone"]))["block-lengths"]
     several = sections(read(pages["several"]))
-    assert "longer, old: no trace" in several["acceptance-by-entropy"]
-    assert "Left out: old." in several["speed-over-time"]
+    assert "longer: it has no trace" in several["acceptance"] and "alone: it gen" in several["acceptance"]
+    assert "failed: nothing was generated" in several["speed-over-time"]
+    assert "failed: no row has a completion" in several["completion-lengths"]
 
 
 def test_errors_are_listed_and_nothing_in_them_is_markup(pages: dict[str, Path]) -> None:
@@ -102,17 +131,16 @@ def test_errors_are_listed_and_nothing_in_them_is_markup(pages: dict[str, Path])
     assert escape(BAD_REASON) in errors and escape(BAD_PROMPT) in errors
     assert "<b>9000" not in errors and "<script" not in errors
     # Eight rows, which differ in numbers alone, are one kind.
-    assert re.search(r"<td[^>]*>the prompt has &lt;b&gt;N&lt;/b&gt; tokens</td><td[^>]*>8</td>", errors)
+    assert "<td>the prompt has &lt;b&gt;N&lt;/b&gt; tokens</td><td>8</td>" in errors
     assert "every row has a completion" in sections(read(pages["plain"]))["errors"]
 
 
 def test_runs_are_compared_by_what_differs(pages: dict[str, Path]) -> None:
-    text = sections(read(pages["several"]))
-    differing = text["configuration"].split("<details>")[0]
-    assert "num_draft_tokens" in differing and "max_new_tokens" not in differing
-    header = re.search(r"<thead>(.*?)</thead>", text["side-by-side"])
-    assert header and re.findall(r">(\w+)</th>", header[1]) == [
-        "plain", "longer", "lossy", "unfinished", "alone", "old",
+    text = read(pages["several"])
+    found = lines(text)
+    assert found["num_draft_tokens"] == ["4", "7", "8", "4", "4", "4"] and "max_new_tokens" not in found
+    assert re.findall(r'<th scope="col">(\w+)</th>', sections(text)["numbers"]) == [
+        "plain", "longer", "lossy", "unfinished", "alone", "failed",
     ]  # fmt: skip
 
 
@@ -147,17 +175,16 @@ def test_the_check_for_overlapping_texts_finds_some() -> None:
 
 
 def test_no_text_in_a_picture_covers_another(runs: dict[str, Path]) -> None:
-    for paths in ([runs["lossy"]], [runs["unfinished"]], list(runs.values())):
-        panels = make_panels(read_runs(paths))
+    for paths in ([runs["lossy"]], [runs["longer"]], list(runs.values())):
+        figures = make_figures(read_runs(paths))
         with report_style():
-            for panel in panels:
-                if panel.figure is not None:
-                    assert not overlapping_texts(panel.figure), (paths, panel.name)
+            for name, figure in figures.items():
+                assert figure is not None and not overlapping_texts(figure), (paths, name)
 
 
 def test_the_same_run_gives_the_same_pictures(runs: dict[str, Path]) -> None:
-    one, other = (draw(make_panels(read_runs([runs["alone"]]))) for _ in range(2))
-    assert one == other and set(one) < PICTURES
+    one, other = (draw(make_figures(read_runs([runs["alone"]]))) for _ in range(2))
+    assert one == other and set(one) == {*FIGURES} - OF_DRAFTS
 
 
 def test_the_job_writes_beside_the_run_and_refuses_others(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.policies.formulas import wall_time_factor
+from specdist.policies.formulas import tokens_per_call
 from specdist.sampling.distributions import SamplingSettings
 from specdist.training.drafts.acceptance import Places, Prospect, acceptances, prospect
 from specdist.training.drafts.training import History
@@ -61,8 +61,9 @@ def test_a_constant_acceptance_promises_the_formula() -> None:
     """Leviathan et al. 2023, Theorem 3.8, away from the completion's end."""
     found = prospect([np.full(20_000, 0.7)], cost_ratio=0.1)
     assert found.acceptance == pytest.approx(0.7)
-    assert found.speed_up == pytest.approx(wall_time_factor(0.7, found.num_draft_tokens, 0.1), rel=1e-3)
-    assert found.num_draft_tokens == max(range(17), key=lambda length: wall_time_factor(0.7, length, 0.1))
+    factors = [tokens_per_call(0.7, length) / (1 + 0.1 * length) for length in range(17)]
+    assert found.speed_up == pytest.approx(factors[found.num_draft_tokens], rel=1e-3)
+    assert found.num_draft_tokens == np.argmax(factors)
 
 
 def test_accepted_tokens_in_a_row_promise_more_than_scattered_ones() -> None:
