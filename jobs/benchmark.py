@@ -45,8 +45,8 @@ NOT_INSTALLED = "not installed"
 WORKER = "worker"  # the first argument of a process of transformers or vLLM
 NUM_WARMUP_TOKENS = 8
 PAD_TOKEN_ID = 0  # masked on the left and cut off on the right, so any token will do
-# The engine in its own process, on the threads of OMP_NUM_THREADS.
-VLLM_ON_CPU = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+# The engine in its own process, on the threads of OMP_NUM_THREADS, with 2 GiB of keys and values.
+VLLM_ON_CPU = {"ENABLE_V1_MULTIPROCESSING": "0", "CPU_OMP_THREADS_BIND": "nobind", "CPU_KVCACHE_SPACE": "2"}
 CPU_INFO = Path("/proc/cpuinfo")
 REMARKS = (
     "tokens/s: of the generation of all rows, models loaded and warm; start: the rest of the process; equal "
@@ -89,7 +89,7 @@ class BenchmarkConfig:
         names = ("target", "prompts", "prompt_column", "messages_column", "max_new_tokens", "dtype", "device")
         options = {name: getattr(self, name) for name in names} | {"temperature": 0.0}
         options |= {"limit": self.num_prompts, "max_num_seqs": self.batch_size}
-        options |= {"draft": self.draft if has_draft else None}
+        options["draft"] = self.draft if has_draft else None
         return {name: value for name, value in options.items() if value is not None}
 
 
@@ -135,8 +135,7 @@ def generate_with_transformers(work: Work) -> Found:
 
     def loaded(name: str, **options: Any) -> Any:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, work.dtype))
-        # A checkpoint's own options of sampling would be added to these.
-        model.generation_config = GenerationConfig(**options)
+        model.generation_config = GenerationConfig(**options)  # without the checkpoint's own sampling
         return model.to(work.device).eval()
 
     target, assistance = loaded(work.target), {}
@@ -287,8 +286,9 @@ def run(work: Work, config: BenchmarkConfig) -> Found:
             work_file.write_text(json.dumps(dataclasses.asdict(work)))
             python = config.vllm_python if work.engine == VLLM else sys.executable
             command = [python, __file__, WORKER, str(work_file), str(output)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(work.num_threads)}
-        environment |= VLLM_ON_CPU if work.device == "cpu" else {}
+        of_vllm = VLLM_ON_CPU.items() if work.device == "cpu" else ()
+        environment = {f"VLLM_{name}": value for name, value in of_vllm} | dict(os.environ)
+        environment["OMP_NUM_THREADS"] = str(work.num_threads)
         begin = time.perf_counter()
         with log.open("w") as file:
             code = subprocess.run(command, env=environment, stdout=file, stderr=file).returncode
@@ -370,7 +370,8 @@ def report(document: dict[str, Any], written: Callable[[Table], str]) -> str:
         f"prompts of {shortest} to {longest} tokens, completions of at most {options['max_new_tokens']}; "
         f"{document['device']}, {document['num_threads']} threads"
     )
-    remarks = REMARKS.format(**document, how_many="few" if document["dtype"] == "float32" else "some")
+    words = {"reference": reference or "which is missing", "dtype": document["dtype"]}
+    remarks = REMARKS.format(**words, how_many="few" if document["dtype"] == "float32" else "some")
     return "\n\n".join([work, written(Table.of(rows, num_names=2)), *errors, remarks])
 
 

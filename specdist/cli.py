@@ -252,15 +252,11 @@ train_demo = Command(
     "train-demo", "train the demo pair of models",
     "specdist.lab.demo.config:PairConfig", "specdist.lab.demo.pair:train_demo",
 )  # fmt: skip
-make_synthetic = Command(
-    "make-synthetic", "write a random pair of models with a given acceptance rate",
-    "specdist.lab.synthetic.config:SyntheticConfig", "specdist.lab.synthetic.build:make_synthetic", logs=True,
-)  # fmt: skip
 COMMANDS = {
     command.name: command
     for command in (
         generate, show, report, status, merge, evaluate, plan, collect, train_head, distill,
-        train_demo, make_synthetic,
+        train_demo,
     )
 }  # fmt: skip
 

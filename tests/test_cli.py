@@ -29,7 +29,6 @@ MISTAKES = {
     "collect": [*RUN, "--draft", "small", "--kind", "sorcery"],
     "train-head": ["--kind", "acceptance"],
     "train-demo": ["--output", "run", "--target_steps", "0"],
-    "make-synthetic": ["--shape", "huge", "--output", "run"],
 }
 STOPPED = "raise KeyboardInterrupt"
 SCRIPT = """

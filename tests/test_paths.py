@@ -15,7 +15,6 @@ from specdist.config.arguments import PATH_OPTIONS, URL_OPTIONS, local_path, par
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.lab.demo.config import PairConfig
 from specdist.lab.plan.options import PlanConfig
-from specdist.lab.synthetic.config import SyntheticConfig
 from specdist.results.evaluate.config import EvaluateConfig
 from specdist.training.collect.config import CollectConfig
 from specdist.training.drafts.config import DistillConfig
@@ -24,9 +23,8 @@ from specdist.utils.errors import UserError
 from tests.lab.emulation.config import EmulationConfig
 from tests.ranks import REPOSITORY
 
-CONFIGS: list[Any] = [CollectConfig, DistillConfig, EmulationConfig,
-                      EvaluateConfig, GenerateConfig, PairConfig, PlanConfig, SyntheticConfig,
-                      TrainConfig]  # fmt: skip
+CONFIGS: list[Any] = [CollectConfig, DistillConfig, EmulationConfig, EvaluateConfig, GenerateConfig,
+                      PairConfig, PlanConfig, TrainConfig]  # fmt: skip
 # Not paths themselves, though their help speaks of files.
 NOT_PATHS = {"emulate", "lm_eval_export"}
 RUN = ["--prompts", "p.jsonl", "--output", "out", "--target", "model"]
@@ -125,7 +123,6 @@ def test_extras_are_installed_from_the_checkout() -> None:
         ("merge.py", ["nowhere", "--output", "x.arrow"]),
         ("status.py", ["nowhere"]),
         ("train_head.py", ["--kind", "acceptance", "--data", "nowhere", "--output", "x"]),
-        ("make_synthetic.py", ["--shape", "huge", "--output", "x"]),
     ],
 )
 def test_every_job_ends_with_exit_code_2_for_a_mistake_of_its_user(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specdist.lab.synthetic.config import SHAPES
+from specdist.lab.plan.shapes import SHAPES
 from specdist.models.families.family_check import UNSHARDABLE_FAMILIES
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.recurrent.rollback import Rollback
@@ -112,7 +112,7 @@ def test_ranks_divide_heads_and_key_value_heads() -> None:
     # DeepSpeed does not shard them; and where the draft takes the only GPU, none is left.
     for family in {*UNSHARDABLE_FAMILIES} & {*FAMILIES}:
         assert (size_of(family).tp_sizes(8), size_of(family).tp_sizes(0)) == ([1], [])
-    config = SHAPES["70b"].llama_config(num_layers=80, dtype=torch.bfloat16)
+    config = SHAPES["70b"].llama_config(torch.bfloat16)
     large = model_size("70b", config, 2)
     assert large.tp_sizes(16) == [1, 2, 4, 8, 16]
     # 80 layers, 8 heads of 128, keys and values of 2 bytes.

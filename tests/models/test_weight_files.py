@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from transformers.modeling_utils import _get_resolved_checkpoint_files
 
-from specdist.models.files.weight_files import SAFETENSORS_INDEX, find_weight_files
+from specdist.models.files.weight_files import INDEX_SUFFIX, SAFETENSORS_NAME, find_weight_files
 from specdist.utils.errors import UserError
 
-SHARD, INDEX = "model-00001-of-00001.safetensors", SAFETENSORS_INDEX
+SHARD, INDEX = "model-00001-of-00001.safetensors", f"{SAFETENSORS_NAME}{INDEX_SUFFIX}"
 OTHERS = ("consolidated.safetensors", "model.fp16.safetensors", "pytorch_model.bin")
 
 

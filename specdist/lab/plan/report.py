@@ -17,8 +17,8 @@ from specdist.lab.plan.advise import WORTHWHILE, Plan, Site, Work
 from specdist.lab.plan.hardware import GIB, HERE, MIB
 from specdist.lab.plan.memory import Fit
 from specdist.lab.plan.options import PlanConfig
+from specdist.lab.plan.shapes import SHAPES
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
-from specdist.lab.synthetic.config import SHAPES
 from specdist.models.sizes.sizes import ModelSize
 from specdist.utils.table import Table
 
@@ -224,7 +224,7 @@ def shapes_note(options: dict[str, Any]) -> str | None:
     shapes = [str(options[name]) for name in ("target", "draft") if options.get(name) in SHAPES]
     if not shapes:
         return None
-    return f"Replace {' and '.join(shapes)} by models: jobs/make_synthetic.py makes random ones"
+    return f"Replace {' and '.join(shapes)} by models of your own"
 
 
 def run_yaml(options: dict[str, Any], command: str, launch: Sequence[str]) -> str:

@@ -1,17 +1,65 @@
-"""Models that the planner knows by name, so that nothing is downloaded: random shapes, and published mixtures
+"""Models that the planner knows by name, so that nothing is downloaded: common shapes, and published mixtures
 of experts. Imports no torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdist.lab.synthetic.config import SHAPES
-
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    import torch
+    from transformers import LlamaConfig, PretrainedConfig
 
 # The context length of a shape, which is not limited.
 ANY_LENGTH = 2**20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama model."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+
+    def llama_config(self, dtype: torch.dtype, **others: Any) -> LlamaConfig:
+        """Without an end token, so that every completion has its maximum length. ``others``: options in the
+        place of these."""
+        from transformers import LlamaConfig
+
+        options = {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "max_position_embeddings": ANY_LENGTH,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            "tie_word_embeddings": False,
+            "architectures": ["LlamaForCausalLM"],
+            "dtype": str(dtype).removeprefix("torch."),
+        }
+        return LlamaConfig(**options | others)
+
+
+# Columns: layers, hidden size, intermediate size, heads, key/value heads, vocabulary.
+SHAPES = {
+    "5m": Shape(8, 192, 512, 6, 6, 4096),
+    "20m": Shape(8, 384, 1024, 6, 6, 8192),
+    "125m": Shape(12, 768, 2048, 12, 12, 32000),
+    "350m": Shape(24, 1024, 2560, 16, 16, 32000),
+    "0.5b": Shape(24, 896, 4864, 14, 2, 64000),
+    "1b": Shape(22, 2048, 5632, 32, 4, 32000),
+    "7b": Shape(32, 4096, 11008, 32, 32, 32000),
+    "8b": Shape(32, 4096, 14336, 32, 8, 128256),
+    "70b": Shape(80, 8192, 28672, 64, 8, 32000),
+}
 # By their names on the hub, family and sizes as in their config.json. The first was published as 30.5B
 # parameters, 3.3B of them active, counting the embedding's table; the second as 116.8B, 5.1B of them active,
 # without it.
@@ -40,7 +88,4 @@ def named_config(name: str) -> PretrainedConfig:
     if name in MIXTURES:
         family, sizes = MIXTURES[name]
         return AutoConfig.for_model(family, **sizes, dtype="bfloat16")
-    shape = SHAPES[name]
-    config = shape.llama_config(num_layers=shape.num_layers, dtype=torch.bfloat16)
-    config.max_position_embeddings = ANY_LENGTH
-    return config
+    return SHAPES[name].llama_config(torch.bfloat16)

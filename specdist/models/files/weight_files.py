@@ -18,7 +18,6 @@ from specdist.utils.json_values import parse_object
 
 SAFETENSORS_NAME, PICKLE_NAME = "model.safetensors", "pytorch_model.bin"
 INDEX_SUFFIX = ".index.json"
-SAFETENSORS_INDEX = f"{SAFETENSORS_NAME}{INDEX_SUFFIX}"
 PICKLE_SUFFIX = ".bin"
 # Other names of the same tensors.
 MISTRAL_FILES = "consolidated*.safetensors"

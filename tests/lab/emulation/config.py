@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.lab.plan.hardware import GPUS
+from specdist.lab.plan.shapes import SHAPES
 from specdist.lab.plan.simulate import MODES, Mode
-from specdist.lab.synthetic.config import PAIR_SEED, SHAPES
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import BRANCH_COUNTS
 from specdist.utils.errors import UserError
@@ -24,6 +24,7 @@ DEFAULT_BATCH_SIZES = (1, 8, 32, 64, 128)
 DEFAULT_POLICIES = ("fixed", "goodput")
 DEFAULT_LENGTH = 5
 SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 1024, 32768
+PAIR_SEED = Rule(lambda value: 0 <= value < 2**31, "must be in [0, 2**31)")
 VOCABULARY = Rule(
     [2**power for power in range(10, 16)].__contains__,
     f"must be a power of two from {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}",

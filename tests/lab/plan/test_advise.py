@@ -12,8 +12,8 @@ from specdist.lab.plan.advise import Plan, Planner, Site, Work, recommend, worth
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit
 from specdist.lab.plan.report import reason
+from specdist.lab.plan.shapes import SHAPES
 from specdist.lab.plan.simulate import Mode
-from specdist.lab.synthetic.config import SHAPES
 from specdist.models.loading.memory import RESERVED_FRACTION
 from specdist.models.sizes.sizes import ModelSize, model_size
 
@@ -21,8 +21,7 @@ GPU = GPUS["h100-sxm"]
 
 
 def size(name: str) -> ModelSize:
-    shape = SHAPES[name]
-    return model_size(name, shape.llama_config(num_layers=shape.num_layers, dtype=torch.bfloat16), 2)
+    return model_size(name, SHAPES[name].llama_config(torch.bfloat16), 2)
 
 
 LARGE, SMALL = size("70b"), size("1b")

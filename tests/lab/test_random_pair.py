@@ -1,9 +1,7 @@
-"""The synthetic pair, tiny: what the dial does, and that what is written is what was measured."""
+"""The random pair, tiny: what the dial does, and that what is written is what was measured."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -11,42 +9,29 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdist.job.models.model_plan import check_same_tokens, common_vocab_size
-from specdist.lab.synthetic.build import (
-    RECORD_NAME,
+from specdist.lab.plan.shapes import SHAPES, Shape
+from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
+from tests.lab.random_pair import (
     DialledTarget,
-    build_synthetic,
+    build_pair,
     find_epsilon,
+    num_draft_layers,
     random_prompts,
     write_pair,
 )
-from specdist.lab.synthetic.config import SHAPES, Shape
-from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
-from specdist.utils.errors import UserError
 
-CPU = torch.device("cpu")
 TINY = Shape(
-    num_layers=6,
-    num_draft_layers=2,
-    hidden_size=64,
-    intermediate_size=128,
-    num_heads=4,
-    num_kv_heads=2,
-    vocab_size=1024,
+    num_layers=6, hidden_size=64, intermediate_size=128, num_heads=4, num_kv_heads=2, vocab_size=1024
 )
 EPSILON = 0.1
 STRANGE_TEXT = "héllo  wörld\n\t日本 \N{SNOWMAN}"
-
-
-@pytest.fixture(autouse=True)
-def tiny_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "tiny", TINY)
 
 
 @pytest.fixture(scope="module")
 def dialled(tmp_path_factory: pytest.TempPathFactory) -> DialledTarget:
     folder = tmp_path_factory.mktemp("dialled")
     write_pair(folder, TINY, epsilon=1.0, seed=0, dtype=torch.float32)
-    return DialledTarget(folder / "target", TINY.num_draft_layers, dtype=torch.float32, device=CPU)
+    return DialledTarget(folder / "target", num_draft_layers(TINY), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +101,7 @@ def test_greedy_text_is_no_loop_and_peaked_like_a_trained_model(written: Path) -
 def test_written_pair_opens_in_specdist_and_has_one_tokenizer(written: Path) -> None:
     target, draft = open_pair(written)
     assert len(target.weight_files) == TINY.num_layers + 2
-    assert len(draft.weight_files) == TINY.num_draft_layers + 2
+    assert len(draft.weight_files) == num_draft_layers(TINY) + 2
     check_same_tokens(target, draft)
     assert common_vocab_size(target, draft) == TINY.vocab_size
     assert not target.stop_token_ids()
@@ -125,26 +110,16 @@ def test_written_pair_opens_in_specdist_and_has_one_tokenizer(written: Path) -> 
     assert all(tokenizer.convert_ids_to_tokens(list(range(TINY.vocab_size))))
 
 
-def test_the_wanted_acceptance_is_found_recorded_and_reused(tmp_path: Path) -> None:
-    record = build_synthetic(tmp_path, "tiny", acceptance=0.7, device=CPU)
+def test_the_wanted_acceptance_is_found(tmp_path: Path) -> None:
+    _, acceptance = build_pair(tmp_path, TINY, acceptance=0.7, seed=0, dtype=torch.float32)
     # The search fits its 1024 tokens to 0.01; another 1024 differ by a few standard errors of 0.014.
-    assert record.measured_acceptance == pytest.approx(0.7, abs=0.07)
+    assert acceptance == pytest.approx(0.7, abs=0.07)
     assert agreement(tmp_path) == pytest.approx(0.7, abs=0.02)
-    stored = json.loads((tmp_path / RECORD_NAME).read_text())
-    assert stored == dataclasses.asdict(record)
-    assert stored["synthetic"] is True
-    weights = tmp_path / "target" / "embeddings.safetensors"
-    before = weights.stat().st_mtime_ns
-    assert build_synthetic(tmp_path, "tiny", acceptance=0.7, device=CPU) == record
-    assert weights.stat().st_mtime_ns == before
-    assert build_synthetic(tmp_path, "tiny", epsilon=0.5, device=CPU).measured_acceptance is None
 
 
 def test_large_shapes_have_the_sizes_of_their_names() -> None:
     for name, shape in SHAPES.items():
-        if name == "tiny":
-            continue
-        config = shape.llama_config(num_layers=shape.num_layers, dtype=torch.bfloat16)
+        config = shape.llama_config(torch.bfloat16)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         wanted = float(name[:-1]) * {"m": 1e6, "b": 1e9}[name[-1]]
@@ -161,5 +136,5 @@ def test_the_search_finds_the_dial_or_refuses() -> None:
     assert find_epsilon(acceptance_at, 0.8) == pytest.approx(0.25, abs=0.02)
     assert len(evaluated) <= 5
     assert find_epsilon(acceptance_at, 1.0) == 0.0
-    with pytest.raises(UserError, match=r"--acceptance 0.1 is less than the 0.20"):
+    with pytest.raises(ValueError, match=r"an acceptance of 0.1 is less than the 0.20"):
         find_epsilon(acceptance_at, 0.1)

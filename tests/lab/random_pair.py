@@ -1,8 +1,11 @@
-"""A synthetic pair of a chosen acceptance rate: a random target, and its first layers as draft.
+"""A random pair of a chosen acceptance rate: a target, and its first layers as draft.
 
-Where no trained pair of a size is available, it shows the cost of the engine. Its text means nothing, so
-every measurement with it is labelled synthetic. Weights are written layer by layer, and scaled so that greedy
-text does not degenerate and the acceptance rate is meaningful:
+    python -m tests.lab.random_pair --shape 350m --acceptance 0.8 --output runs/350m
+    python -m tests.lab.random_pair --shape 70b --epsilon 0.05 --dtype bfloat16 --output runs/70b
+
+Where no trained pair of a size is available, it shows the cost of an engine; its text means nothing. Weights
+are written layer by layer, and scaled so that greedy text does not degenerate and the acceptance rate is
+meaningful:
 
 - Embeddings and the outputs of the draft's layers have the same size and attention is sharp: the next token
   depends on the whole context, and the text does not repeat itself.
@@ -16,16 +19,13 @@ B rows, P prompt tokens, N new tokens, H hidden size.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import dataclasses
 import json
-import logging
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -35,23 +35,25 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils import logging as transformers_logging
 
 from specdist.data.store.files import write_json
-from specdist.job.ranks.topology import local_device
-from specdist.lab.synthetic.config import MAX_POSITIONS, SHAPES, Shape, SyntheticConfig
-from specdist.models.files.weight_files import SAFETENSORS_INDEX
-from specdist.utils.errors import UserError
+from specdist.lab.plan.shapes import SHAPES, Shape
+from specdist.models.files.weight_files import INDEX_SUFFIX, SAFETENSORS_NAME
 
 ATTENTION_SCORE_STD = 4.0
 EMBEDDINGS, HEAD = "embeddings", "head"
 # Every piece (embeddings, head, a layer) has its own random stream.
 PIECES_PER_SEED = 1000
-RECORD_NAME = "synthetic.json"
+MAX_POSITIONS = 4096
+MANY_LAYERS = 16
 SEARCH_SEED, MEASUREMENT_SEED = 1, 2
 NUM_SAMPLE_ROWS, NUM_SAMPLE_PROMPT_TOKENS, NUM_SAMPLE_NEW_TOKENS = 32, 16, 32
 FIRST_EPSILON, LARGEST_EPSILON = 0.05, 4.0
 TOLERANCE = 0.01  # less than the standard error of the sample
 MAX_SEARCH_STEPS = 10
 
-logger = logging.getLogger(__name__)
+
+def num_draft_layers(shape: Shape) -> int:
+    """The first layers of a target that are its draft."""
+    return 2 if shape.num_layers > MANY_LAYERS else 1
 
 
 def write_pair(folder: Path, shape: Shape, *, epsilon: float, seed: int, dtype: torch.dtype) -> None:
@@ -70,17 +72,20 @@ def write_pair(folder: Path, shape: Shape, *, epsilon: float, seed: int, dtype: 
             target / _file_name(piece),
             metadata={"format": "pt"},
         )
-    draft_pieces = [EMBEDDINGS, HEAD, *map(_layer, range(shape.num_draft_layers))]
+    draft_pieces = [EMBEDDINGS, HEAD, *map(_layer, range(num_draft_layers(shape)))]
     for piece in draft_pieces:
         shutil.copyfile(target / _file_name(piece), draft / _file_name(piece))
     tokenizer = byte_tokenizer(shape.vocab_size)
     for path, pieces, num_layers in (
         (target, list(tensors_of_piece), shape.num_layers),
-        (draft, draft_pieces, shape.num_draft_layers),
+        (draft, draft_pieces, num_draft_layers(shape)),
     ):
         weight_map = {name: _file_name(piece) for piece in pieces for name in tensors_of_piece[piece]}
-        write_json(path / SAFETENSORS_INDEX, {"metadata": {}, "weight_map": weight_map})
-        shape.llama_config(num_layers=num_layers, dtype=dtype).save_pretrained(path)
+        write_json(path / f"{SAFETENSORS_NAME}{INDEX_SUFFIX}", {"metadata": {}, "weight_map": weight_map})
+        config = shape.llama_config(
+            dtype, num_hidden_layers=num_layers, max_position_embeddings=MAX_POSITIONS
+        )
+        config.save_pretrained(path)
         tokenizer.save_pretrained(path)
 
 
@@ -107,7 +112,7 @@ def _pieces(shape: Shape, epsilon: float, seed: int) -> Iterator[tuple[str, dict
     head = _normal(vocab, hidden, logits_std * hidden**-0.5, _generator(seed, 1))
     yield HEAD, {"lm_head.weight": head, "model.norm.weight": torch.ones(hidden)}
     for layer in range(shape.num_layers):
-        scale = 1.0 if layer < shape.num_draft_layers else epsilon
+        scale = 1.0 if layer < num_draft_layers(shape) else epsilon
         yield _layer(layer), _layer_tensors(shape, layer, scale, _generator(seed, 2 + layer))
 
 
@@ -153,102 +158,24 @@ def _file_name(piece: str) -> str:
     return f"{piece}.safetensors"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SyntheticRecord:
-    """The content of ``synthetic.json``, which is written last and so marks a complete pair.
-
-    ``measured_acceptance`` is the share of ``num_measured_tokens`` greedy tokens of the target that are the
-    draft's likeliest too; None where ε was given and nothing was run.
-    """
-
-    shape: str
-    seed: int
-    dtype: str
-    wanted_acceptance: float | None
-    epsilon: float
-    measured_acceptance: float | None
-    num_measured_tokens: int
-    synthetic: bool = True
-
-
-def make_synthetic(config: SyntheticConfig) -> tuple[str, dict[str, Any]]:
-    """Run the job; no text, and the document to print. Raises :class:`UserError`."""
-    record = build_synthetic(
-        Path(config.output),
-        config.shape,
-        acceptance=config.acceptance,
-        epsilon=config.epsilon,
-        seed=config.seed,
-        dtype=getattr(torch, config.dtype),
-        device=local_device(config.device),
-    )
-    return "", dataclasses.asdict(record)
-
-
-def build_synthetic(
-    folder: Path,
-    shape: str,
-    *,
-    acceptance: float | None = None,
-    epsilon: float | None = None,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device,
-) -> SyntheticRecord:
-    """Build ``folder/target`` and ``folder/draft`` for a greedy acceptance or a given ε, or reuse them.
-
-    A given ε needs the memory of one layer; a wanted acceptance is searched with the whole target on
-    ``device``. Raises :class:`UserError` for an acceptance that no ε gives.
-    """
-    assert (acceptance is None) != (epsilon is None), "either an acceptance or an epsilon"
-    dtype_name = str(dtype).removeprefix("torch.")
-    found = read_record(folder)
-    if (
-        found is not None
-        and (found.shape, found.seed, found.dtype, found.wanted_acceptance)
-        == (shape, seed, dtype_name, acceptance)
-        and epsilon in (None, found.epsilon)
-    ):
-        return found
-    (folder / RECORD_NAME).unlink(missing_ok=True)
-    measured, num_measured = None, 0
-    if acceptance is not None:
-        write_pair(folder, SHAPES[shape], epsilon=1.0, seed=seed, dtype=dtype)
-        logger.info("looking for the epsilon that gives acceptance %g", acceptance)
-        dialled = DialledTarget(folder / "target", SHAPES[shape].num_draft_layers, dtype=dtype, device=device)
-        epsilon = find_epsilon(lambda value: dialled.acceptance(value, SEARCH_SEED), acceptance)
-        # On other prompts, because the search has fitted the noise of its own.
-        measured = dialled.acceptance(epsilon, MEASUREMENT_SEED)
-        num_measured = NUM_SAMPLE_ROWS * NUM_SAMPLE_NEW_TOKENS
-    assert epsilon is not None
-    write_pair(folder, SHAPES[shape], epsilon=epsilon, seed=seed, dtype=dtype)
-    record = SyntheticRecord(
-        shape=shape,
-        seed=seed,
-        dtype=dtype_name,
-        wanted_acceptance=acceptance,
-        epsilon=epsilon,
-        measured_acceptance=measured,
-        num_measured_tokens=num_measured,
-    )
-    write_json(folder / RECORD_NAME, dataclasses.asdict(record))
-    return record
-
-
-def read_record(folder: Path) -> SyntheticRecord | None:
-    """The record of a complete pair in ``folder``, or None."""
-    path = folder / RECORD_NAME
-    if not path.is_file():
-        return None
-    values: dict[str, Any] = json.loads(path.read_text())
-    return SyntheticRecord(**values)
+def build_pair(
+    folder: Path, shape: Shape, *, acceptance: float, seed: int, dtype: torch.dtype
+) -> tuple[float, float]:
+    """Write the pair with this greedy acceptance; returns the ε that was found, and the acceptance on other
+    prompts. The target is loaded. Raises ValueError for an acceptance that no ε gives."""
+    write_pair(folder, shape, epsilon=1.0, seed=seed, dtype=dtype)
+    dialled = DialledTarget(folder / "target", num_draft_layers(shape), dtype=dtype)
+    epsilon = find_epsilon(lambda value: dialled.acceptance(value, SEARCH_SEED), acceptance)
+    write_pair(folder, shape, epsilon=epsilon, seed=seed, dtype=dtype)
+    # On other prompts, because the search has fitted the noise of its own.
+    return epsilon, dialled.acceptance(epsilon, MEASUREMENT_SEED)
 
 
 def find_epsilon(acceptance_at: Callable[[float], float], wanted: float) -> float:
     """The ε with ``acceptance_at(ε)`` = ``wanted``: doubled until it is too large, then interpolated.
 
     Acceptance is 1 at ε = 0 and falls nearly linearly, so few of the expensive evaluations are needed.
-    Raises :class:`UserError` if the largest ε still gives more than wanted.
+    Raises ValueError if the largest ε still gives more than wanted.
     """
     if wanted == 1:
         return 0.0
@@ -257,15 +184,14 @@ def find_epsilon(acceptance_at: Callable[[float], float], wanted: float) -> floa
     epsilon = FIRST_EPSILON
     for _ in range(MAX_SEARCH_STEPS):
         found = acceptance_at(epsilon)
-        logger.info("epsilon %.4f gives acceptance %.3f", epsilon, found)
         if abs(found - wanted) <= TOLERANCE:
             break
         if found < wanted:
             high, acceptance_high = epsilon, found
         elif epsilon >= LARGEST_EPSILON:
-            raise UserError(
-                f"--acceptance {wanted} is less than the {found:.2f} that remains when the later layers "
-                "outweigh the first ones: raise it"
+            raise ValueError(
+                f"an acceptance of {wanted} is less than the {found:.2f} that remains when the later layers "
+                "outweigh the first ones"
             )
         else:
             low, acceptance_low = epsilon, found
@@ -280,13 +206,11 @@ def find_epsilon(acceptance_at: Callable[[float], float], wanted: float) -> floa
 class DialledTarget:
     """A loaded target that was written with ε = 1, whose ε can be changed; the draft is a part of it."""
 
-    def __init__(
-        self, folder: Path, num_draft_layers: int, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, folder: Path, num_layers_of_draft: int, *, dtype: torch.dtype) -> None:
         transformers_logging.disable_progress_bar()
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        self._model = model.to(device)
-        self._num_draft_layers = num_draft_layers
+        self._model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+        self._num_draft_layers = num_layers_of_draft
 
     @torch.inference_mode()
     def acceptance(self, epsilon: float, seed: int) -> float:
@@ -331,3 +255,27 @@ def random_prompts(vocab_size: int, seed: int) -> Tensor:
     """int64 [B, P]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocab_size, (NUM_SAMPLE_ROWS, NUM_SAMPLE_PROMPT_TOKENS), generator=generator)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder that gets target/ and draft/")
+    parser.add_argument("--shape", choices=SHAPES, required=True)
+    dial = parser.add_mutually_exclusive_group(required=True)
+    dial.add_argument("--acceptance", type=float, help="greedy; the target is loaded to find it")
+    dial.add_argument("--epsilon", type=float, help="weight of the later layers; takes one layer's memory")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    shape, same = SHAPES[options.shape], {"seed": options.seed, "dtype": getattr(torch, options.dtype)}
+    if options.acceptance is None:
+        write_pair(options.output, shape, epsilon=options.epsilon, **same)
+        found = {"epsilon": options.epsilon, "acceptance": None}
+    else:
+        epsilon, acceptance = build_pair(options.output, shape, acceptance=options.acceptance, **same)
+        found = {"epsilon": epsilon, "acceptance": acceptance}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
