@@ -233,11 +233,6 @@ plan = Command(
     "specdist.lab.plan.options:PlanConfig", "specdist.lab.plan.job:run_plan",
     program="python jobs/plan.py", logs=True,
 )  # fmt: skip
-benchmark = Command(
-    "benchmark", "compare with transformers or vLLM",
-    "specdist.lab.benchmark.config:BenchmarkConfig", "specdist.lab.benchmark.run:benchmark",
-    program="python jobs/benchmark.py", logs=True,
-)  # fmt: skip
 collect = Command(
     "collect", "collect training examples for a head",
     "specdist.training.collect.config:CollectConfig", "specdist.training.collect.run:run_collection",
@@ -264,7 +259,7 @@ make_synthetic = Command(
 COMMANDS = {
     command.name: command
     for command in (
-        generate, show, report, status, merge, evaluate, plan, benchmark, collect, train_head, distill,
+        generate, show, report, status, merge, evaluate, plan, collect, train_head, distill,
         train_demo, make_synthetic,
     )
 }  # fmt: skip

@@ -28,12 +28,13 @@ from specdist.data.formats.messages import MessageError, chat_messages
 from specdist.data.formats.prompts import RowError
 from specdist.data.stats.shard import Stats
 from specdist.engine.request import Completion, FinishReason, PromptLogprobs, Request, TokenLogprobs
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.topology import Topology, local_device
-from specdist.job.replica.model_plan import plan_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
+from specdist.job.run.workload import Workload
 from specdist.job.texts.tokens import (
     AFTER_ASSISTANT,
     PromptEncoder,
@@ -41,7 +42,6 @@ from specdist.job.texts.tokens import (
     end_token_warnings,
     load_tokenizer,
 )
-from specdist.job.workload import Workload
 from specdist.models.files.generation import default_options, unused_settings
 from specdist.utils.errors import UserError
 

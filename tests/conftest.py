@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,13 @@ LONG = {
     "job/test_waiting.py", "models/test_parity.py", "models/test_precision.py", "slurm/test_run.py",
     "test_mutants.py",
 }  # fmt: skip
+# What is long and rarely changes: `bash tests/run.sh --all` runs it, and so does its file's name. Engine runs
+# on the fake GPU (its rules, counts and memory are tested in each run), and families one by one.
+RARE = {
+    "gpu/test_ending.py", "gpu/test_engine.py", "gpu/test_faults.py", "gpu/test_first_day.py",
+    "gpu/test_generate.py", "gpu/test_waits.py", "models/test_family_runs.py",
+}  # fmt: skip
+NUM_SLOWEST = 200
 TESTS = Path(__file__).parent
 # Where the interpreter would look for what a script of jobs/ imports; tests run them by runpy.
 sys.path.append(str(TESTS.parent / "jobs"))
@@ -76,4 +83,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return stage, -size, name
 
     items.sort(key=place)
+    for item in items:
+        if item.path.relative_to(TESTS).as_posix() in RARE:
+            item.add_marker("rare")
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The files that took longest, in seconds of one worker, with what was built for them."""
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section(f"slowest {NUM_SLOWEST} files, {sum(seconds.values()):,.0f} s in all")
+    for name in sorted(seconds, key=lambda name: -seconds[name])[:NUM_SLOWEST]:
+        terminalreporter.line(f"{seconds[name]:8.1f} s  {name}")

@@ -100,12 +100,7 @@ def generated() -> dict[str, str]:
     from tests.lab.plan import sweep, validated
     from tests.models import family_table, quantized_formats
     from tests.models.heads import tables as heads_tables
-    from tests.policies import wall_clock
-    from tests.policies.ngrams import tables as drafters_tables
     from tests.sampling.constraints import tables as constraint_tables
-    from tests.scale import rows as scale_rows
-    from tests.scale import tables as scale_tables
-    from tests.scale import tails
     from tests.training.drafts import tables as distillation_tables
 
     return {
@@ -116,13 +111,7 @@ def generated() -> dict[str, str]:
         "kernels": compiled_kernels(),
         "device-counts": counts_tables.markdown(),
         day_tables.GPU: day_tables.markdown(),
-        "scale": scale_tables.markdown(),
-        "scale_requests": scale_tables.requests_markdown(),
-        "scale_readers": scale_tables.readers_markdown(),
-        "scale_tried": scale_tables.tried(),
-        "tails": tails.markdown(),
         "clouds": clouds.markdown(),
-        "many-rows": scale_rows.markdown(),
         "rounds": sweep.markdown(),
         "plan-validated": validated.markdown(),
         "public": public_tables.markdown(),
@@ -142,14 +131,9 @@ def generated() -> dict[str, str]:
             REPOSITORY / "jobs/benchmarks/policies-emulated.json"
         ),
         "experts-emulated": emulated_experts.markdown(),
-        "policies-wall-clock": wall_clock.markdown(
-            REPOSITORY / "jobs/benchmarks/policies-wall-clock-cpu.json"
-        ),
         **headlines(),
         **heads_tables.markdown(),
-        "ngram-drafts": drafters_tables.markdown(),
         "distilled": distillation_tables.markdown(),
-        "ngram-costs": drafters_tables.costs(),
     }
 
 

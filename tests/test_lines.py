@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests import lines
-from tests.lines import BUDGET, JOB, SYNCHRONOUS, Tree, report, tree_here
+from tests.lines import JOB, REACHED, SYNCHRONOUS, Tree, over_budget, report, tree_here
 
 TEXTS = {
     "specdist/__init__.py": "",
@@ -61,10 +62,24 @@ def test_budgets_and_changes_are_shown() -> None:
     shown = report(here, before).splitlines()
     [package] = [line.split() for line in shown if line.startswith("package lines")]
     assert int(package[2].replace(",", "")) == here.lines("specdist/") > 30_000
-    assert package[3] == f"{BUDGET.package_lines:,}"
+    assert package[3] == f"{REACHED.package_lines:,}"
     rooms = {line.split()[0]: line.split()[1:] for line in shown if line}
     assert rooms["attic"] == ["0", "0", "-2"] and len(rooms["engine"]) == 2
     assert rooms["utils"][2] == f"+{here.lines('specdist/utils/'):,}"
+
+
+def test_what_is_over_its_budget_fails_the_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert over_budget(REACHED) == []
+    assert over_budget(replace(REACHED, arrows=REACHED.arrows + 1)) == [
+        f"arrows: {REACHED.arrows + 1}, at most {REACHED.arrows}"
+    ]
+    monkeypatch.setattr(lines, "REACHED", replace(tree_here().sizes(), options=1))
+    assert lines.main(["--check"]) == 1
+    assert "options: " in capsys.readouterr().err
+    monkeypatch.setattr(lines, "REACHED", tree_here().sizes())
+    assert lines.main(["--check"]) == 0
 
 
 def test_a_tree_without_git_and_an_unknown_commit(

@@ -13,7 +13,6 @@ import pytest
 
 from specdist.config.arguments import PATH_OPTIONS, URL_OPTIONS, local_path, parse_arguments
 from specdist.config.generate import GenerateConfig, parse_generate_config
-from specdist.lab.benchmark.config import BenchmarkConfig
 from specdist.lab.demo.config import PairConfig
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.synthetic.config import SyntheticConfig
@@ -22,15 +21,14 @@ from specdist.training.collect.config import CollectConfig
 from specdist.training.drafts.config import DistillConfig
 from specdist.training.heads.config import TrainConfig
 from specdist.utils.errors import UserError
-from tests.lab.benchmark.config import ComparisonConfig
 from tests.lab.emulation.config import EmulationConfig
 from tests.ranks import REPOSITORY
 
-CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, ComparisonConfig, DistillConfig, EmulationConfig,
+CONFIGS: list[Any] = [CollectConfig, DistillConfig, EmulationConfig,
                       EvaluateConfig, GenerateConfig, PairConfig, PlanConfig, SyntheticConfig,
                       TrainConfig]  # fmt: skip
 # Not paths themselves, though their help speaks of files.
-NOT_PATHS = {"emulate", "lm_eval_export", "ngram_column"}
+NOT_PATHS = {"emulate", "lm_eval_export"}
 RUN = ["--prompts", "p.jsonl", "--output", "out", "--target", "model"]
 
 

@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source jobs/install.sh
 
 # What touches torch and transformers most. Kernels are compiled for devices with one version of Triton only.
-PARTS=(tests/models tests/kernels tests/engine tests/sampling tests/policies/ngrams tests/results/api
+PARTS=(tests/models tests/kernels tests/engine tests/sampling tests/policies/test_ngrams.py tests/results/api
     --ignore=tests/kernels/test_compilation.py tests/job/test_{end_to_end,few_packages,eagle,texts,special_tokens}.py
     tests/job/test_{quantized,constraints,model_refusals}.py)
 

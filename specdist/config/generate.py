@@ -97,7 +97,12 @@ class GenerateConfig(
         help="column of numbers that say how long each row's completion will be, in any unit, where that is "
         "known: the longest begin first (default: learned during the run)",
     )
-    rows_per_shard: int = option(512, at_least=1, help="input rows per output file")
+    rows_per_shard: int | None = option(
+        None,
+        at_least=1,
+        help="input rows per output file; a run has at most 1,000 files (default: 512, or as many as that "
+        "takes)",
+    )
     overwrite: bool = option(False, help="delete the results of an earlier run in the output folder")
     trace: bool = option(False, help="write a per-token acceptance trace next to the statistics")
     tp_size: int = option(
@@ -155,13 +160,8 @@ class GenerateConfig(
         if self.draft is None and self.policy in (AUTO, "fixed"):
             self.policy = TARGET_ONLY
         elif self.policy == AUTO:
-            # Without a model: by the costs of passes and the whole batch, unless a seed is to fix the tokens.
-            pays = self.draft != NGRAM or self.is_coupled or self.ngram_rows
-            self.policy = "goodput" if pays else "confidence"
-        num_rows = 1 if self.shares_room else self.max_num_seqs or HOST_SEQS
-        defaults = self.ngram_defaults(self.max_num_batched_tokens // num_rows) if self.draft == NGRAM else {}
-        given = {**defaults, **self._given_policy_options()}
-        for name, value in resolve_policy_options(self.policy, given).items():
+            self.policy = "goodput"
+        for name, value in resolve_policy_options(self.policy, self._given_policy_options()).items():
             setattr(self, name, value)
         if self.policy == "sprinter":
             self.verify = self.verify or "doubted"
@@ -181,9 +181,8 @@ class GenerateConfig(
 
     @property
     def shares_room(self) -> bool:
-        """Whether blocks share the room of a pass: where no token depends on a block's length, or block
-        lengths depend on the batch anyway."""
-        return self.policy == "goodput" or (self.uses_ngrams and self.is_coupled)
+        """Whether blocks share the room of a pass: where block lengths depend on the batch anyway."""
+        return self.policy == "goodput"
 
     @property
     def is_traced(self) -> bool:

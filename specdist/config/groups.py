@@ -258,23 +258,6 @@ class StorageOptions:
         "fetched prompts, rows of unfinished shards, logs (default: specdist-UID in the folder of "
         "temporary files)",
     )
-    stage_weights: str | None = option(
-        None, help="folder on a disk of the node to which weight files are copied once for all replicas there"
-    )
-    stage_limit: str | None = option(
-        None, rule=SIZE,
-        help="most that --stage_weights holds, such as 500GB (default: what the disk has room for)",
-    )  # fmt: skip
-
-    _refusals: ClassVar[Refusals] = (
-        ("stage_limit", lambda o: o.stage_weights is None,
-         "has no effect without --stage_weights: name a folder on a disk of the node, or leave it out"),
-    )  # fmt: skip
-
-    @property
-    def stage_limit_bytes(self) -> int | None:
-        """``--stage_limit`` in bytes; None where the disk decides."""
-        return bytes_of(self.stage_limit)
 
 
 def values_of(config: Any, *groups: type[Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# By the class that :func:`specdist.job.manifest.reproducibility` decides.
+# By the class that :func:`specdist.job.run.manifest.reproducibility` decides.
 SEED_FIXES = {
     "tokens": "The seed fixes the tokens, up to floating point, whatever the batch, the shards or a restart.",
     "distribution": "The seed fixes the distribution but not the tokens: they depend on the rest of "
@@ -11,9 +11,9 @@ SEED_FIXES = {
 # The same rule for people.
 WHEN_TOKENS = (
     "With --temperature 0, --acceptance gumbel or --overlap asynchronous a seed fixes the tokens. Else it "
-    "does with policies other than goodput, if there are neither --ngram_rows nor a draft on a rank of its "
-    "own with --overlap auto; otherwise, as by default, it fixes the distribution alone. So it does where "
-    "inputs or a cache are rounded to 8 bits: the target's always, a draft's with rejection."
+    "does with policies other than goodput, if there is no draft on a rank of its own with --overlap auto; "
+    "otherwise, as by default, it fixes the distribution alone. So it does where inputs or a cache are "
+    "rounded to 8 bits: the target's always, a draft's with rejection."
 )
 TOKENS_ROUND = (
     "On a GPU, and in half precision, rounding depends on the number of tokens in a pass, and can decide "

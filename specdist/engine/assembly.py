@@ -13,12 +13,13 @@ from specdist.engine.draft.channels import InProcess, serve_draft
 from specdist.engine.draft.client import Channel, Draft
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.ngram_draft import NgramDraft
-from specdist.engine.draft.target_states import LastStates
 from specdist.engine.engine import Engine
-from specdist.engine.faults import MemoryGuard
-from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.logprobs import LogprobBook
+from specdist.engine.messages.interfaces import Proposer, Target
+from specdist.engine.messages.target_states import LastStates
 from specdist.engine.request import Requests
+from specdist.engine.rounds.faults import MemoryGuard
+from specdist.engine.rounds.logprobs import LogprobBook
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.scheduler import Scheduler
 from specdist.engine.schedule.stopping import StopRules
@@ -26,14 +27,13 @@ from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.target.local_target import LocalTarget
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.target.sharded_target import ShardedTarget, VocabParallelVerifier, target_worker_loop
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline, clock_of
 from specdist.models.cache.pages import PageTable
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.drafters.states import StatesRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, PausingPolicy
-from specdist.policies.ngrams.block_lengths import NgramSettings
+from specdist.policies.costs import CostModel
 from specdist.policies.payoff import ALONE, LEAST_SHARE, RoundChooser, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
@@ -55,7 +55,6 @@ class Assembly:
         max_cache_len: tokens of one sequence that the page table has room for; by default ``max_seq_len``.
         ahead: what the draft does while the target verifies; with a ``chooser``, which chooses what each
             round does, the most that it may do.
-        ngrams: of candidates of n-grams, without a draft model, if there are to be any.
         trusts_draft: lossy, see :class:`specdist.engine.engine.Engine`.
         masker: makes what says which tokens are allowed, for each side one of its own.
     """
@@ -73,7 +72,6 @@ class Assembly:
     is_traced: bool = False
     trusts_draft: bool = False
     masker: Callable[[], TokenMasker] | None = None
-    ngrams: NgramSettings | None = None
 
     def allocate(self, runner: ModelRunner) -> None:
         """Allocate the target's cache, once."""
@@ -230,16 +228,15 @@ class Assembly:
         is_simple = self.masker is None and self.scheduling.draft_window is None
         return is_simple and not self.ahead.num_ahead and isinstance(policy, PausingPolicy)
 
-    def ngram_draft(self) -> NgramDraft:
-        """N-gram lookup, in the process that verifies the candidates."""
-        assert self.ngrams is not None
+    def ngram_draft(self, costs: CostModel | None = None) -> NgramDraft:
+        """N-gram lookup, in the process that verifies the candidates; ``costs`` as of :class:`NgramDraft`."""
         return NgramDraft(
-            self.ngrams,
             settings=self.settings,
             vocab_size=self.vocab_size,
             num_slots=self.scheduling.num_slots,
             max_draft_tokens=self.scheduling.max_draft_tokens,
             max_seq_len=self.scheduling.max_seq_len,
+            costs=costs,
             stop_token_ids=self.stop_rules.token_ids,
             is_traced=self.is_traced,
             masker=None if self.masker is None else self.masker(),
@@ -284,6 +281,5 @@ class Assembly:
             clock=clock,
             processing=self.settings.processing,
             book=LogprobBook(self.settings) if self.settings.wants_logprobs else None,
-            tells_texts=self.ngrams is not None,
             masker=None if self.masker is None else self.masker(),
         )

@@ -21,20 +21,20 @@ from typing import Literal
 import numpy as np
 
 from specdist.data.stats.fields import TargetTimes
-from specdist.engine.faults import MemoryGuard, NonFiniteGuard, mark_without_token
-from specdist.engine.interfaces import Proposer, Target
-from specdist.engine.logprobs import LogprobBook
+from specdist.engine.messages.interfaces import Proposer, Target
+from specdist.engine.messages.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Completion, FinishReason, Sequence
+from specdist.engine.rounds.faults import MemoryGuard, NonFiniteGuard, mark_without_token
+from specdist.engine.rounds.logprobs import LogprobBook
+from specdist.engine.rounds.stats_recorder import StatsRecorder
+from specdist.engine.rounds.tracing import record_block, record_token_ahead
+from specdist.engine.rounds.verify import Block, NewBlocks, Tails, Verified, Verifier, blocks_of, flat_context
 from specdist.engine.schedule.plan import LastPass, RoundPlan
 from specdist.engine.schedule.scheduler import NextRound, Scheduler
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.target.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.times.reports import Traffic
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Kind, PhaseTime, Timeline, clock_of
-from specdist.engine.times.tracing import record_block, record_token_ahead
-from specdist.engine.verify import Block, NewBlocks, Tails, Verified, Verifier, blocks_of, flat_context
 from specdist.models.loading.memory import peak_memory_bytes
 from specdist.sampling.distributions import NOT_FINITE
 from specdist.sampling.processing.options import Processing
@@ -113,7 +113,6 @@ class Engine:
         clock: Timeline | None = None,
         processing: Processing | None = None,
         book: LogprobBook | None = None,
-        tells_texts: bool = False,
         masker: TokenMasker | None = None,
     ) -> None:
         """
@@ -122,7 +121,6 @@ class Engine:
             clock: time outside its phases counts as the host's.
             processing: of logits, by target and draft, which are then told of rows what it needs.
             book: notes the log-probabilities of all tokens.
-            tells_texts: the draft is told of all tokens of a sequence.
             masker: the target's, which can say why a row has no next token.
         """
         self._target, self._masker = target, masker
@@ -132,7 +130,7 @@ class Engine:
         self._stop_rules = stop_rules
         self._stats_recorder = stats_recorder
         self._trusts_draft = trusts_draft
-        self._processing, self._tells_texts = processing, tells_texts
+        self._processing = processing
         self._clock = clock or Timeline("host", clock=clock_of(target.device))
         self._memory_guard, self._nonfinite_guard = memory_guard, NonFiniteGuard()
         self._pipeline = Pipeline()
@@ -219,7 +217,7 @@ class Engine:
         """How the last round ended, and how many candidates there may be in this one."""
         plan, last, settings = this.plan, this.last, self.scheduler.settings
         window = settings.draft_window
-        this.opened = OpenedSequences.of(plan.opened, self._processing, self._tells_texts, window is not None)
+        this.opened = OpenedSequences.of(plan.opened, self._processing, has_window=window is not None)
         return ProposalRequest(
             page_updates=self.scheduler.updates_of_draft(plan.page_updates),
             slots_R=last.slots_R,

@@ -13,39 +13,33 @@ from specdist.data.run.manifest import seed_says
 from specdist.data.run.opening import remove_leftovers
 from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.storage import local_folder
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import ReplicaStart, StatsRecorder
 from specdist.job.costs.corrections import Corrections
-from specdist.job.manifest import frozen_models, reproducibility
-from specdist.job.preflight import NUM_HALVINGS, ROWS_TOO_LARGE, RunPlan, freeze_costs, plan_run
+from specdist.job.models.model_plan import ModelPlan, plan_models, settled, with_model_defaults
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
-from specdist.job.replica.assignments import Assignment, assign_from_rank0, follow_assignments
-from specdist.job.replica.model_plan import ModelPlan, plan_models, settled, with_model_defaults
+from specdist.job.recording.assignments import Assignment, assign_from_rank0, follow_assignments
+from specdist.job.recording.closing import closing_lines, record_check
+from specdist.job.recording.recording import Recorder
+from specdist.job.recording.uploads import ShardWriter
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import Replica, build_replica
 from specdist.job.rows.batch_input import batch_options
 from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.output_columns import ThinkingColumns, column_options
-from specdist.job.rows.recording import Recorder
 from specdist.job.rows.row_requests import RowRequests, prompt_encoder
-from specdist.job.rows.uploads import ShardWriter
+from specdist.job.run.manifest import frozen_models, reproducibility
+from specdist.job.run.preflight import NUM_HALVINGS, ROWS_TOO_LARGE, RunPlan, freeze_costs, plan_run
+from specdist.job.run.workload import Workload
 from specdist.job.texts.tokens import added_token_warnings, end_token_warnings, load_tokenizer
 from specdist.job.totals.card import write_card
-from specdist.job.totals.closing import closing_lines, record_check
 from specdist.job.totals.hub import push_to_hub
 from specdist.job.totals.progress import Progress, Scalars
-from specdist.job.totals.report import (
-    cut_line,
-    frozen_costs,
-    is_often_cut,
-    total_stats,
-    totals_document,
-)
+from specdist.job.totals.report import cut_line, frozen_costs, is_often_cut, total_stats, totals_document
 from specdist.job.totals.status import error_kinds
-from specdist.job.workload import Workload
 from specdist.models.files.generation import OPTIONS, unused_settings
 from specdist.utils.errors import USAGE_ERROR
 from specdist.utils.host import process_start_s
@@ -230,9 +224,7 @@ def generate_rows(
     if replica.costs is not None and config.uses_draft_model and not stays_frozen(config, topology, models):
         fixes_tokens = reproducibility(config, topology, models) == "tokens"
         corrections = Corrections(run, replica.costs, at_any_time=fixes_tokens)
-    stats_recorder = StatsRecorder(
-        ReplicaStart(began_ns, replica.num_weight_bytes), None if corrections is None else corrections.ratios
-    )
+    stats_recorder = StatsRecorder(began_ns, None if corrections is None else corrections.ratios)
     recorder = Recorder(
         run,
         rows,

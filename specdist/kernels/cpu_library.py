@@ -1,6 +1,6 @@
-"""The libraries of ``cpu_pass.c`` and ``ngrams.c``, compiled for this processor where a C compiler is found.
+"""The library of ``cpu_pass.c``, compiled for this processor where a C compiler is found.
 
-They are kept in the user's cache folder, so that a machine compiles each once.
+It is kept in the user's cache folder, so that a machine compiles it once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 
 PASS_SOURCE = Path(__file__).with_name("cpu_pass.c")
 HEADERS = [PASS_SOURCE.with_name(name) for name in ("cpu_products.h", "cpu_tiles.h")]
-NGRAMS_SOURCE = Path(__file__).with_name("ngrams.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp")
 COMPILE_SECONDS = 120
@@ -72,33 +71,6 @@ class Batch(ctypes.Structure):
     )
 
 
-class Store(ctypes.Structure):
-    """See ``ngrams.c``."""
-
-    _fields_ = (
-        *((name, c_index) for name in ("capacity", "num_head_bits")),
-        *((name, c_address) for name in ("count", "tokens", "owners", "earlier", "heads")),
-    )
-
-
-class Ngrams(ctypes.Structure):
-    """See ``ngrams.c``."""
-
-    _fields_ = (
-        *(
-            (name, c_index)
-            for name in ("capacity", "num_head_bits", "num_classes", "max_match", "max_places")
-        ),
-        *((name, c_address) for name in ("class_of", "prior_right")),
-        ("prior_tried", ctypes.c_double),
-        *((name, c_address) for name in ("tokens", "earlier", "heads", "num_tokens", "num_prompt_tokens")),
-        *((name, c_address) for name in ("match_places", "match_lengths", "num_right", "num_tried")),
-        *((name, c_address) for name in ("store", "store_places", "store_lengths")),
-        *((name, c_address) for name in ("num_unstored", "store_tails", "owners")),
-        ("adds_sequences", c_index),
-    )
-
-
 @functools.cache
 def library() -> ctypes.CDLL:
     """A model's passes, with tiles where the system allows them. Raises :class:`OSError` or
@@ -109,19 +81,6 @@ def library() -> ctypes.CDLL:
     loaded.use_tiles(True)
     loaded.pack_weight.argtypes = (c_address, c_index, c_index, c_index, c_address)
     loaded.pack_weight.restype = loaded.run_pass.restype = None
-    return loaded
-
-
-@functools.cache
-def ngrams_library() -> ctypes.CDLL:
-    """The look-up of n-grams. Raises as :func:`library` does."""
-    loaded = _compiled(NGRAMS_SOURCE)
-    of_rows = (c_address, c_index, c_address, c_address)
-    loaded.append_tokens.argtypes = (*of_rows, c_address)
-    loaded.add_text.argtypes = (c_address, c_index, c_address)
-    loaded.append_tokens.restype = loaded.add_text.restype = None
-    loaded.propose_tokens.argtypes = (*of_rows, *[c_address] * 4)
-    loaded.propose_tokens.restype = c_index
     return loaded
 
 

@@ -1,0 +1,1 @@
+"""What is not part of a run: the planner, the demo pair, and measurements."""

@@ -15,8 +15,8 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.schema import SECTIONS
 from specdist.data.store.access import reading
 from specdist.data.store.copies import mirrored
+from specdist.job.recording.closing import summary_lines
 from specdist.job.rows.openai_results import write_results
-from specdist.job.totals.closing import summary_lines
 from specdist.job.totals.report import cut_line, total_stats
 from specdist.job.totals.status import StatusReader
 from specdist.results.runs import Run, load_run

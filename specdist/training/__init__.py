@@ -1,0 +1,1 @@
+"""Training on what runs recorded: examples, heads, drafts."""

@@ -116,15 +116,12 @@ REFUSED: list[dict[str, Any]] = [
     {"draft": NGRAM, "policy": "svip"},
     {"draft": NGRAM, "draft_window": 64},
     {"draft": NGRAM, "overlap": ASYNCHRONOUS},
-    {"ngram_column": "text"},
-    {"ngram_rows": True},
     {"policy": "sprinter", "head": "h", "logprobs": 0},
     {"end_of_thinking": "."},
     {"regex": "a", "grammar": "file"},
     {"regex": "a", "stop": ["."]},
     {"constraint_column": "rules", "stop": ["."]},
     {"tensorboard": True},
-    {"stage_limit": "5GB"},
     {"expert_parallel": "always"},
 ]
 

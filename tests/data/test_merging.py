@@ -112,9 +112,7 @@ NUM_SHARDS = 12
 def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """Shards of two rows each."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    manifest = Manifest(
-        fingerprint={"num_rows": 2 * NUM_SHARDS, "rows_per_shard": 2, "num_samples": 1}, info={}
-    )
+    manifest = Manifest(fingerprint={"num_rows": 2 * NUM_SHARDS, "rows_per_shard": 2, "num_samples": 1})
     folder = open_(tmp_path / "many", manifest=manifest)
     for shard in range(NUM_SHARDS):
         rewrite(folder, shard)

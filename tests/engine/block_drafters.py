@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.engine.draft.channels import InProcess
-from specdist.engine.interfaces import Proposer
-from specdist.models.attention.adapters import use_paged_attention
-from specdist.models.drafters.blocks.block import BlockDrafter
-from specdist.models.drafters.blocks.block_config import BLOCK, published_config
-from specdist.models.drafters.blocks.block_runner import BlockRunner
+from specdist.engine.messages.interfaces import Proposer
+from specdist.models.draft_models.block import BlockDrafter
+from specdist.models.draft_models.block_config import BLOCK, published_config
+from specdist.models.drafters.block_runner import BlockRunner
 from specdist.models.drafters.states import StatesRunner
+from specdist.models.families.adapters import use_paged_attention
 from specdist.policies import DraftSequences, Goodput, VerifiedTokens
 from specdist.policies.costs import CostModel, Curve
 from tests.engine.eagle import MASK_ID, Drafted, Watched, drafter_layers

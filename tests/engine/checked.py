@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 from specdist.engine.draft.channels import InProcess
 from specdist.engine.draft.client import Draft
 from specdist.engine.draft.steps.draft_state import DraftState
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.times.timeline import Timeline
 from tests.engine.harness import Harness

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from specdist.engine.draft.channels import ToRank
-from specdist.engine.interfaces import Proposer, Target
+from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.sampling.constraints.constraint import Constraint
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.engine.combinations import NUM_COMBINATIONS, combination

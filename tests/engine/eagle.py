@@ -17,18 +17,18 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
 from specdist.engine.draft.channels import InProcess
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.times.timeline import Timeline
-from specdist.models.attention.adapters import use_paged_attention
-from specdist.models.drafters.blocks.block_config import published_config
-from specdist.models.drafters.blocks.parallel_runner import ParallelRunner
-from specdist.models.drafters.eagle3 import EAGLE3, LlamaForCausalLMEagle3
+from specdist.models.draft_models.block_config import published_config
+from specdist.models.draft_models.eagle3 import EAGLE3, LlamaForCausalLMEagle3
+from specdist.models.draft_models.kinds import drafter_of
 from specdist.models.drafters.eagle3_runner import Eagle3Runner
-from specdist.models.drafters.kinds import drafter_of
+from specdist.models.drafters.parallel_runner import ParallelRunner
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.drafters.states import StatesRunner
+from specdist.models.families.adapters import use_paged_attention
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.filters import plain_probabilities
 from tests.engine.harness import CPU, Harness, requests_for

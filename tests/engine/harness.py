@@ -3,8 +3,8 @@
 With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own, and prepares
 ``num_branches`` of every row. Without a ``policy`` every block has ``num_draft_tokens``. A ``head`` reads the
 draft's hidden states; with ``trusts_draft`` only the last token of a block is verified. With ``ngrams`` the
-candidates are from a row's own tokens, those of at least this chance, or as these settings say. With
-``is_windowed`` the target's windowed layers have pages of their own.
+candidates are from a row's own tokens, all of them or those that pay by these costs. With ``is_windowed`` the
+target's windowed layers have pages of their own.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
 from specdist.engine.draft.channels import InProcess
 from specdist.engine.draft.client import Draft
-from specdist.engine.interfaces import Proposer, Target
+from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Completion, Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.rope import recomputed_from, rope_borders
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.windowed_pages import WindowedLayers, longest_window
+from specdist.models.families.adapters import use_paged_attention
 from specdist.models.files.checkpoint import keeps_states
+from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.hidden import HiddenStateHead
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.runner import ModelRunner
 from specdist.policies import FixedLength, LengthPolicy, reads_head
 from specdist.policies.costs import CostModel, Curve
-from specdist.policies.ngrams.block_lengths import NgramSettings
 from specdist.policies.payoff import RoundChooser, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.processors import TokenMasker
@@ -96,7 +96,7 @@ class Harness:
         is_traced: bool = False,
         head: HiddenStateHead | None = None,
         trusts_draft: bool = False,
-        ngrams: float | NgramSettings | None = None,
+        ngrams: CostModel | bool = False,
         draft_window: int | None = None,
         masker: Callable[[], TokenMasker] | None = None,
         forced_room: int = 0,
@@ -111,7 +111,7 @@ class Harness:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_draft_tokens=0
-            if draft is None and ngrams is None
+            if draft is None and not ngrams
             else self.policy.max_draft_tokens + forced_room,
             num_ahead_tokens=num_ahead_tokens + forced_room if draft is not None and num_ahead_tokens else 0,
             max_new_tokens=max_new_tokens,
@@ -166,25 +166,16 @@ class Harness:
             chooser=ScriptedChooser(self.shapes) if self.shapes else None,
             is_traced=self.is_traced,
             trusts_draft=self.trusts_draft,
-            ngrams=self._ngram_settings,
             masker=self.masker,
             windowed=self.windowed,
         )
-
-    @property
-    def _ngram_settings(self) -> NgramSettings | None:
-        if isinstance(self.ngrams, float):
-            return NgramSettings(
-                max_tokens=self.scheduling.max_draft_tokens, least_chance=self.ngrams, learns_together=False
-            )
-        return self.ngrams
 
     def target(self) -> Target:
         return self.assembly.local_target(self.runners[0])
 
     def proposer(self) -> Proposer:
-        if self.ngrams is not None:
-            return self.assembly.ngram_draft()
+        if self.ngrams:
+            return self.assembly.ngram_draft(None if self.ngrams is True else self.ngrams)
         if len(self.runners) == 1:
             return Draft()
         if not self.shapes:

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.models.batch.flat import FlatBatch, as_seen, cache_indices
 from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
 from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.windowed_pages import NULL_PAGE, WindowedLayers
-from specdist.models.passes.flat import FlatBatch, as_seen, cache_indices
 from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 
 VOCAB_SIZE = 7

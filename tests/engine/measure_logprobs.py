@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from specdist.config.groups import CompletionOptions
 from specdist.engine.request import Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.rows.row_results import result_of
 from specdist.llm import SpeculativeLLM
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from specdist.models.attention.adapters import use_paged_attention
-from specdist.models.drafters.mtp import MTP, mtp_config
+from specdist.models.draft_models.mtp import MTP, mtp_config
 from specdist.models.drafters.mtp_runner import MtpRunner
 from specdist.models.drafters.runner import DrafterRunner
+from specdist.models.families.adapters import use_paged_attention
 from tests.engine.eagle import Drafted, EagleHarness
 from tests.models.all_families import build, spread
 

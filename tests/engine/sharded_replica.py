@@ -12,7 +12,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from specdist.data.stats.shard import Stats
-from specdist.engine.interfaces import Target
+from specdist.engine.messages.interfaces import Target
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.loading import load_sharded
 from specdist.models.passes.runner import ModelRunner

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.interfaces import Target, VerifyInput, VerifyOutput
+from specdist.engine.messages.interfaces import Target, VerifyInput, VerifyOutput
 from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.target.sharded_target import VocabParallelVerifier
 from specdist.engine.times.reports import Traffic

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.drafters.blocks.block_runner import BlockPass, BlockRunner
+from specdist.models.drafters.block_runner import BlockPass, BlockRunner
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.block_drafters import (
     DSPARK,

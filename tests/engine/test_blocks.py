@@ -6,8 +6,8 @@ import numpy as np
 
 from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import FinishReason, Request, Sequence
+from specdist.engine.rounds.verify import NewBlocks, Tails, flat_batch
 from specdist.engine.times.reports import AheadReport, RoleTimes
-from specdist.engine.verify import NewBlocks, Tails, flat_batch
 
 
 def test_a_sequence_that_ends_with_its_next_token_leaves_none_of_its_candidates() -> None:

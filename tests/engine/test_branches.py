@@ -11,10 +11,10 @@ from specdist.engine.draft.ahead.branches import Branches, BranchTable, DraftBra
 from specdist.engine.draft.ahead.first_ahead import FirstAhead
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.draft.steps.draft_state import DraftState
+from specdist.engine.messages.opened import OpenedSequences
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.engine.target.opened import OpenedSequences
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageTable
-from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import FixedLength
 from specdist.policies.payoff import RoundShape

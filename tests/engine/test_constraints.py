@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.engine.faults import NUM_SUSPECT_ROWS
 from specdist.engine.request import Completion, Request
+from specdist.engine.rounds.faults import NUM_SUSPECT_ROWS
 from specdist.policies import FixedLength, VerifiedBlocks
 from specdist.policies.payoff import ALONE, LISTEN, SYNCHRONOUS, RoundShape
 from specdist.sampling.constraints.constraint import Constraint
@@ -52,7 +52,7 @@ SHAPES = [
 ]
 # Both sides share one, as in one process.
 SHARED = letters_masker()
-OF_NGRAMS: dict[str, Any] = {"ngrams": 0.1, "pair": (TARGET, None)}
+OF_NGRAMS: dict[str, Any] = {"ngrams": True, "pair": (TARGET, None)}
 MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
     "synchronous": (PLAIN, {}),
     "synchronous, filtered": (FILTERED, {"forced_room": 8, "is_traced": True}),

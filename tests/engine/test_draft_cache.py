@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.policies import DraftSequences, FixedLength, WithoutHistory
 from specdist.policies.payoff import SYNCHRONOUS, RoundShape

@@ -18,13 +18,13 @@ from specdist.engine import assembly
 from specdist.engine.draft import channels
 from specdist.engine.draft.channels import InProcess, ToRank, serve_draft
 from specdist.engine.draft.client import Draft
-from specdist.engine.faults import NUM_SUSPECT_ROWS
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.link import Link
 from specdist.engine.request import Completion
+from specdist.engine.rounds.faults import NUM_SUSPECT_ROWS
 from specdist.engine.target.local_target import LocalTarget
 from specdist.engine.times.timeline import Timeline
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import GammaTune
 from specdist.sampling.distributions import SamplingSettings

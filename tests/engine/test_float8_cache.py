@@ -3,7 +3,7 @@ back, prefixes shared, rows branched and preempted."""
 
 from __future__ import annotations
 
-from specdist.models.passes.runner import Acceleration
+from specdist.models.passes.acceleration import Acceleration
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import MAX_NEW_TOKENS, prompts_of_lengths, reference

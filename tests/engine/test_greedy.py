@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdist.models.passes.runner import Acceleration
+from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import Harness, requests_for
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 from tests.models.tape import TapeCapturer

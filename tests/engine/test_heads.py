@@ -15,8 +15,8 @@ from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.draft.steps.draft_steps import DraftBatch
 from specdist.engine.request import Completion
 from specdist.models.heads.info import HiddenState
+from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.hidden import HiddenStateHead
-from specdist.models.passes.runner import Acceleration
 from specdist.policies import (
     DraftSequences,
     HeadKind,

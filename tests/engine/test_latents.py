@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from specdist.models.attention import expanding
-from specdist.models.passes.runner import Acceleration
+from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import MAX_NEW_TOKENS, prompts_of_lengths, reference
 from tests.engine.test_identity import check_preempted

@@ -14,7 +14,7 @@ from specdist.engine.draft.channels import InProcess
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
 from specdist.engine.times.timeline import Timeline
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from specdist.policies import payoff
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica

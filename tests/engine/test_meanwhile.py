@@ -17,11 +17,11 @@ from specdist.engine.draft.ahead.draft_ahead import AheadDrafter
 from specdist.engine.draft.steps import draft_loop
 from specdist.engine.draft.steps.draft_loop import DraftLoop
 from specdist.engine.engine import Engine
-from specdist.engine.interfaces import VerifyInput
+from specdist.engine.messages.interfaces import VerifyInput
 from specdist.engine.request import Request
+from specdist.engine.rounds.verify import Verifier
 from specdist.engine.target.local_target import FullDistributions
-from specdist.engine.verify import Verifier
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from specdist.policies.payoff import ALONE, LISTEN, SYNCHRONOUS, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, ScriptedChooser, requests_for

@@ -87,7 +87,7 @@ def test_tokens_drawn_on_the_target_s_side_have_the_random_numbers_of_their_plac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With candidates of n-grams the next tokens are drawn where the sequences are looked at."""
-    replica = markov_replica(PLAIN, pair=(repetitive_model(), None), ngrams=0.0, num_draft_tokens=4)
+    replica = markov_replica(PLAIN, pair=(repetitive_model(), None), ngrams=True, num_draft_tokens=4)
     early = counted(replica, requests_for(PROMPTS, 20))
     assert early["num_accepted_tokens"] > 20
     monkeypatch.setattr(NextRound, "foresee", lambda *_: None)

@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.times.timeline import Timeline
-from specdist.policies.ngrams.block_lengths import NgramSettings
-from specdist.policies.ngrams.ngram_index import NgramIndex
-from specdist.policies.ngrams.text_store import TextSettings, TextStore
+from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.one_hot_drafts import NONE_REJECTED, without_rejected
 from tests.engine.harness import Harness, requests_for
@@ -37,26 +35,22 @@ from tests.engine.sampled import (
     p_values,
 )
 from tests.engine.sliced import SlicedMarkovReplica
-from tests.policies.ngrams.plain_ngrams import NO_TOKEN, OVERLAP
 
 TARGET = repetitive_model()
-ALWAYS: dict[str, Any] = {"ngrams": 0.0, "num_draft_tokens": 4}
-SHORT: dict[str, Any] = {"ngrams": 0.1, "num_draft_tokens": 3}
-LIKELY: dict[str, Any] = {"ngrams": 0.3, "num_draft_tokens": 16}
+ALWAYS: dict[str, Any] = {"ngrams": True, "num_draft_tokens": 4}
+SHORT: dict[str, Any] = {"ngrams": True, "num_draft_tokens": 3}
+LONG: dict[str, Any] = {"ngrams": True, "num_draft_tokens": 16}
 GREEDY = SamplingSettings(temperature=0.0)
 CROWDED: dict[str, Any] = {"max_num_seqs": 60, "num_pages": 130}
-# Of which much fits, and of which the oldest are forgotten.
-TEXTS = TextSettings(
-    num_tokens=4000,
-    given=[np.random.default_rng(row).integers(7, size=50) for row in range(40)],
-    adds_sequences=True,
-)
 
 
-def together(texts: TextSettings, least_chance: float = 0.0) -> dict[str, Any]:
-    """Blocks of what all sequences have learned."""
-    settings = NgramSettings(max_tokens=6, least_chance=least_chance, learns_together=True, texts=texts)
-    return {"ngrams": settings, "num_draft_tokens": 6}
+def paying(num_rows: int) -> dict[str, Any]:
+    """With so many sequences a candidate is worth its time if its chance is some 0.4; others are found, too,
+    and not verified."""
+    few, token_ns = num_rows // 4, 5 * 10**6 // num_rows
+    target = Curve([1, few, few + 10_000], [10**7, 10**7, 10**7 + 10_000 * token_ns])
+    costs = CostModel(target, Curve([1], [0]))
+    return {"ngrams": costs, "num_draft_tokens": 6}
 
 
 def ngram_replica(rule: dict[str, Any], settings: SamplingSettings = PLAIN, **options: Any) -> Harness:
@@ -74,10 +68,10 @@ def tokens_of(replica: Harness, num_samples: int = 60) -> list[list[int]]:
     [
         (ALWAYS, PLAIN, []),
         (ALWAYS, FILTERED, [5]),
-        (LIKELY, TOP_K, []),
-        (together(TEXTS, 0.2) | {"max_num_seqs": 400, "num_pages": 700}, PLAIN, []),
+        (LONG, TOP_K, []),
+        (paying(400) | {"max_num_seqs": 400, "num_pages": 700}, PLAIN, []),
     ],
-    ids=["plain", "filtered", "likely", "texts"],
+    ids=["plain", "filtered", "long", "paying"],
 )
 def test_tokens_follow_the_target_s_distribution(
     rule: dict[str, Any], settings: SamplingSettings, eos: list[int]
@@ -100,7 +94,7 @@ def test_preemption_does_not_bias_the_output() -> None:
 @pytest.mark.parametrize("settings", [GREEDY, COUPLED, COUPLED_FILTERED])
 def test_one_hot_targets_emit_what_they_emit_alone(settings: SamplingSettings) -> None:
     alone = markov_replica(settings, pair=(TARGET, None), eos=[5])
-    assert tokens_of(ngram_replica(LIKELY, settings, eos=[5])) == tokens_of(alone)
+    assert tokens_of(ngram_replica(LONG, settings, eos=[5])) == tokens_of(alone)
 
 
 def test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices() -> None:
@@ -142,33 +136,10 @@ class RepeatingReplica(Harness):
 
 
 def test_a_preempted_sequence_repeats_its_block() -> None:
-    """Though n-grams of others have been learned meanwhile: the random numbers are the same, too."""
-    replica = ngram_replica(together(TEXTS), kind=RepeatingReplica, **CROWDED)
-    tokens_of(replica, num_samples=25)
+    """Though another length may pay by now: the random numbers are the same, too."""
+    replica = ngram_replica(paying(60), kind=RepeatingReplica, **CROWDED)
+    tokens_of(replica, num_samples=100)
     assert replica.repeating.num_repeated > 5  # type: ignore[attr-defined]
-
-
-def test_other_rows_are_remembered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often they are preempted: no token but those that a new block repeats is stored again."""
-    counts = []
-    begin = NgramIndex.begin
-    for limits in ({"max_num_seqs": 400}, CROWDED):
-        stores: list[TextStore] = []
-
-        def noting(index: NgramIndex, *arguments: Any, stores: list[TextStore] = stores) -> None:
-            assert index._state.store is not None
-            stores.append(index._state.store)
-            begin(index, *arguments)
-
-        monkeypatch.setattr(NgramIndex, "begin", noting)
-        others = TextSettings(num_tokens=20000, adds_sequences=True)
-        replica = ngram_replica(together(others, 0.2), COUPLED, **limits)
-        tokens_of(replica, num_samples=25)
-        num_places = int(stores[-1].count[0])
-        assert num_places < stores[-1].capacity
-        num_preemptions = replica.stats_recorder.close_shard(0).num_preemptions
-        counts.append(int((stores[-1].tokens[:num_places] != NO_TOKEN).sum()) - OVERLAP * num_preemptions)
-    assert num_preemptions > 5 and 0 < counts[1] <= counts[0]
 
 
 @pytest.mark.parametrize("settings", [PLAIN, COUPLED, GREEDY])
@@ -178,7 +149,7 @@ def test_a_text_that_repeats_itself_is_accepted_as_a_whole(settings: SamplingSet
     for token_id in range(7):
         cycle[token_id, :, (token_id + 3) % 7] = 0
     replica = ngram_replica(
-        {"ngrams": 0.5, "num_draft_tokens": 16}, settings, target=MarkovModel(cycle),
+        LONG, settings, target=MarkovModel(cycle),
         max_new_tokens=120, max_seq_len=140, is_traced=True,
     )  # fmt: skip
     completions = replica.generate(requests_for([[0], [1, 4, 0]], 5))
@@ -201,3 +172,16 @@ def test_the_residual_lacks_the_rejected_candidate() -> None:
     expected = torch.tensor([[0.0, 0.6, 0.4], [0.25, 0.25, 0.5], [0.0, 1.0, 0.0]])
     assert torch.allclose(left.probabilities_NV, expected)
     assert given[0, 0] == 0.5
+
+
+def test_nothing_is_proposed_after_a_stop_token() -> None:
+    """A block ends with it, though the prompt goes on."""
+    prompt = [1, 2, 3, 5, 4, 6, 1, 2]
+    follows = torch.full((7, 7, 7), -1e9)
+    for token_id, next_id in zip([*prompt, 3], [*prompt[1:], 3, 5], strict=True):
+        follows[token_id, :, next_id] = 0
+    for eos, expected, num_drafted in (([5], [3, 5], 1), ([], [3, 5, 4, 6, 1, 2], 4)):
+        replica = ngram_replica(ALWAYS, GREEDY, target=MarkovModel(follows), eos=eos, max_new_tokens=6)
+        (completion,) = replica.generate(requests_for([prompt], 1))
+        assert completion.token_ids == expected
+        assert replica.stats_recorder.close_shard(0).num_draft_tokens == num_drafted

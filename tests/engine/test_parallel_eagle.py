@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 
-from specdist.models.drafters.blocks.parallel_runner import ParallelRunner
+from specdist.models.drafters.parallel_runner import ParallelRunner
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.block_drafters import goodput
 from tests.engine.eagle import (

@@ -168,7 +168,7 @@ def test_coupled_and_without_a_draft_they_follow_it_too(case: str) -> None:
     for ahead in AHEAD:
         drafted = processed_replica(coupled, **ahead).generate(requests)
         assert [c.token_ids for c in drafted] == [c.token_ids for c in alone]
-    remembered = processed_replica(coupled, pair=(TARGET, None), ngrams=0.0).generate(requests)
+    remembered = processed_replica(coupled, pair=(TARGET, None), ngrams=True).generate(requests)
     assert [c.token_ids for c in remembered] == [c.token_ids for c in alone]
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
 from specdist.models.recurrent.rollback import Rollback
 from tests.engine.harness import PAGE_SIZE, Harness, paged_runner, requests_for
 from tests.engine.scripted import Scripted

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdist.models.attention.rope import recomputed_from, rope_border
-from specdist.models.passes.runner import Acceleration
+from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import Harness, requests_for
 from tests.models.families import VOCAB_SIZE, noisy_copy
 
@@ -86,7 +86,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "few pages": {"num_draft_tokens": 3, "num_pages": 34, "max_num_seqs": 4},
     "static": {"num_draft_tokens": 4, "acceleration": Acceleration(is_static=True)},
     "window": {"num_draft_tokens": 4, "draft_window": 8},
-    "ngram": {"draft": False, "ngrams": 0.0},
+    "ngram": {"draft": False, "ngrams": True},
 }
 
 

@@ -15,9 +15,9 @@ from specdist.data.stats.shard import AheadOutcome, Stats
 from specdist.engine import engine as engine_module
 from specdist.engine.messages.proposals import ProposalReply
 from specdist.engine.request import Request, Sequence
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import RoundPlan
 from specdist.engine.times.reports import AheadReport, RoleTimes, Traffic
-from specdist.engine.times.stats_recorder import ReplicaStart, StatsRecorder
 from specdist.engine.times.timeline import DeviceClock, PhaseTime
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import SamplingSettings
@@ -172,13 +172,13 @@ def test_the_fit_recovers_the_cost_of_each_pass() -> None:
 
 def test_a_replicas_start_is_counted_once_with_its_first_token() -> None:
     began_ns = time.time_ns()
-    stats_recorder = StatsRecorder(ReplicaStart(began_ns, num_weight_bytes=5))
+    stats_recorder = StatsRecorder(began_ns)
     ahead = AheadOutcome(num_tokens=0, is_hit=False, num_branches=0, num_lost_branch_tokens=0, branch_rank=0)
     for shard in (3, 3, 4):
         request = Request(row_id=0, sample_index=0, prompt_ids=[1], shard=shard)
         block: Any = SimpleNamespace(sequence=SimpleNamespace(request=request), ahead=ahead)
         stats_recorder.record_next_token(block, is_reached=False, is_miss=False)
     shards = [stats_recorder.close_shard(shard) for shard in (3, 4)]
-    assert [(stats.num_starts, stats.num_weight_bytes) for stats in shards] == [(1, 5), (0, 0)]
+    assert [stats.num_starts for stats in shards] == [1, 0]
     assert 0 < shards[0].first_token_ns <= time.time_ns() - began_ns
     assert 0 < (shards[0].summary()["time_to_first_token_s"] or 0) < 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Iterator
 
@@ -64,21 +63,6 @@ def test_what_is_settled_is_told_once_and_the_rest_later(ticks: list[int]) -> No
         assert clock.counted() == {}
     clock.settle()
     assert clock.counted() == {"host": 40, "idle": 25}
-
-
-def test_annotations_are_nested_like_the_phases() -> None:
-    said: list[str] = []
-
-    @contextlib.contextmanager
-    def annotate(name: str) -> Iterator[None]:
-        said.append(f"<{name}>")
-        yield
-        said.append(f"</{name}>")
-
-    clock = Timeline("host", annotate=annotate)
-    with clock.phase("idle"), clock.mixed_phase({"prefill": 1, "verify": 2}):
-        pass
-    assert said == ["<idle>", "<prefill + verify>", "</prefill + verify>", "</idle>"]
 
 
 def test_an_error_ends_its_phase(ticks: list[int]) -> None:

@@ -4,11 +4,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from specdist.engine.interfaces import VerifyInput, VerifyOutput
+from specdist.engine.messages.interfaces import VerifyInput, VerifyOutput
 from specdist.engine.target.collectives import Collectives
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.target.sharded_target import VocabParallelVerifier
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from specdist.sampling.distributions import Dense, OneHot, SamplingSettings
 from specdist.sampling.keys import stream_key
 from specdist.sampling.vocab_parallel import vocab_ranges

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 
-from specdist.models.quantized.narrow_experts import narrow_experts_of
+from specdist.models.loading.narrow_experts import narrow_experts_of
 from specdist.models.quantized.quantized_linear import choose_products
 from specdist.models.recurrent.kernels import kernels_on
 from specdist.sampling.distributions import SamplingSettings

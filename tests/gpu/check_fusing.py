@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from specdist.models.attention.kernel import TritonKernel, VarlenKernel
-from specdist.models.loading.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.runner import Acceleration
+from specdist.models.batch.flat import FlatBatch
+from specdist.models.passes.acceleration import Acceleration
 from specdist.models.quantized.quantized_linear import QuantizedLinear, choose_products
 from specdist.models.quantized.quantized_weights import LayerFormat, quantize
+from specdist.models.sizes.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
 from tests.engine.harness import paged_runner
 from tests.gpu.device import DEVICE, Counts
 from tests.gpu.engine_runs import GPU

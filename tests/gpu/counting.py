@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.engine import Engine
-from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.families.adapters import use_paged_attention
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import LengthPolicy, Sprinter
 from tests.engine.harness import Harness, requests_for

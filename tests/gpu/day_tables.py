@@ -8,7 +8,7 @@ from typing import Any
 
 from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.roofline import Placement
-from specdist.models.files.sizes import model_size
+from specdist.models.sizes.sizes import model_size
 from specdist.utils.table import Table, decimals
 from tests.gpu.first_device import LLAMA
 from tests.ranks import REPOSITORY

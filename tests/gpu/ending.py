@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from specdist.job.ranks.watchdog import Watchdog
@@ -18,7 +16,6 @@ from tests.gpu import process_groups
 from tests.gpu.generating import main
 from tests.gpu.process_groups import recordings_with_collectives
 from tests.gpu.recording import Recording
-from tests.lab.draft_rank import _run_rank
 
 REPLAYS = "a graph with collectives is replayed"
 DESTROYS = "a communicator is destroyed"
@@ -75,17 +72,3 @@ def on_another_gpu(given: Sequence[str]) -> int:
     """The job in one process, whose GPU is not the first of the node."""
     os.environ["LOCAL_RANK"] = "3"
     return main(given)
-
-
-def check_draft_process() -> None:
-    """The benchmark's draft is opened with its GPU current."""
-
-    class Source:
-        device = torch.device("cuda", 1)
-
-        def open(self) -> NoReturn:
-            raise UserError(f"cuda:{torch.cuda.current_device()} is current")
-
-    ours, theirs = multiprocessing.Pipe()
-    _run_rank(theirs, Source(), "")  # type: ignore[arg-type]
-    assert "cuda:1 is current" in str(ours.recv())

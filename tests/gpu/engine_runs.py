@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from specdist.engine.request import Completion
 from specdist.models.attention.kernel import TritonKernel, VarlenKernel
-from specdist.models.passes.runner import Acceleration
+from specdist.models.passes.acceleration import Acceleration
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for

@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageTable
-from specdist.models.loading.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.families.adapters import use_paged_attention
+from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.graphs import CudaGraphs
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.runner import ModelRunner
+from specdist.models.sizes.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
 from tests.gpu.first_device import Bench, random_llama, say, step, table
 
 MODEL = "8B"

@@ -26,11 +26,11 @@ from torch import Tensor
 from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.attention.kernel import TritonKernel
 from specdist.models.attention.plain import plain_attention
+from specdist.models.batch.flat import FlatBatch
+from specdist.models.batch.segments import ragged_segments
 from specdist.models.cache.float8 import SCALE_DTYPE, to_float8
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.segments import ragged_segments
+from specdist.models.loading.narrow_experts import Groups, NarrowExperts
 from specdist.models.quantized.input_rounding import RoundedInput, rounded_inputs
-from specdist.models.quantized.narrow_experts import Groups, NarrowExperts
 from specdist.models.quantized.quantized import MXFP4_FORMAT
 from specdist.models.quantized.quantized_linear import Product, QuantizedLinear, products_of
 from specdist.models.quantized.quantized_weights import LayerFormat, quantize

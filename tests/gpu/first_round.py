@@ -23,11 +23,11 @@ import torch
 from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.request import Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.models.attention.adapters import use_paged_attention
+from specdist.models.families.adapters import use_paged_attention
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import FixedLength
 from specdist.sampling.distributions import SamplingSettings

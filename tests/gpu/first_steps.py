@@ -12,7 +12,6 @@ from pathlib import Path
 from tests.gpu.first_jobs import (
     CHECKS,
     PYTHON,
-    ROUNDED,
     SHARED,
     Jobs,
     Step,
@@ -58,7 +57,6 @@ def plan(
         *long_steps(jobs, num_gpus=num_gpus),
         *failing_steps(jobs),
         *tests_of_kernels(),
-        profile_step(output, device=device, num_gpus=num_gpus),
         large_step(jobs, large),
         Step(name="leftovers", limit_s=60, title="memory that is still taken when all jobs have ended",
              tells="whether a rank lives on, or memory is lost with it", command=[*CHECKS, "leftovers"]),
@@ -129,18 +127,3 @@ def tests_of_kernels() -> list[Step]:
              tells="whether every kernel answers rightly in every form and precision",
              command=[*TESTS, "tests/kernels", "--deselect", "tests/kernels/test_compilation.py"]),
     ]  # fmt: skip
-
-
-def profile_step(output: Path, *, device: str, num_gpus: int) -> Step:
-    return Step(
-        name="profile",
-        title="the profile of a random pair of 1B, the draft "
-        + ("on the target's GPU" if num_gpus < 2 else "on a GPU of its own"),
-        tells="launches, copies and waits that only real time shows, beside the floors of passes",
-        command=[
-            *(PYTHON, "-m", "tests.lab.profile", "--synthetic", "1b", "--acceptance", "0.8"),
-            *(*ROUNDED, "--device", device, "--output", f"{output}/profile"),
-            *("--placements", "colocated" if num_gpus < 2 else "separate"),
-            *("--batch_sizes", "8", "--num_prompts", "8"),
-        ],
-    )

@@ -12,8 +12,8 @@ from transformers.models.llama.modeling_llama import rotate_half
 
 from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.attention.plain import plain_attention
+from specdist.models.batch.segments import PagedSegments
 from specdist.models.cache.writing import plain_write
-from specdist.models.passes.segments import PagedSegments
 from specdist.models.quantized.input_rounding import input_scales, rounded_inputs
 from specdist.models.quantized.quantized_weights import LayerFormat, Numbers, QuantizedWeight
 from specdist.models.recurrent import mamba1, mamba2

@@ -15,7 +15,6 @@ import pytest
 
 from tests.gpu import ending
 from tests.gpu.generating import fork_gpu_ranks, started_gpu_ranks
-from tests.gpu.processes import needs_fake_device, on_device
 from tests.job.killing import wait_until
 from tests.job.launching import TIMEOUT_S, logged_rows, run_here, shard_bytes
 
@@ -115,8 +114,3 @@ def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(
 def test_a_world_of_one_works_on_its_own_gpu(options: dict[str, Any], tmp_path: Path) -> None:
     ended = fork_gpu_ranks(1, ending.on_another_gpu, **(options | {"tp_size": 1, "output": tmp_path / "one"}))
     assert ended.totals["complete"]
-
-
-@needs_fake_device
-def test_the_draft_of_a_benchmark_works_on_its_own_gpu() -> None:
-    on_device(ending.check_draft_process)

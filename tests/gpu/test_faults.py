@@ -40,7 +40,7 @@ def test_a_draft_rank_that_joins_a_broadcast_on_the_host_is_reported_with_both_s
     assert ended.code == 1
     failure = ended.referee.failure
     assert failure is not None and failure.startswith("collectives do not match (backend, shape): ")
-    assert "models/loading/cutting.py:" in failure and "tests/gpu/breaking.py:" in failure
+    assert "models/sharding/cutting.py:" in failure and "tests/gpu/breaking.py:" in failure
     assert "broadcast on NCCL" in failure and "broadcast on gloo" in failure
 
 

@@ -30,7 +30,6 @@ from tests.gpu.processes import needs_fake_device, on_device
 from tests.gpu.referee import refereed
 from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import free_port
-from tests.lab.benchmark.config import ComparisonConfig
 from tests.ranks import REPOSITORY
 
 TIMEOUT_S = 250
@@ -122,15 +121,6 @@ def test_rounding_may_change_rows_as_often_as_on_a_cpu_and_a_wrong_kernel_more_o
     assert compare(cpu, wanted) == 1 and compare(wanted, wanted) == 0
     assert compare_draws(leaves("a moved draw", 20, 32, 32, 32), wanted) == 0
     assert compare_draws(leaves("other draws", 20, 32, 31, 30), wanted) == 1
-
-
-@pytest.mark.parametrize(("num_gpus", "placement"), [(1, "colocated"), (2, "separate"), (8, "separate")])
-def test_a_profile_takes_the_gpus_that_there_are(tmp_path: Path, num_gpus: int, placement: str) -> None:
-    steps = {step.name: step for step in plan(tmp_path, None, device="cuda", num_gpus=num_gpus)}
-    program, *words = steps["profile"].command[2:]
-    config = parse_arguments(ComparisonConfig, words)
-    assert program == "tests.lab.profile"
-    assert config.placements == [placement] and config.batch_sizes == [8]
 
 
 def test_a_step_that_fails_or_takes_too_long_does_not_end_the_day(tmp_path: Path) -> None:

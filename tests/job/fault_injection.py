@@ -8,8 +8,7 @@ Others are paused for longer than a lease lasts without a heartbeat. With ``--ma
 a machine of its own, which vanishes with it and with its files: the others see but silence. ``--shards 2``
 has fewer shards than replicas, so that these share rows of a shard. With ``--store`` the runs are in a bucket
 of an S3 server, and every so many of its answers are errors; with ``--leases``, too, they meet in a folder,
-since the server creates no object exclusively. With ``--folders`` every shard and every replica
-has its leases, files or heartbeat in numbered folders of their own. The suite runs a short version.
+since the server creates no object exclusively. The suite runs a short version.
 """
 
 from __future__ import annotations
@@ -248,7 +247,6 @@ def injections(folder: Path, options: dict[str, Any], *, num_kills: int, outputs
 
 
 def files_below(folder: Path) -> list[Path]:
-    """In numbered folders, too."""
     if isinstance(folder, StorePath):
         return [folder / name for name in folder.store.below(folder.key)]
     return [path for path in folder.rglob("*") if path.is_file()]
@@ -267,7 +265,7 @@ def check_whole(
     folders = [*(output / name for name in ("shards", "stats", "parts")), leases or output / "leases"]
     left = [path for folder in folders for path in files_below(folder)]
     # With a folder of leases, which data was chosen is kept for replicas that wake up late.
-    left = [path for path in left if not path.parent.parent.name.startswith(f"{DECISIONS}-")]
+    left = [path for path in left if not path.parent.name.startswith(f"{DECISIONS}-")]
     kept = {".arrow", ".json", *((".beat", ".waiting") if has_vanished else ())}
     left = [path for path in left if path.suffix not in kept and not path.name.startswith("setup.")]
     assert left == [], left
@@ -284,7 +282,6 @@ def main() -> None:
     parser.add_argument("--machines", action="store_true", help="replicas on machines that vanish, too")
     parser.add_argument("--store", action="store_true", help="runs in a bucket of an S3 server that fails")
     parser.add_argument("--leases", action="store_true", help="with --store: they meet in a folder")
-    parser.add_argument("--folders", action="store_true", help="each shard and replica in folders of its own")
     parser.add_argument("--delay", type=float, default=0.0, help="of the S3 server's answers, in s")
     parser.add_argument("--lease_timeout", type=float, help="in s; by default 1, on a store 12")
     parser.add_argument("--seed", type=int, default=0)
@@ -295,7 +292,6 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pair = build_pair(folder / "pair")
         options = pair.job(**SHARED | {"rows_per_shard": NUM_ROWS // chosen.shards})
-        small = {"small_folders": True} if chosen.folders else {}
         if chosen.shards < chosen.replicas:
             # Long enough that holders see who waits before their rows have all begun.
             options |= {"max_num_seqs": 1, "max_new_tokens": 80}
@@ -318,7 +314,7 @@ def main() -> None:
         if chosen.lease_timeout is not None:
             options |= {"lease_timeout": chosen.lease_timeout}
         totals = injections(
-            folder, options | small, num_kills=chosen.kills, outputs=outputs, rng=rng,
+            folder, options, num_kills=chosen.kills, outputs=outputs, rng=rng,
             num_replicas=chosen.replicas, life_s=chosen.life,
             machine_share=MACHINE_SHARE if chosen.machines else 0.0,
         )  # fmt: skip

@@ -12,14 +12,14 @@ from typing import Any
 from specdist.config.generate import GenerateConfig
 from specdist.config.speculation import ASYNCHRONOUS
 from specdist.engine.request import Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.costs import measuring, round_times
 from specdist.job.costs.kept_costs import FOLDER_VARIABLE, OFF
 from specdist.job.costs.pass_times import always
+from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import plan_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
 from tests.ranks import join, leave

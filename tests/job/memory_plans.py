@@ -9,8 +9,8 @@ from typing import Any
 from transformers import LlamaConfig
 
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.job.costs.held_models import BatchLimits
-from specdist.models.files.sizes import ModelSize, model_size
+from specdist.job.models.held_models import BatchLimits
+from specdist.models.sizes.sizes import ModelSize, model_size
 
 GIB = 2**30
 

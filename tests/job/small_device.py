@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdist.cli import generate
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 
 # Environment variables: the script starts itself again with the arguments that it has.

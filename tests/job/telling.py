@@ -11,8 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from specdist.cli import generate as main
-from specdist.data.leases import heartbeat, lease_folders
-from specdist.data.run import layout
+from specdist.data.leases import heartbeat
 from tests.forked import fork
 from tests.job.gate import Gate, install
 from tests.job.launching import job_arguments
@@ -28,15 +27,13 @@ def fork_telling(
     *,
     machine: str = "",
     gate: Gate | None = None,
-    small_folders: bool = False,
     **options: object,
 ) -> BaseProcess:
-    """Start the job; with ``machine``, as if on another machine, whose processes nobody here sees. With
-    ``small_folders`` each shard and each replica has numbered folders of its own."""
+    """Start the job; with ``machine``, as if on another machine, whose processes nobody here sees."""
     # Those of the process that all are forked from may be other ones.
     environment, folder = dict(os.environ), None if gate is None else gate.folder
     words = job_arguments(main, options)
-    process = fork(_run, words, told, environment, machine, folder, small_folders)
+    process = fork(_run, words, told, environment, machine, folder)
     process.start()
     return process
 
@@ -57,16 +54,12 @@ def _run(
     environment: dict[str, str],
     machine: str,
     gate: Path | None,
-    small_folders: bool,
 ) -> None:
     os.environ.update(environment)
     if gate is not None:
         install(gate)
     if machine:
         heartbeat._machine = lambda: machine
-    if small_folders:
-        layout.MAX_SHARDS_PER_FOLDER = layout.MAX_SHARDS_PER_LEASE_FOLDER = 1
-        lease_folders.MAX_REPLICAS_PER_FOLDER = 1
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     with told.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdist import SamplingOptions, SpeculativeLLM
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.models.model_plan import plan_models
 from specdist.utils.errors import UserError
 from tests.job.launching import parse, refused, run_here
 from tests.job.pair import Pair

@@ -20,14 +20,14 @@ from specdist.job.costs.allocation import (
     sampling_of,
     target_limits,
 )
-from specdist.job.costs.held_models import BatchLimits, HeldModel
+from specdist.job.models.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit
 from specdist.models.cache.draft_window import DraftWindow
-from specdist.models.files.sizes import ModelSize, model_size
 from specdist.models.loading.memory import DeviceMemory
-from specdist.models.loading.reserve import Sampling
+from specdist.models.sizes.reserve import Sampling
+from specdist.models.sizes.sizes import ModelSize, model_size
 from specdist.policies.choice import most_draft_tokens, resolve_policy_options
 from tests.job.memory_plans import GIB, config_of, llama_1b, llama_8b, llama_70b, rows
 from tests.ranks import REPOSITORY

@@ -6,21 +6,17 @@ import contextlib
 import io
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from specdist.cli import merge as merge_main
 from specdist.job.rows.openai_results import _Results, _text
 from specdist.job.texts.tokens import detokenizer_of
-from specdist.lab.benchmark.config import BenchmarkConfig
-from specdist.lab.benchmark.pair import Pair as BenchmarkPair
-from specdist.lab.benchmark.setting import open_file
-from specdist.utils.errors import UserError
 from tests.data.test_batches import TOOLS, chat, write
 from tests.detokenizers import llama
 from tests.job.launching import Ended, read_output, refused, run_here
-from tests.job.pair import Pair, write_arrow
+from tests.job.pair import write_arrow
 from tests.job.ranks import fork_ranks
 
 pytestmark = pytest.mark.ranks
@@ -221,16 +217,6 @@ def test_the_texts_of_tokens_are_together_the_completion() -> None:
     (first, second, third) = results._prompt_logprobs(row | of_prompt, 1)["prompt_logprobs"]
     assert first is None and [each["decoded_token"] for each in second.values()] == ["the", "sky"]
     assert [each["decoded_token"] for each in third.values()] == [" sky"]
-
-
-def test_jobs_without_options_of_rows_refuse_a_batch(pair: Pair, tmp_path: Path) -> None:
-    path, models = (
-        write(tmp_path / "a.jsonl", BODIES[:1]),
-        {"target": str(pair.target), "draft": str(pair.draft)},
-    )
-    common: dict[str, Any] = {**models, "prompts": str(path), "prompt_column": "body"}
-    with pytest.raises(UserError, match="requests of OpenAI's batch format"):
-        open_file(BenchmarkConfig(output="x", **common), cast(BenchmarkPair, None), num_rows=1)
 
 
 def test_thinking_is_the_reasoning_content_of_a_result() -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.costs.measuring import ModelTimes, combined_costs, of_blocks
-from specdist.job.replica.model_plan import plan_models, settled
+from specdist.job.models.model_plan import plan_models, settled
 from specdist.job.totals.report import frozen_costs
 from specdist.policies.costs import Curve
 from specdist.utils.errors import UserError

@@ -15,9 +15,9 @@ from specdist.data.stats.shard import Stats
 from specdist.job.costs import corrections, measuring, pass_times
 from specdist.job.costs.corrections import Corrections
 from specdist.job.costs.measuring import ModelTimes
-from specdist.job.preflight import freeze_costs, plan_run
+from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.topology import topology_from_environment
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.run.preflight import freeze_costs, plan_run
 from specdist.job.totals.report import all_costs
 from specdist.policies import pass_ratios
 from specdist.policies.costs import ContextCosts, CostModel, Curve

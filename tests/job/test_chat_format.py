@@ -198,7 +198,7 @@ def test_a_run_whose_rows_all_became_errors_ends_with_2(
     """For one reason, which is known only later, such as rows that are too large for the device."""
     run = options | {"output": tmp_path / "run", "limit": 3}
     with monkeypatch.context() as patched:
-        patched.setattr("specdist.job.preflight.check_any_usable", lambda *_: None)
+        patched.setattr("specdist.job.run.preflight.check_any_usable", lambda *_: None)
         patched.setattr("specdist.job.texts.tokens.PromptEncoder.token_ids", unusable)
         for _ in range(2):  # also when nothing is left to do
             ended = run_here(**run)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.totals import closing
-from specdist.job.totals.closing import CHECK, closing_lines, record_check, relaunch_command
+from specdist.job.recording import closing
+from specdist.job.recording.closing import CHECK, closing_lines, record_check, relaunch_command
 from specdist.job.totals.report import total_stats
-from specdist.models.loading.loading_check import LoadingCheck
 from specdist.models.passes.all_reduce import SUMS
+from specdist.models.start_check.loading_check import LoadingCheck
 from tests.data.samples import row_result
 from tests.finished_runs import write_run
 from tests.job.launching import Ended

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.job.preflight import freeze_costs, plan_run
+from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.topology import topology_from_environment
-from specdist.job.replica.model_plan import plan_models
 from specdist.job.replica.plan import ReplicaPlan
-from specdist.job.workload import Workload
-from specdist.models.passes.flat import FlatBatch
+from specdist.job.run.preflight import freeze_costs, plan_run
+from specdist.job.run.workload import Workload
+from specdist.models.batch.flat import FlatBatch
 from specdist.policies.costs import BRANCH_COUNTS, CostModel, Curve
 from specdist.policies.formulas import caught_share, tokens_per_call
 from specdist.policies.payoff import drafting_gain, plan_asynchronous

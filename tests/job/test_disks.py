@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from specdist.job.ranks.logs import RunLog, add_run_log
+from specdist.job.recording.recording import Recorder
 from specdist.job.replica import loaded_models
-from specdist.job.rows.recording import Recorder
-from tests.job.launching import Ended, refused, run_here, shard_bytes, shard_stats
+from tests.job.launching import Ended, refused, run_here, shard_bytes
 from tests.job.pair import Pair
 
 
@@ -164,20 +164,3 @@ def test_a_model_file_that_vanishes_before_it_is_read_is_named(
     monkeypatch.setattr(loaded_models, "load_whole", late)
     ended = run_here(**(options | {"target": target}), output=tmp_path / "run")
     refused(ended, f"--target {target}", "has changed since the job began", "put it back")
-
-
-def test_staged_weights_give_the_same_rows_and_are_those_that_are_read(
-    pair: Pair, options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
-) -> None:
-    disk, output = tmp_path / "disk", tmp_path / "run"
-    ended = run_here(**options, output=output, stage_weights=disk)
-    assert shard_bytes(output) == shard_bytes(greedy[0])
-    assert ended.totals["time_to_first_token_s"] > 0
-    stats = shard_stats(output)
-    assert [found["num_starts"] for found in stats] == [1, 0, 0]
-    read = stats[0]["num_weight_bytes"]
-    files = [path for folder in (pair.target, pair.draft) for path in folder.glob("*.safetensors")]
-    # All but the files' headers, of target and draft.
-    assert 0.98 < read / sum(path.stat().st_size for path in files) < 1
-    copies = {path.read_bytes() for path in disk.glob("*/*.safetensors")}
-    assert copies == {path.read_bytes() for path in files}

@@ -11,7 +11,7 @@ from specdist.config.arguments import parse_arguments
 from specdist.job.costs import measuring
 from specdist.job.costs.pass_times import Budget, always
 from specdist.job.costs.round_times import MOST_ASYNCHRONOUS_STEPS, MOST_STEPS, drafting_curves
-from specdist.job.workload import Workload
+from specdist.job.run.workload import Workload
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import Curve
 from specdist.sampling.processing.options import Processing

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.models.model_plan import plan_models
 from specdist.job.totals.report import total_stats
-from specdist.models.drafters.blocks.block_config import UnknownPart, published_config
-from specdist.models.drafters.eagle3 import EAGLE3
-from specdist.models.drafters.eagle3 import PEAGLE as PARALLEL
-from specdist.models.drafters.kinds import drafter_of
+from specdist.models.draft_models.block_config import UnknownPart, published_config
+from specdist.models.draft_models.eagle3 import EAGLE3
+from specdist.models.draft_models.eagle3 import PEAGLE as PARALLEL
+from specdist.models.draft_models.kinds import drafter_of
 from specdist.utils.errors import UserError
 from tests.engine.eagle import PEAGLE, eagle_model, save_published, speculators_values
 from tests.job.launching import parse, read_output, refused, run_here, shard_bytes

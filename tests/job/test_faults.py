@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdist.engine.faults import NUM_SUSPECT_ROWS
+from specdist.engine.rounds.faults import NUM_SUSPECT_ROWS
 from specdist.job.ranks.restart import LONE_ROW, NUM_RESTARTS, REPLICA
 from specdist.models.passes.runner import ModelRunner
 from tests.job import small_device

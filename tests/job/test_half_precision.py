@@ -14,8 +14,8 @@ from torch import nn
 from specdist.cli import generate
 from specdist.job.ranks import entry
 from specdist.job.replica import loaded_models
-from specdist.models.attention import computed
-from specdist.models.loading.loading_check import LoadingCheck
+from specdist.models.families import computed
+from specdist.models.start_check.loading_check import LoadingCheck
 from tests.job.copying import DISTANCE, build_copying_pair, known_completions
 from tests.job.launching import Ended, read_output, run_here
 from tests.job.ranks import fork_ranks

@@ -10,10 +10,10 @@ import torch
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.costs.kept_costs import FOLDER_VARIABLE, OFF, KeptCosts, costs_key
+from specdist.job.models.model_plan import ModelPlan, plan_models
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import ModelPlan, plan_models
+from specdist.job.run.workload import Workload
 from specdist.job.totals.report import frozen_costs
-from specdist.job.workload import Workload
 from specdist.policies.costs import ContextCosts, CostModel, Curve
 from tests.job.launching import parse, read_output, run_here
 

@@ -58,7 +58,7 @@ def test_a_run_that_could_not_be_checked_does_not_say_that_it_is_exact(
     def cannot(*_: object, **__: object) -> None:
         raise TypeError("got an unexpected keyword argument 'state_dict'")
 
-    monkeypatch.setattr("specdist.models.loading.loading_check.run_reference", cannot)
+    monkeypatch.setattr("specdist.models.start_check.loading_check.run_reference", cannot)
     output = tmp_path / "run"
     ended = run_here(**options, output=output)
     assert ended.totals["exact"] is False

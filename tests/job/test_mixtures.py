@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.config.generate import GenerateConfig
-from specdist.job.manifest import EXPERT_PARALLEL, frozen_models
-from specdist.job.replica.model_plan import ModelPlan, plan_models
+from specdist.job.models.model_plan import ModelPlan, plan_models
+from specdist.job.run.manifest import EXPERT_PARALLEL, frozen_models
 from specdist.models.passes.all_reduce import SUMS
 from specdist.utils.errors import UserError
 from tests.job.chain import generate_at_known_costs

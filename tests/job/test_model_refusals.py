@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.models.model_plan import plan_models
 from specdist.utils.errors import UserError
 from tests.job.launching import Ended, parse, read_output, refused, run_here
 from tests.job.pair import NUM_VOCAB_TOKENS, Pair, random_llama, save, train_tokenizer, write_arrow

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.models.model_plan import plan_models
 from specdist.utils.errors import UserError
 from tests.engine.mtp import mtp_head, mtp_target, save_head
 from tests.job.launching import parse, read_output, refused, run_here

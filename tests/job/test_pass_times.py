@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from specdist.job.costs.pass_times import NUM_PASSES, Budget, PassTimes, always, context_slopes
-from specdist.job.workload import Workload
+from specdist.job.run.workload import Workload
 from specdist.policies.costs import Curve
 
 NUM_ROWS, PER_ROW = 8, 21

@@ -12,7 +12,7 @@ from specdist.data.leases.membership import Membership
 from specdist.data.run.layout import LEASES
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.opening import is_open
-from specdist.job.preflight import _check_leases, open_joined
+from specdist.job.run.preflight import _check_leases, open_joined
 from specdist.utils.errors import UserError
 from tests.data.folders import open_
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.models.model_plan import plan_models
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.files.weight_names import WeightNames
 from specdist.models.loading import loading
 from specdist.models.loading.loading import load_whole
+from specdist.models.loading.weight_names import WeightNames
 from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.utils.errors import UserError
 from tests.job.launching import parse, refused, run_here

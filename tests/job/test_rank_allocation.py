@@ -22,15 +22,15 @@ from specdist.job.costs.allocation import (
     room_on_gpu,
     target_limits,
 )
-from specdist.job.costs.held_models import BatchLimits, HeldModel
+from specdist.job.models.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica import replica
-from specdist.job.workload import Workload
+from specdist.job.run.workload import Workload
 from specdist.models.cache.windowed_pages import WindowedLayers
-from specdist.models.files.sizes import ModelSize
 from specdist.models.loading import memory as memory_module
 from specdist.models.loading.memory import DeviceMemory
-from specdist.models.loading.reserve import Sampling
+from specdist.models.sizes.reserve import Sampling
+from specdist.models.sizes.sizes import ModelSize
 from tests.job.memory_plans import GIB, config_of, llama_1b, llama_70b, rows
 
 PLAIN = Sampling()

@@ -119,13 +119,10 @@ def held_by(output: Path, pid: int | None) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("small_folders", [False, True])
 def test_faults_of_three_replicas_end_with_the_same_files(
-    shared: tuple[dict[str, Any], Path], tmp_path: Path, small_folders: bool
+    shared: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
-    """Also as in a run of many shards and replicas: in numbered folders."""
     options, undisturbed = shared
-    options = options | {"small_folders": small_folders}
     (tmp_path / "undisturbed").symlink_to(undisturbed)
     totals = injections(tmp_path, options, num_kills=NUM_KILLS, num_replicas=3, rng=random.Random(0))
     assert list(totals)[-1].num_killed == NUM_KILLS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdist import SamplingOptions, SpeculativeLLM
-from specdist.job.replica.model_plan import plan_models
+from specdist.job.models.model_plan import plan_models
 from specdist.utils.errors import UserError
 from tests.job.launching import parse
 from tests.job.pair import Pair

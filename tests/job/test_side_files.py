@@ -12,7 +12,7 @@ import pytest
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.replica.model_plan import with_model_defaults
+from specdist.job.models.model_plan import with_model_defaults
 from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
 from specdist.models.files.generation import default_options, unused_settings
 from specdist.utils.errors import UserError

@@ -11,7 +11,7 @@ import pytest
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.rows.lengths import MIN_LEARNED, ExpectedLengths
-from tests.scale.tail import TailOutcome, TailScenario, TailSimulation
+from tests.job.sharing_simulation import TailOutcome, TailScenario, TailSimulation
 
 SMALL = TailScenario(num_replicas=3, num_shards=4, rows_per_shard=24, max_num_seqs=4, median_tokens=200)
 

@@ -13,7 +13,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerF
 from specdist.job.costs import measuring
 from specdist.job.costs.kept_costs import FOLDER_VARIABLE
 from specdist.job.costs.pass_times import PassTimer, tokens_of_text
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.job.launching import run_here
 from tests.job.pair import MAX_POSITIONS, NUM_VOCAB_TOKENS, Pair, save, some_texts

@@ -9,7 +9,7 @@ import pytest
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.engine.request import Completion
-from specdist.job.rows.uploads import MAX_UPLOADS, Uploads
+from specdist.job.recording.uploads import MAX_UPLOADS, Uploads
 from tests.lab.emulation.rows import RowSettings, open_rows
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
 from specdist.kernels import experts as kernel
-from specdist.models.quantized.narrow_experts import Groups, NarrowExperts
+from specdist.models.loading.narrow_experts import Groups, NarrowExperts
 from tests.models.stored_experts import FORMATS, Stored, generator
 
 NUM_EXPERTS, NUM_OUTPUTS, NUM_INPUTS = 5, 80, 144

@@ -18,12 +18,13 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
 from specdist.kernels import layers
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.attention import attending
-from specdist.models.loading.dry_run import LayerShapes, recording
+from specdist.models.families.adapters import use_paged_attention
+from specdist.models.families.dry_run import LayerShapes, recording
+from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.hidden import LastHiddenStates
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.runner import ModelRunner
 from tests.models.families import FAMILIES, tiny_model
 
 FUSED = {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "granite_swa", "youtu"}

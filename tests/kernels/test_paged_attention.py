@@ -19,7 +19,7 @@ from specdist.kernels.paged_attention import Tile
 from specdist.models.attention.attention import AttentionCall, AttentionKind, AttentionRules
 from specdist.models.attention.kernel import SdpaKernel, TritonKernel
 from specdist.models.attention.plain import plain_attention
-from specdist.models.passes.segments import PagedSegments
+from specdist.models.batch.segments import PagedSegments
 
 # Of the largest difference from float64, for values of order 1: rounding of the weights and of the output.
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 2.5e-2}

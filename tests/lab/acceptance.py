@@ -17,6 +17,7 @@ import shlex
 import sys
 import time
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from transformers import AutoTokenizer
 
 from specdist import SamplingOptions, SpeculativeLLM
 from specdist.data.store.files import write_json
-from specdist.lab.benchmark.results import versions
 from specdist.utils.table import Table
 from tests.ranks import REPOSITORY
 
@@ -143,7 +143,7 @@ def main() -> None:
         "kind": "acceptance of drafts",
         "command": shlex.join(["python", "-m", "tests.lab.acceptance", *names]),
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": versions(),
+        "versions": {name: version(name) for name in ("torch", "transformers")},
     }
     write_json(options.output, frame | {"results": results})
 

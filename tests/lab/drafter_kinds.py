@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel, Qwen2ForCausalLM
 
-from specdist.models.drafters.blocks.block import BlockDrafter
-from specdist.models.drafters.blocks.block_config import published_config
-from specdist.models.drafters.eagle3 import LlamaForCausalLMEagle3
-from specdist.models.drafters.layers import Attend, DrafterLayer, Rotation
+from specdist.models.draft_models.block import BlockDrafter
+from specdist.models.draft_models.block_config import published_config
+from specdist.models.draft_models.eagle3 import LlamaForCausalLMEagle3
+from specdist.models.draft_models.layers import Attend, DrafterLayer, Rotation
 from tests.engine.mtp import MiMoConfig, mtp_head, save_head, write_code
 
 SIZES = (

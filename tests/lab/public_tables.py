@@ -21,8 +21,8 @@ from specdist.lab.plan.hardware import GB, GPUS
 from specdist.lab.plan.memory import fit
 from specdist.lab.plan.roofline import DRAFT_PASS, Placement, roofline_costs
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode, Settings, predict
-from specdist.models.files.sizes import ModelSize, model_size
 from specdist.models.quantized.quantized import Quantization
+from specdist.models.sizes.sizes import ModelSize, model_size
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.table import Table
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageTable
 from specdist.models.cache.windowed_pages import NULL_PAGE, WindowedLayers, longest_window
-from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from tests.models.families import VOCAB_SIZE
 

@@ -37,12 +37,12 @@ from transformers import AutoConfig
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.request import Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
+from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.logs import quiet_libraries
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import plan_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import build_replica
 from specdist.llm import NO_PATH

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall
 from specdist.models.attention.plain import plain_attention
-from specdist.models.passes.segments import PagedSegments
+from specdist.models.batch.segments import PagedSegments
 
 
 class PlainKernel:

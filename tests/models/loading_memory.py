@@ -1,5 +1,4 @@
-"""A rank that loads its shard of a large checkpoint, or the draft, and checks its peak memory; writes what it
-has read of the files.
+"""A rank that loads its shard of a large checkpoint, or the draft, and checks its peak memory.
 
 Arguments: folders of target and draft, and of reports.
 """
@@ -13,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.files.weight_stream import Reading
-from specdist.models.loading.cutting import join_sharding
 from specdist.models.loading.loading import load_sharded, load_whole
+from specdist.models.sharding.cutting import join_sharding
 from tests.ranks import join, leave
 
 MIB = 2**20
@@ -29,18 +27,6 @@ def status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-reads: list[tuple[str, int, int]] = []
-preadv = os.preadv
-
-
-def counting(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-    count = preadv(descriptor, buffers, offset)
-    reads.append((os.readlink(f"/proc/self/fd/{descriptor}"), offset, count))  # noqa: PTH115
-    return count
-
-
-os.preadv = counting
-reading = Reading()
 topology = join(tp_size=2)
 group = dist.new_group([0, 1])
 checkpoint = open_checkpoint("--target", sys.argv[1])
@@ -53,7 +39,6 @@ if topology.holds_target:
         device=topology.device,
         group=group,
         vocab_size=checkpoint.vocab_width,
-        reading=reading,
     )
     peak = status("VmHWM") - before
     slice_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -66,7 +51,5 @@ if topology.holds_target:
 else:
     join_sharding()
     draft = open_checkpoint("--draft", sys.argv[2])
-    load_whole(draft, dtype=torch.float32, device=topology.device, reading=reading)
-assert reading.num_bytes == sum(count for _, _, count in reads)
-Path(sys.argv[3], f"reads{os.environ['RANK']}.json").write_text(json.dumps(reads))
+    load_whole(draft, dtype=torch.float32, device=topology.device)
 leave()

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from specdist.models.attention import computed
+from specdist.models.families import computed
 from specdist.models.files.checkpoint import open_checkpoint
 from specdist.models.loading.loading import load_sharded
-from specdist.models.loading.loading_check import check_loading
+from specdist.models.start_check.loading_check import check_loading
 from specdist.sampling.vocab_parallel import vocab_ranges
 from specdist.utils.errors import UserError
 from tests.models.families import VOCAB_SIZE

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from specdist.models.attention import computed
+from specdist.models.batch.flat import FlatBatch
+from specdist.models.families import computed
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.files.sizes import SUMMED
 from specdist.models.loading.loading import load_sharded
-from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
+from specdist.models.sizes.sizes import SUMMED
 from tests.models.chunks import give_pages
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave

@@ -15,6 +15,7 @@ import shlex
 import sys
 import tempfile
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specdist.data.store.files import write_json
-from specdist.lab.benchmark.results import versions
-from specdist.models.cpu.compiled_check import DenseAttention
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.files.fitting import check_weights
+from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
-from specdist.models.loading.loading_check import relative_difference
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.compiled_check import DenseAttention
+from specdist.models.passes.runner import ModelRunner
 from specdist.models.quantized.quantized_linear import QuantizedLinear
+from specdist.models.start_check.loading_check import relative_difference
 from specdist.utils.table import Table
 from tests.models.families import VOCAB_SIZE, tiny_model
 from tests.models.quantized_checkpoints import GROUP, LAYOUTS, uneven, write
@@ -167,7 +168,7 @@ def main() -> None:
             "kind": "parity of quantised formats",
             "command": shlex.join(["python", "-m", "tests.models.quantized_formats", *sys.argv[1:]]),
             "date": datetime.now(UTC).date().isoformat(),
-            "versions": versions(),
+            "versions": {name: version(name) for name in ("torch", "transformers")},
             "results": results,
         },
     )

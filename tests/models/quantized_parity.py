@@ -17,13 +17,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdist.models.files.checkpoint import check_family, open_checkpoint
-from specdist.models.files.fitting import check_weights
-from specdist.models.files.sizes import model_size
+from specdist.models.families.family_check import check_family
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_sharded, load_whole
-from specdist.models.loading.loading_check import check_loading, relative_difference
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
+from specdist.models.sizes.sizes import model_size
+from specdist.models.start_check.loading_check import check_loading, relative_difference
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.models.families import VOCAB_SIZE
 from tests.models.quantized_formats import TOKENS, logits_of

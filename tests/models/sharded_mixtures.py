@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.experts import experts_of
 from specdist.models.loading.loading import load_sharded
-from specdist.models.loading.loading_check import check_loading
-from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
+from specdist.models.sharding.experts import experts_of
+from specdist.models.start_check.loading_check import check_loading
 from tests.models.all_families import VOCAB_SIZE
 from tests.models.chunks import give_pages
 from tests.ranks import join, leave

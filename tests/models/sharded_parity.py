@@ -17,12 +17,14 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdist.models.attention import expanding
-from specdist.models.files.adapter_folder import open_adapter
-from specdist.models.files.checkpoint import check_family, open_checkpoint
-from specdist.models.loading.cutting import join_sharding
+from specdist.models.batch.flat import FlatBatch
+from specdist.models.families.family_check import check_family
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.loading.adapter_folder import open_adapter
 from specdist.models.loading.loading import load_sharded
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
+from specdist.models.sharding.cutting import join_sharding
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.models.chunks import give_pages
 from tests.models.families import VOCAB_SIZE

@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.files.sizes import model_size
 from specdist.models.loading.loading import load_sharded
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
+from specdist.models.sizes.sizes import model_size
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from specdist.models.files.conversions import Piece
-from specdist.models.loading.experts import experts_of
-from specdist.models.quantized.narrow_experts import narrow_experts_of
-from specdist.models.quantized.narrow_placing import place_experts
+from specdist.models.loading.conversions import Piece
+from specdist.models.loading.narrow_experts import narrow_experts_of
+from specdist.models.loading.narrow_placing import place_experts
 from specdist.models.quantized.quantized_weights import LayerFormat, QuantizedWeight, from_stored, quantize
+from specdist.models.sharding.experts import experts_of
 from tests.models.quantized_checkpoints import words
 
 generator = torch.Generator()

@@ -16,9 +16,10 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from specdist.kernels import cpu_library
 from specdist.models.attention.attention import AttentionRules
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cpu.compiled import CompiledPass, UnknownStructureError
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 from tests.engine.harness import Harness, paged_runner, requests_for

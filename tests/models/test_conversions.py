@@ -18,10 +18,9 @@ from transformers.core_model_loading import (
     WeightConverter,
 )
 
-from specdist.models.files import conversions, weight_names
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.files.conversions import Conversion, Piece, TracedTensor, UnknownOperationError
-from specdist.models.loading import loading
+from specdist.models.loading import conversions, loading, weight_names
+from specdist.models.loading.conversions import Conversion, Piece, TracedTensor, UnknownOperationError
 from tests.models.all_families import build
 from tests.models.live_bytes import LiveBytes
 

@@ -11,7 +11,7 @@ from specdist.models.attention import expanding
 from specdist.models.attention.attention import AttentionKind, AttentionRules
 from specdist.models.attention.kernel import TritonKernel, VarlenKernel
 from specdist.models.attention.probe import ProbePages, probe_kernel
-from specdist.models.passes.runner import Acceleration
+from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import paged_runner
 from tests.models.chunks import MIXED, STEPS, Ends, check_rows
 from tests.models.families import FAMILIES, tiny_model

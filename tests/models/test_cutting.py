@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from specdist.models.cpu.linear import MIN_WEIGHTS, OneDnnLinears
-from specdist.models.loading.cutting import VocabParallelHead, find_head, shard_head
+from specdist.models.sharding.cutting import VocabParallelHead, find_head, shard_head
 from specdist.sampling.vocab_parallel import vocab_ranges
 from specdist.utils.errors import UserError
 from tests.models.families import VOCAB_SIZE, tiny_model

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.draft_window import NUM_SINK_PAGES, DraftWindow, WindowPageTable
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.utils.ranges import arange_segments
 from tests.engine.harness import paged_runner

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, masking_utils
 
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.attention import ATTENTION_NAME, AttentionRules
+from specdist.models.families.adapters import use_paged_attention
+from specdist.models.families.dry_run import check_attention, window_of
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.files.fitting import check_weights
-from specdist.models.loading.dry_run import check_attention, window_of
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.loading.fitting import check_weights
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
 from specdist.utils.errors import UserError
 from tests.models.all_families import WINDOW, build, tiny_config
 from tests.models.families import tiny_model

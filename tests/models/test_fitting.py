@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specdist.models.files.checkpoint import check_family, open_checkpoint
-from specdist.models.files.fitting import check_weights
+from specdist.models.families.family_check import check_family
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.loading.fitting import check_weights
 from specdist.utils.errors import UserError
 from tests.models.all_families import build
 

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 from specdist.models.attention import expanding
 from specdist.models.cache.float8 import from_float8, to_float8
 from specdist.models.cache.key_value import KeyValueCache, LayerShape
-from specdist.models.passes.runner import Acceleration
+from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import paged_runner
 from tests.models.chunks import check_rows
 from tests.models.families import tiny_model

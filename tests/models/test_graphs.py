@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.graphs import NUM_WARMUPS, Capturer, CheckedGraphs, GraphMemory, WarmUpError
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.runner import ModelRunner
 from tests.engine.harness import paged_runner
 from tests.models.chunks import STEPS, TOLERANCE, GrowingRows, check_rows
 from tests.models.families import FAMILIES, tiny_model

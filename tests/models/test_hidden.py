@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from tests.engine.harness import paged_runner
 from tests.models.chunks import give_pages
 from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model

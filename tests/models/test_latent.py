@@ -24,14 +24,15 @@ from specdist.models.attention.latent import Latents
 from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.cache.key_value import LayerShape
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.files.sizes import model_size
 from specdist.models.loading.loading import load_whole
-from specdist.models.loading.loading_check import check_loading, relative_difference
-from specdist.models.loading.reserve import PassLimits, expanded_bytes
 from specdist.models.passes import torch_pass
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
 from specdist.models.quantized.quantized import plain_config, quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
+from specdist.models.sizes.reserve import PassLimits, expanded_bytes
+from specdist.models.sizes.sizes import model_size
+from specdist.models.start_check.loading_check import check_loading, relative_difference
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.models.all_families import build
 from tests.models.chunks import MIXED, GrowingRows, check_rows

@@ -1,11 +1,9 @@
-"""The memory of loading a sharded target, and what its ranks and the draft's read of the files."""
+"""The memory of loading a sharded target."""
 
-import itertools
 import json
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 
 from tests.models.families import tiny_model
 from tests.ranks import run_ranks
@@ -36,23 +34,8 @@ def test_a_rank_holds_its_slice_and_at_most_one_file(tmp_path: Path) -> None:
     del model
     tiny_model("llama").save_pretrained(tmp_path / "draft")
     run_ranks("tests.models.loading_memory", 3, str(folder), str(tmp_path / "draft"), str(tmp_path))
-    check_read_once(tmp_path)
     for path in tmp_path.glob("rank*.json"):
         report = json.loads(path.read_text())
         print({name: f"{value / 2**20:.0f} MiB" for name, value in report.items()})  # noqa: T201 (with -s)
         # Sharding over two ranks is meant to halve the memory.
         assert report["slice"] < 0.6 * report["checkpoint"]
-
-
-def check_read_once(folder: Path) -> None:
-    """All ranks together have read every byte of every tensor once; both of the target's have read some."""
-    of_ranks = [json.loads((folder / f"reads{rank}.json").read_text()) for rank in range(3)]
-    assert all(of_ranks)
-    found = sorted((path, offset, offset + count) for reads in of_ranks for path, offset, count in reads)
-    for name in ("target", "draft"):
-        for path in (folder / name).glob("*.safetensors"):
-            with safe_open(path, framework="pt") as file:
-                num_bytes = sum(file.get_tensor(key).nbytes for key in file.keys())  # noqa: SIM118
-            spans = [(begin, end) for of_file, begin, end in found if of_file == str(path)]
-            assert all(begin >= end for (_, end), (begin, _) in itertools.pairwise(spans)), "read twice"
-            assert sum(end - begin for begin, end in spans) == num_bytes

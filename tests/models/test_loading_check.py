@@ -14,14 +14,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.models.attention.attention import AttentionRules
+from specdist.models.batch.flat import causal_bias
 from specdist.models.cache.branch_pages import BranchPageTable
 from specdist.models.files.checkpoint import EXPERT_COUNTS, open_checkpoint
-from specdist.models.loading.experts import experts_of
-from specdist.models.loading.loaded_sample import run_loaded
 from specdist.models.loading.loading import load_whole
-from specdist.models.loading.loading_check import LoadingCheck, check_loading, relative_difference
-from specdist.models.loading.reference import MOST_POSITIONS, Sample, choose_sample
-from specdist.models.passes.flat import causal_bias
+from specdist.models.sharding.experts import experts_of
+from specdist.models.start_check.loaded_sample import run_loaded
+from specdist.models.start_check.loading_check import LoadingCheck, check_loading, relative_difference
+from specdist.models.start_check.reference import MOST_POSITIONS, Sample, choose_sample
 from specdist.utils.errors import UserError
 from tests.engine.test_rope_borders import BORDER
 from tests.engine.test_rope_borders import model_of as with_border
@@ -147,17 +147,17 @@ def masked(*, window: Callable[[int | None], int | None], is_causal: bool = True
 
 
 # What is replaced in the attention of the run, and by what; the reference has none of it.
-OFF_BY_ONE = ("passes.flat.causal_bias", masked(window=lambda window: window and window + 1))
+OFF_BY_ONE = ("batch.flat.causal_bias", masked(window=lambda window: window and window + 1))
 FAULTS: dict[str, tuple[str, dict[str, Any], str, Any]] = {
     "causal mask dropped": (
-        "llama", {}, "passes.flat.causal_bias", masked(window=lambda _: None, is_causal=False)
+        "llama", {}, "batch.flat.causal_bias", masked(window=lambda _: None, is_causal=False)
     ),
-    "window dropped": ("mistral", {}, "passes.flat.causal_bias", masked(window=lambda _: None)),
+    "window dropped": ("mistral", {}, "batch.flat.causal_bias", masked(window=lambda _: None)),
     "window off by one": ("mistral", {}, *OFF_BY_ONE),
     "long window off by one": ("mistral", {"sliding_window": 1000}, *OFF_BY_ONE),
-    "soft cap lost": ("gemma2", {}, "loading.dry_run.AttentionRules", rules_changed(softcap=None)),
+    "soft cap lost": ("gemma2", {}, "families.dry_run.AttentionRules", rules_changed(softcap=None)),
     "scale lost": (
-        "gemma2", {"query_pre_attn_scalar": 100}, "loading.dry_run.AttentionRules", rules_changed(scale=None)
+        "gemma2", {"query_pre_attn_scalar": 100}, "families.dry_run.AttentionRules", rules_changed(scale=None)
     ),
 }  # fmt: skip
 
@@ -199,7 +199,7 @@ def test_a_reference_that_cannot_be_computed_is_reported_and_is_not_an_error(
 ) -> None:
     """Such a run may be right, but must not claim to be exact."""
     folder = saved(tmp_path)
-    monkeypatch.setattr("specdist.models.loading.reference.WeightNames", lambda _: 1 / 0)
+    monkeypatch.setattr("specdist.models.start_check.reference.WeightNames", lambda _: 1 / 0)
     check = checked(folder, torch.float32)
     assert check.to_json() == {"is_checked": False, "reason": "ZeroDivisionError: division by zero"}
 
@@ -216,7 +216,7 @@ def test_a_model_that_does_not_run_is_refused(
         raise KeyError(2)
 
     folder = saved(tmp_path, num_hidden_layers=4)
-    monkeypatch.setattr("specdist.models.loading.loading_check.run_loaded", fails)
+    monkeypatch.setattr("specdist.models.start_check.loading_check.run_loaded", fails)
     if runs_in_full:
         assert checked(folder, torch.float32).reason == "KeyError: 2"
         return

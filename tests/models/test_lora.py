@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdist.models.files.adapter_folder import WEIGHTS_NAME, open_adapter
 from specdist.models.files.checkpoint import ADAPTER_CONFIG_NAME, Checkpoint, open_checkpoint
+from specdist.models.loading.adapter_folder import WEIGHTS_NAME, open_adapter
 from specdist.models.loading.loading import load_whole
-from specdist.models.loading.loading_check import check_loading
 from specdist.models.quantized.quantized_linear import QuantizedLinear
+from specdist.models.start_check.loading_check import check_loading
 from specdist.utils.errors import UserError
 from tests.models.all_families import build
 from tests.models.families import VOCAB_SIZE, tiny_model

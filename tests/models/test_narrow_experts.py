@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from specdist.models.files.conversions import Piece
-from specdist.models.loading.experts import cut_experts
-from specdist.models.quantized.narrow_experts import narrow_experts_of
-from specdist.models.quantized.narrow_placing import place_experts
+from specdist.models.loading.conversions import Piece
+from specdist.models.loading.narrow_experts import narrow_experts_of
+from specdist.models.loading.narrow_placing import place_experts
+from specdist.models.sharding.experts import cut_experts
 from tests.models.stored_experts import FORMATS, Stored, float8, generator
 from tests.models.test_experts import HIDDEN, NUM_CHOSEN, NUM_EXPERTS, NUM_TOKENS, WIDTH, experts_of
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.runner import Acceleration
+from specdist.models.batch.flat import FlatBatch
+from specdist.models.families.family_check import UNSHARDABLE_FAMILIES
+from specdist.models.passes.acceleration import Acceleration
 from tests.engine.harness import paged_runner
 from tests.models.chunks import check_rows, give_pages
 from tests.models.families import CUT, FAMILIES, tiny_model

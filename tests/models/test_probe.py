@@ -16,7 +16,7 @@ from specdist.models.attention.kernel import PagedKernel, VarlenKernel
 from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.attention.plain import plain_attention
 from specdist.models.attention.probe import ProbePages, choose_kernel, probe_kernel
-from specdist.models.passes.segments import PagedSegments
+from specdist.models.batch.segments import PagedSegments
 from tests.models.kernels import (
     NanKernel,
     PlainKernel,

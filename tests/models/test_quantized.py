@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.loading_check import check_loading
+from specdist.models.start_check.loading_check import check_loading
 from tests.models.families import VOCAB_SIZE
 from tests.models.quantized_checkpoints import LAYOUTS
 from tests.models.quantized_formats import (

@@ -14,15 +14,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from specdist.models.files.checkpoint import check_family, open_checkpoint
-from specdist.models.files.fitting import check_weights
-from specdist.models.files.sizes import model_size, size_of
-from specdist.models.loading.experts import experts_of
+from specdist.models.families.family_check import check_family
+from specdist.models.files.checkpoint import open_checkpoint
+from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
-from specdist.models.loading.loading_check import check_loading
-from specdist.models.quantized.narrow_experts import NarrowExperts, narrow_experts_of
+from specdist.models.loading.narrow_experts import NarrowExperts, narrow_experts_of
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import QuantizedLinear
+from specdist.models.sharding.experts import experts_of
+from specdist.models.sizes.sizes import model_size, size_of
+from specdist.models.start_check.loading_check import check_loading
 from specdist.utils.errors import UserError
 from tests.models import quantized_checkpoints as layouts
 from tests.models.all_families import VOCAB_SIZE, build, near_copy, tokenizer

@@ -16,13 +16,14 @@ from transformers import (
     PretrainedConfig,
 )
 
-from specdist.engine.interfaces import VerifyInput
+from specdist.engine.messages.interfaces import VerifyInput
 from specdist.engine.target.local_target import FullDistributions
-from specdist.models.attention.adapters import use_paged_attention
 from specdist.models.attention.kernel import MAX_SPLIT_BYTES
-from specdist.models.files.sizes import model_size
-from specdist.models.loading.dry_run import LayerShapes
-from specdist.models.loading.reserve import (
+from specdist.models.batch.flat import FlatBatch
+from specdist.models.families.adapters import use_paged_attention
+from specdist.models.families.dry_run import LayerShapes
+from specdist.models.passes.runner import ModelRunner
+from specdist.models.sizes.reserve import (
     PassLimits,
     Reserve,
     Sampling,
@@ -32,8 +33,7 @@ from specdist.models.loading.reserve import (
     page_overhead,
     reserve,
 )
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.runner import ModelRunner
+from specdist.models.sizes.sizes import model_size
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import SamplingSettings
 from tests.models.live_bytes import LiveBytes

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdist.lab.synthetic.config import SHAPES
-from specdist.models.files.checkpoint import UNSHARDABLE_FAMILIES
-from specdist.models.files.sizes import ModelSize, model_size
-from specdist.models.passes.runner import Acceleration
+from specdist.models.families.family_check import UNSHARDABLE_FAMILIES
+from specdist.models.passes.acceleration import Acceleration
 from specdist.models.recurrent.rollback import Rollback
+from specdist.models.sizes.sizes import ModelSize, model_size
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.models.all_families import tiny_config
 from tests.models.families import FAMILIES, tiny_model

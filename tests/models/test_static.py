@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from specdist.models.attention.kernel import SdpaKernel
-from specdist.models.passes.flat import FlatBatch, Segments
-from specdist.models.passes.runner import Acceleration
+from specdist.models.batch.flat import FlatBatch, Segments
+from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.static import (
     FREE_TOKENS,
     MAX_TOKENS,

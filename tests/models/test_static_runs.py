@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import MAX_RUN_GRAPHS, DraftedRun, StaticRuns, difference_of_runs
 from specdist.models.recurrent.rollback import Rollback
 from specdist.sampling.distributions import SamplingSettings

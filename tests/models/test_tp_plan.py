@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading.tp_layers import own_ranges, place_cut_layers
-from specdist.models.loading.tp_plan import check_heads, largest_size, planned_cuts
 from specdist.models.recurrent.cuts import NORM, PlannedCut
+from specdist.models.sharding.tp_layers import own_ranges, place_cut_layers
+from specdist.models.sharding.tp_plan import check_heads, largest_size, planned_cuts
 from specdist.utils.errors import UserError
 from tests.models.all_families import build
 

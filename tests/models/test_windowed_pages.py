@@ -9,10 +9,10 @@ import torch
 
 from specdist.models.attention.attention import AttentionCall, AttentionRules, PagedAttention
 from specdist.models.attention.plain import plain_attention
+from specdist.models.batch.flat import FlatBatch, plan_attention
+from specdist.models.batch.segments import ragged_segments
 from specdist.models.cache.key_value import KeyValueCache, LayerShape
-from specdist.models.passes.flat import FlatBatch, plan_attention
-from specdist.models.passes.runner import Acceleration
-from specdist.models.passes.segments import ragged_segments
+from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.static import StaticPasses
 from tests.engine.harness import paged_runner
 from tests.models.chunks import MIXED, STEPS, check_rows

@@ -9,8 +9,6 @@ CHAT_FORMAT = "tests/job/test_chat_format.py"
 FILES = "tests/data/test_files.py"
 PUBLISHING = "tests/data/test_publishing.py"
 PARTS = "tests/data/test_parts.py"
-LAYOUT = "tests/data/test_layout.py"
-FIGURES = "tests/data/test_shard_figures.py"
 MERGING = "tests/data/test_merging.py"
 RUN_FOLDER = "tests/data/test_run_folder.py"
 
@@ -182,23 +180,7 @@ DATA_FAULTS = (
         "    if folder is not None and CLOCK in folder.manifest.info:\n",
         "    if False:\n",
         (CHAT_FORMAT,)),
-    # Totals, merging, figures.
-    Mutant("total-outlives-a-deleted-shard", "_tidy",
-        "if group in totalled and _is_whole(folder, group, files):",
-        "if group in totalled:",
-        (LAYOUT,)),
-    Mutant("total-of-one-shard-too-few", "write_total",
-        "is_whole = recorded.issuperset(shards)",
-        "is_whole = recorded.issuperset(shards[:-1])",
-        (LAYOUT,)),
-    Mutant("subtotal-of-shards-not-asked-for", "_of_group",
-        "return total if shards.issuperset(total.shards) else Total()",
-        "return Total() if shards.isdisjoint(total.shards) else total",
-        (LAYOUT,)),
-    Mutant("subtotal-outlives-a-deleted-shard", "_tidy",
-        "for group in folder.groups_with(SUBTOTAL):\n        folder",
-        "for group in set[str]():\n        folder",
-        (LAYOUT,)),
+    # Merging.
     Mutant("merged-without-its-checksum", "open_shard",
         "if verify and hashlib.sha256(content).hexdigest() != record.sha256:",
         "if False:",
@@ -207,20 +189,4 @@ DATA_FAULTS = (
         "np.array_equal(row_ids[begins], np.arange(*plan.bounds(shard)))",
         "len(begins) == len(range(*plan.bounds(shard)))",
         (MERGING,)),
-    Mutant("figures-outlive-a-deleted-shard", "_tidy",
-        "for group in folder.groups_with(FIGURES) - totalled:",
-        "for group in set[str]():",
-        (FIGURES,)),
-    Mutant("complete-by-figures-without-statistics", "surely_complete",
-        "& recorded & with_stats",
-        "& recorded",
-        (FIGURES,)),
-    Mutant("complete-by-figures-of-other-data", "surely_complete",
-        "if sizes.get(shard) == size}",
-        "if shard in sizes}",
-        (FIGURES,)),
-    Mutant("figures-of-another-replica", "ShardFigures.joined",
-        "[to[part.columns[REPLICA]] for to, part in zip(renamed, parts, strict=True)]",
-        "[part.columns[REPLICA] for part in parts]",
-        (FIGURES,)),
 )

@@ -6,7 +6,6 @@ SUB_SHARDS = "tests/job/test_sub_shards.py"
 NO_ROW_TWICE = f"{SUB_SHARDS}::test_replicas_without_a_shard_take_rows_of_others_and_no_row_twice"
 LOST_LEASES = f"{SUB_SHARDS}::test_rows_of_sub_shards_whose_leases_are_gone_are_the_shards_again"
 SURVIVE = f"{SUB_SHARDS}::test_rows_survive_whatever_becomes_of_the_replicas"
-FOLDERS = "tests/data/test_lease_folders.py"
 OF_QUEUE = (
     "tests/data/test_shard_queue.py::"
     "test_a_sub_shard_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_the_shard"
@@ -34,8 +33,8 @@ SUB_SHARD_FAULTS = (
         "beside: list[Path] = []",
         (OF_QUEUE,)),
     Mutant("leases-of-sub-shards-outlive-their-shard", "Leases.forget_shard",
-        'files = self._names(level, f"shard-{shard:05d}.", f"subshard-{shard:05d}-")',
-        'files = self._names(level, f"shard-{shard:05d}.")',
+        'files = names_in(self._folder, f"shard-{shard:05d}.", f"subshard-{shard:05d}-")',
+        'files = names_in(self._folder, f"shard-{shard:05d}.")',
         (OF_QUEUE,)),
     Mutant("sub-shard-offered-of-a-lost-shard", "ShardQueue.offer",
         "            if not self._leases.is_held(leased.lease):\n                self._leases.forget(offered.name)",
@@ -53,20 +52,4 @@ SUB_SHARD_FAULTS = (
         "        if above and self._leases.is_leased(name):\n",
         "        if False:\n",
         ("tests/data/test_shard_queue.py",)),
-    Mutant("leases-in-numbered-folders-are-not-seen", "listings",
-        'return found | {level: names_within(folder / level) for level in filter(is_level, found[""])}',
-        "return found",
-        (FOLDERS,)),
-    Mutant("lease-fails-where-its-numbered-folder-was-removed", "Leases._create",
-        "                path.parent.mkdir(exist_ok=True)\n",
-        "                raise\n",
-        (FOLDERS,)),
-    Mutant("heartbeats-in-a-full-folder", "placed",
-        "if _num_beats(beat_folder(folder, name)) < MAX_REPLICAS_PER_FOLDER)",
-        "if _num_beats(beat_folder(folder, name)) >= 0)",
-        (FOLDERS,)),
-    Mutant("listings-of-numbered-folders-cost-nothing", "Leases.look",
-        "len(names) + NAMES_PER_LISTING * (len(found) - 1)",
-        "len(names)",
-        (FOLDERS,)),
 )

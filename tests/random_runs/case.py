@@ -56,7 +56,6 @@ class Case:
         spare_pages: of the cache, beyond what the longest row needs.
         room: tokens of a pass, beyond one row's block.
         regex: constraint of rows without their own. ``forced_room``: of tokens that it forces.
-        ngrams: chance that candidates of n-grams must have.
     """
 
     model: str = "markov"
@@ -94,7 +93,6 @@ class Case:
     min_new_tokens: int = 0
     regex: str | None = None
     forced_room: int = 0
-    ngrams: float = 0.1
     draft_window: int | None = None
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None

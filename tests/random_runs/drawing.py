@@ -41,7 +41,6 @@ def draw(seed: str, *, placement: str | None = None) -> Case:
         "cap": rng.randint(1, 3 if is_crowded else 6),
         "threshold": rng.choice([0.1, 0.2, 0.4, 0.6]),
         "policy": rng.choice(POLICIES) if draft in ("noisy", "same") else "fixed",
-        "ngrams": rng.choice([0.0, 0.1, 0.4]),
         "is_traced": rng.random() < 0.1,
     }
     values["trusts_draft"] = values["policy"] == "sprinter" and draft == "same" and rng.random() < 0.5

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from specdist.engine.draft.channels import ToRank
 from specdist.engine.draft.client import Draft
-from specdist.engine.interfaces import Proposer, Target
+from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.engine.markov import MarkovModel, MarkovRunner

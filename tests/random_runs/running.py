@@ -13,7 +13,7 @@ from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
 from specdist.engine.draft.channels import InProcess
 from specdist.engine.draft.client import Draft
-from specdist.engine.interfaces import Proposer, Target
+from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Completion, Request
 from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.engine.schedule.stopping import StopRules
@@ -107,7 +107,7 @@ class RandomReplica(Harness):
             is_traced=case.is_traced,
             head=head_of(case, target) if has_model else None,
             trusts_draft=case.trusts_draft,
-            ngrams=case.ngrams if case.draft == "ngram" else None,
+            ngrams=case.draft == "ngram",
             draft_window=case.draft_window,
             masker=letters_masker if case.regex is not None else None,
             forced_room=forced_room,

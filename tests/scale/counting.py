@@ -7,7 +7,6 @@ import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -16,26 +15,6 @@ NAMES_PER_OPERATION = 1000
 METADATA, READS = "metadata", "reads"
 # By their names in ``os``; each is one operation on metadata.
 FUNCTIONS = ("stat", "link", "unlink", "rename", "replace", "mkdir", "rmdir", "utime", "open")
-
-
-class Appended:
-    """A file that is appended to, open only while it is written: a process may hold fewer files open than the
-    replicas of a simulation would."""
-
-    def __init__(self, open_file: Callable[..., Any], path: Any) -> None:
-        self._open = partial(open_file, path, "ab", buffering=0)
-        self._open().close()
-
-    def write(self, content: bytes) -> int:
-        with self._open() as file:
-            return int(file.write(content))
-
-    def truncate(self, num_bytes: int) -> None:
-        with self._open() as file:
-            file.truncate(num_bytes)
-
-    def close(self) -> None:
-        """It is not open."""
 
 
 class CountingFiles:
@@ -97,8 +76,6 @@ class CountingFiles:
                 self.counts[METADATA] += 1
                 if "r" in mode:
                     self.counts[READS] += 1
-                if mode == "ab":
-                    return Appended(function, path)
             return function(path, mode, *args, **options)
 
         return call

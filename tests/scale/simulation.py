@@ -17,19 +17,15 @@ from pathlib import Path
 import pyarrow as pa
 
 from specdist.data.leases.heartbeat import BEATS_PER_SILENCE
-from specdist.data.leases.lease_folders import placed
 from specdist.data.leases.leases import Lease
 from specdist.data.leases.membership import Membership
 from specdist.data.leases.shard_queue import LeasedShard, ShardQueue
-from specdist.data.run.layout import LEASES_FOLDER, layout_info
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.opening import is_open, open_run_folder
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.store.storage import StorePath
-from specdist.job.totals.totals import write_total
 from tests.scale.counting import METADATA, READS, CountingFiles
 from tests.scale.events import Events
-from tests.scale.indexed import Indexed
 from tests.scale.requests import REQUESTS, CountingStore, counting_folder
 
 TABLE = pa.table({"row_id": [0]})
@@ -46,10 +42,7 @@ START, MIDDLE, TAIL = PHASES = ("start", "middle", "tail")
 
 def manifest_of(num_shards: int) -> Manifest:
     """Of a run with a row in each shard."""
-    return Manifest(
-        fingerprint={"num_rows": num_shards, "rows_per_shard": 1, "num_samples": 1},
-        info=layout_info(num_shards),
-    )
+    return Manifest(fingerprint={"num_rows": num_shards, "rows_per_shard": 1, "num_samples": 1})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +50,7 @@ class Scenario:
     """Replicas that begin within ``arrival_s``; shards take ``shard_s`` seconds on average, log-normally.
 
     ``vanishing``: share of the replicas that vanish at a random moment of the expected time, without a trace
-    that others could see but silence. ``is_indexed``: see :mod:`tests.scale.indexed`.
+    that others could see but silence.
     """
 
     num_replicas: int
@@ -69,7 +62,6 @@ class Scenario:
     vanishing: float = 0.02
     seed: int = 0
     on_store: bool = False
-    is_indexed: bool = False
 
     @property
     def expected_s(self) -> float:
@@ -79,7 +71,7 @@ class Scenario:
 @dataclass
 class Outcome:
     """``operations`` by phase, and ``replica_s``: the seconds that living replicas spent in it.
-    ``published_by``: the replica that published each shard; ``published_s``: when the last one was."""
+    ``published_by``: the replica that published each shard."""
 
     operations: dict[str, Counter[str]] = field(
         default_factory=lambda: {phase: Counter() for phase in PHASES}
@@ -87,9 +79,7 @@ class Outcome:
     replica_s: Counter[str] = field(default_factory=Counter)
     published_by: dict[int, str] = field(default_factory=dict)
     first_waiting_s: float = math.inf
-    published_s: float | None = None
     end_s: float = 0.0
-    num_sub_shards: int = 0
 
 
 class Simulation(Events):
@@ -104,7 +94,6 @@ class Simulation(Events):
         self.rng = random.Random(scenario.seed)
         self.outcome = Outcome()
         self.files = CountingFiles(str(folder))
-        self.deaths: dict[str, float] = {}
         self.num_alive = 0
 
     @property
@@ -120,8 +109,6 @@ class Simulation(Events):
             self.after(self.rng.uniform(0, scenario.arrival_s), partial(self._join, f"replica{number}"))
         with contextlib.ExitStack() as patches:
             patches.enter_context(self.files.patched())
-            if scenario.is_indexed:
-                patches.enter_context(Indexed(self, self.files).patched())
             while self.has_next:
                 phase, before = self.phase, self.now
                 action = self.advance()
@@ -134,7 +121,7 @@ class Simulation(Events):
         return self.outcome
 
     def _join(self, name: str) -> None:
-        replica = Replica(self, placed(self.folder / LEASES_FOLDER, name))
+        replica = Replica(self, name)
         replica.join()
         if self.rng.random() < self.scenario.vanishing:
             self.after(self.rng.uniform(START_S, self.scenario.expected_s) - self.now, replica.die)
@@ -177,7 +164,6 @@ class Replica:
         if self._queue is not None and not self._has_ended:
             self._has_ended = True
             self._simulation.num_alive -= 1
-            self._simulation.deaths[self._name] = self._simulation.now
 
     def _beat(self) -> None:
         if not self._has_ended:
@@ -210,11 +196,7 @@ class Replica:
         if self._has_ended:
             return
         assert self._queue is not None
-        simulation, outcome, scenario = (
-            self._simulation,
-            self._simulation.outcome,
-            self._simulation.scenario,
-        )
+        simulation, scenario = self._simulation, self._simulation.scenario
         self._leased = self._queue.take()
         if self._leased is not None:
             mean = math.log(scenario.shard_s) - scenario.sigma**2 / 2
@@ -222,7 +204,7 @@ class Replica:
         elif self._queue.is_done:
             self._leave()
         else:
-            outcome.first_waiting_s = min(outcome.first_waiting_s, simulation.now)
+            simulation.outcome.first_waiting_s = min(simulation.outcome.first_waiting_s, simulation.now)
             simulation.after(self._queue.poll_s, self._work)
 
     def _finish(self) -> None:
@@ -235,9 +217,7 @@ class Replica:
         ):
             assert leased.shard not in outcome.published_by
             outcome.published_by[leased.shard] = self._name
-            outcome.published_s = self._simulation.now
             queue.finished(leased)
-            write_total(self._folder, leased.shard, self._simulation.scenario.num_shards)
         else:
             queue.lost(leased)
         self._work()

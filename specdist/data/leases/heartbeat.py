@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from specdist.data.leases.lease_folders import BEAT_SUFFIX, beat_folder
-from specdist.data.store.files import sealed, unsealed
+from specdist.data.store.files import names_within, sealed, unsealed
 from specdist.data.store.storage import StorePath
 from specdist.utils.host import process_state
 from specdist.utils.json_values import from_fields, parse_object
 
+BEAT_SUFFIX = ".beat"
 BEATS_PER_SILENCE = 12
 # A heartbeat that is older than so many beats may be that of a replica that is gone.
 BEATS_MISSED = 2
@@ -110,7 +110,15 @@ class Beat:
 
 
 def beat_path(folder: Path, replica: str) -> Path:
-    return beat_folder(folder, replica) / f"{replica}{BEAT_SUFFIX}"
+    """The file of a replica's heartbeat in the folder of leases."""
+    return folder / f"{replica}{BEAT_SUFFIX}"
+
+
+def replicas_in(folder: Path) -> list[str]:
+    """The replicas that have a heartbeat, at work or not, ascending."""
+    return sorted(
+        name.removesuffix(BEAT_SUFFIX) for name in names_within(folder) if name.endswith(BEAT_SUFFIX)
+    )
 
 
 class Heartbeat:

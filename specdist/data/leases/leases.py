@@ -2,8 +2,7 @@
 
 The leases of a name are files ``name.00001``, ``name.00002``, ...: the highest number is in force. A lease is
 made, taken over or released by creating the next number, which the file server lets only one replica do. A
-holder that was paused and lost its lease finds a higher number; its writes went to files with its own. In a
-run of many shards a name begins with that of a numbered folder (``00012/shard-12345``).
+holder that was paused and lost its lease finds a higher number; its writes went to files with its own.
 """
 
 from __future__ import annotations
@@ -16,11 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
-from specdist.data.leases.heartbeat import Watch, now_utc
-from specdist.data.leases.lease_folders import BEAT_SUFFIX, listings
-from specdist.data.leases.shard_choice import name_hashes
+from specdist.data.leases.heartbeat import BEAT_SUFFIX, Watch, now_utc
 from specdist.data.store.files import names_in, publish, temporary_path, unique_tag
 from specdist.data.store.storage import StorePath
 from specdist.utils.json_values import from_fields, parse_json
@@ -29,10 +24,8 @@ from specdist.utils.json_values import from_fields, parse_json
 WAITING_SUFFIX = ".waiting"
 # A lease's file is read again after so many looks at the heartbeat of its holder.
 MAX_LOOKS = 8
-# A listing counts as much as so many names.
-NAMES_PER_LISTING = 1000
 LEASE_FILE = re.compile(r"([a-z]+(?:-\d{5,}){0,2})\.(\d{5,})")
-SHARD_LEASE = re.compile(r"(?:\d{5,}/)?(?:shard|subshard)-(\d{5,})(?:-(\d{5,}))?")
+SHARD_LEASE = re.compile(r"(?:shard|subshard)-(\d{5,})(?:-(\d{5,}))?")
 
 
 @dataclass(frozen=True)
@@ -60,8 +53,7 @@ class Holding:
 @dataclass(frozen=True)
 class View:
     """One listing of the folder: the lease in force of every leased name, and how many replicas have a
-    heartbeat there or say that they wait, some of which may have ended. ``num_files``: listed in all; a
-    numbered folder counts as a thousand more."""
+    heartbeat there or say that they wait, some of which may have ended. ``num_files``: listed in all."""
 
     latest: dict[str, Lease]
     num_replicas: int
@@ -83,20 +75,6 @@ class View:
         """The names of shards and sub-shards that were taken, some of them released since, with the shard."""
         return {lease.name: place[0] for place, lease in self._places
                 if place[1] is None or lease.generation > 1}  # fmt: skip
-
-    @functools.cached_property
-    def held_hashes(self) -> np.ndarray:
-        """Of their names, for :func:`specdist.data.leases.shard_choice.watched`."""
-        return name_hashes(self.held)
-
-    @functools.cached_property
-    def held_names(self) -> list[str]:
-        return list(self.held)
-
-    @functools.cached_property
-    def in_order(self) -> np.ndarray:
-        """The leased shards, ascending."""
-        return np.sort(np.fromiter(self.shards, np.int64, len(self.shards)))
 
     @functools.cached_property
     def shards(self) -> dict[int, Lease]:
@@ -121,17 +99,15 @@ class Leases:
         self._holders: dict[Lease, tuple[str, int]] = {}
 
     def look(self) -> View:
-        """List the folder, and the numbered ones in it."""
-        found = listings(self._folder)
-        names = [name for listed in found.values() for name in listed]
-        leases = [lease for level, listed in found.items() for name in listed
-                  if (lease := _lease_of(name, level)) is not None]  # fmt: skip
+        """List the folder."""
+        names = names_in(self._folder)
+        leases = [lease for name in names if (lease := _lease_of(name)) is not None]
         in_order = sorted(leases, key=lambda lease: lease.generation)
         return View(
             {lease.name: lease for lease in in_order},
             sum(name.endswith(BEAT_SUFFIX) for name in names),
             sum(name.endswith(WAITING_SUFFIX) for name in names),
-            len(names) + NAMES_PER_LISTING * (len(found) - 1),
+            len(names),
         )
 
     def latest(self) -> dict[str, Lease]:
@@ -216,17 +192,13 @@ class Leases:
         for lease in self._all_of(name):
             self._remove(lease)
 
-    def forget_shard(self, shard: int, level: str = "") -> None:
-        """Remove the leases of a complete shard as :meth:`forget` does, after those of its sub-shards, and
-        their numbered folder if it is empty now."""
-        files = self._names(level, f"shard-{shard:05d}.", f"subshard-{shard:05d}-")
-        of_shard = [lease for file in files if (lease := _lease_of(file, level)) is not None]
-        name = shard_name(shard, level)
+    def forget_shard(self, shard: int) -> None:
+        """Remove the leases of a complete shard as :meth:`forget` does, after those of its sub-shards."""
+        files = names_in(self._folder, f"shard-{shard:05d}.", f"subshard-{shard:05d}-")
+        of_shard = [lease for file in files if (lease := _lease_of(file)) is not None]
+        name = shard_name(shard)
         for lease in sorted(of_shard, key=lambda lease: (lease.name == name, lease.generation)):
             self._remove(lease)
-        if level:
-            with contextlib.suppress(OSError):
-                (self._folder / level).rmdir()
 
     def is_suspect(self, lease: Lease) -> bool:
         """Whether the holder of another's lease may be gone, by what was seen so far."""
@@ -277,8 +249,7 @@ class Leases:
             except FileNotFoundError:
                 if not self._folder.is_dir():
                     raise
-                # Another replica removed the temporary file, or the numbered folder, which was empty.
-                path.parent.mkdir(exist_ok=True)
+                # Another replica removed the temporary file.
             except OSError:
                 # A lease whose holder takes it for failed would never be released.
                 with contextlib.suppress(OSError):
@@ -300,37 +271,28 @@ class Leases:
 
     def _all_of(self, name: str) -> list[Lease]:
         """The leases of a name by ascending generation."""
-        level, _, last = name.rpartition("/")
-        found = (_lease_of(file, level) for file in self._names(level, f"{last}."))
+        found = map(_lease_of, names_in(self._folder, f"{name}."))
         return sorted(
             (lease for lease in found if lease is not None and lease.name == name),
             key=lambda lease: lease.generation,
         )
 
-    def _names(self, level: str, *prefixes: str) -> list[str]:
-        try:
-            return names_in(self._folder / level, *prefixes)
-        except FileNotFoundError:
-            if not level:
-                raise
-            return []
+
+def shard_name(shard: int) -> str:
+    """The name under which a shard is leased."""
+    return f"shard-{shard:05d}"
 
 
-def shard_name(shard: int, level: str = "") -> str:
-    """The name under which a shard is leased; ``level``: of its numbered folder."""
-    return f"{level}/shard-{shard:05d}".lstrip("/")
-
-
-def sub_shard_name(shard: int, number: int, level: str = "") -> str:
-    """The same of a sub-shard of a shard."""
-    return f"{level}/subshard-{shard:05d}-{number:05d}".lstrip("/")
+def sub_shard_name(shard: int, number: int) -> str:
+    """The name under which a sub-shard of a shard is leased."""
+    return f"subshard-{shard:05d}-{number:05d}"
 
 
 def lease_files(folder: Path) -> list[tuple[Path, int]]:
     """The leases of shards and sub-shards, with the shard's number, ascending; none without the folder."""
     with contextlib.suppress(FileNotFoundError):
-        found = ((lease, shard_and_sub_shard(lease.name)) for level, names in listings(folder).items()
-                 for name in names if (lease := _lease_of(name, level)) is not None)  # fmt: skip
+        found = ((lease, shard_and_sub_shard(lease.name)) for name in names_in(folder)
+                 if (lease := _lease_of(name)) is not None)  # fmt: skip
         return sorted((folder / lease.file_name, place[0]) for lease, place in found if place is not None)
     return []
 
@@ -343,7 +305,7 @@ def shard_and_sub_shard(name: str) -> tuple[int, int | None] | None:
 
 
 @functools.lru_cache(maxsize=2**16)
-def _lease_of(file_name: str, level: str) -> Lease | None:
-    """``level``: its numbered folder. None if the file is not a lease."""
+def _lease_of(file_name: str) -> Lease | None:
+    """None if the file is not a lease."""
     match = LEASE_FILE.fullmatch(file_name)
-    return Lease(f"{level}/{match[1]}".lstrip("/"), int(match[2])) if match else None
+    return Lease(match[1], int(match[2])) if match else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import random
 import re
@@ -12,19 +11,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from specdist.data.leases.heartbeat import BEATS_MISSED, BEATS_PER_SILENCE, Heartbeat, Watch, beat_path
-from specdist.data.leases.lease_folders import (
+from specdist.data.leases.heartbeat import (
     BEAT_SUFFIX,
-    beat_folder,
-    is_level,
-    listings,
-    placed,
-    replicas_among,
+    BEATS_MISSED,
+    BEATS_PER_SILENCE,
+    Heartbeat,
+    Watch,
+    beat_path,
     replicas_in,
 )
 from specdist.data.leases.leases import LEASE_FILE, WAITING_SUFFIX, Lease, Leases, View
 from specdist.data.run.layout import leases_in
-from specdist.data.store.files import TEMPORARY_SUFFIX, unique_tag
+from specdist.data.store.files import TEMPORARY_SUFFIX, names_in, unique_tag
 from specdist.utils.errors import UserError
 
 SETUP = "setup"
@@ -72,7 +70,7 @@ class Membership:
         self._is_waiting = False
         self._tidier_path = self._folder / TIDIER
         self._was_named = name is not None
-        self.replica = name or placed(self._folder, replica_name())
+        self.replica = name or replica_name()
         self.heartbeat = Heartbeat(self._folder, self.replica, silent_after_s=silent_after_s, clock=clock)
         self.watch = Watch(self._folder, silent_after_s=silent_after_s, clock=clock)
         self.leases = Leases(self._folder, self.replica, self.watch)
@@ -95,7 +93,7 @@ class Membership:
 
     def create_folder(self) -> None:
         """The folder of heartbeats and leases. Raises OSError."""
-        beat_folder(self._folder, self.replica).mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
 
     def leave(self) -> None:
         """To be called after all leases were released."""
@@ -128,7 +126,7 @@ class Membership:
         self._is_waiting = is_waiting
 
     def _waiting_path(self, replica: str) -> Path:
-        return beat_folder(self._folder, replica) / f"{replica}{WAITING_SUFFIX}"
+        return self._folder / f"{replica}{WAITING_SUFFIX}"
 
     def poll_s(self, num_files: int, *, num_replicas: int = 0, num_reads: int = 0) -> float:
         """Seconds until the next look of a replica that waits for others; by chance a little more or less.
@@ -245,13 +243,10 @@ class Membership:
         """Remove half-made leases, and the heartbeats of replicas that have ended, or have not beaten for so
         long that they vanished with their machine. Of many replicas, it looks at a few by chance. ``now``: by
         the clock of the file server; 0 if it is not known. Returns the others that had a heartbeat."""
-        found = listings(self._folder)
-        for level, names in found.items():
-            for name in names:
-                if name.endswith(TEMPORARY_SUFFIX):
-                    (self._folder / level / name).unlink(missing_ok=True)
-        beating = replicas_among(itertools.chain.from_iterable(found.values()))
-        others = [name for name in beating if name != self.replica]
+        for name in names_in(self._folder):
+            if name.endswith(TEMPORARY_SUFFIX):
+                (self._folder / name).unlink(missing_ok=True)
+        others = self.others()
         chosen = random.sample(others, min(len(others), MAX_TIDIED))
         vanished = {name for name in chosen if self._has_vanished(name, now)}
         for name in vanished - self._holders() if vanished else ():
@@ -291,5 +286,4 @@ def is_membership_file(name: str) -> bool:
         name.endswith((BEAT_SUFFIX, WAITING_SUFFIX, TEMPORARY_SUFFIX))
         or LEASE_FILE.fullmatch(name) is not None
         or name == TIDIER
-        or is_level(name)
     )

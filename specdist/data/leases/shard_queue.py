@@ -7,7 +7,6 @@ publishes them. Rows of a sub-shard that is gone without having been finished ar
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from specdist.data.leases.leases import (
     sub_shard_name,
 )
 from specdist.data.leases.membership import Membership
-from specdist.data.leases.shard_choice import FEW_REPLICAS, OpenShards, first_choices, watch_period, watched
+from specdist.data.leases.shard_choice import FEW_REPLICAS, first_choices, watch_period, watched
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.parts import PartLog
 from specdist.data.run.run_folder import RunFolder
@@ -28,12 +27,10 @@ from specdist.data.run.segments import check_continues
 from specdist.data.store.files import writing
 from specdist.utils.errors import UserError
 
-# Of shards that turn out to be complete or leased, until a replica looks anew; and of looks per attempt.
+# Of shards that turn out to be leased, until a replica looks anew; and of looks per attempt.
 MAX_LATE, MAX_LOOKS = 2, 8
 # Watched leases change after so many times the silence after which a replica counts as gone.
 PERIOD_IN_SILENCES = 2.5
-# Completion records are listed at most so often that a replica reads this many names per second.
-RECORDS_PER_S = 250.0
 # Offered sub-shards that a replica tries to get at a time.
 MAX_TRIED = 3
 
@@ -67,10 +64,10 @@ class ShardQueue:
         self._membership = membership
         self._leases = membership.leases
         self._manifest = manifest
-        self._open = OpenShards(num_shards)
+        # Those that are not known to be complete.
+        self._open = set(range(num_shards))
         self._mine: dict[int, Lease] = {}
         self._my_sub_shards: dict[str, LeasedShard] = {}
-        self._next_listing_at = -math.inf
         # As last seen, and the leases watched since.
         self._view = View({}, num_replicas=1, num_waiting=0, num_files=0)
         self._num_watched = 0
@@ -145,27 +142,26 @@ class ShardQueue:
 
     def _take_unleased(self, leases: Mapping[int, Lease]) -> tuple[bool, LeasedShard | None]:
         """A shard without a lease; and if there is none, whether to look again, since others were faster."""
-        num_late = 0
-        unleased = self._open.without(self._mine, self._view.in_order)
-        for shard in first_choices(unleased, self._view.in_order, self._view.num_replicas):
-            if shard not in self._open:
-                continue
-            if not self._see_recorded(shard) and (taken := self._lease(shard, None)) is not None:
+        if all(shard in leases for shard in self._open_elsewhere()):
+            return False, None
+        recorded = self._folder.recorded_shards()
+        for shard in self._open_elsewhere():
+            if shard in recorded:
+                self._complete_elsewhere(shard)
+        unleased = [shard for shard in self._open_elsewhere() if shard not in leases]
+        for shard in first_choices(unleased, self._view.num_replicas)[:MAX_LATE]:
+            if (taken := self._lease(shard, None)) is not None:
                 return False, taken
-            num_late += 1
-            if num_late == MAX_LATE:
-                return self._see_listed(are_none_leased=not leases), None
-        return False, None
+        return bool(unleased), None
 
     def _take_abandoned(self) -> LeasedShard | None:
         """A shard, or a sub-shard of one, whose holder released it or is gone."""
         mine = {lease.name for lease in self._mine.values()} | self._my_sub_shards.keys()
         view = self._view
+        held = [name for name in view.held if name not in mine]
         replica, period_s = self._membership.replica, PERIOD_IN_SILENCES * self._membership.silent_after_s
         period = watch_period(self._membership.clock(), period_s, replica=replica)
-        chosen = watched(
-            view.held_names, view.held_hashes, view.num_waiting, replica=replica, period=period, mine=mine
-        )
+        chosen = watched(held, view.num_waiting, replica=replica, period=period)
         # Whoever begins to watch one whose holder is gone knows so only after the whole silence.
         chosen += [name for name in self._watched if name not in chosen and self._is_suspect(name)]
         self._watched, self._num_watched = chosen, len(chosen)
@@ -212,8 +208,7 @@ class ShardQueue:
         """Offer rows of a shard to everybody as the sub-shard of this number: the name to look for in a
         :class:`View`. None if there is such a sub-shard already, or the shard is another replica's by now."""
         with writing(self._folder.path):
-            level = self._folder.leases_level(leased.shard)
-            offered = self._leases.offer(sub_shard_name(leased.shard, number, level), rows)
+            offered = self._leases.offer(sub_shard_name(leased.shard, number), rows)
             if offered is None:
                 return None
             if not self._leases.is_held(leased.lease):
@@ -245,7 +240,7 @@ class ShardQueue:
 
     def _lease(self, shard: int, latest: Lease | None) -> LeasedShard | None:
         """Lease a shard; None if another replica holds it, or has completed it."""
-        name = shard_name(shard, self._folder.leases_level(shard))
+        name = shard_name(shard)
         above = max(self._folder.log_generations(shard), default=0) if latest is None else 0
         if above and self._leases.is_leased(name):
             # Its holder has begun since the leases were read.
@@ -256,29 +251,16 @@ class ShardQueue:
         # Another may have completed it and dropped its leases after they were read.
         if self._folder.complete_from_attempts(shard) or self._folder.is_complete(shard):
             self._folder.sweep(shard)
-            self._forget_shard(shard)
+            self._leases.forget_shard(shard)
             self._see_complete(shard)
             return None
         self._check_run()
         self._mine[shard] = lease
         return LeasedShard(shard, lease)
 
-    def _see_listed(self, *, are_none_leased: bool) -> bool:
-        """See at once all shards that have a completion record; False if that was done so lately that listing
-        them again would cost the file server more than it tells. At the end, without leases, it is done."""
-        now = self._membership.clock()
-        if not are_none_leased and now < self._next_listing_at:
-            return False
-        recorded = self._folder.recorded_shards(self._open)
-        self._next_listing_at = now + len(recorded) / RECORDS_PER_S
-        for shard in self._open_elsewhere():
-            if shard in recorded:
-                self._complete_elsewhere(shard)
-        return True
-
     def _open_elsewhere(self) -> list[int]:
-        """The shards that are not known to be complete, without those of this replica."""
-        return self._open.without(self._mine)
+        """The shards that are not known to be complete, without those of this replica, ascending."""
+        return sorted(self._open - self._mine.keys())
 
     @property
     def poll_s(self) -> float:
@@ -301,7 +283,7 @@ class ShardQueue:
             if leased.sub_shard is None:
                 self._mine.pop(leased.shard, None)
                 self._open.discard(leased.shard)
-                self._forget_shard(leased.shard)
+                self._leases.forget_shard(leased.shard)
                 return
             self._my_sub_shards.pop(leased.lease.name, None)
             if self._leases.is_held(leased.lease):
@@ -320,10 +302,7 @@ class ShardQueue:
             return
         self._mine.pop(leased.shard, None)
         if self._folder.is_complete(leased.shard):
-            self._forget_shard(leased.shard)
-
-    def _forget_shard(self, shard: int) -> None:
-        self._leases.forget_shard(shard, self._folder.leases_level(shard))
+            self._leases.forget_shard(leased.shard)
 
     def _sweep_late(self, shard: int) -> None:
         """Remove the log of a sub-shard if its shard was completed without it: nobody else will."""
@@ -341,13 +320,6 @@ class ShardQueue:
 
     def _see_complete(self, shard: int) -> bool:
         if not self._folder.is_complete(shard):
-            return False
-        self._complete_elsewhere(shard)
-        return True
-
-    def _see_recorded(self, shard: int) -> bool:
-        """As :meth:`_see_listed` does: the record alone counts."""
-        if not self._folder.record_path(shard).is_file():
             return False
         self._complete_elsewhere(shard)
         return True

@@ -16,13 +16,21 @@ from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
 FORMAT_VERSION = 1
-# The numbers of folders have five digits, so that their order is that of the shards.
-MAX_SHARDS = 10**7
+# All shards of a run lie in one folder, which its replicas list again and again: three files for each shard
+# are few enough names for a file server and for a page of an object store.
+MAX_SHARDS = 1000
+# Of a run whose rows need no more shards than that.
+ROWS_PER_SHARD = 512
 ABSENT = "(absent)"
 # In the manifest's info, where rows have a number of completions of their own: their sums by shard.
 COMPLETIONS_PER_SHARD = "completions_per_shard"
 # In ``info``: whether the class ``tokens`` leaves rounding out, which may decide between two tokens.
 UP_TO_ROUNDING = "up_to_rounding"
+
+
+def fewest_rows_per_shard(num_rows: int) -> int:
+    """So many rows in each shard are no more than :data:`MAX_SHARDS` shards."""
+    return -(-num_rows // MAX_SHARDS)
 
 
 @dataclass(frozen=True)
@@ -42,12 +50,21 @@ class ShardPlan:
         if self.num_shards > MAX_SHARDS:
             raise UserError(
                 f"--rows_per_shard {self.rows_per_shard} splits {self.num_rows} rows into {self.num_shards} "
-                f"shards, more than {MAX_SHARDS}: raise it to {-(-self.num_rows // MAX_SHARDS)} or more"
+                f"shards, and a run has at most {MAX_SHARDS}: raise it to "
+                f"{fewest_rows_per_shard(self.num_rows)} or more, or split the rows into several runs"
             )
 
     @property
     def num_shards(self) -> int:
         return -(-self.num_rows // self.rows_per_shard)
+
+    @staticmethod
+    def of(num_rows: int, rows_per_shard: int | None, num_samples: int = 1) -> ShardPlan:
+        """The plan of a new run; without a number of rows per shard as many as there should be. Raises
+        :class:`UserError` for too many shards."""
+        if rows_per_shard is None:
+            rows_per_shard = max(ROWS_PER_SHARD, fewest_rows_per_shard(num_rows))
+        return ShardPlan(num_rows, rows_per_shard, num_samples)
 
     def first(self, share: float) -> ShardPlan:
         """The first shards that together hold at least this share of the rows."""

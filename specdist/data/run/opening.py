@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from specdist.data.leases.leases import lease_files
 from specdist.data.leases.membership import is_membership_file
-from specdist.data.run.layout import (
-    FIGURES,
-    LEASES_FOLDER,
-    PROBE,
-    RUN_TAG,
-    SHARD_FOLDERS,
-    SUBTOTAL,
-    SUMS,
-    TOTAL,
-)
+from specdist.data.run.layout import LEASES_FOLDER, PROBE, RUN_TAG, SHARD_FOLDERS
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import CARD_MARK, RunFolder
 from specdist.data.run.segments import check_continues, draft_fields, next_segment, segments_of
@@ -85,7 +76,7 @@ def _take(
     if has_run:
         old = folder.manifest
         # A run that failed before its first row, perhaps for the size of its cache, may be replaced.
-        has_no_rows = not any(_files_of(folder, group) for group in folder.groups())
+        has_no_rows = not _files_of(folder)
         is_other = old.fingerprint != manifest.fingerprint
         is_replaced = overwrite or (has_no_rows and is_other)
         other = find_another() if is_replaced and find_another is not None else None
@@ -131,27 +122,21 @@ def _is_harmless(folder: RunFolder, entry: Path) -> bool:
     return entry.name == folder.logs_path.name or is_torn or entry.name.startswith(f"{PROBE}.")
 
 
-def _files_of(folder: RunFolder, group: str) -> list[tuple[Path, int]]:
-    """All files of a group's shards, temporary ones too, with the shard's number; records come first."""
-    found = [
-        (path, int(match[1])) for kind in SHARD_FOLDERS for path, match in folder.files(kind, group)
-    ]  # fmt: skip
+def _files_of(folder: RunFolder) -> list[tuple[Path, int]]:
+    """All files of the shards, temporary ones too, with the shard's number; records come first."""
+    found = [(path, int(match[1])) for kind in SHARD_FOLDERS for path, match in folder.files(kind)]
     return sorted(found, key=lambda file: file[0] != folder.record_path(file[1]))
 
 
 def delete_run_files(folder: RunFolder) -> None:
     """Delete results, durably before the new manifest atomically replaces the old one."""
-    groups = folder.groups()
-    paths = [folder.sum_path(kind, group) for kind in SUMS for group in folder.groups_with(kind)]
-    paths += [path for group in groups for path, _ in _files_of(folder, group)]
-    leases = (path for path, _ in lease_files(folder.leases_path))
-    for path in [*paths, *leases]:
+    for path, _ in [*_files_of(folder), *lease_files(folder.leases_path)]:
         path.unlink(missing_ok=True)
     if folder.card_path.is_file() and CARD_MARK.encode() in folder.card_path.read_bytes():
         folder.card_path.unlink()
-    for emptied in {folder.path / kind / group for kind in SHARD_FOLDERS for group in {"", *groups}}:
-        if emptied.is_dir():
-            fsync_folder(emptied)
+    for kind in SHARD_FOLDERS:
+        if (folder.path / kind).is_dir():
+            fsync_folder(folder.path / kind)
 
 
 def _tidy(folder: RunFolder) -> None:
@@ -162,35 +147,7 @@ def _tidy(folder: RunFolder) -> None:
     for path in (folder.manifest_path, folder.config_path, folder.card_path):
         for temporary in folder.path.glob(f"{path.name}*{TEMPORARY_SUFFIX}"):
             temporary.unlink(missing_ok=True)
-    totalled = folder.groups_with(TOTAL)
-    # Shards may have been deleted since: one is written anew as shards are finished.
-    for group in folder.groups_with(SUBTOTAL):
-        folder.sum_path(SUBTOTAL, group).unlink(missing_ok=True)
-    for group in folder.groups():
-        files = _files_of(folder, group)
-        if group in totalled and _is_whole(folder, group, files):
-            continue
-        if group in totalled:
-            folder.sum_path(TOTAL, group).unlink(missing_ok=True)
-            totalled.remove(group)
-        _tidy_group(folder, files)
-    for group in folder.groups_with(FIGURES) - totalled:
-        folder.sum_path(FIGURES, group).unlink(missing_ok=True)
-    if totalled:
-        for path, shard in lease_files(folder.leases_path):
-            if folder.group_of(shard) in totalled:
-                path.unlink(missing_ok=True)
-
-
-def _is_whole(folder: RunFolder, group: str, files: Sequence[tuple[Path, int]]) -> bool:
-    """Whether each shard of a group has data, statistics and a record, and nothing else."""
-    shards = folder.shards_of(group, folder.plan().num_shards)
-    needed = {path for shard in shards for path in folder.paths(shard).needed}
-    found = {path for path, _ in files}
-    return needed <= found and found <= needed | {folder.trace_path(shard) for shard in shards}
-
-
-def _tidy_group(folder: RunFolder, files: Sequence[tuple[Path, int]]) -> None:
+    files = _files_of(folder)
     # Read after the files: leases outlive them, and end when the shard is complete.
     leases = lease_files(folder.leases_path)
     leased = {shard for _, shard in leases}

@@ -49,11 +49,8 @@ def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
 def traces_to_read(layout: RunLayout, shards: Iterable[int], max_bytes: int) -> tuple[list[Path], int]:
     """Those of these shards' traces that are read for a picture: all, or evenly spread ones of at most about
     ``max_bytes`` and :data:`MAX_TRACES`; and how many traces there are."""
-    wanted = set(shards)
-    sizes: dict[int, int] = {}
-    for group in layout.by_group(wanted):
-        sizes |= layout.sizes_of_traces(group)
-    traced = sorted(wanted & sizes.keys())
+    sizes = layout.sizes_of_traces()
+    traced = sorted(sizes.keys() & set(shards))
     num_bytes = sum(sizes[shard] for shard in traced)
     step = max(1, -(-num_bytes // max_bytes), -(-len(traced) // MAX_TRACES))
     return [layout.trace_path(shard) for shard in traced[::step]], len(traced)

@@ -8,18 +8,17 @@ shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from specdist.data.run.layout import SHARD_FOLDERS, TOTAL, RunLayout
-from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, ShardPlan
+from specdist.data.run.layout import SHARD_FOLDERS, RunLayout
+from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, MAX_SHARDS, ShardPlan
 from specdist.data.run.parts import PartLog, StoredPartLog, forget_logs, read_rows, read_stats
 from specdist.data.run.publishing import Attempt
-from specdist.data.stats.figures import surely_complete
 from specdist.data.stats.rows import RowResult
 from specdist.data.store.files import (
     TEMPORARY_SUFFIX,
@@ -46,11 +45,17 @@ class RunFolder(RunLayout):
         found, sums = manifest.fingerprint, manifest.info.get(COMPLETIONS_PER_SHARD)
         try:
             num_rows, rows_per_shard = int(found["num_rows"]), int(found["rows_per_shard"])
-            return ShardPlan(num_rows, rows_per_shard, int(found["num_samples"]), sums)
-        except (KeyError, TypeError, ValueError) as error:
+            num_shards, num_samples = -(-num_rows // rows_per_shard), int(found["num_samples"])
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise UserError(
                 f"{self.manifest_path} does not say how many rows the run has: {error!r}"
             ) from error
+        if num_shards > MAX_SHARDS:
+            raise UserError(
+                f"{self.manifest_path} is of a run of {num_shards} shards, written by an earlier specdist; "
+                f"this one knows up to {MAX_SHARDS}: read and finish it with that version"
+            )
+        return ShardPlan(num_rows, rows_per_shard, num_samples, sums)
 
     def freeze(self, name: str, value: Any) -> None:
         """Add a value measured at the start to the manifest's ``info``, for restarts to use again."""
@@ -71,7 +76,6 @@ class RunFolder(RunLayout):
     ) -> PartLog:
         """The log of the finished rows of a shard, or of a sub-shard of it, open for appending, with the rows
         of earlier generations and of the shard's other logs; close it before :meth:`finish_shard`."""
-        self.make_folders(shard)
         logs = self.logs(shard)
         earlier = [log.path for log in logs if log.sub_shard == sub_shard and log.generation < generation]
         beside = [log.path for log in logs if log.sub_shard != sub_shard]
@@ -105,20 +109,6 @@ class RunFolder(RunLayout):
                 latest[log.sub_shard] = stats
         return list(latest.values())
 
-    def recorded_shards(self, among: Iterable[int] | None = None) -> set[int]:
-        """The shards that have a completion record, by listings: their data is not looked at. Groups that
-        have a total are not listed, nor, with ``among``, those that have none of these shards."""
-        groups = self.groups() if among is None else list(self.by_group(among))
-        totalled = self.groups_with(TOTAL)
-        num_shards = self.plan().num_shards if totalled else 0
-        found = set[int]()
-        for group in groups:
-            if group in totalled:
-                found.update(self.shards_of(group, num_shards))
-            else:
-                found |= self.recorded_in(group)
-        return found
-
     def unrecorded_shards(self, num_shards: int) -> list[int]:
         """Of so many shards those without a completion record, ascending."""
         recorded = self.recorded_shards()
@@ -126,8 +116,7 @@ class RunFolder(RunLayout):
 
     def begun_shards(self) -> list[int]:
         """The shards that have part logs, ascending."""
-        files = (file for group in self.groups() for file in self.files("parts", group))
-        return sorted({int(match[1]) for path, match in files if path.suffix == ".jsonl"})
+        return sorted({int(match[1]) for path, match in self.files("parts") if path.suffix == ".jsonl"})
 
     def log_generations(self, shard: int) -> list[int]:
         """The generations of the shard's own part logs, ascending."""
@@ -149,7 +138,6 @@ class RunFolder(RunLayout):
         :class:`UserError` if the disk fails; then existing files are unchanged.
         """
         with writing(self.data_path(shard)):
-            self.make_folders(shard)
             attempt = Attempt(self.paths(shard), unique_tag())
             is_written = attempt.write(table, stats, trace)
             # Asked after writing: a replica that deletes this run deletes these files too, or is noticed.
@@ -188,11 +176,8 @@ class RunFolder(RunLayout):
 
     def complete_among(self, shards: Sequence[int]) -> list[int]:
         """Those of these shards that are complete."""
-        complete = surely_complete(self, shards)
-        others = [shard for shard in shards if shard not in complete]
-        found = in_parallel(self.path, self.is_complete, others)
-        complete.update(shard for shard, is_complete in zip(others, found, strict=True) if is_complete)
-        return [shard for shard in shards if shard in complete]
+        found = in_parallel(self.path, self.is_complete, shards)
+        return [shard for shard, is_complete in zip(shards, found, strict=True) if is_complete]
 
     def read_stats(self, shard: int) -> dict[str, Any]:
         """The statistics of a complete shard. Raises :class:`UserError` if they are damaged."""
@@ -222,9 +207,8 @@ class RunFolder(RunLayout):
 
     def sweep(self, shard: int) -> None:
         """Remove a complete shard's part logs and the attempts of other replicas."""
-        group = self.group_of(shard)
         for kind in SHARD_FOLDERS:
-            for path, _ in self.files(kind, group, shard):
+            for path, _ in self.files(kind, shard):
                 if path.suffix == TEMPORARY_SUFFIX or kind == "parts":
                     path.unlink(missing_ok=True)
         if isinstance(self.path, StorePath):

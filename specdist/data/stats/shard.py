@@ -71,7 +71,6 @@ class Stats:
     num_out_of_memory: int = stat("rounds that ran out of memory and were repeated with a smaller batch")
     num_starts: int = stat("replicas whose first token belongs to the shard")
     first_token_ns: int = stat("nanoseconds from the start of these replicas' processes to that token")
-    num_weight_bytes: int = stat("bytes of weight files that all ranks of these replicas read while loading")
     num_rounds: int = stat("rounds (draft, verify, commit)")
     costs_revision: int = stat(
         "which of the manifest's costs the shard was begun with: corrections before; merges as a maximum",

@@ -1,0 +1,1 @@
+"""The draft's side of a round, on a rank of its own or on the target's first."""

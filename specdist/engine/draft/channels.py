@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from specdist.engine.draft.draft_worker import DraftWorker
-from specdist.engine.faults import DraftOutOfMemory, is_out_of_memory
 from specdist.engine.messages import codec
+from specdist.engine.messages.failures import DraftOutOfMemory, is_out_of_memory
 from specdist.engine.messages.link import CPU, Wait, link_from, link_to, wait_of
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.times.reports import Traffic

@@ -16,12 +16,12 @@ from typing import Protocol
 
 import numpy as np
 
-from specdist.engine.draft.target_states import LastStates
 from specdist.engine.messages.proposals import DRAW, NO_TOKENS, ProposalReply, ProposalRequest
+from specdist.engine.messages.target_states import LastStates
 from specdist.engine.times.reports import AheadReport, RoleTimes, Traffic
 from specdist.engine.times.timeline import Timeline
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import NOT_FINITE
 from specdist.sampling.one_hot_drafts import without_rejected
 from specdist.sampling.random import RandomKeys

@@ -18,7 +18,7 @@ import numpy as np
 
 from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.messages.proposals import ProposalRequest
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import PausingPolicy
 from specdist.policies.payoff import Pauses

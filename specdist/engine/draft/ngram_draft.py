@@ -1,15 +1,16 @@
-"""Drafting by n-gram lookup: candidates that earlier tokens suggest, without a draft model.
+"""Drafting by n-gram lookup: candidates that a sequence's earlier tokens suggest, without a draft model.
 
 Such a candidate was not drawn: its distribution Q has all mass on it. So the rejection rule accepts it with
 the target's probability P(y), and after a rejection the next token is drawn from P without it. How many there
-are may depend on anything that is known before the target's pass; where a seed is to fix the tokens under
-rejection, on the tokens before them alone. A preempted sequence's block is the same when it goes on.
+are may depend on anything that is known before the target's pass. A preempted sequence is verified again by
+the same random numbers, for which other candidates were not fair; its block is the same when it goes on,
+since its candidates depend on its tokens alone and their number is part of the request.
 
 Where a constraint says which tokens may come next, a candidate that is not allowed would be rejected for
 certain, so the block ends before it. Where a single token is allowed it is the next one for certain, whatever
 the n-grams say: the block goes on with it, also where they have nothing to propose.
 
-R sequences that decode, C candidates of all of them, one after the other, N positions, W words of a mask.
+R sequences that decode, K candidates of each at most, C candidates of all of them, one after the other.
 """
 
 from __future__ import annotations
@@ -21,18 +22,17 @@ import torch
 
 from specdist.engine.draft.client import sample_alone
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.engine.target.opened import NONE
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import AheadReport, RoleTimes, TracedDrafts
 from specdist.engine.times.timeline import Timeline
 from specdist.policies import NUM_FEATURES
-from specdist.policies.ngrams.block_lengths import BlockLengths, NgramSettings
-from specdist.policies.ngrams.ngram_index import NgramIndex, Proposals
+from specdist.policies.costs import CostModel
+from specdist.policies.ngrams import LEAST_CHANCE, NgramLengths, PromptLookup
 from specdist.sampling.constraints.matcher import WORD_BITS, only_tokens
 from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
 from specdist.sampling.one_hot_drafts import NONE_REJECTED
 from specdist.sampling.processing.processors import TokenMasker
-from specdist.utils.ranges import arange_segments, places_from
+from specdist.utils.ranges import places_from
 
 
 class NgramDraft:
@@ -40,143 +40,144 @@ class NgramDraft:
 
     def __init__(
         self,
-        ngrams: NgramSettings,
         *,
         settings: SamplingSettings,
         vocab_size: int,
         num_slots: int,
         max_draft_tokens: int,
         max_seq_len: int,
+        costs: CostModel | None = None,
         stop_token_ids: Collection[int] = (),
         is_traced: bool = False,
         masker: TokenMasker | None = None,
     ) -> None:
-        """``ngrams``: what is looked up; ``masker``: of tokens that may not be proposed, or must be."""
-        self._ngrams = ngrams
-        self._index = NgramIndex(
-            num_slots=num_slots, max_length=max_seq_len + 1, learns_together=ngrams.learns_together,
-            texts=ngrams.texts,
-        )  # fmt: skip
-        self._lengths = BlockLengths(ngrams.costs)
+        """
+        Args:
+            costs: times of passes, which decide how many candidates are verified; None verifies all.
+            masker: of tokens that may not be proposed, or must be.
+        """
+        self._lookup = PromptLookup(num_slots, max_seq_len + 1)
+        self._lengths = None if costs is None else NgramLengths(costs)
         self._pipeline: LogitsPipeline | None = None
         if masker is not None:
             self._pipeline = LogitsPipeline(
-                settings, self._index.tokens,
+                settings, self._lookup.token_ids,
                 num_slots=num_slots, vocab_size=vocab_size, device=torch.device("cpu"), masker=masker,
             )  # fmt: skip
-        self._allowed = AllowedTokens(self._pipeline, stop_token_ids)
+        self._has_masks = self._pipeline is not None and self._pipeline.has_masks
+        self._stop_token_ids = np.array(sorted(stop_token_ids), np.int64)
         self._is_traced = is_traced
-        self._is_new, self._is_resumed = np.ones(num_slots, bool), np.zeros(num_slots, bool)
-        self._stream_keys, self._num_prompt_tokens = np.zeros((2, num_slots), np.int64)
-        # The last block of every slot, and those of preempted sequences, by random stream: each is verified
-        # again, by the same random numbers, and other candidates were not fair: more may be known by then.
-        self._candidate_ids = np.zeros((num_slots, max_draft_tokens), np.int64)
-        self._num_candidates = np.zeros(num_slots, np.int64)
-        self._suspended: dict[int, np.ndarray] = {}
+        # Of every slot, what was found in the last round: candidates, their matches, how many, and how many
+        # of them are verified.
+        self._candidate_ids, self._matches = np.zeros((2, num_slots, max_draft_tokens), np.int64)
+        self._num_found, self._num_verified = np.zeros((2, num_slots), np.int64)
         self._clock = Timeline("idle")
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         del clock  # the target is idle all the while
         next_token_ids_R = sample_alone(request, self._rejected_ids(request))
         with self._clock.phase("draft"):
-            found = self._candidates(request, next_token_ids_R)
+            self._remember(request, next_token_ids_R)
+            num_drafted_R = self._find(request, next_token_ids_R)
         self._open(request)
-        times = RoleTimes(**self._clock.take())
-        num_candidates = len(found.token_ids_C)
+        slots_R, num_candidates = request.slots_R, int(num_drafted_R.sum())
         return ProposalReply(
             next_token_ids_R=next_token_ids_R,
-            num_drafted_R=found.lengths_R,
-            candidate_ids_C=found.token_ids_C,
+            num_drafted_R=num_drafted_R,
+            candidate_ids_C=self._candidate_ids[places_from(slots_R, 0 * slots_R, num_drafted_R)],
             draft_probabilities_C=np.ones(num_candidates),
-            ahead=AheadReport.nothing(len(found.lengths_R)),
+            ahead=AheadReport.nothing(len(slots_R)),
             draft_pass_sizes_P=np.zeros(0, np.int64),
-            times=times,
-            traced=_traced(num_candidates, len(found.lengths_R)) if self._is_traced else None,
+            times=RoleTimes(**self._clock.take()),
+            traced=_traced(num_candidates, len(slots_R)) if self._is_traced else None,
         )
 
     def close(self) -> None:
         """Nothing to do: no other rank waits."""
 
     def _open(self, request: ProposalRequest) -> None:
-        """Put the last blocks of preempted sequences aside, and begin new ones, perhaps in their slots."""
-        suspended, opened = request.suspended_slots, request.opened
-        for slot, stream_key in zip(suspended.tolist(), self._stream_keys[suspended].tolist(), strict=True):
-            self._suspended[stream_key] = self._candidate_ids[slot, : self._num_candidates[slot]].copy()
-        for slot, stream_key in zip(opened.slots.tolist(), opened.stream_keys.tolist(), strict=True):
-            block = self._suspended.pop(stream_key, NONE)
-            self._candidate_ids[slot, : len(block)], self._num_candidates[slot] = block, len(block)
-        self._is_new[opened.slots] = True
-        self._is_resumed[opened.slots] = opened.are_resumed
-        self._stream_keys[opened.slots] = opened.stream_keys
-        self._num_prompt_tokens[opened.slots] = opened.num_prompt_tokens
+        """Forget the last sequences of these slots."""
+        slots = request.opened.slots
+        self._lookup.num_tokens[slots] = self._num_found[slots] = self._num_verified[slots] = 0
         if self._pipeline is not None:
-            self._pipeline.open(opened)
+            self._pipeline.open(request.opened)
 
     def _rejected_ids(self, request: ProposalRequest) -> np.ndarray:
         """[R]: the candidate that was rejected in the next token's place, if one was."""
         slots_R, num_accepted_R = request.slots_R, request.num_accepted_R
-        is_rejected_R = num_accepted_R < self._num_verified(slots_R)
+        is_rejected_R = num_accepted_R < self._num_verified[slots_R]
         places_R = np.where(is_rejected_R, num_accepted_R, 0)
         return np.where(is_rejected_R, self._candidate_ids[slots_R, places_R], NONE_REJECTED)
 
-    def _num_verified(self, slots_R: np.ndarray) -> np.ndarray:
-        """[R]: candidates in the last pass."""
-        return np.where(self._is_new[slots_R], 0, self._num_candidates[slots_R])
-
-    def _last_blocks(self, slots_R: np.ndarray, are_wanted_R: np.ndarray) -> Proposals:
-        """Of some of the sequences."""
-        lengths_R = np.where(are_wanted_R, self._num_candidates[slots_R], 0)
-        token_ids_C = self._candidate_ids[places_from(slots_R, np.zeros_like(slots_R), lengths_R)]
-        return Proposals(token_ids_C, np.ones(len(token_ids_C)), lengths_R)
-
-    def _candidates(self, request: ProposalRequest, next_token_ids_R: np.ndarray) -> Proposals:
-        """The candidates, which are kept."""
-        slots_R = request.slots_R
-        num_pass_tokens = len(slots_R) + int(self._num_verified(slots_R).sum())
-        self._remember(request, next_token_ids_R)
-        positions_R = self._index.num_tokens(slots_R)
-        num_context = float(positions_R.mean()) if len(slots_R) else 0.0
-        self._lengths.observe_round(
-            len(slots_R) + int(request.num_accepted_R.sum()),
-            num_pass_tokens=num_pass_tokens,
-            num_rows=len(slots_R),
-            num_context=num_context,
-        )
-        is_end_R = self._allowed.is_stop(next_token_ids_R) | (next_token_ids_R == NOT_FINITE)
-        limits_R, is_resumed_R = np.where(is_end_R, 0, request.draft_now_R), request.num_redraft_R > 0
-        found = self._index.propose(slots_R, limits_R, least_chance=self._ngrams.least_chance)
-        found = self._allowed.of(found, slots_R, positions_R, limits_R)
-        kept_R = self._lengths.lengths(
-            found.chances_C,
-            found.lengths_R,
-            num_pass_tokens=len(slots_R) + request.num_prefill_tokens,
-            num_rows=len(slots_R),
-            num_context=num_context,
-        )
-        again = self._last_blocks(slots_R, is_resumed_R).first(limits_R)
-        found = found.first(kept_R).instead(is_resumed_R, again)
-        places_C = places_from(slots_R, np.zeros_like(slots_R), found.lengths_R)
-        self._candidate_ids[places_C] = found.token_ids_C
-        self._num_candidates[slots_R] = found.lengths_R
-        return found
-
     def _remember(self, request: ProposalRequest, next_token_ids_R: np.ndarray) -> None:
-        """All tokens that were committed since the last request, and the next ones."""
-        slots_R = request.slots_R
-        new = slots_R[self._is_new[slots_R]]
-        self._index.begin(new, self._num_prompt_tokens[new], self._is_resumed[new])
-        self._is_new[new] = False
-        token_ids: list[int] = []
-        counts = []
-        known = self._index.num_tokens(slots_R).tolist()
-        for sequence, num_known, next_id in zip(
-            request.sequences, known, next_token_ids_R.tolist(), strict=True
+        """Take in what was committed since the last request, and the next tokens."""
+        slots_R, num_accepted_R = request.slots_R, request.num_accepted_R
+        if self._lengths is not None:
+            num_R = np.minimum(num_accepted_R + 1, self._num_found[slots_R])
+            places_C = places_from(slots_R, 0 * slots_R, num_R)
+            is_accepted_C = places_C[1] < num_accepted_R.repeat(num_R)
+            is_next_C = self._candidate_ids[places_C] == next_token_ids_R.repeat(num_R)
+            self._lengths.observe(self._matches[places_C], is_accepted_C | is_next_C)
+        known = self._lookup.num_tokens[slots_R].tolist()
+        for slot, sequence, num_known, next_id in zip(
+            slots_R.tolist(), request.sequences, known, next_token_ids_R.tolist(), strict=True
         ):
-            added = [*sequence.token_ids[num_known:], *[next_id] * (next_id != NOT_FINITE)]
-            token_ids += added
-            counts.append(len(added))
-        self._index.append(slots_R, np.array(counts, np.int64), np.array(token_ids, np.int64))
-        self._index.learn(slots_R)
+            next_ids = [] if next_id == NOT_FINITE else [next_id]
+            self._lookup.append(slot, sequence.token_ids[num_known:] + next_ids)
+
+    def _find(self, request: ProposalRequest, next_token_ids_R: np.ndarray) -> np.ndarray:
+        """[R]: how many candidates of each sequence are to be verified; they are kept."""
+        slots_R, is_resumed_R = request.slots_R, request.num_redraft_R > 0
+        is_end_R = self._is_stop(next_token_ids_R) | (next_token_ids_R == NOT_FINITE)
+        limits_R = np.where(is_end_R, 0, request.draft_now_R)
+        limits_R = np.where(is_resumed_R, np.minimum(request.num_redraft_R, limits_R), limits_R)
+        width = int(limits_R.max(initial=0))
+        found_RK, matches_RK = self._lookup.find(slots_R, width)
+        is_found_RK = matches_RK > 0
+        if self._lengths is not None:
+            is_found_RK &= (self._lengths.chances(matches_RK) >= LEAST_CHANCE) | is_resumed_R[:, None]
+        # Nothing after a stop token.
+        is_found_RK[:, 1:] &= ~np.logical_or.accumulate(self._is_stop(found_RK), axis=1)[:, :-1]
+        num_R = np.minimum(is_found_RK.sum(axis=1), limits_R)
+        if self._has_masks:
+            num_R = self._allowed(slots_R, (found_RK, matches_RK), num_R, limits_R)
+        self._candidate_ids[slots_R, :width], self._matches[slots_R, :width] = found_RK, matches_RK
+        self._num_found[slots_R] = num_R
+        if self._lengths is not None and len(slots_R):
+            num_context = float(self._lookup.num_tokens[slots_R].mean())
+            paying_R = self._lengths.lengths(matches_RK, num_R, request.num_prefill_tokens, num_context)
+            num_R = np.where(is_resumed_R, num_R, paying_R)
+        self._num_verified[slots_R] = num_R
+        return num_R
+
+    def _is_stop(self, token_ids: np.ndarray) -> np.ndarray:
+        return np.isin(token_ids, self._stop_token_ids)
+
+    def _allowed(
+        self, slots_R: np.ndarray, found: tuple[np.ndarray, ...], num_R: np.ndarray, limits_R: np.ndarray
+    ) -> np.ndarray:
+        """[R]: how many of the ``num_R`` candidates are allowed, with those that are the only ones: these are
+        put among ``found``, each as a certain one."""
+        assert self._pipeline is not None
+        (found_RK, matches_RK), num_allowed_R = found, np.zeros_like(num_R)
+        positions_R, rows = self._lookup.num_tokens[slots_R], np.flatnonzero(limits_R)
+        for depth in range(found_RK.shape[1]):
+            places = slots_R[rows], positions_R[rows] + depth
+            masks_NW = self._pipeline.masks_of_lines(*places) if len(rows) else None
+            if masks_NW is None:
+                break
+            only_N, tokens_N = only_tokens(masks_NW), found_RK[rows, depth]
+            words_N = masks_NW[np.arange(len(rows)), tokens_N // WORD_BITS]
+            is_allowed_N = (depth < num_R[rows]) & ((words_N >> (tokens_N % WORD_BITS)) & 1 == 1)
+            is_forced_N = only_N >= 0
+            # After a token that is another one the rest of what was found is of no use.
+            num_R[rows[is_forced_N & ~is_allowed_N]] = 0
+            matches_RK[rows[is_forced_N], depth] = 0
+            found_RK[rows, depth] = self._pipeline.token_ids[places] = np.where(is_forced_N, only_N, tokens_N)
+            goes_on_N = is_forced_N | is_allowed_N
+            num_allowed_R[rows[goes_on_N]] = depth + 1
+            rows = rows[goes_on_N & ~self._is_stop(found_RK[rows, depth]) & (depth + 1 < limits_R[rows])]
+        return num_allowed_R
 
 
 def _traced(num_candidates: int, num_rows: int) -> TracedDrafts:
@@ -191,82 +192,3 @@ def _traced(num_candidates: int, num_rows: int) -> TracedDrafts:
         features_4R=np.repeat(of_one, num_rows, axis=1),
         acceptance_R=nothing_R,
     )
-
-
-class AllowedTokens:
-    """Of one side. ``pipeline``: knows the rows' masks and tokens; None where all tokens are allowed."""
-
-    def __init__(self, pipeline: LogitsPipeline | None, stop_token_ids: Collection[int]) -> None:
-        self._pipeline = pipeline if pipeline is not None and pipeline.has_masks else None
-        # The last entries are those of all other tokens, and of NOT_FINITE.
-        self._is_stop = np.zeros(max(stop_token_ids, default=0) + 1 - NOT_FINITE, bool)
-        self._is_stop[list(stop_token_ids)] = True
-
-    def is_stop(self, token_ids: np.ndarray) -> np.ndarray:
-        is_stop: np.ndarray = self._is_stop[np.minimum(token_ids, len(self._is_stop) - 1)]
-        return is_stop
-
-    def of(
-        self, found: Proposals, slots_R: np.ndarray, begins_R: np.ndarray, limits_R: np.ndarray
-    ) -> Proposals:
-        """What of the proposals is allowed, and what is certain after it: nothing after a stop token, and at
-        most ``limits_R`` of each.
-
-        Args:
-            begins_R: positions of the first proposed tokens. All tokens before them are in the pipeline's
-                table, where the candidates are written, too.
-        """
-        found = found.until(self.is_stop(found.token_ids_C))
-        if self._pipeline is None:
-            return found
-        table = self._pipeline.token_ids
-        table[places_from(slots_R, begins_R, found.lengths_R)] = found.token_ids_C
-        # After each block one position more, if there is room for a token.
-        asked_R = np.minimum(found.lengths_R + 1, limits_R)
-        masks_NW = self._pipeline.masks_of_lines(*places_from(slots_R, begins_R, asked_R))
-        if masks_NW is None:
-            return found
-        starts_R, only_N = np.cumsum(asked_R) - asked_R, only_tokens(masks_NW)
-        given_R, lengths_R = found.lengths_R, found.lengths_R.copy()
-        lines_C, depths_C = np.repeat(np.arange(len(slots_R)), given_R), arange_segments(given_R)
-        index_C, words_C = starts_R[lines_C] + depths_C, found.token_ids_C // WORD_BITS
-        is_allowed_C = (masks_NW[index_C, words_C] >> (found.token_ids_C % WORD_BITS)) & 1 == 1
-        np.minimum.at(lengths_R, lines_C[~is_allowed_C], depths_C[~is_allowed_C])
-        # The chance of a token after those before it, which is 1 where no other is allowed.
-        rates_C = found.chances_C / np.where(depths_C > 0, np.r_[1.0, found.chances_C[:-1]], 1.0)
-        rates_C = np.where(only_N[index_C] == found.token_ids_C, 1.0, rates_C)
-        forced_R = np.full(len(slots_R), -1)
-        is_open_R = lengths_R < asked_R
-        forced_R[is_open_R] = only_N[(starts_R + lengths_R)[is_open_R]]
-        added = self._forced_after(forced_R, slots_R, begins_R + lengths_R, limits_R - lengths_R)
-        tokens, chances = [np.zeros(0, np.int64)], [np.zeros(0)]
-        begins = (np.cumsum(given_R) - given_R).tolist()
-        for row, (begin, length) in enumerate(zip(begins, lengths_R.tolist(), strict=True)):
-            tokens.append(np.r_[found.token_ids_C[begin : begin + length], added[row]].astype(np.int64))
-            chances.append(np.r_[rates_C[begin : begin + length], np.ones(len(added[row]))].cumprod())
-        return Proposals(
-            np.concatenate(tokens),
-            np.concatenate(chances),
-            np.array([len(each) for each in tokens[1:]], np.int64),
-        )
-
-    def _forced_after(
-        self, forced_R: np.ndarray, slots_R: np.ndarray, ends_R: np.ndarray, room_R: np.ndarray
-    ) -> list[list[int]]:
-        """The tokens from these positions on that are the only ones allowed, one after the other; the first
-        of them, or -1, is known."""
-        assert self._pipeline is not None
-        added: list[list[int]] = [[] for _ in slots_R]
-        rows = np.flatnonzero((forced_R >= 0) & (room_R > 0))
-        tokens = forced_R[rows]
-        while len(rows):
-            self._pipeline.token_ids[slots_R[rows], ends_R[rows]] = tokens
-            for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
-                added[row].append(token)
-            counts = np.array([len(added[row]) for row in rows.tolist()])
-            rows = rows[~self.is_stop(tokens) & (counts < room_R[rows])]
-            ends_R = ends_R + 1
-            masks_NW = self._pipeline.masks_of_lines(slots_R[rows], ends_R[rows]) if len(rows) else None
-            tokens = np.zeros(0, np.int64) if masks_NW is None else only_tokens(masks_NW)
-            rows, tokens = rows[: len(tokens)][tokens >= 0], tokens[tokens >= 0]
-        return added

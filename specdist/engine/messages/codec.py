@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft.target_states import TargetStates
-from specdist.engine.interfaces import PromptTokens, VerifyInput
+from specdist.engine.messages.interfaces import PromptTokens, VerifyInput
+from specdist.engine.messages.opened import NOTHING_OPENED
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.engine.target.opened import NOTHING_OPENED
+from specdist.engine.messages.target_states import TargetStates
 from specdist.engine.times.reports import AheadReport, Traffic
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import Dense
 
 WORD_BYTES = 8

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specdist.engine.draft.target_states import TargetStates
+from specdist.engine.messages.opened import OpenedSequences
+from specdist.engine.messages.target_states import TargetStates
 from specdist.engine.request import Sequence
 from specdist.engine.schedule.plan import DRAW as DRAW
-from specdist.engine.target.opened import OpenedSequences
 from specdist.engine.times.reports import (
     NO_DRAFT_STEPS,
     NO_TRAFFIC,
@@ -24,8 +24,8 @@ from specdist.engine.times.reports import (
     TracedDrafts,
     Traffic,
 )
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
 from specdist.sampling.distributions import Dense
 
 NO_TOKENS = FlatBatch(*np.zeros((3, 0), np.int64))

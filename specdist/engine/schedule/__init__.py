@@ -1,0 +1,1 @@
+"""Which sequences and prompt chunks a round runs, and where a sequence stops."""

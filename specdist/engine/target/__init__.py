@@ -1,0 +1,1 @@
+"""Forwards of the target in one process, or sharded over several ranks."""

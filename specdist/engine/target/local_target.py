@@ -14,17 +14,49 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.interfaces import ScoresTokens, VerifyInput, VerifyOutput
-from specdist.engine.logprobs import WholeLogits
+from specdist.engine.messages.interfaces import ScoresTokens, VerifyInput, VerifyOutput
 from specdist.engine.target.pipeline import LogitsPipeline, Processed
 from specdist.engine.times.reports import Traffic
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import Dense, Distributions, OneHot, SamplingSettings
-from specdist.sampling.logprobs import Logprobs
+from specdist.sampling.logprobs import Logprobs, processed_logprobs, whole_logprobs, whole_prompt_logprobs
 from specdist.sampling.processing.row_filters import RowFilters
 from specdist.sampling.uploads import upload
+
+
+@dataclass(frozen=True)
+class WholeLogits:
+    """The logits of the whole vocabulary in this process; from ``scores``, which are processed, the pass's
+    ``distributions`` were made."""
+
+    logits_NV: Tensor
+    scores_NV: Tensor
+    distributions_N: Distributions
+    settings: SamplingSettings
+    filters: RowFilters | None
+    prompt_logits_PV: Tensor
+    prompt_ids_P: np.ndarray
+
+    def prompt_logprobs(self) -> Logprobs:
+        logits_PV, num_top = self.prompt_logits_PV, self.settings.num_prompt_logprobs or 0
+        (ids_P,) = upload(logits_PV.device, self.prompt_ids_P)
+        return whole_prompt_logprobs(logits_PV, ids_P, num_top)
+
+    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
+        places_M, ids_M = upload(self.logits_NV.device, index_M, token_ids_M)
+        num_top, processed_M = self.settings.num_logprobs or 0, self._processed(places_M, ids_M)
+        return whole_logprobs(self.logits_NV[places_M], ids_M, num_top, processed_M)
+
+    def _processed(self, places_M: Tensor, ids_M: Tensor) -> Tensor:
+        """[M]: log-probabilities after processing; those of a sampled pass are known."""
+        given, filters = self.distributions_N, self.filters
+        if isinstance(given, Dense) and not (filters is not None and filters.has_greedy):
+            return given.probabilities_at(places_M, ids_M).log()
+        chosen = None if filters is None else filters.select(places_M)
+        processed_MV = processed_logprobs(self.scores_NV[places_M], self.settings, chosen)
+        return processed_MV.gather(1, ids_M[:, None])[:, 0]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.interfaces import VerifyInput
-from specdist.engine.target.opened import OpenedSequences
+from specdist.engine.messages.interfaces import VerifyInput
+from specdist.engine.messages.opened import OpenedSequences
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processing.processors import LogitsProcessors, TokenMasker
 from specdist.sampling.processing.row_filters import RowFilters

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specdist.engine.interfaces import VerifyInput, VerifyOutput
 from specdist.engine.messages.codec import packed_pass, unpacked_pass
+from specdist.engine.messages.interfaces import VerifyInput, VerifyOutput
 from specdist.engine.messages.link import broadcast_link
 from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.target.local_target import FullDistributions
@@ -36,11 +36,7 @@ from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import Traffic
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
-from specdist.sampling.distributions import (
-    Distributions,
-    SamplingSettings,
-    distributions_from_logits,
-)
+from specdist.sampling.distributions import Distributions, SamplingSettings, distributions_from_logits
 from specdist.sampling.logprobs import (
     Logprobs,
     merged_logprobs,

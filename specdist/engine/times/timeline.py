@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -24,7 +24,6 @@ from specdist.data.stats.shard import split_proportionally
 Kind = Literal["prefill", "draft", "verify", "transfer", "idle", "host"]
 Result = TypeVar("Result")
 NS_PER_MS = 1_000_000
-Annotate = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
 class Clock(Protocol):
@@ -91,16 +90,9 @@ class _OpenPhase:
 class Timeline:
     """Counts every nanosecond since its creation, or since :meth:`restart`, for one kind of work."""
 
-    def __init__(self, rest: Kind, *, clock: Clock | None = None, annotate: Annotate | None = None) -> None:
-        """``rest`` is the kind of the time outside all phases.
-
-        Args:
-            clock: by default the host's.
-            annotate: a context manager that is given the name of every phase, such as
-                ``torch.profiler.record_function``; it labels a profile of the device's work.
-        """
+    def __init__(self, rest: Kind, *, clock: Clock | None = None) -> None:
+        """``rest`` is the kind of the time outside all phases; the ``clock`` is by default the host's."""
         self._clock = clock or HostClock()
-        self._annotate = annotate
         self._times: defaultdict[Kind, int] = defaultdict(int)
         self._weights: Mapping[Kind, int] = {rest: 1}
         self._phase = PhaseTime()
@@ -114,14 +106,7 @@ class Timeline:
 
     def mixed_phase(self, weights: Mapping[Kind, int]) -> contextlib.AbstractContextManager[PhaseTime]:
         """Work inside is of several kinds at once: its time is split in proportion to the weights."""
-        phase = _OpenPhase(self._switch_to, weights, (self._weights, self._phase))
-        return phase if self._annotate is None else self._annotated(phase, self._annotate)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _annotated(phase: _OpenPhase, annotate: Annotate) -> Iterator[PhaseTime]:
-        with phase as inner, annotate(" + ".join(kind for kind, weight in phase.weights.items() if weight)):
-            yield inner
+        return _OpenPhase(self._switch_to, weights, (self._weights, self._phase))
 
     def take(self) -> dict[Kind, int]:
         """Nanoseconds per kind that have become known since the last call.

@@ -1,7 +1,7 @@
 """How many pages of keys and values fit into a rank's memory.
 
 On a GPU the cache gets the memory that is free after the models are loaded, less the reserve of the passes
-(:mod:`specdist.models.loading.reserve`). On a host, whose memory is shared with other processes, it gets at
+(:mod:`specdist.models.sizes.reserve`). On a host, whose memory is shared with other processes, it gets at
 most a fraction of the available memory; pages that are never written take none.
 """
 
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.target.collectives import RANK_ZERO
-from specdist.job.costs.held_models import BatchLimits, HeldModel
+from specdist.job.models.held_models import BatchLimits, HeldModel
+from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import ModelPlan
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.files.sizes import ModelSize, size_of
 from specdist.models.loading.memory import DeviceMemory, available_memory_bytes, device_memory
-from specdist.models.loading.reserve import PassLimits, Reserve, Sampling, gib, reserve
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN
+from specdist.models.sizes.reserve import PassLimits, Reserve, Sampling, gib, reserve
+from specdist.models.sizes.sizes import ModelSize, size_of
 
 # In the place of a number of pages.
 NO_ROOM = -1

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 
 from specdist.data.stats.shard import Stats
-from specdist.job.preflight import RunPlan, freeze_costs
+from specdist.job.run.preflight import RunPlan, freeze_costs
 from specdist.job.totals.report import all_costs
 from specdist.policies.costs import Agree, CostModel
 from specdist.policies.pass_ratios import MOST_OFF, PassRatios

@@ -20,9 +20,9 @@ import torch
 from specdist.config.generate import GenerateConfig
 from specdist.data.leases.heartbeat import now_utc
 from specdist.data.store.files import json_bytes, sealed, unsealed, write_json
+from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import ModelPlan
-from specdist.job.workload import Workload
+from specdist.job.run.workload import Workload
 from specdist.kernels.cpu_library import processor
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.policies.costs import CostModel
@@ -38,7 +38,7 @@ UNRELATED_OPTIONS = frozenset((
     "messages_column", "turns_column", "length_column", "system_prompt", "chat_template_kwargs",
     "continue_final_message", "split_special_tokens", "limit", "rows_per_shard", "overwrite", "seed",
     "stop", "num_samples", "max_new_tokens", "generation_config", "push_to_hub", "leases", "cache_dir",
-    "stage_weights", "stage_limit", "trust_remote_code", "allow_pickle", "rank_timeout", "lease_timeout",
+    "trust_remote_code", "allow_pickle", "rank_timeout", "lease_timeout",
     "tensorboard",
 ))  # fmt: skip
 LIBRARIES = ("specdist", "torch", "transformers", "deepspeed")

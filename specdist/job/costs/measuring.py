@@ -38,7 +38,7 @@ from specdist.job.costs.round_times import (
     message_curve,
 )
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
-from specdist.job.workload import Workload
+from specdist.job.run.workload import Workload
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import ContextCosts, CostModel, Curve
 from specdist.utils.host import Waiting
@@ -53,8 +53,6 @@ TARGET_SHARE, TARGET_SLOPES_SHARE = 0.45, 0.6
 DRAFT_SHARE, DRAFT_SLOPES_SHARE = 0.5, 0.6
 # A draft step that takes so many times as long as a pass of the target over as many tokens is not believed.
 IMPLAUSIBLE = 4
-# Without a draft model: of each sequence's blocks, and of all, the passes that are measured.
-MEASURED_BLOCK, MEASURED_TOKENS = 8, 256
 
 
 class ModelTimes(NamedTuple):
@@ -179,15 +177,6 @@ def _summary(costs: CostModel, spent_ns: float) -> str:
     return f"{alone}{step}; measured in {spent_ns / NS_PER_S:,.1f} s at {sizes}"
 
 
-def _measured_block(assembly: Assembly) -> int:
-    """Candidates of every sequence in the largest measured pass. The time of longer blocks, of n-grams,
-    follows from that."""
-    batch = assembly.scheduling
-    if assembly.ngrams is None:
-        return batch.max_draft_tokens
-    return min(batch.max_draft_tokens, max(MEASURED_BLOCK, MEASURED_TOKENS // batch.num_slots))
-
-
 def context_of(assembly: Assembly, workload: Workload) -> tuple[int, int]:
     """The context of the measured passes, and the longest possible one."""
     room = max(0, assembly.scheduling.max_seq_len - assembly.scheduling.max_draft_tokens - 1)
@@ -208,7 +197,7 @@ def measure_target(
     if group is not None and dist.get_rank(group):
         timer.follow()
         return None
-    num_slots, per_row = assembly.scheduling.num_slots, 1 + _measured_block(assembly)
+    num_slots, per_row = assembly.scheduling.num_slots, 1 + assembly.scheduling.max_draft_tokens
     num_rows = workload.rows_at_a_time(num_slots)
     found = timed_model(
         timer,

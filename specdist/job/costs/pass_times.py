@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdist.engine.target.collectives import RANK_ZERO, Collectives
 from specdist.engine.times.timeline import synchronized_ns
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import Curve
 from specdist.sampling.branch_estimates import draft_distributions, draft_features

@@ -20,14 +20,14 @@ import torch
 
 from specdist.engine.assembly import Assembly
 from specdist.engine.draft.channels import InProcess
-from specdist.engine.interfaces import Proposer, Target, VerifyInput
+from specdist.engine.messages.interfaces import Proposer, Target, VerifyInput
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.local_target import FullDistributions
 from specdist.engine.times.reports import Traffic
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline, synchronized_ns
 from specdist.job.costs.pass_times import Fits, always, tokens_of_text
 from specdist.models.cache.pages import PageUpdates
@@ -311,7 +311,7 @@ def host_times(
     # For sequences without options.
     settings = dataclasses.replace(assembly.settings, processing=None)
     assembly = dataclasses.replace(
-        _measured(assembly), settings=settings, ahead=ALONE, masker=None, ngrams=None, is_traced=False
+        _measured(assembly), settings=settings, ahead=ALONE, masker=None, is_traced=False
     )
     most = min(MOST_STEPS, assembly.scheduling.max_draft_tokens)
     found: dict[int, list[float]] = {}

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
+from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.logs import quiet_libraries
 from specdist.job.ranks.topology import Topology, gathered, init_deepspeed
-from specdist.job.replica.model_plan import ModelPlan
-from specdist.models.drafters.declaration import Placement
+from specdist.models.draft_models.declaration import Placement
 from specdist.models.drafters.drafters import load_drafter
 from specdist.models.drafters.states import StatesRunner
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.files.staged_files import staged
-from specdist.models.files.weight_stream import Reading
-from specdist.models.loading.cutting import join_sharding
 from specdist.models.loading.loading import load_sharded, load_whole
-from specdist.models.loading.loading_check import LoadingCheck, check_loading
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
+from specdist.models.sharding.cutting import join_sharding
+from specdist.models.start_check.loading_check import LoadingCheck, check_loading
 from specdist.utils.errors import UserError
-from specdist.utils.host import process_start_s
 
 Value = TypeVar("Value")
 
@@ -40,14 +36,12 @@ class LoadedModels:
         target, draft: None on a rank that does not hold them.
         group: the ranks that share the target, if there are several.
         check: on rank 0 the result of the comparison.
-        num_weight_bytes: read by all ranks together.
     """
 
     target: ModelRunner | None
     draft: ModelRunner | None
     group: dist.ProcessGroup | None
     check: LoadingCheck | None
-    num_weight_bytes: int
 
     @property
     def runners(self) -> list[ModelRunner]:
@@ -58,16 +52,12 @@ def load_models(
     config: GenerateConfig, models: ModelPlan, topology: Topology, activity: Activity
 ) -> LoadedModels:
     """This rank's models. All ranks call it at the same time; an error of one is raised on all of them."""
-    reading = Reading(on_tensor=activity.step)
     with quiet_libraries(activity.step):
-        loading = _Loading(config, models, topology, activity, reading)
+        loading = _Loading(config, models, topology, activity)
         group, target, draft = _together(topology, activity, loading.load)
-        num_weight_bytes = sum(gathered(topology, reading.num_bytes))
         compare = partial(loading.compare, target, group)
         check = _together(topology, activity, compare)
-    return LoadedModels(
-        target=target, draft=draft, group=group, check=check, num_weight_bytes=num_weight_bytes
-    )
+    return LoadedModels(target=target, draft=draft, group=group, check=check)
 
 
 def _together(topology: Topology, activity: Activity, step: Callable[[], Value]) -> Value:
@@ -91,7 +81,6 @@ class _Loading:
     models: ModelPlan
     topology: Topology
     activity: Activity
-    reading: Reading
 
     def load(self) -> tuple[dist.ProcessGroup | None, ModelRunner | None, ModelRunner | None]:
         """The ranks that share the target, the target, and the draft."""
@@ -105,15 +94,13 @@ class _Loading:
             group = dist.new_group(list(range(topology.tp_size)), timeout=topology.collective_timeout)
         if topology.holds_target:
             self.activity.begin("loading the target")
-            with self._staged(self.models.target) as files:
-                target = self._target(files, group)
+            target = self._target(group)
         elif topology.tp_size > 1 and topology.world_size > 1:
             self.activity.begin("waiting for the target to be sharded")
             join_sharding()
         if self.models.draft is not None and topology.holds_draft:
             self.activity.begin("loading the draft")
-            with self._staged(self.models.draft) as files:
-                draft = self._draft(files, target)
+            draft = self._draft(self.models.draft, target)
         return group, target, draft
 
     def compare(self, target: ModelRunner | None, group: dist.ProcessGroup | None) -> LoadingCheck | None:
@@ -131,11 +118,12 @@ class _Loading:
             model_impl=self.config.model_impl,
         )
 
-    def _target(self, files: Checkpoint, group: dist.ProcessGroup | None) -> ModelRunner:
-        device, on_pass, draft = self.topology.device, self.activity.step, self.models.draft
+    def _target(self, group: dist.ProcessGroup | None) -> ModelRunner:
+        device, on_step = self.topology.device, self.activity.step
+        files, draft = self.models.target, self.models.draft
         dtype = files.torch_dtype(self.config.dtype)
         if group is None:
-            model = load_whole(files, dtype=dtype, device=device, reading=self.reading)
+            model = load_whole(files, dtype=dtype, device=device, on_tensor=on_step)
         else:
             model = load_sharded(
                 files,
@@ -145,39 +133,28 @@ class _Loading:
                 vocab_size=self.models.vocab_size,
                 is_expert_parallel=self.models.is_expert_parallel,
                 sums=self.models.sums,
-                reading=self.reading,
+                on_tensor=on_step,
             )
         acceleration = Acceleration.of(device, group, has_float8_cache=files.has_float8_cache)
         if draft is None or draft.drafter is None:
             return ModelRunner(
-                model, device, acceleration, model_impl=self.config.model_impl, on_pass=on_pass
+                model, device, acceleration, model_impl=self.config.model_impl, on_pass=on_step
             )
         num_layers = self.models.target.config.get_text_config().num_hidden_layers
         read = draft.drafter.read_states(draft.config, num_layers)
-        return StatesRunner(model, device, read, acceleration, on_pass)
+        return StatesRunner(model, device, read, acceleration, on_step)
 
     def _draft(self, files: Checkpoint, target: ModelRunner | None) -> ModelRunner:
-        device, on_pass, head = self.topology.device, self.activity.step, self.models.head
+        device, on_step, head = self.topology.device, self.activity.step, self.models.head
         dtype = files.torch_dtype(self.config.dtype)
         if files.drafter is not None:
-            placement = Placement(dtype, device, self.reading, None if target is None else target.model)
-            return load_drafter(files, self.models.target, placement, on_pass)
+            placement = Placement(dtype, device, on_step, None if target is None else target.model)
+            return load_drafter(files, self.models.target, placement, on_step)
         return ModelRunner(
-            load_whole(files, dtype=dtype, device=device, reading=self.reading),
+            load_whole(files, dtype=dtype, device=device, on_tensor=on_step),
             device,
             Acceleration.of(device, has_float8_cache=files.has_float8_cache),
             model_impl=self.config.model_impl,
             head=head.network if head else None,
-            on_pass=on_pass,
-        )
-
-    def _staged(self, checkpoint: Checkpoint) -> AbstractContextManager[Checkpoint]:
-        """The checkpoint with its files in ``--stage_weights``, or itself without that option."""
-        folder = self.config.stage_weights
-        return staged(
-            checkpoint,
-            None if folder is None else Path(folder),
-            limit_bytes=self.config.stage_limit_bytes,
-            checked_since=process_start_s(),
-            on_step=self.activity.step,
+            on_pass=on_step,
         )

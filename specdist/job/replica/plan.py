@@ -11,13 +11,11 @@ from specdist.engine.assembly import Assembly
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.job.costs.held_models import BatchLimits
-from specdist.job.manifest import reproducibility
+from specdist.job.models.held_models import BatchLimits
+from specdist.job.models.model_plan import ModelPlan, batch_limits
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import ModelPlan, batch_limits
-from specdist.job.texts.ngram_texts import ngram_settings
+from specdist.job.run.workload import UNKNOWN_WORK, Workload
 from specdist.job.texts.processing import sampling_settings
-from specdist.job.workload import UNKNOWN_WORK, Workload
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import build_policy
@@ -180,14 +178,12 @@ class ReplicaPlan:
     def assembly(
         self,
         pages: CachePages,
-        costs: CostModel | None = None,
         rounds: Rounds | None = None,
         stop_rules: StopRules | None = None,
     ) -> Assembly:
         """Of this rank's models. ``stop_rules``: by default the target's stop tokens. Without ``rounds`` it
         only allocates and measures."""
         config, models = self.config, self.models
-        is_together = config.is_coupled or reproducibility(config, self.topology, models) == "distribution"
         return Assembly(
             settings=self.settings,
             vocab_size=models.vocab_size,
@@ -199,6 +195,5 @@ class ReplicaPlan:
             chooser=None if rounds is None else rounds.chooser,
             is_traced=config.is_traced,
             trusts_draft=not config.is_exact,
-            ngrams=ngram_settings(config, models.ngram_texts, costs, learns_together=is_together),
             masker=models.constraints.new_masker(models.vocab_size),
         )

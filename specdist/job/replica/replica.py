@@ -15,12 +15,12 @@ from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.draft.channels import ToRank
 from specdist.engine.draft.client import Draft
 from specdist.engine.engine import Engine
-from specdist.engine.interfaces import Proposer, Target
+from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Requests
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.collectives import RANK_ZERO, connect_draft, connect_target
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.costs.allocation import CacheRoom, refusal, room_for_cache
 from specdist.job.costs.kept_costs import KeptCosts, costs_key
 from specdist.job.costs.measuring import measure_costs
@@ -30,10 +30,10 @@ from specdist.job.ranks.topology import broadcast_from_rank0, gathered
 from specdist.job.replica.loaded_models import LoadedModels, load_models
 from specdist.job.replica.plan import CachePages, ReplicaPlan
 from specdist.models.cache.windowed_pages import longest_window
-from specdist.models.loading.loading_check import LoadingCheck
 from specdist.models.passes.all_reduce import SUMS, Choice
 from specdist.models.passes.graphs import GraphMemory
 from specdist.models.passes.runner import ModelRunner
+from specdist.models.start_check.loading_check import LoadingCheck
 from specdist.policies.costs import Agree, CostModel
 from specdist.policies.payoff import RoundShape
 from specdist.policies.registry import uses_features
@@ -264,7 +264,7 @@ class Replica:
         measure: Callable[..., CostModel],
     ) -> None:
         self._loaded, self._measure = loaded, measure
-        self._pages, self.num_weight_bytes = pages, loaded.num_weight_bytes
+        self._pages = pages
         # Smaller limits after memory ran out in a round. The slots and their memory stay as they are.
         self._limits: SchedulerSettings | None = None
         self._plan, self.costs, self._rounds = plan, costs, plan.rounds(costs)
@@ -360,7 +360,7 @@ class Replica:
 
     def assembly(self, stop_rules: StopRules | None = None) -> Assembly:
         """The assembly of this rank's models. ``stop_rules``: by default the target's stop tokens."""
-        return self._plan.assembly(self._pages, self.costs, self._rounds, stop_rules)
+        return self._plan.assembly(self._pages, self._rounds, stop_rules)
 
     def draft_engine(self, requests: Requests, stop_rules: StopRules) -> Engine:
         """An engine that generates with the draft alone, on the rank that holds it."""
@@ -391,7 +391,7 @@ class Replica:
     def _proposer(self) -> Proposer:
         topology, assembly, target = self._plan.topology, self.assembly(), self._loaded.target
         if self._plan.config.uses_ngrams:
-            return assembly.ngram_draft()
+            return assembly.ngram_draft(self.costs)
         if not topology.uses_draft:
             return Draft()
         if topology.is_colocated:

@@ -48,9 +48,9 @@ class RowOptionReader:
         if self._may_sample and any(number != self._num_samples for number in own_samples):
             self.num_samples = own_samples
 
-    def shards(self, rows_per_shard: int) -> ShardPlan:
+    def shards(self, rows_per_shard: int | None) -> ShardPlan:
         """With the numbers of completions."""
-        shards = ShardPlan(self._prompts.num_rows, rows_per_shard, self._num_samples)
+        shards = ShardPlan.of(self._prompts.num_rows, rows_per_shard, self._num_samples)
         if self.num_samples is None:
             return shards
         bounds = map(shards.bounds, range(shards.num_shards))

@@ -13,9 +13,9 @@ from specdist.data.formats.messages import TOOLS
 from specdist.data.formats.prompts import Prompts, RowError
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import RowResult
-from specdist.engine.faults import too_large
 from specdist.engine.request import Completion, Request
-from specdist.job.replica.model_plan import ModelPlan
+from specdist.engine.rounds.faults import too_large
+from specdist.job.models.model_plan import ModelPlan
 from specdist.job.rows.output_columns import ThinkingColumns
 from specdist.job.rows.row_options import RowOptionReader
 from specdist.job.rows.row_results import error_result, result_of, with_turns

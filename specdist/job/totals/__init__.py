@@ -1,0 +1,1 @@
+"""A run's figures for people: progress, status, totals, and publishing on the Hugging Face hub."""

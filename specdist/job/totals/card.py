@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from specdist.data.run.layout import data_pattern, trace_pattern
+from specdist.data.run.layout import DATA_PATTERN, TRACE_PATTERN
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest, seed_says
 from specdist.data.run.reading import open_shard
 from specdist.data.run.run_folder import CARD_MARK, RunFolder
@@ -81,9 +81,9 @@ def _card_data(title: str, num_rows: int, manifest: Manifest) -> str:
     """The YAML block of the card, by which a hub and ``datasets`` know the data set."""
     from huggingface_hub import DatasetCardData
 
-    patterns = {"default": data_pattern(manifest.info)}
+    patterns = {"default": DATA_PATTERN}
     if manifest.fingerprint.get("trace"):
-        patterns["trace"] = trace_pattern(manifest.info)
+        patterns["trace"] = TRACE_PATTERN
     data: str = DatasetCardData(
         pretty_name=title,
         task_categories=["text-generation"],

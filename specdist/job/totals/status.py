@@ -11,14 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specdist.data.leases.heartbeat import Beat, Watch, beat_path
-from specdist.data.leases.lease_folders import replicas_in
+from specdist.data.leases.heartbeat import Beat, Watch, beat_path, replicas_in
 from specdist.data.leases.leases import Leases
-from specdist.data.run.layout import SUBTOTAL, TOTAL
 from specdist.data.run.reading import read_columns
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.spending import gpu_price_of, price_text
-from specdist.job.totals.totals import Total, subtotalled, total_of
+from specdist.job.totals.totals import Total, total_of
 from specdist.utils.errors import UserError
 
 # For replicas that have left no heartbeat.
@@ -123,7 +121,7 @@ class StatusReader:
         num_rows = num_tokens = num_waiting = 0
         # Before the completion records: a shard that is finished meanwhile counts as finished.
         begun = set(self._folder.begun_shards())
-        self._see_done(plan.num_shards)
+        self._see_done()
         for shard in range(plan.num_shards):
             if shard in self._done:
                 continue
@@ -162,17 +160,12 @@ class StatusReader:
         figures = self._total.stats.summary(info.get("world_size", 1))
         return price_text(gpu_price_of(self._folder.config_path), figures["tokens_per_s_per_device"])
 
-    def _see_done(self, num_shards: int) -> None:
-        recorded = self._folder.recorded_shards(set(range(num_shards)) - self._done)
-        totalled = self._folder.groups_with(TOTAL)
-        new = {shard for shard in recorded - self._done if self._folder.group_of(shard) in totalled}
-        for group in self._folder.groups_with(SUBTOTAL):
-            new |= subtotalled(self._folder, group) & recorded - self._done
-        new |= {*self._folder.complete_among(sorted(recorded - self._done - new))}
+    def _see_done(self) -> None:
+        new = self._folder.complete_among(sorted(self._folder.recorded_shards() - self._done))
         found = total_of(self._folder, new)
         self._errors.update(error_kinds(self._folder, found.error_shards))
         self._total.add(found)
-        self._done |= new
+        self._done.update(new)
 
     def _beats(self, is_gone: Callable[[str], bool]) -> Iterable[Beat]:
         for name in replicas_in(self._leases_folder):

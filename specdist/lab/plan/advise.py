@@ -29,7 +29,7 @@ from specdist.lab.plan.simulate import (
     Settings,
     predict,
 )
-from specdist.models.files.sizes import ModelSize
+from specdist.models.sizes.sizes import ModelSize
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.table import Table
 

@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from specdist.config.groups import MTP, SELF, DrawingOptions, values_of
 from specdist.data.store.files import write_atomically
 from specdist.engine.times.timeline import timed
-from specdist.job.costs.held_models import unquantized_experts
+from specdist.job.models.held_models import unquantized_experts
 from specdist.job.ranks.topology import local_device
 from specdist.lab.plan.advise import Planner, Site, Work, recommend, worth_per_gpu, worth_table
 from specdist.lab.plan.hardware import GB, GIB, HERE, PCIE_LATENCY_S, TERA, Gpu, find_gpu
@@ -42,8 +42,9 @@ from specdist.lab.plan.report import (
 from specdist.lab.plan.shapes import NAMED, named_config
 from specdist.models.cpu.linear import OneDnnLinears
 from specdist.models.drafters.mtp_loading import head_config
-from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, check_family, drafter_config
-from specdist.models.files.sizes import ModelSize, size_of
+from specdist.models.families.family_check import check_family
+from specdist.models.files.checkpoint import CONFIG_NAME, Checkpoint, drafter_config
+from specdist.models.sizes.sizes import ModelSize, size_of
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 from specdist.utils.host import available_memory_bytes

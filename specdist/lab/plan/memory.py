@@ -11,21 +11,16 @@ from dataclasses import dataclass
 
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.job.costs.allocation import (
-    draft_limits,
-    room_on_gpu,
-    shared_out,
-    target_limits,
-)
-from specdist.job.costs.held_models import BatchLimits, HeldModel
+from specdist.job.costs.allocation import draft_limits, room_on_gpu, shared_out, target_limits
+from specdist.job.models.held_models import BatchLimits, HeldModel
 from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.roofline import DEFAULTS
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
 from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.windowed_pages import WindowedLayers, longest_window
-from specdist.models.files.sizes import ModelSize
 from specdist.models.loading.memory import RESERVED_FRACTION, DeviceMemory
-from specdist.models.loading.reserve import GRAPH_NODE_BYTES, Sampling
+from specdist.models.sizes.reserve import GRAPH_NODE_BYTES, Sampling
+from specdist.models.sizes.sizes import ModelSize
 from specdist.sampling.distributions import SamplingSettings
 
 

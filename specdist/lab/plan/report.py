@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from specdist.config.groups import DrawingOptions
+from specdist.data.run.manifest import ROWS_PER_SHARD, fewest_rows_per_shard
 from specdist.job.totals.spending import price_per_million
 from specdist.lab.plan.advise import WORTHWHILE, Plan, Site, Work
 from specdist.lab.plan.hardware import GIB, HERE, MIB
@@ -18,7 +19,7 @@ from specdist.lab.plan.memory import Fit
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
 from specdist.lab.synthetic.config import SHAPES
-from specdist.models.files.sizes import ModelSize
+from specdist.models.sizes.sizes import ModelSize
 from specdist.utils.table import Table
 
 NAMES: dict[Mode, str] = {
@@ -28,7 +29,6 @@ NAMES: dict[Mode, str] = {
     "asynchronous": "draft GPU, asynchronous",
     "branches": "draft GPU, branches",
 }
-ROWS_PER_SHARD = 512
 SHARDS_PER_REPLICA = 4
 GPU_LAUNCH, CPU_LAUNCH = "jobs/accelerate/gpu8.yaml", "jobs/accelerate/cpu.yaml"
 PROMPTS, OUTPUT = "PROMPTS", "OUTPUT"
@@ -209,7 +209,8 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
     if plan.num_replicas > 1:
         # A replica without a shard has nothing to do.
         num_shards = SHARDS_PER_REPLICA * plan.num_replicas
-        options["rows_per_shard"] = max(1, min(ROWS_PER_SHARD, work.num_prompts // num_shards))
+        wanted = min(ROWS_PER_SHARD, work.num_prompts // num_shards)
+        options["rows_per_shard"] = max(1, wanted, fewest_rows_per_shard(work.num_prompts))
     return options
 
 

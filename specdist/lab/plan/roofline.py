@@ -3,7 +3,7 @@
 Matrices, experts and attention run one after the other, each for the longer of reading and arithmetic; then
 come the all-reduces, two per layer, and what the roofline does not know. Of experts a pass reads the distinct
 ones of all its tokens, as many as uniform routing is expected to choose, which is an upper bound: see
-:class:`specdist.models.files.sizes.Experts`. The context length enters through reading the
+:class:`specdist.models.sizes.sizes.Experts`. The context length enters through reading the
 cache. The small kernels between matrices, launches and synchronisations are as many as ``python -m
 tests.gpu.counts`` has counted in the engine (``counted.json``); what each of them costs is a figure of the
 GPU. Sampling is what the kernels of :mod:`specdist.kernels.sampling` read, and the instructions that they
@@ -24,7 +24,7 @@ from specdist.data.stats.regression import NS_PER_S
 from specdist.lab.plan.calibration import Filters
 from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.simulate import ReplicaCosts
-from specdist.models.files.sizes import ALL_REDUCES_PER_LAYER, ModelSize
+from specdist.models.sizes.sizes import ALL_REDUCES_PER_LAYER, ModelSize
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 

@@ -1,0 +1,1 @@
+"""Attention over a paged cache: kernels, latents, rotary embeddings."""

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from specdist.models.batch.flat import AttentionGroup, AttentionPlan, SeenKeys
 from specdist.models.cache.key_value import KeyValueCache
-from specdist.models.passes.flat import AttentionGroup, AttentionPlan, SeenKeys
 
 ATTENTION_NAME = "specdist_paged"
 # The attribute of a layer's module that has it.
@@ -115,7 +115,7 @@ def attending(
     those of latent attention on what they keep (:mod:`specdist.models.attention.latent`).
 
     Not a keyword argument of the call, which some families do not hand on to their layers. The rules are
-    those of a dry run, see :mod:`specdist.models.loading.dry_run`: what a layer hands over is not all of
+    those of a dry run, see :mod:`specdist.models.families.dry_run`: what a layer hands over is not all of
     them.
     """
     token = _running.set(_Pass(attention, rules, keeps_latents))
@@ -259,7 +259,7 @@ def attend_segments(
     queries of it.
 
     Args:
-        bias: additive mask [R, 1, H / G × Q, L], as of :func:`specdist.models.passes.flat.causal_bias`.
+        bias: additive mask [R, 1, H / G × Q, L], as of :func:`specdist.models.batch.flat.causal_bias`.
     """
     num_segments, num_kv_heads, _, width = keys_RGLD.shape
     value_width = values_RGLD.shape[-1]

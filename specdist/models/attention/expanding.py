@@ -29,9 +29,9 @@ from specdist.models.attention.attention import (
     attend_segments,
 )
 from specdist.models.attention.kernel import PagedKernel
+from specdist.models.batch.flat import Segments, causal_bias
+from specdist.models.batch.segments import PagedSegments
 from specdist.models.cache.key_value import KeyValueCache
-from specdist.models.passes.flat import Segments, causal_bias
-from specdist.models.passes.segments import PagedSegments
 
 # A GPU of the Hopper generation computes 295 operations in bfloat16 while it moves a byte; kernels come
 # nearer to its bandwidth than to that.

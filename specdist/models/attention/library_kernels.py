@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall, AttentionRules
 from specdist.models.attention.kernel import HIDES_NONE, NO_SCALES, NUM_SPLITS, UNLIMITED
-from specdist.models.passes.segments import PagedSegments
+from specdist.models.batch.segments import PagedSegments
 
 # FlashInfer's scratch memory, zeros at first.
 WORKSPACE_BYTES = 2**27

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall
-from specdist.models.passes.segments import PagedSegments
+from specdist.models.batch.segments import PagedSegments
 
 
 def plain_attention(call: AttentionCall, segments: PagedSegments) -> Tensor:

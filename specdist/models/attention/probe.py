@@ -26,9 +26,9 @@ from specdist.models.attention.attention import AttentionCall, AttentionKind
 from specdist.models.attention.kernel import PagedKernel
 from specdist.models.attention.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.attention.plain import plain_attention
+from specdist.models.batch.flat import FlatBatch
+from specdist.models.batch.segments import PagedSegments, ragged_segments
 from specdist.models.cache.float8 import to_float8
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.segments import PagedSegments, ragged_segments
 from specdist.utils.ranges import arange_segments
 from specdist.utils.trial import Trial, check_difference, first_right, said_of, why_not
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdist.models.attention.attention import is_running
-from specdist.models.passes.flat import IS_LONG
+from specdist.models.batch.flat import IS_LONG
 
 # Their prepare_inputs_for_generation drops the cache when a text becomes longer than the border.
 RECOMPUTING = {"phi3", "phi4_multimodal", "phimoe"}

@@ -3,7 +3,7 @@
 A token's logits are the same bits whatever else is in the pass. In bfloat16 only weights, inputs of products,
 keys and values are rounded, sums and residuals stay float32.
 
-What a model of another structure computes is not known here: :mod:`specdist.models.cpu.compiled_check`
+What a model of another structure computes is not known here: :mod:`specdist.models.passes.compiled_check`
 compares the logits with those of transformers before a pass is used.
 
 T flat tokens, N tokens whose logits are wanted, E hidden size, D head width, V vocabulary.
@@ -25,9 +25,8 @@ from transformers import PreTrainedModel
 from specdist.kernels import cpu_library
 from specdist.models.attention.attention import AttentionRules
 from specdist.models.attention.kernel import PagedKernel
+from specdist.models.batch.flat import FlatBatch, PassOutputs
 from specdist.models.cache.key_value import KeyValueCache
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.torch_pass import PassOutputs
 
 # Frequencies that depend neither on the length of a text nor on anything else of a pass.
 ROTATIONS = ("default", "linear", "llama3", "yarn")

@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
-from specdist.models.drafters.blocks.block_config import BLOCK
-from specdist.models.drafters.blocks.block_runner import BlockRunner
-from specdist.models.drafters.blocks.parallel_runner import ParallelRunner
-from specdist.models.drafters.declaration import Drafter, Placement
-from specdist.models.drafters.eagle3 import EAGLE3, PEAGLE
+from specdist.models.draft_models.block_config import BLOCK
+from specdist.models.draft_models.declaration import Drafter, Placement
+from specdist.models.draft_models.eagle3 import EAGLE3, PEAGLE
+from specdist.models.draft_models.mtp import MTP
+from specdist.models.drafters.block_runner import BlockRunner
 from specdist.models.drafters.eagle3_runner import Eagle3Runner
-from specdist.models.drafters.mtp import MTP
 from specdist.models.drafters.mtp_loading import check_mtp, load_mtp
 from specdist.models.drafters.mtp_runner import MtpRunner
 from specdist.models.drafters.own_files import check_own_files, load_own_files
+from specdist.models.drafters.parallel_runner import ParallelRunner
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.files.checkpoint import Checkpoint
 

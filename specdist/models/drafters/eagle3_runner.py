@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall, AttentionRules, LayerAttention
-from specdist.models.drafters.eagle3 import EAGLE3, LlamaForCausalLMEagle3
+from specdist.models.batch.flat import PassOutputs
+from specdist.models.draft_models.eagle3 import EAGLE3, LlamaForCausalLMEagle3
 from specdist.models.drafters.runner import DrafterPass, DrafterRunner
-from specdist.models.passes.torch_pass import PassOutputs
 
 RULES = AttentionRules(scale=None, window=None, softcap=None, hides_first=True)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from specdist.models.drafters.declaration import Placement
-from specdist.models.drafters.mtp import FORMS, FileNames, mtp_config
+from specdist.models.draft_models.declaration import Placement
+from specdist.models.draft_models.mtp import FORMS, FileNames, mtp_config
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.damage import reading
-from specdist.models.files.fitting import check_weights
 from specdist.models.files.weight_files import stored_shapes
+from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
 from specdist.utils.errors import UserError
 
@@ -63,8 +63,8 @@ def check_mtp(draft: Checkpoint, target: Checkpoint) -> None:
 def load_mtp(draft: Checkpoint, target: Checkpoint, placement: Placement) -> PreTrainedModel:
     """The head, with the embedding and the output head of the model: where it is beside it, the same ones."""
     del target
-    beside, counted = placement.beside, placement.counted
-    model = load_whole(draft, dtype=placement.dtype, device=placement.device, reading=counted)
+    beside, on_tensor = placement.beside, placement.on_tensor
+    model = load_whole(draft, dtype=placement.dtype, device=placement.device, on_tensor=on_tensor)
     for part in ("input_embeddings", "output_embeddings") if beside is not None else ():
         own, theirs = (getattr(each, f"get_{part}")() for each in (model, beside))
         # Not an output head of which a rank has a part.

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from specdist.models.attention.attention import LayerAttention
-from specdist.models.drafters.mtp import MTP, joining
+from specdist.models.batch.flat import PassOutputs
+from specdist.models.draft_models.mtp import MTP, joining
 from specdist.models.drafters.runner import DrafterPass, DrafterRunner
-from specdist.models.passes.torch_pass import PassOutputs, TorchPass
+from specdist.models.passes.torch_pass import TorchPass
 
 
 class MtpPass(DrafterPass):

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.drafters.declaration import OwnFilesDrafter, Placement
+from specdist.models.draft_models.declaration import OwnFilesDrafter, Placement
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.files.damage import reading
 from specdist.models.files.weight_files import StoredTensors, open_weights
 from specdist.models.loading.loading import refuse_missing
-from specdist.models.quantized.quantized_loading import PLAIN_KINDS
+from specdist.models.loading.quantized_loading import PLAIN_KINDS
 from specdist.utils.errors import UserError
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -83,8 +83,7 @@ def load_own_files(draft: Checkpoint, target: Checkpoint, placement: Placement) 
         for file, stored, name in _tensors(draft, kind):
             wanted[name].copy_(file.read(stored).view_as(wanted[name]))
             missing.discard(name)
-            if placement.counted is not None:
-                placement.counted.num_bytes += wanted[name].nbytes
+            placement.on_tensor()
         for name in (EMBEDDING, HEAD):
             if name in missing & _spared(kind, wanted):
                 wanted[name].copy_(_of_target(kind, target, name))

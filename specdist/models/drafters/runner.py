@@ -21,12 +21,13 @@ from transformers import PreTrainedModel
 
 from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import PagedKernel
+from specdist.models.batch.flat import FlatBatch, PassOutputs, cache_indices, places_before
 from specdist.models.cache.key_value import KeyValueCache, untouched_zeros
-from specdist.models.drafters.declaration import Drafter
-from specdist.models.passes.flat import FlatBatch, cache_indices, places_before
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.draft_models.declaration import Drafter
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static import CarriedStates
-from specdist.models.passes.torch_pass import NOT_ALLOCATED, PassOutputs, TorchPass
+from specdist.models.passes.torch_pass import NOT_ALLOCATED, TorchPass
 from specdist.sampling.uploads import upload
 
 

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdist.models.drafters.declaration import ReadStates
-from specdist.models.loading.reference import find_layers
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.batch.flat import FlatBatch, PassOutputs
+from specdist.models.draft_models.declaration import ReadStates
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static import MAX_TOKENS
-from specdist.models.passes.torch_pass import PassOutputs, TorchPass
+from specdist.models.passes.torch_pass import TorchPass
+from specdist.models.start_check.reference import find_layers
 
 
 class StatesPass(TorchPass):

@@ -1,0 +1,1 @@
+"""A checkpoint's files: configuration, weight files, adapters, generation settings."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -22,12 +21,10 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from specdist.models.attention.adapters import can_page_attention
-from specdist.models.drafters.blocks.block_config import UnknownPart, published_config
-from specdist.models.drafters.declaration import Drafter
-from specdist.models.drafters.kinds import drafter_of
+from specdist.models.draft_models.block_config import UnknownPart, published_config
+from specdist.models.draft_models.declaration import Drafter
+from specdist.models.draft_models.kinds import drafter_of
 from specdist.models.files.damage import reading
 from specdist.models.files.lora import LoraAdapter
 from specdist.models.files.weight_files import PICKLE_SUFFIX, SAFETENSORS_NAME, find_weight_files
@@ -41,11 +38,6 @@ ADAPTER_CONFIG_NAME = "adapter_config.json"
 SMALL_FILE_SUFFIXES = (".json", ".model", ".txt", ".jinja")
 HUB_PATTERNS = ["*.safetensors", *(f"*{suffix}" for suffix in SMALL_FILE_SUFFIXES)]
 FINGERPRINT_BYTES = 2**20
-# What does not fit a family is found when it is cut (specdist.models.loading.cutting). Not so for these: with
-# the first DeepSpeed fails with an assertion, and X-MOD looks at values.
-UNSHARDABLE_FAMILIES = ("bert-generation", "dbrx", "gpt_neo", "xmod", "zamba2")
-# In generate() they take no positions.
-SHIFTED_FAMILIES = ("kosmos-2", "kosmos-2.5")
 # What configurations call the number of experts.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # Of a model without a longest sequence of its own.
@@ -55,8 +47,6 @@ HYBRID = "hybrid"
 STATE_LAYER_TYPES = {"linear_attention", "conv", HYBRID}
 # Layers in which no token sees another.
 TOKENWISE_LAYER_TYPES = {"mlp", "moe"}
-# Other kinds (chunked, ...) would be run as full attention without an error.
-LAYER_TYPES = {"full_attention", "sliding_attention", *STATE_LAYER_TYPES, *TOKENWISE_LAYER_TYPES}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # each is itself
@@ -250,64 +240,6 @@ def without_towers(model: PreTrainedModel) -> PreTrainedModel:
             setattr(base, name, None)
     model.unread = unread
     return model
-
-
-def causal_model_class(checkpoint: Checkpoint) -> type[PreTrainedModel] | None:
-    """The class that transformers would build, or that of its text model; None for a family that is not a
-    causal language model."""
-    config = checkpoint.config
-    reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
-    if checkpoint.trusts_code and reference:
-        with reading(f"{checkpoint.option} {checkpoint.name}: its own code"):
-            return cast(type[PreTrainedModel], get_class_from_dynamic_module(reference, checkpoint.folder))
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config.get_text_config()), None)
-    if found is None and auto_class(config) is AutoModelForImageTextToText:
-        found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
-    return found
-
-
-def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
-    """Refuse a model that the engine cannot run, or cannot shard over ``tp_size`` ranks, by name."""
-    config = checkpoint.config.get_text_config()
-    family = config.model_type
-    what = f"{checkpoint.option} {checkpoint.name}"
-    other = "choose a model of another family (Llama, Qwen, Gemma, ...)"
-    model_class = causal_model_class(checkpoint)
-    if model_class is None:
-        raise UserError(f"{what} is of the family {family}, which is not a causal language model: {other}")
-    other_layers = set(getattr(config, "layer_types", None) or []) - LAYER_TYPES
-    if other_layers:
-        raise UserError(
-            f"{what} is of the family {family} and has layers ({', '.join(sorted(other_layers))}) that "
-            f"specdist does not implement: {other}"
-        )
-    if not can_page_attention(model_class, family):
-        raise UserError(
-            f"{what} is of the family {family}, whose attention does not go through transformers' attention "
-            f"registry: specdist cannot run it; {other}"
-        )
-    if not hasattr(config, "num_hidden_layers"):
-        raise UserError(f"{what} is of the family {family}, which is not a stack of layers: {other}")
-    # A model within another hands its arguments on; recurrent layers need none.
-    if (
-        config is checkpoint.config
-        and set(getattr(config, "layer_types", None) or ["full_attention"]) != {"linear_attention"}
-        and "position_ids" not in inspect.signature(model_class.forward).parameters
-    ):
-        raise UserError(
-            f"{what} is of the family {family}, whose model ({model_class.__name__}) takes no positions of "
-            f"its tokens, and specdist runs tokens of many sequences in one pass: {other}"
-        )
-    whole = checkpoint.config.model_type
-    if whole in SHIFTED_FAMILIES:
-        raise UserError(
-            f"{what} is of the family {whole}, which counts the positions of its tokens by itself, and "
-            f"specdist runs tokens of many sequences in one pass: {other}"
-        )
-    if getattr(checkpoint.config, "is_encoder_decoder", False):
-        raise UserError(f"{what} is of the family {whole}, which has an encoder beside its decoder: {other}")
-    if tp_size > 1 and family in UNSHARDABLE_FAMILIES:
-        raise UserError(f"{what} is of the family {family}, which cannot be cut over ranks: use --tp_size 1")
 
 
 def kv_heads_of(config: Any) -> int:

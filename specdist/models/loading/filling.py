@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdist.models.attention.computed import build_without_weights
+from specdist.models.families.computed import build_without_weights
 from specdist.models.files.checkpoint import Checkpoint
-from specdist.models.files.conversions import Conversion, Conversions, Piece, Shape, conversions_of
-from specdist.models.files.weight_names import WeightNames
-from specdist.models.loading.cutting import VocabParallelHead, cut_tensor
-from specdist.models.loading.experts import ExpertsCut, cut_of
-from specdist.models.quantized.narrow_experts import narrow_experts_of
-from specdist.models.quantized.narrow_placing import Places
+from specdist.models.loading.conversions import Conversion, Conversions, Piece, Shape, conversions_of
+from specdist.models.loading.narrow_experts import narrow_experts_of
+from specdist.models.loading.narrow_placing import Places
+from specdist.models.loading.quantized_experts import QuantizedExperts
+from specdist.models.loading.quantized_loading import QuantizedParts
+from specdist.models.loading.weight_names import WeightNames
 from specdist.models.quantized.quantized import quantization_of
-from specdist.models.quantized.quantized_experts import QuantizedExperts
 from specdist.models.quantized.quantized_linear import QuantizedLinear
-from specdist.models.quantized.quantized_loading import QuantizedParts
 from specdist.models.quantized.quantized_weights import QuantizedWeight
+from specdist.models.sharding.cutting import VocabParallelHead, cut_tensor
+from specdist.models.sharding.experts import ExpertsCut, cut_of
 
 
 @dataclass(frozen=True)

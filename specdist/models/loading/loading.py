@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 import torch.distributed as dist
@@ -11,20 +11,19 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.attention.adapters import use_paged_attention
-from specdist.models.attention.computed import ComputedTensors, build_without_weights
+from specdist.models.families.adapters import use_paged_attention
+from specdist.models.families.computed import ComputedTensors, build_without_weights
 from specdist.models.files.checkpoint import Checkpoint, auto_class, without_towers
 from specdist.models.files.weight_files import open_weights, stored_shapes
-from specdist.models.files.weight_names import WeightNames, ties_embeddings
-from specdist.models.files.weight_stream import Reading, streamed, tensors_in
-from specdist.models.loading.cutting import cut
-from specdist.models.loading.experts import share_sums
 from specdist.models.loading.filling import Filling, StoredNames
+from specdist.models.loading.narrow_placing import place_experts
+from specdist.models.loading.quantized_loading import QuantizedParts, place_layers
+from specdist.models.loading.weight_names import WeightNames, ties_embeddings
 from specdist.models.passes.all_reduce import SUMS, Choice, choose_sums
-from specdist.models.quantized.narrow_placing import place_experts
 from specdist.models.quantized.quantized import quantization_of
 from specdist.models.quantized.quantized_linear import choose_products, dequantize_absorbed
-from specdist.models.quantized.quantized_loading import QuantizedParts, place_layers
+from specdist.models.sharding.cutting import cut
+from specdist.models.sharding.experts import share_sums
 from specdist.utils.errors import UserError
 from specdist.utils.packages import check_installed
 
@@ -32,13 +31,17 @@ logger = logging.getLogger(__name__)
 
 
 def load_whole(
-    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, reading: Reading | None = None
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_tensor: Callable[[], None] = lambda: None,
 ) -> PreTrainedModel:
-    """All of the model on one device, its files read in sequence where their format allows it. ``reading``
-    counts what is. Raises :class:`UserError` if the files do not hold every parameter."""
+    """All of the model on one device. ``on_tensor`` is called after every tensor that is read here: some
+    models are read by transformers. Raises :class:`UserError` if the files do not hold every parameter."""
     is_part = checkpoint.drafter is not None  # of the files of another model
     if is_part or quantization_of(checkpoint) is not None or _is_plain(checkpoint, dtype):
-        return _load_read(checkpoint, dtype=dtype, device=device, reading=reading)
+        return _load_read(checkpoint, dtype=dtype, device=device, on_tensor=on_tensor)
     if device.type != "cpu":
         check_installed("accelerate", f"{checkpoint.option} {checkpoint.name} on a GPU", "use --device cpu")
     try:
@@ -84,7 +87,7 @@ def _is_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
 
 
 def _load_read(
-    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, reading: Reading | None
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, on_tensor: Callable[[], None]
 ) -> PreTrainedModel:
     """Tensor by tensor, quantised layers as they stay in memory: never a whole model in plain numbers."""
     model = build_without_weights(checkpoint, dtype)
@@ -94,7 +97,7 @@ def _load_read(
     _place_quantized(model, checkpoint, stored, parts, dtype)
     model = model.to_empty(device=device)
     computed.restore(model, device)
-    _read_weights(model, checkpoint, stored, parts, dtype, reading)
+    _read_weights(model, checkpoint, stored, parts, dtype, on_tensor)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if ties_embeddings(model) and torch.equal(head.weight, embedding.weight):
         head.weight = embedding.weight
@@ -131,17 +134,17 @@ def load_sharded(
     vocab_size: int,
     is_expert_parallel: bool = False,
     sums: Choice | None = None,
-    reading: Reading | None = None,
+    on_tensor: Callable[[], None] = lambda: None,
 ) -> PreTrainedModel:
     """This rank's shard, with a part of every expert, or with whole ones (``is_expert_parallel``); ``sums``:
     an earlier choice (:mod:`specdist.models.passes.all_reduce`), else its ``SUMS`` has a new one. DeepSpeed
-    shards the model on the meta device; then each weight is read from its file and cut as DeepSpeed's layer
-    cuts it: a rank holds its shard and at most one file. Each file is read by one rank of a node
-    (:mod:`specdist.models.files.weight_stream`); ``reading`` counts what is read by this one.
+    shards the model on the meta device; then each weight is read from its file, which is memory-mapped, and
+    cut as DeepSpeed's layer cuts it: a rank holds its shard and at most one file. ``on_tensor`` is called
+    after every tensor.
 
     The logits are those of this rank's part of the first ``vocab_size`` ids, see
     :func:`specdist.sampling.vocab_parallel.vocab_ranges`. All ranks of the world outside of the group must
-    call :func:`specdist.models.loading.cutting.join_sharding` at the same time.
+    call :func:`specdist.models.sharding.cutting.join_sharding` at the same time.
 
     DeepSpeed's own loading of checkpoint files is not used: it leaves the norms of families that it does not
     list (Gemma's) without weights, and fails if a layer's weight and bias are in different files.
@@ -164,7 +167,7 @@ def load_sharded(
     # DeepSpeed has converted them to the model's dtype: with rotary frequencies in bfloat16 angles are wrong
     # by radians after a thousand tokens.
     computed.restore(shard, device)
-    _read_weights(shard, checkpoint, stored, parts, dtype, reading, group)
+    _read_weights(shard, checkpoint, stored, parts, dtype, on_tensor, is_cut=True)
     dequantize_absorbed(shard, dtype)
     choose_products(shard, dtype)
     share_sums(shard, group, dtype, device)
@@ -181,33 +184,25 @@ def _read_weights(
     stored: StoredNames,
     parts: QuantizedParts | None,
     dtype: torch.dtype,
-    reading: Reading | None,
-    group: dist.ProcessGroup | None = None,
+    on_tensor: Callable[[], None],
+    *,
+    is_cut: bool = False,
 ) -> None:
     """Fill all parameters and stored buffers. Raises :class:`UserError` if the files do not hold them all."""
     filling = Filling(model, checkpoint, stored, parts, dtype)
     needed = {name for name in stored.stored if filling.needs(name)}
-    for stored_name, whole in _tensors(checkpoint, needed, group, reading):
-        if stored_name in needed:
-            filling.take(stored_name, whole)
-        if reading is not None and reading.on_tensor is not None:
-            reading.on_tensor()
+    for stored_name, whole in _tensors(checkpoint, needed):
+        filling.take(stored_name, whole)
+        on_tensor()
     refuse_missing(checkpoint, filling.missing)
-    if not filling.num_cut and group is not None:
+    if is_cut and not filling.num_cut:
         raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
 
 
-def _tensors(
-    checkpoint: Checkpoint, needed: Collection[str], group: dist.ProcessGroup | None, reading: Reading | None
-) -> Iterator[tuple[str, Tensor]]:
-    """Stored tensors by name, each valid until the next one, and perhaps some that other ranks need: in the
-    order of their files, where these allow it."""
+def _tensors(checkpoint: Checkpoint, needed: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    """The stored tensors with these names, memory-mapped where the format allows it: of a tensor that is cut,
+    the parts that nobody takes are not read."""
     try:
-        found = [tensors_in(path) for path in checkpoint.weight_files]
-        files = [file for file in found if file is not None]
-        if len(files) == len(found):
-            yield from streamed(files, needed=needed, group=group, reading=reading)
-            return
         for path in checkpoint.weight_files:
             with open_weights(path) as stored:
                 for name in stored.names:

@@ -23,20 +23,20 @@ from specdist.models.attention.kernel import PagedKernel, SdpaKernel
 from specdist.models.attention.latent import can_keep_latents, expansion_of
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.attention.rope import use_frequencies_by_row
+from specdist.models.batch.flat import FlatBatch, PassOutputs, as_seen, model_positions
 from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
 from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.windowed_pages import WindowedLayers
-from specdist.models.cpu.compiled_check import choose_pass
-from specdist.models.loading.dry_run import LayerShapes, positions_of, recording, refuse_foreign
-from specdist.models.passes.acceleration import Acceleration as Acceleration
-from specdist.models.passes.flat import FlatBatch, as_seen, model_positions
+from specdist.models.families.dry_run import LayerShapes, positions_of, recording, refuse_foreign
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.compiled_check import choose_pass
 from specdist.models.passes.graphs import CudaGraphs, GraphMemory
 from specdist.models.passes.hidden import HiddenStateHead, with_head_logits
 from specdist.models.passes.static import MAX_TOKENS, NUM_SCRATCH_PAGES, StaticPasses
 from specdist.models.passes.static_runs import StaticRuns, num_run_inputs
-from specdist.models.passes.torch_pass import NOT_ALLOCATED, Pass, PassOutputs, TorchPass
+from specdist.models.passes.torch_pass import NOT_ALLOCATED, Pass, TorchPass
 from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 from specdist.models.recurrent.states import RecurrentStates
 

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from specdist.models.attention.attention import AttentionCall, GroupedAttention, LayerAttention
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
+from specdist.models.batch.flat import FlatBatch, Segments, cache_indices, places_before
+from specdist.models.batch.segments import PagedSegments, aligned
 from specdist.models.cache.key_value import KeyValueCache
-from specdist.models.passes.flat import FlatBatch, Segments, cache_indices, places_before
 from specdist.models.passes.graphs import Capturer, CheckedGraphs, Difference
-from specdist.models.passes.segments import PagedSegments, aligned
 from specdist.models.passes.staging import InputStaging
 from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS
 from specdist.models.recurrent.mixers import StatePass

@@ -22,19 +22,13 @@ from torch import Tensor
 
 from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import KernelAttention
+from specdist.models.batch.flat import FlatBatch, Segments, as_seen, cache_indices
+from specdist.models.batch.segments import PagedSegments, aligned
 from specdist.models.cache.branch_pages import BranchPageTable
 from specdist.models.cache.draft_window import WindowPageTable
-from specdist.models.passes.flat import FlatBatch, Segments, as_seen, cache_indices
 from specdist.models.passes.graphs import TOLERANCES, Capturer, CheckedGraphs
 from specdist.models.passes.hidden import HiddenStateHead
-from specdist.models.passes.segments import PagedSegments, aligned
-from specdist.models.passes.static import (
-    Bucket,
-    CarriedStates,
-    StaticPasses,
-    bucket_of_tokens,
-    run_once,
-)
+from specdist.models.passes.static import Bucket, CarriedStates, StaticPasses, bucket_of_tokens, run_once
 from specdist.models.recurrent.states import NOT_KEPT, NUM_TOLD, RecurrentStates
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys, uniforms

@@ -8,40 +8,27 @@ from __future__ import annotations
 import contextlib
 import inspect
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.attention.attention import (
-    GroupedAttention,
-    LayerAttention,
-    PagedAttention,
-    attending,
-)
+from specdist.models.attention.attention import GroupedAttention, LayerAttention, PagedAttention, attending
 from specdist.models.attention.expanding import ExpandedAttention, Expansion
 from specdist.models.attention.kernel import KernelAttention, PagedKernel
+from specdist.models.batch.flat import FlatBatch, PassOutputs, Segments, cache_indices, plan_attention
+from specdist.models.batch.segments import ragged_segments
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cpu.linear import OneDnnLinears
-from specdist.models.loading.dry_run import LayerShapes
-from specdist.models.passes.flat import FlatBatch, Segments, cache_indices, plan_attention
+from specdist.models.families.dry_run import LayerShapes
 from specdist.models.passes.fusing import FusedLayers
 from specdist.models.passes.hidden import LastHiddenStates
-from specdist.models.passes.segments import ragged_segments
 from specdist.models.recurrent.mixers import StatePass
 from specdist.models.recurrent.states import RecurrentStates
 
 NOT_ALLOCATED = "allocate() must be called first"
-
-
-class PassOutputs(NamedTuple):
-    """Of the tokens whose logits are wanted: logits [N, V] and, where they are asked for, the last hidden
-    states [N, H], what the output head gets after the final norm."""
-
-    logits_NV: Tensor
-    hidden_NH: Tensor | None
 
 
 class Pass(Protocol):

@@ -1,0 +1,1 @@
+"""Quantised linear layers: stored formats, their products, and rounded inputs."""

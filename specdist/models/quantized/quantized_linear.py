@@ -100,7 +100,7 @@ class QuantizedLinear(nn.Module):
         is_static = form.activations == "static"
         self.register_buffer("input_scale", torch.empty(1, device=meta) if is_static else None)
         self.bias = bias
-        # With what others give (specdist.models.loading.experts).
+        # With what others give (specdist.models.sharding.experts).
         self.is_summed_later = False
         self._product: Product = self.dequantized_product
         # Of all layers, and the module that has this one: see :func:`choose_products`.

@@ -1,0 +1,1 @@
+"""Recurrent layers (Mamba, gated delta rules, short convolutions) and their states."""

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.models.batch.flat import FlatBatch, Segments
 from specdist.models.cache.key_value import untouched_zeros
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch, Segments
 from specdist.models.recurrent.kernels import MAX_KERNEL_TOKENS, kernels_on
 from specdist.models.recurrent.rollback import Rollback
 

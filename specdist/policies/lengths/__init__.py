@@ -1,0 +1,1 @@
+"""Policies that choose how many tokens to draft: counted, goodput, thresholds, heads."""

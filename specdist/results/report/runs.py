@@ -19,6 +19,7 @@ from specdist.data.stats.regression import NS_PER_S
 from specdist.data.stats.shard import Stats
 from specdist.job.totals.spending import options_of
 from specdist.job.totals.status import RunStatus, StatusReader, error_kind
+from specdist.job.totals.totals import FinishedShard, read_finished
 from specdist.policies.registry import OPTION_NAMES
 from specdist.results.report.formats import NOTHING
 from specdist.results.runs import load_run
@@ -42,32 +43,6 @@ class ErrorRows:
     kinds: Mapping[str, int]
     num_shards: int
     num_shards_read: int
-
-
-@dataclass(frozen=True)
-class FinishedShard:
-    """A finished shard; ``replica`` is the one that finished it, empty if unknown."""
-
-    number: int
-    replica: str
-    stats: Stats
-
-    @property
-    def span_s(self) -> tuple[float, float] | None:
-        """Seconds of Unix time of its first request and its last completion; None where nothing was
-        generated."""
-        span = self.stats.work_span
-        return (span.begin_unix_ns / NS_PER_S, span.end_unix_ns / NS_PER_S) if span.end_unix_ns else None
-
-    @property
-    def work_s(self) -> float:
-        """Seconds that its replica spent on it."""
-        return self.stats.wall_ns / NS_PER_S
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Completion tokens per second of :attr:`work_s`; 0 without work."""
-        return self.stats.num_completion_tokens / self.work_s if self.work_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -158,7 +133,7 @@ def read_run(path: Path, label: str, place: int = 0) -> ReportedRun:
             f"{path} has no complete shard of its {run.num_shards} yet: wait for one "
             f"(python jobs/status.py {path} says how far it is)"
         )
-    shards = [_read_shard(folder, shard) for shard in run.finished_shards]
+    shards = read_finished(folder, run.finished_shards)
     # With the policy's options in force, defaults included.
     policy = {name: run.manifest.fingerprint.get(name) for name in OPTION_NAMES}
     return ReportedRun(
@@ -173,7 +148,7 @@ def read_run(path: Path, label: str, place: int = 0) -> ReportedRun:
         num_shards=run.num_shards,
         shards=shards,
         status=None if run.is_complete else StatusReader(path).read(),
-        errors=read_error_rows(folder, [shard.number for shard in shards if shard.stats.num_error_rows]),
+        errors=read_error_rows(folder, [shard.shard for shard in shards if shard.stats.num_error_rows]),
         lengths=_completion_lengths(folder, run.finished_shards),
         trace=_read_trace(folder, run.finished_shards),
     )
@@ -214,11 +189,6 @@ def read_error_rows(folder: RunFolder, shards: Sequence[int]) -> ErrorRows:
             shown = prompt[:MAX_PROMPT_CHARACTERS] + "…" if is_cut else prompt
             rows.append((f"{row['row_id']}/{row['sample_index']}", row["error"], shown or NOTHING))
     return ErrorRows(rows, dict(kinds.most_common()), len(shards), len(read))
-
-
-def _read_shard(folder: RunFolder, shard: int) -> FinishedShard:
-    values = folder.read_stats(shard)
-    return FinishedShard(shard, str(values.get("replica", "")), Stats.from_json(values))
 
 
 def _completion_lengths(folder: RunFolder, shards: Sequence[int]) -> np.ndarray:

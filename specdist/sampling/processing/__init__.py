@@ -1,0 +1,1 @@
+"""Logits processors and filters: options of a row, penalties, top-k, top-p, masks."""

@@ -19,8 +19,8 @@ from specdist.engine.request import Request
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.replica.replica import Replica
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.heads.info import HiddenState
-from specdist.models.passes.flat import FlatBatch
 from specdist.models.passes.runner import ModelRunner
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import SamplingSettings

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
 from specdist.training.collect.texts import Text
 from specdist.utils.ranges import arange_segments
 

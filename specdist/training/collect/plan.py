@@ -16,10 +16,10 @@ from specdist.data.formats.text import is_text
 from specdist.data.leases.membership import Membership
 from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.data.run.run_folder import RunFolder
-from specdist.job.manifest import run_manifest
-from specdist.job.preflight import RunPlan, open_joined, open_run_prompts, plan_run
+from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
-from specdist.job.replica.model_plan import ModelPlan
+from specdist.job.run.manifest import run_manifest
+from specdist.job.run.preflight import RunPlan, open_joined, open_run_prompts, plan_run
 from specdist.models.heads.drafts import identify_draft
 from specdist.models.heads.examples import PREFIX_KINDS, bytes_per_example
 from specdist.training.collect.config import CollectConfig

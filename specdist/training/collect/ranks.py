@@ -17,7 +17,7 @@ from specdist.engine.request import Request
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.job.ranks.signals import StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
-from specdist.job.replica.assignments import follow_assignments
+from specdist.job.recording.assignments import follow_assignments
 from specdist.job.replica.replica import Replica
 from specdist.training.collect.draft_side import Drafted, DraftSide
 from specdist.training.collect.target_side import TargetSide

@@ -21,11 +21,11 @@ import tqdm
 from specdist.data.run.reading import open_shard
 from specdist.data.stats.regression import NS_PER_S
 from specdist.job.generate import generate_rows
+from specdist.job.models.model_plan import ModelPlan, check_goes_back, plan_models
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
-from specdist.job.replica.model_plan import ModelPlan, check_goes_back, plan_models
 from specdist.job.replica.plan import ReplicaPlan
 from specdist.job.replica.replica import Replica, build_replica
 from specdist.job.rows.row_requests import prompt_encoder

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from specdist.engine.assembly import PAGE_SIZE
-from specdist.engine.interfaces import Target, VerifyInput
+from specdist.engine.messages.interfaces import Target, VerifyInput
 from specdist.models.cache.pages import PageUpdates
 from specdist.training.collect.draft_side import Drafted
 from specdist.training.collect.passes import contexts_of, groups_of, in_passes, pages_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from specdist.data.formats.prompts import Prompts
 from specdist.engine.request import Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.job.replica.model_plan import ModelPlan
+from specdist.job.models.model_plan import ModelPlan
 from specdist.job.replica.replica import Replica
 from specdist.job.texts.tokens import PromptEncoder
 from specdist.training.collect.config import CollectConfig

@@ -22,16 +22,16 @@ from specdist.data.stats.regression import NS_PER_S
 from specdist.data.store.files import write_json
 from specdist.data.store.storage import storage_path
 from specdist.job.generate import generate_on_ranks
-from specdist.job.preflight import open_run_prompts
+from specdist.job.models.model_plan import ModelPlan, plan_models, with_model_defaults
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.entry import on_rank0, rank0_first, run_rank
 from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
 from specdist.job.ranks.topology import Topology, broadcast_from_rank0
-from specdist.job.replica.model_plan import ModelPlan, plan_models, with_model_defaults
 from specdist.job.rows.row_requests import prompt_encoder
+from specdist.job.run.preflight import open_run_prompts
 from specdist.job.totals.report import frozen_costs, total_stats
 from specdist.models.files.checkpoint import Checkpoint, open_checkpoint
-from specdist.models.files.sizes import model_size
+from specdist.models.sizes.sizes import model_size
 from specdist.sampling.distributions import SamplingSettings
 from specdist.training.drafts.config import DistillConfig
 from specdist.training.drafts.data import (

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specdist.job.replica.model_plan import ModelPlan
+from specdist.job.models.model_plan import ModelPlan
 from specdist.models.files.checkpoint import SMALL_FILE_SUFFIXES, Checkpoint
 from specdist.models.files.damage import reading
 from specdist.models.quantized.quantized import quantization_of

@@ -13,7 +13,7 @@ from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import BRANCH_COUNTS
 from specdist.utils.errors import UserError
 from specdist.utils.rules import Refusals, Rule, check_options, within
-from tests.lab.benchmark.choices import READERS, PolicyOptions, policy_choices
+from tests.lab.emulation.choices import READERS, PolicyOptions, policy_choices
 
 TARGET_ONLY: Mode = "target only"
 # Every round is chosen, as by --overlap auto.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdist.data.stats.regression import NS_PER_S
 from specdist.lab.plan.roofline import Placement
-from specdist.models.passes.flat import FlatBatch, Segments
+from specdist.models.batch.flat import FlatBatch, Segments
 from tests.lab.emulation.device import EmulatedDevice
 from tests.lab.emulation.markov import MarkovModel
 from tests.lab.emulation.runner import EmulatedRunner, Pace, last_ids

@@ -21,7 +21,7 @@ from specdist.data.store.files import write_json
 from specdist.lab.plan.hardware import PUBLISHED
 from specdist.policies.choice import PolicyChoice
 from specdist.utils.table import Table
-from tests.lab.benchmark.choices import INITIAL_LENGTHS, policy_choices
+from tests.lab.emulation.choices import INITIAL_LENGTHS, policy_choices
 from tests.lab.emulation.config import EmulationConfig
 from tests.lab.emulation.virtual import tokens_per_s
 

@@ -20,11 +20,11 @@ from specdist.data.formats.prompts import open_prompts
 from specdist.data.leases.membership import Membership
 from specdist.data.run.manifest import Manifest, ShardPlan
 from specdist.engine.request import Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
-from specdist.job.preflight import RunPlan, open_joined
-from specdist.job.rows.recording import Recorder
+from specdist.job.recording.recording import Recorder
 from specdist.job.rows.row_requests import RowRequests
+from specdist.job.run.preflight import RunPlan, open_joined
 from specdist.job.texts.tokens import PromptEncoder
 from specdist.job.totals.progress import Progress
 

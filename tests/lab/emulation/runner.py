@@ -20,10 +20,10 @@ from torch import Tensor
 
 from specdist.data.stats.regression import NS_PER_S
 from specdist.lab.plan.roofline import Placement
+from specdist.models.batch.flat import FlatBatch, Segments
 from specdist.models.cache.branch_pages import BranchPageTable
 from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch, Segments
 from specdist.models.passes.static_runs import DraftedRun
 from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
 from specdist.sampling.draft_draws import DraftDraws

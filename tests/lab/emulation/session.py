@@ -13,7 +13,7 @@ import numpy as np
 from specdist.engine.draft.channels import InProcess
 from specdist.engine.draft.client import Draft
 from specdist.engine.engine import Engine
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.request import Completion, Sequence
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs.round_times import message_curve

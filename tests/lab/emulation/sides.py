@@ -21,8 +21,8 @@ from specdist.engine.assembly import Assembly
 from specdist.engine.draft.channels import serve_draft
 from specdist.engine.draft.client import Channel
 from specdist.engine.draft.draft_worker import DraftWorker
-from specdist.engine.interfaces import Target, VerifyInput, VerifyOutput
 from specdist.engine.messages import link
+from specdist.engine.messages.interfaces import Target, VerifyInput, VerifyOutput
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.engine.times.reports import Traffic

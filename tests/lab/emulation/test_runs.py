@@ -9,8 +9,8 @@ import torch
 from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.roofline import Placement
-from specdist.models.files.sizes import ModelSize
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
+from specdist.models.sizes.sizes import ModelSize
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose, RandomKeys

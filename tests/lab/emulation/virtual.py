@@ -19,12 +19,12 @@ from specdist.engine.draft.channels import InProcess
 from specdist.engine.draft.client import Draft
 from specdist.engine.draft.draft_worker import DraftWorker
 from specdist.engine.engine import Engine
-from specdist.engine.interfaces import Proposer
+from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.request import Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.engine.times.timeline import Timeline
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice

@@ -14,8 +14,8 @@ from specdist.lab.plan.memory import fit
 from specdist.lab.plan.report import reason
 from specdist.lab.plan.simulate import Mode
 from specdist.lab.synthetic.config import SHAPES
-from specdist.models.files.sizes import ModelSize, model_size
 from specdist.models.loading.memory import RESERVED_FRACTION
+from specdist.models.sizes.sizes import ModelSize, model_size
 
 GPU = GPUS["h100-sxm"]
 

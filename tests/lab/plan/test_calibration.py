@@ -15,7 +15,7 @@ from specdist.lab.plan.hardware import GPUS, PUBLISHED, Gpu, find_gpu
 from specdist.lab.plan.job import open_model, run_plan
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.roofline import DRAFT_PASS, PACKING_S, TARGET_PASS, Placement
-from specdist.models.loading.reserve import GRAPH_NODE_BYTES
+from specdist.models.sizes.reserve import GRAPH_NODE_BYTES
 from specdist.utils.errors import UserError
 from tests.lab.emulation.config import EmulationConfig
 from tests.lab.emulation.run import Emulation

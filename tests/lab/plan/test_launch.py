@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from specdist.config.generate import GenerateConfig, parse_arguments, parse_generate_config
+from specdist.data.run.manifest import ShardPlan
 from specdist.lab.plan.job import run_plan
 from specdist.lab.plan.options import PlanConfig
 from tests.models.families import tiny_model
@@ -115,7 +116,9 @@ def test_launches_can_be_typed(
     assert ("share the prompts" in text) == (num_replicas > 1)
     assert (f"on each of {num_nodes} nodes" in text) == (num_nodes > 1)
     # Each replica finds some shards to do.
-    num_shards = -(-document["recommended"]["num_prompts"] // commands[0].config.rows_per_shard)
+    num_shards = ShardPlan.of(
+        document["recommended"]["num_prompts"], commands[0].config.rows_per_shard
+    ).num_shards
     assert num_replicas == 1 or num_shards >= num_replicas
 
 

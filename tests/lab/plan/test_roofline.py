@@ -27,8 +27,8 @@ from specdist.lab.plan.roofline import (
     roofline_costs,
 )
 from specdist.lab.plan.simulate import Mode, Settings, predict
-from specdist.models.files.sizes import ModelSize, model_size
 from specdist.models.quantized.quantized import requested_format
+from specdist.models.sizes.sizes import ModelSize, model_size
 from specdist.utils.errors import UserError
 
 HALF_BYTES = 2

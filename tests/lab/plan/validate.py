@@ -27,17 +27,15 @@ from specdist.config.groups import TrustOptions, values_of
 from specdist.data.stats.shard import NS_PER_S, Stats
 from specdist.engine.times.timeline import timed
 from specdist.job.ranks.topology import local_device
-from specdist.lab.benchmark.methods import Generated, Row, Specdist
-from specdist.lab.benchmark.pair import DraftOrder, PagedPair, Pair, fixed_length
 from specdist.lab.plan.simulate import ReplicaCosts, Settings
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.formulas import tokens_per_call
-from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 from specdist.utils.rules import check_ranges
 from specdist.utils.table import Table, decimals
 from tests.lab.curves import draft_curve, target_curve
 from tests.lab.plan.events import RowLengths, run_job
+from tests.lab.plan.measured import Generated, MeasuredPair, Row
 
 # Draft lengths of the runs by which the engine's overhead is calibrated.
 CALIBRATION_LENGTHS = (1, 4)
@@ -108,32 +106,32 @@ def validate(config: ValidationConfig) -> list[Validation]:
     """Predict and run every batch size, without a draft and with each draft length."""
     assert config.batch_sizes and config.draft_lengths
     device = local_device(config.device)
-    options = values_of(config, TrustOptions)
-    pair = Pair(config.target, config.draft, dtype=config.dtype, device=device, **options)
     batch_sizes, lengths = sorted(set(config.batch_sizes)), sorted({0, *config.draft_lengths})
-    paged = PagedPair(
-        pair,
+    pair = MeasuredPair(
+        config.target,
+        config.draft,
+        device=device,
+        dtype=config.dtype,
         max_num_seqs=batch_sizes[-1],
         max_seq_len=config.prompt_tokens + config.output_tokens,
         max_draft_tokens=max(lengths[-1], config.prompt_tokens),
-        settings=SamplingSettings(temperature=0.0),
-        seed=0,
+        **values_of(config, TrustOptions),
     )
     return [
         comparison
         for num_rows in batch_sizes
-        for comparison in _compare_batch(config, paged, num_rows, lengths)
+        for comparison in _compare_batch(config, pair, num_rows, lengths)
     ]
 
 
 def _compare_batch(
-    config: ValidationConfig, paged: PagedPair, num_rows: int, lengths: list[int]
+    config: ValidationConfig, pair: MeasuredPair, num_rows: int, lengths: list[int]
 ) -> list[Validation]:
-    device, generator = paged.pair.device, np.random.default_rng(num_rows)
+    generator = np.random.default_rng(num_rows)
     known, rows = (
         [
             Row(
-                generator.integers(paged.pair.vocab_size, size=config.prompt_tokens).tolist(),
+                generator.integers(pair.vocab_size, size=config.prompt_tokens).tolist(),
                 config.output_tokens,
             )
             for _ in range(ROWS_PER_SLOT * num_rows)
@@ -141,23 +139,22 @@ def _compare_batch(
         for _ in range(2)
     )
     methods = {
-        length: Specdist(paged, DraftOrder(num_slots=num_rows, choice=fixed_length(length)))
+        length: partial(pair.generate, num_slots=num_rows, num_draft_tokens=length)
         for length in sorted({0, *CALIBRATION_LENGTHS, *lengths})
     }
     warmup = [Row(row.prompt_ids, WARMUP_TOKENS) for row in rows[:num_rows]]
-    for method in methods.values():
-        method.prepare()
-        method.generate(warmup)
+    for generate in methods.values():
+        generate(warmup)
     # Of all that is measured the fastest repeat counts, which other programs have disturbed least.
     curves: list[ReplicaCosts] = []
     calibrating: dict[int, list[tuple[float, Generated]]]
     calibrating = {length: [] for length in (0, *CALIBRATION_LENGTHS)}
     runs: dict[int, list[tuple[float, Generated]]] = {length: [] for length in lengths}
     for repeat in range(config.repeats):
-        curves.append(_measure(paged, num_rows, lengths[-1], config.prompt_tokens))
+        curves.append(_measure(pair, num_rows, lengths[-1], config.prompt_tokens))
         for prompts, kept in ((known, calibrating), (rows, runs)):
             for length, times in kept.items():
-                times.append(timed(device, partial(methods[length].generate, prompts)))
+                times.append(timed(pair.device, partial(methods[length], prompts)))
         logger.info("batch %d: repeat %d of %d", num_rows, repeat + 1, config.repeats)
     plain, *drafting = (min(times, key=itemgetter(0))[1].stats for times in calibrating.values())
     costs = calibrated(fastest_costs(curves), plain, drafting)
@@ -201,13 +198,12 @@ def _fastest_curve(curves: Sequence[Curve]) -> Curve:
     return Curve(curves[0].sizes, [min(times) for times in zip(*(curve.ns for curve in curves), strict=True)])
 
 
-def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) -> ReplicaCosts:
-    paged.pair.use_specdist_attention()
-    settings, vocab_size = paged.settings, paged.pair.vocab_size
+def _measure(pair: MeasuredPair, num_rows: int, longest: int, prompt_tokens: int) -> ReplicaCosts:
+    settings, vocab_size = pair.settings, pair.vocab_size
 
     def draft(num_tokens_per_row: int) -> Curve:
         return draft_curve(
-            paged.draft,
+            pair.draft,
             settings,
             vocab_size,
             uses_features=False,
@@ -216,7 +212,7 @@ def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) 
         )
 
     per_row = max(longest + 1, prompt_tokens)
-    target = target_curve(paged.target, settings, vocab_size, num_rows=num_rows, num_tokens_per_row=per_row)
+    target = target_curve(pair.target, settings, vocab_size, num_rows=num_rows, num_tokens_per_row=per_row)
     return ReplicaCosts(
         # After a block that was accepted whole, two tokens of a row are run.
         passes=CostModel(target, draft(2)),

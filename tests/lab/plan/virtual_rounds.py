@@ -21,7 +21,7 @@ import numpy as np
 from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.roofline import DRAFT_PASS, ROUND_S, TARGET_PASS, Placement
-from specdist.models.files.sizes import ModelSize
+from specdist.models.sizes.sizes import ModelSize
 from specdist.policies import (
     DraftFeatures,
     DraftSequences,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdist.job.replica.model_plan import check_same_tokens, common_vocab_size
+from specdist.job.models.model_plan import check_same_tokens, common_vocab_size
 from specdist.lab.synthetic.build import (
     RECORD_NAME,
     DialledTarget,

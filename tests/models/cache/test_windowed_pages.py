@@ -13,7 +13,7 @@ from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit
 from specdist.models.cache.pages import PageTable
 from specdist.models.cache.windowed_pages import NULL_PAGE, WindowedLayers, WindowedPages, longest_window
-from specdist.models.files.sizes import model_size
+from specdist.models.sizes.sizes import model_size
 
 SIZE, WINDOW = 4, 10
 CONTEXT = list(range(40))

@@ -14,18 +14,18 @@ from transformers.modeling_layers import MtpModel
 
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit
-from specdist.models.attention.adapters import use_paged_attention
-from specdist.models.drafters.declaration import Placement
+from specdist.models.batch.flat import FlatBatch
+from specdist.models.draft_models.declaration import Placement
 from specdist.models.drafters.drafters import check_drafter, load_drafter
 from specdist.models.drafters.mtp_loading import open_mtp
 from specdist.models.drafters.mtp_runner import MtpRunner
 from specdist.models.drafters.runner import DrafterRunner
+from specdist.models.families.adapters import use_paged_attention
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.files.fitting import check_weights
-from specdist.models.files.sizes import size_of
+from specdist.models.loading.fitting import check_weights
 from specdist.models.loading.loading import load_whole
-from specdist.models.passes.flat import FlatBatch
 from specdist.models.quantized.quantized_linear import QuantizedLinear
+from specdist.models.sizes.sizes import size_of
 from specdist.utils.errors import UserError
 from tests.engine.mtp import FAMILIES, mtp_head, mtp_target, save_head, write_code
 from tests.models.quantized_checkpoints import LAYOUTS, write

@@ -11,7 +11,7 @@ import pytest
 
 from specdist.models.drafters.runner import DrafterRunner
 from specdist.models.drafters.states import StatesRunner
-from specdist.models.passes.runner import Acceleration
+from specdist.models.passes.acceleration import Acceleration
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine import block_drafters, eagle, mtp
 from tests.engine.harness import requests_for

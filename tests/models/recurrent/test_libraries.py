@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.models.passes.runner import Acceleration
+from specdist.models.passes.acceleration import Acceleration
 from specdist.models.recurrent import convolution, gated_delta, libraries, mamba2
 from specdist.models.recurrent.rollback import Rollback
 from tests.models.recurrent import fake_libraries

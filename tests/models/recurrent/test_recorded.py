@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
-from specdist.models.passes.runner import Acceleration, ModelRunner
+from specdist.models.passes.acceleration import Acceleration
+from specdist.models.passes.runner import ModelRunner
 from specdist.models.recurrent.rollback import Rollback
 from specdist.utils.ranges import arange_segments
 from tests.engine.harness import paged_runner

@@ -10,21 +10,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    KimiLinearConfig,
-    Lfm2Config,
-    OlmoHybridConfig,
-    Qwen3_5TextConfig,
-    Qwen3NextConfig,
-)
+from transformers import KimiLinearConfig, Lfm2Config, OlmoHybridConfig, Qwen3_5TextConfig, Qwen3NextConfig
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGatedDeltaNet
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
-from specdist.models.passes.flat import FlatBatch
 from specdist.models.recurrent.kinds import mixer_of
 from specdist.models.recurrent.mixers import StatePass
 from specdist.models.recurrent.rollback import Rollback

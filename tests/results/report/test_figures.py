@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specdist.data.stats.shard import Stats
+from specdist.job.totals.totals import FinishedShard
 from specdist.results.report.figures import (
     accepted_share_by_entropy,
     accepted_share_per_position,
@@ -16,7 +17,7 @@ from specdist.results.report.figures import (
     times_by_role,
 )
 from specdist.results.report.formats import NOTHING, count, duration, number, percent, size, speed
-from specdist.results.report.runs import FinishedShard, labels_of, read_run
+from specdist.results.report.runs import labels_of, read_run
 from tests.results.report.synthetic import NUM_TOKENS, SyntheticRun, chance, write_run
 
 SECOND = 10**9
@@ -26,7 +27,7 @@ def shard(begin_s: float, end_s: float, *, num_tokens: int, replica: str = "a") 
     """One that took three quarters of the time, and as much work."""
     stats = Stats(num_completion_tokens=num_tokens, wall_ns=int(0.75 * (end_s - begin_s) * SECOND))
     stats.work_span.extend(int((1000 + begin_s) * SECOND), int((1000 + end_s) * SECOND))
-    return FinishedShard(0, replica, stats)
+    return FinishedShard(0, stats, replica, 1)
 
 
 def test_shards_that_overlap_share_their_replica() -> None:
@@ -49,7 +50,7 @@ def test_speed_over_time_adds_up_to_all_tokens() -> None:
     edges_s, rates, _ = over_time(shards, 17)
     assert rates @ np.diff(edges_s) == pytest.approx(sum(each.stats.num_completion_tokens for each in shards))
     # Between two shards nothing is done, and no speed is made up. One without a time has no tokens.
-    nothing = FinishedShard(0, "a", Stats())
+    nothing = FinishedShard(0, Stats(), "a", 0)
     _, rates, work_rates = over_time([shard(0, 1, num_tokens=5), nothing, shard(9, 10, num_tokens=5)], 10)
     assert rates[1:9] == pytest.approx(np.zeros(8)) and np.isnan(work_rates[1:9]).all()
 

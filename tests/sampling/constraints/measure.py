@@ -23,8 +23,8 @@ import jsonschema
 from specdist.config.groups import CompletionOptions
 from specdist.data.stats.shard import Stats
 from specdist.engine.request import Completion, Request
+from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
-from specdist.engine.times.stats_recorder import StatsRecorder
 from specdist.job.texts.tokens import detokenizer_of
 from specdist.llm import SpeculativeLLM
 

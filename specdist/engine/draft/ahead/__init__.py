@@ -1,0 +1,1 @@
+"""Asynchronous drafting: branches that the draft prepares while the target verifies."""

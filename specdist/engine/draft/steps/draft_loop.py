@@ -36,7 +36,7 @@ from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import DraftBatch, Drafting, DrawnTokens, GivenSteps, Told
 from specdist.engine.draft.steps.forced_tokens import ForcedTokens
 from specdist.engine.draft.steps.policy_state import PolicyState
-from specdist.engine.faults import DRAFT_NOT_FINITE
+from specdist.engine.messages.failures import DRAFT_NOT_FINITE
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies import (

@@ -23,8 +23,8 @@ from specdist.engine.draft.steps.draft_state import DraftState
 from specdist.engine.draft.steps.draft_steps import Drafting, DrawnTokens, GivenSteps, Step, taking_part
 from specdist.engine.target.pipeline import LogitsPipeline
 from specdist.engine.times.reports import PassCounts
-from specdist.models.drafters.blocks.block_runner import BlockRunner
-from specdist.models.passes.flat import FlatBatch
+from specdist.models.batch.flat import FlatBatch
+from specdist.models.drafters.block_runner import BlockRunner
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN, RECORDED_LENGTHS
 from specdist.sampling.distributions import SamplingSettings

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from specdist.engine.draft.steps.draft_features import TokenFeatures
-from specdist.engine.target.opened import OpenedSequences
-from specdist.models.passes.flat import FlatBatch
+from specdist.engine.messages.opened import OpenedSequences
+from specdist.models.batch.flat import FlatBatch
 from specdist.sampling.random import RandomKeys
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import places_from

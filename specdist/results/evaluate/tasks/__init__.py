@@ -1,0 +1,1 @@
+"""Tasks by name: how a completion is read and scored."""

@@ -1,0 +1,1 @@
+"""What the engine does with a round: acceptance, log-probabilities, failures and statistics."""

@@ -1,0 +1,1 @@
+"""Both models of a run before they are loaded: their checkpoints, options and memory."""

@@ -1,0 +1,160 @@
+"""What a run says of itself: whether it is exact, and at its end how it went and what to do next."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from specdist.config.generate import GenerateConfig
+from specdist.data.run.manifest import Manifest
+from specdist.data.run.run_folder import RunFolder
+from specdist.data.stats.shard import Stats
+from specdist.job.ranks.signals import find_launcher
+from specdist.job.run.preflight import RunPlan
+from specdist.job.totals.report import frozen_costs
+from specdist.job.totals.spending import gpu_price_of, price_text
+from specdist.models.passes.all_reduce import SUMS, Choice
+from specdist.models.start_check.loading_check import LoadingCheck
+from specdist.utils.host import command_line
+
+SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
+CHECK = "loading_check"
+
+logger = logging.getLogger(__name__)
+
+
+def record_check(
+    config: GenerateConfig, run: RunPlan, check: LoadingCheck, sums: Choice | None = None
+) -> bool:
+    """Write the result of the check of the loaded target into the manifest, once per run, with its ``sums``
+    over the ranks; log whether the run is exact, and return it.
+
+    Later replicas and restarts have passed a check of their own, and leave the manifest as it is.
+    """
+    folder = run.folder
+    if CHECK not in folder.manifest.info:
+        with run.membership.setup():
+            if CHECK not in folder.manifest.info:
+                if sums is not None:
+                    folder.freeze(SUMS, sums)
+                # In this order: where there is a check, ``exact`` is what it found.
+                folder.freeze("exact", config.is_exact and check.is_checked)
+                folder.freeze(CHECK, check.to_json())
+    if check.is_checked:
+        logger.info("the loaded target matches its checkpoint: %s", check)
+    is_exact = bool(folder.manifest.info["exact"])
+    logger.log(
+        logging.INFO if is_exact else logging.WARNING,
+        "%s%s",
+        exactness(folder.manifest),
+        "" if config.is_exact else "; --verify all verifies every token",
+    )
+    return is_exact
+
+
+def exactness(manifest: Manifest) -> str:
+    """Whether the run is exact, in a few words."""
+    info, settings = manifest.info, manifest.fingerprint
+    if settings.get("policy") == "sprinter" and settings.get("verify", "doubted") == "doubted":
+        return "NOT exact: --policy sprinter keeps tokens that the target has not verified"
+    if info["exact"]:
+        cache = settings.get("cache_dtype")
+        own = (
+            "target's own distribution"
+            if cache is None
+            else f"distribution of the target with a {cache} cache"
+        )
+        return f"exact: the completions follow the {own}"
+    reason = (info.get(CHECK) or {}).get("reason", "no target has been loaded yet")
+    return f"NOT known to be exact: the loaded target could not be compared with its files ({reason})"
+
+
+def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> list[str]:
+    """Five or six lines for people on what the finished shards add up to, and what to do next."""
+    next_step = f"to resume: {relaunch_command()}"
+    if not folder.missing_shards():
+        next_step = f"{SHOW} {shlex.quote(str(folder.path))}"
+    lines = summary_lines(folder, total, num_devices=num_devices)
+    return [*lines, f"output      {folder.path}; {next_step}"]
+
+
+def summary_lines(folder: RunFolder, total: Stats, *, num_devices: float) -> list[str]:
+    """All of them but the last, of what is in the folder."""
+    plan = folder.plan()
+    missing = folder.missing_shards()
+    num_expected = plan.num_completions
+    num_finished = num_expected - sum(map(plan.num_completions_of, missing))
+    path = shlex.quote(str(folder.path))
+    if missing:
+        num_kept = sum(len(folder.part_rows(shard)) for shard in {*missing} & {*folder.begun_shards()})
+        rows = (
+            f"{num_finished + num_kept:,} of {num_expected:,} are kept: {num_finished:,} in finished shards, "
+            f"{num_kept:,} in unfinished shards"
+        )
+    else:
+        rows = f"{num_finished:,} of {num_expected:,}, in {plan.num_shards} finished shards"
+    errors, speed, acceptance = "none", "nothing was generated", _nothing_drafted(folder)
+    figures = total.summary(num_devices)
+    if total.num_error_rows:
+        errors = (
+            f"{total.num_error_rows} of {total.num_rows} rows have an error instead of a completion; "
+            f"{STATUS} {path} says why"
+        )
+    if figures["tokens_per_s"] is not None:
+        speed = (
+            f"{figures['tokens_per_s']:,.1f} tokens/s, {figures['tokens_per_s_per_device']:,.1f} per device; "
+            f"{total.num_completion_tokens:,} tokens"
+        )
+        price = price_text(gpu_price_of(folder.config_path), figures["tokens_per_s_per_device"])
+        speed += f"; {price}" if price else ""
+    if figures["time_to_first_token_s"] is not None:
+        speed += f"; the first one {figures['time_to_first_token_s']:,.1f} s after a replica's start"
+    if figures["draft_acceptance_rate"] is not None:
+        acceptance = (
+            f"{figures['draft_acceptance_rate']:.1%} of the draft tokens, "
+            f"{figures['mean_acceptance_length']:.2f} tokens per speculative step"
+        )
+    return [
+        f"rows        {rows}",
+        f"errors      {errors}",
+        f"speed       {speed}",
+        f"acceptance  {acceptance}; {exactness(folder.manifest)}",
+    ]
+
+
+def _nothing_drafted(folder: RunFolder) -> str:
+    """Why, if it was for the costs."""
+    costs = frozen_costs(folder)
+    if costs is None or not any(costs.draft.ns):
+        return "nothing was drafted"
+    rows = costs.context.num_rows
+    step, alone, longer = costs.drafting_ns(rows), float(costs.target(rows)), float(costs.target(2 * rows))
+    return (
+        f"nothing was drafted: by the run's {'doubtful ' if costs.doubt else ''}costs a draft step of {rows} "
+        f"sequences takes {step / 1e6:,.1f} ms, and a pass of the target {alone / 1e6:,.1f} ms without "
+        f"candidates and {longer / 1e6:,.1f} ms with one of each"
+    )
+
+
+def relaunch_command() -> str:
+    """The command that started this job, as far as its processes can tell."""
+    if "SLURM_JOB_ID" in os.environ:
+        return "submit the same job again"
+    words = list(sys.orig_argv)
+    launcher = find_launcher()
+    if launcher is not None:
+        try:
+            launched = command_line(launcher)
+        except OSError:
+            return "start the same command again"
+        # Something else may have set the launcher's variables and started this process.
+        given = sys.argv[1:]
+        if launched[len(launched) - len(given) :] == given:
+            words = launched
+    # A console command is a script that its interpreter runs.
+    if len(words) > 1 and not words[1].startswith("-") and not words[1].endswith(".py"):
+        words = [Path(words[1]).name, *words[2:]]
+    return shlex.join(words)

@@ -1,0 +1,268 @@
+"""The shards, and sub-shards of them, whose rows a replica generates at the moment: leased, and shared out.
+
+Shards are leased one after the other, each when all rows of the one before have begun, so rows of two shards
+may run at a time. When none is left, rows of a shard that have not begun are offered as *sub-shards* to
+replicas that have nothing to do: see :mod:`specdist.data.leases.shard_queue`. A shard that another replica
+has taken over is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specdist.data.leases.leases import View
+from specdist.data.leases.shard_choice import split_off, sub_shards_wanted
+from specdist.data.leases.shard_queue import LeasedShard, ShardQueue
+from specdist.data.run.parts import PartLog
+from specdist.data.stats.rows import RowResult
+from specdist.data.store.storage import StorePath
+from specdist.engine.request import Request
+from specdist.job.rows.lengths import ExpectedLengths
+from specdist.job.rows.row_requests import RowRequests
+from specdist.job.run.preflight import RunPlan
+
+# Between looks at the leases, as completions are recorded, while the target is at work; and the longest
+# between looks.
+LOOK_INTERVAL_S, MAX_LOOK_INTERVAL_S = 1.0, 5.0
+# On a store, where a look takes as long as many passes.
+LOOKS_PER_SILENCE = 6
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Work:
+    """A shard of this replica, or a sub-shard of one, while its rows are generated.
+
+    ``key``: under which its statistics are counted: the shard's number, or for a sub-shard one above all.
+    ``pending``: rows that have not begun, the next one first; ``begun``: those that have, here.
+    ``following``: requests that follow from completions. ``sub_shards``: rows that were offered, by name.
+    """
+
+    key: int
+    leased: LeasedShard
+    log: PartLog
+    rows: Sequence[int]
+    num_expected: int
+    pending: deque[int]
+    sub_shards: dict[str, tuple[int, ...]]
+    next_sub_shard: int = 0
+    begun: set[int] = field(default_factory=set)
+    following: deque[Request] = field(default_factory=deque)
+    snapshot_at: float = 0.0
+
+    @property
+    def is_new(self) -> bool:
+        """No row has begun, here or before."""
+        return not (self.begun or self.log.results)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        shard, sub_shard = self.leased.shard, self.leased.sub_shard
+        return f"shard {shard}" if sub_shard is None else f"sub-shard {sub_shard} of shard {shard}"
+
+
+class WorkOwner(Protocol):
+    """Who generates the rows."""
+
+    def begun(self, work: Work) -> None:
+        """It is open from now on."""
+
+    def dropped(self, work: Work) -> None:
+        """It is not, since another replica has taken it over."""
+
+    def finish_if_complete(self, work: Work) -> None:
+        """It may have all its rows now."""
+
+    def completed_elsewhere(self, shard: int) -> None:
+        """Another replica has."""
+
+
+class WorkQueue:
+    """What is open in this replica, and what comes next.
+
+    Attributes:
+        open: by key.
+        shards: the leases.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        rows: RowRequests,
+        owner: WorkOwner,
+        *,
+        lengths: ExpectedLengths | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """``lengths``: for the order in which rows begin; None: that of the input. ``clock``: seconds."""
+        self._plan, self._rows, self._owner = plan, rows, owner
+        self._lengths, self._clock = lengths, clock
+        self.shards = ShardQueue(
+            plan.folder,
+            plan.membership,
+            plan.manifest,
+            plan.shards.num_shards,
+            on_done_elsewhere=owner.completed_elsewhere,
+        )
+        self.open: dict[int, Work] = {}
+        self._next: LeasedShard | None = None
+        self._next_key = plan.shards.num_shards
+        self._poll_at = self._looked_at = self._look_at = -math.inf
+        self._look_interval_s = LOOK_INTERVAL_S
+        if isinstance(plan.folder.path, StorePath):
+            self._look_interval_s = min(
+                MAX_LOOK_INTERVAL_S, plan.membership.silent_after_s / LOOKS_PER_SILENCE
+            )
+
+    def lease(self) -> bool:
+        """Lease the next shard or sub-shard, unless rows are left to begin; False if there is nothing now."""
+        if not self._has_pending and self._next is None:
+            self._next = self.shards.take()
+            self._settle_sub_shards()
+        return self._has_pending or self._next is not None
+
+    def next(self, lease: Callable[[], bool]) -> Work | None:
+        """What a row can be begun of, leased if need be; ``lease`` calls :meth:`lease`."""
+        while True:
+            for work in self.open.values():
+                if work.pending:
+                    return work
+            if self._next is None:
+                is_alone = self.shards.is_all_mine and not any(work.sub_shards for work in self.open.values())
+                if self.shards.is_done or is_alone or self._clock() < self._poll_at:
+                    return None
+            if not lease():
+                self._poll_at = self._clock() + self.shards.poll_s
+                return None
+            if self._next is not None:
+                leased, self._next = self._next, None
+                self._begin(leased)
+
+    def is_finished(self, log: PartLog, row: int) -> bool:
+        """Whether the log has all samples of a row."""
+        return all((row, sample) in log.results for sample in range(self._rows.num_samples(row)))
+
+    def observe(self, result: RowResult) -> None:
+        """A finished row: the others may be expected to be longer or shorter now."""
+        if self._lengths is None or result.finish_reason == "error":
+            return
+        if self._lengths.observe(result.row_id, result.num_completion_tokens):
+            for work in self.open.values():
+                work.pending = deque(self._lengths.longest_first(work.pending))
+
+    def close(self, work: Work) -> bool:
+        """It is complete, or another replica's; False if it was closed before."""
+        if self.open.get(work.key) is not work:
+            return False
+        del self.open[work.key]
+        if self._lengths is not None:
+            self._lengths.end(work.rows)
+        return True
+
+    @property
+    def is_look_due(self) -> bool:
+        """Whether a completion is to give reason to look at the leases."""
+        return self._clock() >= self._look_at
+
+    def tick(self) -> None:
+        """To be called between rounds: looks at the leases if no completion has given reason to for long."""
+        if self._clock() >= max(self._look_at, self._looked_at + MAX_LOOK_INTERVAL_S) and self._has_pending:
+            self.look()
+
+    @property
+    def _has_pending(self) -> bool:
+        return any(work.pending or work.following for work in self.open.values())
+
+    def _begin(self, leased: LeasedShard) -> None:
+        shard = leased.shard
+        rows = range(*self._plan.shards.bounds(shard)) if leased.rows is None else leased.rows
+        log = self.shards.log(leased, rows)
+        sub_shards = self.shards.offered(shard) if leased.sub_shard is None else {}
+        key = shard
+        if leased.sub_shard is not None:
+            key, self._next_key = self._next_key, self._next_key + 1
+        elsewhere = {row for offered in sub_shards.values() for row in offered}
+        pending = [row for row in rows if row not in elsewhere and not self.is_finished(log, row)]
+        if self._lengths is not None:
+            self._lengths.begin(pending)
+            pending = self._lengths.longest_first(pending)
+        num_expected = self._rows.num_completions(rows)
+        work = self.open[key] = Work(key, leased, log, rows, num_expected, deque(pending), sub_shards)
+        if self._looked_at == -math.inf:
+            # The leases were looked at to find this one.
+            self._looked(self.shards.view)
+        self._owner.begun(work)
+        self._offer_sub_shards()
+        # All rows may be finished already.
+        self._owner.finish_if_complete(work)
+
+    def look(self) -> None:
+        """See which leases are in force; offer rows to replicas that wait."""
+        view = self.shards.look()
+        self._looked(view)
+        for work in list(self.open.values()):
+            if view.latest.get(work.leased.lease.name) != work.leased.lease:
+                self._drop(work)
+        self._settle_sub_shards()
+        self._offer_sub_shards()
+
+    def _looked(self, view: View) -> None:
+        self._looked_at = self._clock()
+        listing_s = self._plan.membership.listing_s(view.num_files)
+        self._look_at = self._looked_at + max(self._look_interval_s, listing_s)
+
+    def _offer_sub_shards(self) -> None:
+        """Offer rows to replicas that wait, or will soon."""
+        view = self.shards.view
+        wanted = sub_shards_wanted(view.num_waiting, len(view.shards))
+        if not wanted and self.shards.is_last_leased and view.num_replicas > 1:
+            wanted = 1
+        for work in self.open.values() if wanted else ():
+            if work.pending and work.leased.sub_shard is None:
+                self._offer(work, wanted)
+
+    def _offer(self, work: Work, wanted: int) -> None:
+        """Offer rows that have not begun as sub-shards until so many are free."""
+        latest, shard = self.shards.view.latest, work.leased.shard
+        wanted -= sum(name in latest and latest[name].generation == 1 for name in work.sub_shards)
+        for _ in range(wanted):
+            if not work.pending:
+                return
+            rows = split_off(work.pending, wanted)
+            work.next_sub_shard = work.next_sub_shard or self.shards.next_sub_shard(shard)
+            name = self.shards.offer(work.leased, rows, work.next_sub_shard)
+            work.next_sub_shard += 1
+            if name is None:
+                return
+            work.sub_shards[name] = rows
+            offered = set(rows)
+            work.pending = deque(row for row in work.pending if row not in offered)
+
+    def _settle_sub_shards(self) -> None:
+        """Take the rows of sub-shards that are finished; those of one that was given up begin here."""
+        for work in list(self.open.values()):
+            gone = [name for name in work.sub_shards if self.shards.is_gone(name)]
+            if not gone:
+                continue
+            for log in self._plan.folder.logs(work.leased.shard):
+                if log.sub_shard is not None:
+                    work.log.add_rows(log.path)
+            rows = [row for name in gone for row in work.sub_shards.pop(name)]
+            missing = [row for row in rows if not self.is_finished(work.log, row)]
+            work.pending.extend(missing)
+            self._owner.finish_if_complete(work)
+
+    def _drop(self, work: Work) -> None:
+        """Leave rows to the replica that took them over because this one was silent for too long."""
+        logger.warning("%s was taken over by another replica: it is no longer generated here", work.name)
+        self.close(work)
+        work.log.close()
+        self._owner.dropped(work)
+        self.shards.lost(work.leased)

@@ -1,0 +1,1 @@
+"""What is checked and written before a replica starts: manifest, promised work, preflight."""

@@ -1,1 +1,0 @@
-"""specdist against transformers: same models, prompts and lengths, in one run."""

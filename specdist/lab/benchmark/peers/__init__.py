@@ -1,1 +1,0 @@
-"""Other engines beside specdist: each in an environment and a process of its own."""

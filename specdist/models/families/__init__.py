@@ -1,0 +1,1 @@
+"""What a model's family is like, found without its weights: attention rules, layers, refusals."""

@@ -1,0 +1,1 @@
+"""How layers and experts are cut over tensor-parallel ranks."""

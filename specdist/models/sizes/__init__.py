@@ -1,0 +1,1 @@
+"""Bytes and operations of a model, computed from its configuration alone."""

@@ -1,0 +1,1 @@
+"""The check at a start that a loaded model computes what its checkpoint says."""

@@ -1,0 +1,266 @@
+"""jobs/benchmark.py: every engine in a process of its own, on tiny models, vLLM by a stand-in."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from specdist.cli import COMMANDS
+from specdist.utils.table import Table
+from tests.job.pair import Pair, write_arrow
+from tests.ranks import REPOSITORY
+
+SCRIPT = REPOSITORY / "jobs/benchmark.py"
+MAX_LINES = 400
+NUM_ROWS, NUM_NEW, BATCH = 5, 12, 2
+# As much of vLLM as the job uses: tokens by transformers, one row at a time, and a note of what it was given.
+STAND_IN = """
+import json, os
+import torch
+from transformers import AutoModelForCausalLM
+
+__version__ = "9.8.7"
+
+
+class SamplingParams:
+    def __init__(self, **settings):
+        assert settings.pop("temperature") == 0 and settings.pop("ignore_eos")
+        assert not settings.pop("detokenize")
+        self.settings = settings
+
+
+class Output:
+    def __init__(self, token_ids):
+        self.token_ids, self.outputs = token_ids, [self]
+
+
+class LLM:
+    def __init__(self, model, **options):
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, options["dtype"]))
+        with open(os.environ["NOTES"], "a") as notes:
+            threads = os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_OMP_THREADS_BIND"]
+            print(json.dumps([options, threads]), file=notes)
+
+    def reset_prefix_cache(self):
+        self.is_fresh = True
+
+    def generate(self, inputs, settings, use_tqdm):
+        assert self.is_fresh
+        self.is_fresh = False
+        found = []
+        for each in inputs:
+            prompt = each["prompt_token_ids"]
+            row = self.model.generate(
+                torch.tensor([prompt]), do_sample=False, max_new_tokens=settings.settings["max_tokens"],
+                eos_token_id=settings.settings["stop_token_ids"], pad_token_id=0,
+            )[0, len(prompt):].tolist()
+            found.append(Output(row))
+        return found
+"""
+PLATFORM = "class current_platform:\n    device_type = 'cpu'\n"
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    sys.path.append(str(SCRIPT.parent))
+    spec = importlib.util.spec_from_file_location("benchmark", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    sys.modules["benchmark"] = module = importlib.util.module_from_spec(spec)  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def words(pair: Pair, tmp_path: Path) -> list[str]:
+    """A command line on the CPU."""
+    given = {
+        "target": pair.target, "draft": pair.draft, "prompts": pair.prompts, "device": "cpu",
+        "num_prompts": NUM_ROWS, "max_new_tokens": NUM_NEW, "batch_size": BATCH,
+        "output": tmp_path / "results/found.json",
+    }  # fmt: skip
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+@pytest.mark.slow
+def test_every_engine_is_measured_on_the_same_rows(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "packages/vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(STAND_IN)
+    (package / "platforms.py").write_text(PLATFORM)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    ended = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads((tmp_path / "results/found.json").read_text())
+    engines = ("transformers", "specdist", "vllm")
+    names = [f"{engine}{draft}" for engine in engines for draft in ("", ", with draft")]
+    assert [line["name"] for line in found["lines"]] == names
+    assert [line["batch_size"] for line in found["lines"]] == [BATCH, 1, *[BATCH] * 4]
+    assert (found["reference"], found["dtype"], found["num_rows"]) == ("transformers", "float32", NUM_ROWS)
+    for line in found["lines"]:
+        assert line["error"] is None and line["num_equal_rows"] == NUM_ROWS
+        assert line["num_tokens"] == found["lines"][0]["num_tokens"] > NUM_ROWS
+        assert line["tokens_per_s"] == line["num_tokens"] / line["seconds"] > 0 and line["start_s"] > 0
+    assert found["lines"][4]["version"] == "9.8.7"
+    assert ended.stderr.splitlines() == [f"running {name}" for name in names]
+    table = (tmp_path / "results/found.md").read_text()
+    for name in names:
+        assert any(line.startswith(f"{name}  ") for line in ended.stdout.splitlines())
+        assert any(line.startswith(f"| {name} | ") for line in table.splitlines())
+    assert found["command"] in table
+    alone, drafted = (json.loads(line) for line in (tmp_path / "notes").read_text().splitlines())
+    assert alone[0].pop("speculative_config") is None
+    speculation = drafted[0].pop("speculative_config")
+    assert (speculation.pop("method"), speculation.pop("num_speculative_tokens")) == ("draft_model", 5)
+    assert Path(speculation.pop("model")).name == "draft" and not speculation
+    longest = found["prompt_tokens"][1] + NUM_NEW + 5 + 1
+    shared = {
+        "dtype": "float32",
+        "max_num_seqs": BATCH,
+        "max_model_len": longest,
+        "skip_tokenizer_init": True,
+    }
+    assert alone == drafted == [shared, [str(found["num_threads"]), "nobind"]]
+
+
+@pytest.fixture
+def started(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Processes that are replaced: transformers' writes its rows, others write a log and end with 1."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], *, env: dict[str, str], stdout: Any, stderr: Any) -> Any:
+        assert stdout is stderr
+        commands.append(command)
+        if "worker" not in command:
+            stdout.write("reading\nerror: no memory\n\n")
+        elif (work := json.loads(Path(command[-2]).read_text()))["engine"] == "vllm":
+            stdout.write("Traceback\nModuleNotFoundError: No module named 'vllm'\n")
+        else:
+            rows = [[7] * (row + 1) for row in range(len(work["prompts"]))]
+            rows[0] = [8 if work["draft"] else 7]
+            found = {"version": "5.0", "seconds": 2.0, "completions": rows}
+            Path(command[-1]).write_text(json.dumps(found))
+            return subprocess.CompletedProcess(command, 0)
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(benchmark.subprocess, "run", run)
+    return commands
+
+
+def test_what_fails_and_what_is_absent_have_lines_that_say_so(
+    words: list[str],
+    benchmark: ModuleType,
+    started: list[list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert benchmark.main(words) == 1
+    assert len(started) == 6
+    lines = json.loads((tmp_path / "results/found.json").read_text())["lines"]
+    assert [line["error"] for line in lines] == [
+        None, None, *["exit code 1: error: no memory"] * 2, *["not installed"] * 2
+    ]  # fmt: skip
+    assert [line.get("num_equal_rows") for line in lines] == [5, 4, None, None, None, None]
+    assert lines[0]["tokens_per_s"] == 15 / 2
+    told = capsys.readouterr().out
+    cells = [line.split() for line in told.splitlines()]
+    assert ["transformers", "5.0", "2", "7.5", "1.00"] in [row[:5] for row in cells]
+    assert ["specdist", "failed", "2", "-", "-", "-", "-"] in cells
+    assert ["vllm", "not", "installed", "2", "-", "-", "-", "-"] in cells
+    assert "specdist, with draft: exit code 1: error: no memory" in told
+    assert "vllm: " not in told
+
+
+def test_an_engine_that_is_not_installed_is_no_failure(
+    words: list[str], benchmark: ModuleType, started: list[list[str]]
+) -> None:
+    given = [word for word in words if not word.startswith("--draft=")]
+    assert benchmark.main([*given, "--engines", "vllm", "transformers"]) == 0
+    assert len(started) == 2 and all("worker" in command for command in started)
+
+
+def test_without_a_target_alone_nothing_is_compared(benchmark: ModuleType) -> None:
+    """Not even with itself."""
+    line = {"name": "vllm, with draft", "version": "1", "batch_size": 1, "error": None}
+    figures = {"tokens_per_s": 3.0, "start_s": 1.0, "num_equal_rows": None}
+    document = {
+        "reference": None, "prompt_tokens": [1, 2],
+        "options": {"target": "t", "draft": "d", "max_new_tokens": 4},
+        "dtype": "bfloat16", "num_rows": 2, "device": "a CPU", "num_threads": 1,
+        "lines": [{"name": "vllm", "version": None, "batch_size": 1, "error": "exit code 1"}, line | figures],
+    }  # fmt: skip
+    told = benchmark.report(document, Table.console).splitlines()
+    assert ["vllm,", "with", "draft", "1", "1", "3.0", "-", "1.0", "-"] in [row.split() for row in told]
+    assert "vllm: exit code 1" in told
+
+
+def test_a_vllm_of_another_device_measures_nothing(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platforms = ModuleType("vllm.platforms")
+    platforms.current_platform = type("Platform", (), {"device_type": "cuda"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    sizes = dict.fromkeys(
+        ("num_draft_tokens", "num_threads", "batch_size", "max_new_tokens", "max_seq_len"), 1
+    )
+    names = {"engine": "vllm", "target": "t", "dtype": "float32", "device": "cpu"}
+    with pytest.raises(RuntimeError, match="this vLLM was built for cuda, not for cpu"):
+        benchmark.generate_with_vllm(benchmark.Work(**sizes, **names, stop_token_ids=[], prompts=[[1]]))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--output=found"], "--output found must be a file whose name ends in .json"),
+        (["--num_prompts=0"], "--num_prompts 0 must be at least 1"),
+        (["--engines", "sglang"], "--engines: invalid choice: 'sglang'"),
+        (["--vllm_python=nowhere/python"], "--vllm_python nowhere/python is no program"),
+        (["--target=nowhere"], "--target nowhere"),
+        (["--draft=ngram"], "--draft ngram is no model of its own"),
+        (["--draft=self:int8"], "--draft self:int8 is no model of its own"),
+        (["--prompt_column=txt"], "--prompt_column txt is not a column"),
+        (["--max_new_tokens=120"], "tokens, but the models support 128: lower it"),
+        (["--prompts={batch}", "--prompt_column=body"], "requests of OpenAI's batch format"),
+        (["--prompts={empty}"], "--prompts, row 1: "),
+        (["--temperature=1"], "--temperature is not an option"),
+    ],
+)
+def test_a_mistake_is_refused_before_a_process_is_started(
+    given: list[str],
+    message: str,
+    words: list[str],
+    benchmark: ModuleType,
+    started: list[list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    batch, empty = tmp_path / "batch.jsonl", tmp_path / "empty.arrow"
+    body = {"messages": [{"role": "user", "content": "hello"}], "model": "m"}
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    batch.write_text(json.dumps(request) + "\n")
+    write_arrow(empty, {"prompt": ["the quick", None]})
+    files = {"batch": batch, "empty": empty}
+    assert benchmark.main([*words, *(word.format(**files) for word in given)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and message in told
+    assert not started and not (tmp_path / "results").exists()
+
+
+def test_end_tokens_are_kept_and_what_follows_them_is_not(benchmark: ModuleType) -> None:
+    assert benchmark.until_stop([4, 5, 6, 5, 7], [6, 5]) == [4, 5]
+    assert benchmark.until_stop([4, 5], [7]) == [4, 5] and benchmark.until_stop([], [7]) == []
+
+
+def test_it_is_one_file_that_is_no_command_of_the_console() -> None:
+    assert len(SCRIPT.read_text().splitlines()) <= MAX_LINES
+    assert "benchmark" not in COMMANDS
