@@ -11,13 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from specdist.data.run import merging, reading
+from specdist.data.run import merging
 from specdist.data.run.manifest import COMPLETIONS_PER_SHARD, Manifest
 from specdist.data.run.merging import merge_run
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import shard_table
-from specdist.data.store import storage
-from specdist.data.store.storage import read_ahead
 from specdist.utils.errors import UserError
 from tests.data.folders import open_
 from tests.data.samples import row_result
@@ -107,12 +105,12 @@ def test_a_damaged_shard_is_found_when_it_is_merged_as_text(folder: RunFolder, t
         assert not (tmp_path / f"merged{suffix}").exists()
 
 
-NUM_SHARDS = 40
+NUM_SHARDS = 12
 
 
 @pytest.fixture
 def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """Forty shards of two rows."""
+    """Shards of two rows each."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     manifest = Manifest(fingerprint={"num_rows": 2 * NUM_SHARDS, "rows_per_shard": 2, "num_samples": 1})
     folder = open_(tmp_path / "many", manifest=manifest)
@@ -145,34 +143,28 @@ def all_rows(folder: RunFolder) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    "constants",
-    [
-        {},
-        {"SHARDS_PER_READ": 3},
-        {"MAX_OPEN_SHARDS": 7},
-        {"ROWS_PER_PIECE": 5},
-        {"MAX_JOINED_BYTES": 0},
-        {"SMALL_BYTES": 0},
-    ],
+    ("constants", "num_batches"),
+    [({}, 1), ({"ROWS_PER_PIECE": 5}, 6), ({"ROWS_PER_PIECE": 1}, 12), ({"BYTES_PER_PIECE": 0}, 12)],
 )
-def test_shards_are_merged_in_order_however_they_are_read(
-    many: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constants: dict[str, int]
+def test_shards_are_merged_in_order_however_many_are_joined(
+    many: RunFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    constants: dict[str, int],
+    num_batches: int,
 ) -> None:
     for name, value in constants.items():
-        monkeypatch.setattr(reading if name == "SMALL_BYTES" else merging, name, value)
+        monkeypatch.setattr(merging, name, value)
     path = tmp_path / "merged.arrow"
     assert merge_run(many, path) == 2 * NUM_SHARDS
     merged = pa.ipc.open_file(path)
-    assert merged.read_all().equals(all_rows(many))
-    expected = {"MAX_OPEN_SHARDS": 6, "ROWS_PER_PIECE": 14, "MAX_JOINED_BYTES": NUM_SHARDS}
-    assert merged.num_record_batches == next((expected[name] for name in constants if name in expected), 1)
+    assert merged.read_all().equals(all_rows(many)) and merged.num_record_batches == num_batches
 
 
-@pytest.mark.parametrize("shard", [0, 9, 20, 39])
+@pytest.mark.parametrize("shard", [0, 5, 11])
 def test_what_is_wrong_with_one_of_many_shards_is_told_of_that_shard(
-    many: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: int
+    many: RunFolder, tmp_path: Path, shard: int
 ) -> None:
-    monkeypatch.setattr(merging, "MAX_OPEN_SHARDS", 8)
     first, output = 2 * shard, tmp_path / "merged.arrow"
     content = bytearray(many.data_path(shard).read_bytes())
     content[len(content) // 2] ^= 1
@@ -197,16 +189,13 @@ def test_what_is_wrong_with_one_of_many_shards_is_told_of_that_shard(
     assert merge_run(many, output) == 2 * NUM_SHARDS
 
 
-def test_a_shard_with_other_columns_than_the_first_is_named(
-    many: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(merging, "MAX_OPEN_SHARDS", 8)
-    table = pa.ipc.open_file(many.data_path(13)).read_all()
-    for path in many.paths(13).needed:
+def test_a_shard_with_other_columns_than_the_first_is_named(many: RunFolder, tmp_path: Path) -> None:
+    table = pa.ipc.open_file(many.data_path(7)).read_all()
+    for path in many.paths(7).needed:
         path.unlink()
-    many.finish_shard(13, table.drop_columns(["reference"]), shard_stats(0).to_json())
+    many.finish_shard(7, table.drop_columns(["reference"]), shard_stats(0).to_json())
     with pytest.raises(
-        UserError, match=r"shard-00013.arrow does not have the columns of .*shard-00000.arrow"
+        UserError, match=r"shard-00007.arrow does not have the columns of .*shard-00000.arrow"
     ):
         merge_run(many, tmp_path / "merged.arrow")
 
@@ -243,21 +232,3 @@ def test_rows_with_their_own_numbers_of_samples_stay_in_their_shard(tmp_path: Pa
     write(1, [(2, 1), (3, 0), (3, 1)])
     with pytest.raises(UserError, match=r"shard-00000.arrow has 4 rows; .* from 0 to 1, in order"):
         merge_run(folder, tmp_path / "wrong.arrow")
-
-
-def test_what_is_read_ahead_comes_in_order_and_its_errors_too() -> None:
-    asked: list[int] = []
-
-    def square(number: int) -> int:
-        asked.append(number)
-        if number == 50:
-            raise UserError("fifty")
-        return number * number
-
-    found = read_ahead(square, range(1000))
-    assert [next(found) for _ in range(50)] == [number * number for number in range(50)]
-    # No more than a few are computed before they are asked for.
-    assert len(asked) <= 50 + 2 * storage.THREADS_AHEAD + 1
-    with pytest.raises(UserError, match="fifty"):
-        next(found)
-    assert len(asked) <= 50 + 2 * storage.THREADS_AHEAD + 1

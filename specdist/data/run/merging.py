@@ -21,20 +21,16 @@ import pyarrow.parquet
 from specdist.data.formats.json_columns import JsonError, rows_of, values_of
 from specdist.data.run.manifest import ShardPlan
 from specdist.data.run.publishing import ROWS_PER_BATCH
-from specdist.data.run.reading import open_shard, verified_shard
+from specdist.data.run.reading import open_shard
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.store.files import write_atomically
-from specdist.data.store.storage import read_ahead
 from specdist.utils.errors import UserError
 
 # Of values that a format, or Python, does not have.
 MERGE_ERRORS = (pa.ArrowException, TypeError, OverflowError, JsonError)
 SUFFIXES = (".arrow", ".parquet", ".jsonl", ".csv")
-MAX_OPEN_SHARDS, ROWS_PER_PIECE = 1000, 2**16
-# So many are read at a time.
-SHARDS_PER_READ = 16
-# Batches of fewer rows are joined, as long as that takes no more memory than this.
-FEWEST_ROWS_PER_BATCH, MAX_JOINED_BYTES = ROWS_PER_BATCH // 4, 2**28
+# Small shards are written together, up to so many rows or bytes.
+ROWS_PER_PIECE, BYTES_PER_PIECE = 2**16, 2**28
 
 
 def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> int:
@@ -46,19 +42,19 @@ def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> in
     check_output(output, SUFFIXES, overwrite=overwrite)
     tables = verified_tables(folder)
     schema = open_shard(folder.paths(0), verify=False).schema
-    if _has_dictionaries(schema):
+    if any(map(_has_dictionary, schema.types)):
         # The file format allows one dictionary per column, so that all have to be known.
         tables = iter([pa.concat_tables(tables).unify_dictionaries()])
     num_rows = 0
 
-    def counted() -> Iterator[pa.Table]:
+    def pieces() -> Iterator[pa.Table]:
         nonlocal num_rows
-        for table in tables:
-            num_rows += table.num_rows
-            yield table
+        for piece in _joined(tables):
+            num_rows += piece.num_rows
+            yield piece
 
     try:
-        write_atomically(output, lambda file: _write(file, schema, counted(), output.suffix))
+        write_atomically(output, lambda file: _write(file, schema, pieces(), output.suffix))
     except MERGE_ERRORS as error:
         raise UserError(f"--output {output} cannot hold these columns ({error}): use .arrow") from error
     return num_rows
@@ -75,96 +71,65 @@ def check_output(output: Path, suffixes: Sequence[str], *, overwrite: bool) -> N
 
 
 def verified_tables(folder: RunFolder) -> Iterator[pa.Table]:
-    """The rows of a complete run in order, a table of one or more shards at a time, compared with their
-    records. Raises :class:`UserError` if the run is not complete, and where a shard is damaged."""
-    plan = folder.plan()
+    """The rows of each shard of a complete run in order, compared with its record. Raises :class:`UserError`
+    if the run is not complete, and where a shard is damaged or has other columns or rows than planned."""
     missing = folder.missing_shards()
     if missing:
         raise UserError(folder.missing_message(missing))
-    return _pieces(folder, plan)
+    return _verified(folder, folder.plan())
 
 
-def _pieces(folder: RunFolder, plan: ShardPlan) -> Iterator[pa.Table]:
-    """Of several shards together: a piece of a file for each shard would make it slow to read. Few are open
-    at a time, since a process can map only so many files. Raises :class:`UserError` for damage, and for other
-    columns."""
-    read = [range(plan.num_shards)[start:][:SHARDS_PER_READ]
-            for start in range(0, plan.num_shards, SHARDS_PER_READ)]  # fmt: skip
+def _verified(folder: RunFolder, plan: ShardPlan) -> Iterator[pa.Table]:
+    schema = None
+    for shard in range(plan.num_shards):
+        path, table = folder.data_path(shard), open_shard(folder.paths(shard), verify=True)
+        schema = schema or table.schema
+        if not table.schema.equals(schema):
+            raise UserError(f"{path} does not have the columns of {folder.data_path(0)}")
+        if not _is_planned(plan, shard, table):
+            (first, end), num_samples = plan.bounds(shard), plan.num_samples
+            of_each = f"{num_samples} of each" if plan.completions_per_shard is None else "of each"
+            raise UserError(
+                f"{path} has {table.num_rows} rows; the manifest says {plan.num_completions_of(shard)}: "
+                f"{of_each} input row from {first} to {end - 1}, in order"
+            )
+        yield table
+
+
+def _is_planned(plan: ShardPlan, shard: int, table: pa.Table) -> bool:
+    """Whether these are the rows of this shard, as many and in the order as planned."""
+    row_ids, samples = table["row_id"].to_numpy(), table["sample_index"].to_numpy()
+    begins = np.flatnonzero(np.diff(row_ids, prepend=-1))
+    counts = np.diff(begins, append=len(row_ids))
+    return bool(
+        table.num_rows == plan.num_completions_of(shard)
+        and np.array_equal(row_ids[begins], np.arange(*plan.bounds(shard)))
+        and np.array_equal(samples, np.arange(len(row_ids)) - np.repeat(begins, counts))
+        and (plan.completions_per_shard is not None or (counts == plan.num_samples).all())
+    )
+
+
+def _joined(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Small tables together: a piece of a file for each shard would make it slow to read."""
     piece: list[pa.Table] = []
-    num_rows = shard = 0
-    first = None
-    for tables in read_ahead(lambda shards: [verified_shard(folder.paths(shard)) for shard in shards], read):
-        for table in tables:
-            first = table if first is None else first
-            piece.append(table)
-            num_rows += table.num_rows
-            is_last = shard + len(piece) == plan.num_shards
-            if is_last or len(piece) == MAX_OPEN_SHARDS or num_rows >= ROWS_PER_PIECE:
-                yield _joined(folder, plan, shard, piece, first.schema)
-                shard += len(piece)
-                piece, num_rows = [], 0
+    num_rows = num_bytes = 0
+    for table in tables:
+        num_rows, num_bytes = num_rows + table.num_rows, num_bytes + table.nbytes
+        if piece and (num_rows > ROWS_PER_PIECE or num_bytes > BYTES_PER_PIECE):
+            yield _as_one(piece)
+            piece, num_rows, num_bytes = [], table.num_rows, table.nbytes
+        piece.append(table)
+    yield _as_one(piece)
 
 
-def _joined(
-    folder: RunFolder, plan: ShardPlan, shard: int, tables: Sequence[pa.Table], schema: pa.Schema
-) -> pa.Table:
-    """The rows of this shard and those that follow, small batches together. Raises :class:`UserError` for
-    other columns, and for rows that the manifest does not have there."""
-    other = next((place for place, table in enumerate(tables) if not table.schema.equals(schema)), None)
-    if other is not None:
-        paths = folder.data_path(shard + other), folder.data_path(0)
-        raise UserError(f"{paths[0]} does not have the columns of {paths[1]}")
-    joined = pa.concat_tables(tables)
-    if not _is_planned(plan, shard, tables, joined):
-        wrong = (place for place, table in enumerate(tables)
-                 if not _is_planned(plan, shard + place, [table], table))  # fmt: skip
-        place = next(wrong)
-        raise _unplanned(folder, plan, shard + place, tables[place].num_rows)
-    has_small = joined.num_rows < FEWEST_ROWS_PER_BATCH * joined["row_id"].num_chunks
-    # Dictionaries may differ: those of all shards are needed to join them.
-    if not has_small or _has_dictionaries(schema):
-        return joined
-    # To add up all of these takes longer than to join them.
-    num_bytes = SHARDS_PER_READ * sum(table.nbytes for table in tables[::SHARDS_PER_READ])
-    return joined.combine_chunks() if num_bytes <= MAX_JOINED_BYTES else joined
-
-
-def _has_dictionaries(schema: pa.Schema) -> bool:
-    return any(_has_dictionary(field.type) for field in schema)
+def _as_one(tables: Sequence[pa.Table]) -> pa.Table:
+    """A large one stays memory-mapped."""
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:
     children = (kind.field(number).type for number in range(kind.num_fields))
     return pa.types.is_dictionary(kind) or any(map(_has_dictionary, children))
-
-
-def _is_planned(plan: ShardPlan, shard: int, tables: Sequence[pa.Table], joined: pa.Table) -> bool:
-    """Whether these are the rows of this shard and those that follow, as many and in the order as planned."""
-    shards = range(shard, shard + len(tables))
-    if [table.num_rows for table in tables] != [plan.num_completions_of(each) for each in shards]:
-        return False
-    row_ids, sample_ids = joined["row_id"].to_numpy(), joined["sample_index"].to_numpy()
-    begins = np.flatnonzero(np.diff(row_ids, prepend=-1))
-    counts = np.diff(begins, append=len(row_ids))
-    samples = np.arange(len(row_ids)) - np.repeat(begins, counts)
-    firsts = [plan.bounds(each)[0] for each in shards]
-    starts = np.cumsum([0, *(table.num_rows for table in tables[:-1])])
-    return bool(
-        np.array_equal(row_ids[begins], np.arange(firsts[0], plan.bounds(shards[-1])[1]))
-        and np.array_equal(row_ids[starts], firsts)
-        and np.isin(starts, begins).all()
-        and np.array_equal(sample_ids, samples)
-        and (plan.completions_per_shard is not None or (counts == plan.num_samples).all())
-    )
-
-
-def _unplanned(folder: RunFolder, plan: ShardPlan, shard: int, num_rows: int) -> UserError:
-    (first, end), num_samples = plan.bounds(shard), plan.num_samples
-    of_each = f"{num_samples} of each" if plan.completions_per_shard is None else "of each"
-    return UserError(
-        f"{folder.data_path(shard)} has {num_rows} rows; the manifest says {plan.num_completions_of(shard)}: "
-        f"{of_each} input row from {first} to {end - 1}, in order"
-    )
 
 
 def _write(file: BinaryIO, schema: pa.Schema, pieces: Iterator[pa.Table], suffix: str) -> None:
@@ -245,12 +210,13 @@ def _is_structured(kind: pa.DataType) -> bool:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
+    is_any = (
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_fixed_size_binary,
+        pa.types.is_binary_view,
     )
+    return any(is_kind(kind) for is_kind in is_any)
 
 
 def _csv_column(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -14,10 +14,6 @@ from specdist.data.run.publishing import ShardPaths, ShardRecord
 from specdist.data.store.storage import local_copy
 from specdist.utils.errors import UserError
 
-# Up to this size a file is read in one go: that takes less time than to map it.
-SMALL_BYTES = 2**16
-# An Arrow file begins with its name, which is filled up to these.
-MAGIC_BYTES = 8
 # More small files would only take longer to open.
 MAX_TRACES = 2000
 
@@ -28,48 +24,18 @@ def open_shard(paths: ShardPaths, *, verify: bool) -> pa.Table:
     With ``verify`` the file is compared with its recorded checksum, else only with the recorded numbers of
     bytes and rows. Raises :class:`UserError` if they differ.
     """
-    if verify:
-        return verified_shard(paths)
     record = ShardRecord.read(paths.record)
     try:
         with local_copy(paths.data) as data:
-            if record is None or data.stat().st_size != record.num_bytes:
-                raise damaged(paths)
-            table = pa.ipc.open_file(pa.memory_map(str(data))).read_all()
-    except (OSError, pa.ArrowException) as error:
-        raise damaged(paths) from error
-    if table.num_rows != record.num_rows:
-        raise damaged(paths)
-    return table
-
-
-def verified_shard(paths: ShardPaths) -> pa.Table:
-    """The rows of a finished shard whose data has its recorded checksum; a large file is memory-mapped.
-    Raises :class:`UserError` if the data does not match its record."""
-    try:
-        with local_copy(paths.data) as data:
-            content = _content(data)
-        found = len(content), hashlib.sha256(content).hexdigest()
-        record = ShardRecord.read(paths.record)
-        if record is None or (record.num_bytes, record.sha256) != found:
-            raise damaged(paths)
-        if len(content) <= SMALL_BYTES:
-            # Between its magic and its footer the file has the stream's format, which opens faster.
-            table = pa.ipc.open_stream(pa.py_buffer(content).slice(MAGIC_BYTES)).read_all()
-        else:
+            content = pa.memory_map(str(data)).read_buffer()
             table = pa.ipc.open_file(content).read_all()
     except (OSError, pa.ArrowException) as error:
         raise damaged(paths) from error
-    if table.num_rows != record.num_rows:
+    if record is None or (content.size, table.num_rows) != (record.num_bytes, record.num_rows):
+        raise damaged(paths)
+    if verify and hashlib.sha256(content).hexdigest() != record.sha256:
         raise damaged(paths)
     return table
-
-
-def _content(path: Path) -> bytes | pa.Buffer:
-    """All bytes of a file: of a small one read, of another mapped."""
-    with path.open("rb", buffering=0) as file:
-        content = file.read(SMALL_BYTES + 1)
-    return content if len(content) <= SMALL_BYTES else pa.memory_map(str(path)).read_buffer()
 
 
 def read_columns(path: Path, names: Sequence[str]) -> pa.Table:

@@ -26,9 +26,8 @@ import io
 import os
 import re
 import tempfile
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -37,7 +36,7 @@ from specdist.utils.errors import UserError
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 LOCAL = ("file", "local")
-NUM_THREADS, THREADS_AHEAD = 16, 8
+NUM_THREADS = 16
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 WILDCARD = re.compile(r"[*?\[]")
@@ -240,23 +239,6 @@ def in_parallel(path: Path, function: Callable[[Item], Result], items: Iterable[
         return [function(item) for item in items]
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         return list(pool.map(function, items))
-
-
-def read_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """The function's results in order, computed by threads a few items ahead of who takes them: a file of a
-    server is slow to come, and nobody waits for one alone. Raises what the function raises, in its place."""
-    with ThreadPoolExecutor(THREADS_AHEAD) as pool:
-        waiting: deque[Future[Result]] = deque()
-        try:
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) > 2 * THREADS_AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def write_through(path: StorePath, write: Any) -> None:
