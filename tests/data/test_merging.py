@@ -149,7 +149,6 @@ def all_rows(folder: RunFolder) -> pa.Table:
     [
         {},
         {"SHARDS_PER_READ": 3},
-        {"MAX_OPEN_SHARDS": 7},
         {"ROWS_PER_PIECE": 5},
         {"MAX_JOINED_BYTES": 0},
         {"SMALL_BYTES": 0},
@@ -164,7 +163,7 @@ def test_shards_are_merged_in_order_however_they_are_read(
     assert merge_run(many, path) == 2 * NUM_SHARDS
     merged = pa.ipc.open_file(path)
     assert merged.read_all().equals(all_rows(many))
-    expected = {"MAX_OPEN_SHARDS": 6, "ROWS_PER_PIECE": 14, "MAX_JOINED_BYTES": NUM_SHARDS}
+    expected = {"ROWS_PER_PIECE": 14, "MAX_JOINED_BYTES": NUM_SHARDS}
     assert merged.num_record_batches == next((expected[name] for name in constants if name in expected), 1)
 
 
@@ -172,7 +171,7 @@ def test_shards_are_merged_in_order_however_they_are_read(
 def test_what_is_wrong_with_one_of_many_shards_is_told_of_that_shard(
     many: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: int
 ) -> None:
-    monkeypatch.setattr(merging, "MAX_OPEN_SHARDS", 8)
+    monkeypatch.setattr(merging, "ROWS_PER_PIECE", 16)
     first, output = 2 * shard, tmp_path / "merged.arrow"
     content = bytearray(many.data_path(shard).read_bytes())
     content[len(content) // 2] ^= 1
@@ -200,7 +199,7 @@ def test_what_is_wrong_with_one_of_many_shards_is_told_of_that_shard(
 def test_a_shard_with_other_columns_than_the_first_is_named(
     many: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "MAX_OPEN_SHARDS", 8)
+    monkeypatch.setattr(merging, "ROWS_PER_PIECE", 16)
     table = pa.ipc.open_file(many.data_path(13)).read_all()
     for path in many.paths(13).needed:
         path.unlink()

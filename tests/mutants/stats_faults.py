@@ -136,7 +136,7 @@ STATS_FAULTS = (
         "num_verified = num_drafted",
         (TRACING,)),
     Mutant("report-mixes-replicas", "replicas_table",
-        'is_its_S = run.shards["replica"] == place',
-        'is_its_S = run.shards["replica"] >= place',
+        'is_its_S = run.shards.places == place',
+        'is_its_S = run.shards.places >= place',
         ("tests/results/report/test_figures.py",)),
 )

@@ -30,7 +30,7 @@ from specdist.utils.errors import UserError
 # Of values that a format, or Python, does not have.
 MERGE_ERRORS = (pa.ArrowException, TypeError, OverflowError, JsonError)
 SUFFIXES = (".arrow", ".parquet", ".jsonl", ".csv")
-MAX_OPEN_SHARDS, ROWS_PER_PIECE = 1000, 2**16
+ROWS_PER_PIECE = 2**16
 # So many are read at a time.
 SHARDS_PER_READ = 16
 # Batches of fewer rows are joined, as long as that takes no more memory than this.
@@ -85,9 +85,8 @@ def verified_tables(folder: RunFolder) -> Iterator[pa.Table]:
 
 
 def _pieces(folder: RunFolder, plan: ShardPlan) -> Iterator[pa.Table]:
-    """Of several shards together: a piece of a file for each shard would make it slow to read. Few are open
-    at a time, since a process can map only so many files. Raises :class:`UserError` for damage, and for other
-    columns."""
+    """Of several shards together: a piece of a file for each shard would make it slow to read. Raises
+    :class:`UserError` for damage, and for other columns."""
     read = [range(plan.num_shards)[start:][:SHARDS_PER_READ]
             for start in range(0, plan.num_shards, SHARDS_PER_READ)]  # fmt: skip
     piece: list[pa.Table] = []
@@ -99,7 +98,7 @@ def _pieces(folder: RunFolder, plan: ShardPlan) -> Iterator[pa.Table]:
             piece.append(table)
             num_rows += table.num_rows
             is_last = shard + len(piece) == plan.num_shards
-            if is_last or len(piece) == MAX_OPEN_SHARDS or num_rows >= ROWS_PER_PIECE:
+            if is_last or num_rows >= ROWS_PER_PIECE:
                 yield _joined(folder, plan, shard, piece, first.schema)
                 shard += len(piece)
                 piece, num_rows = [], 0
