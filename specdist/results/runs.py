@@ -197,7 +197,7 @@ class Run:
 
 
 class _ShardStats(Mapping[int, Stats]):
-    """Reads a shard's statistics at every access: a run may have many thousands of shards."""
+    """Reads a shard's statistics at every access."""
 
     def __init__(self, folder: RunFolder, shards: tuple[int, ...]) -> None:
         self._folder = folder

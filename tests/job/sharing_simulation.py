@@ -2,8 +2,7 @@
 models.
 
 A replica runs so many sequences at a time. A pass over b of them takes ``PASS_S + ROW_S * b`` and gives each
-a token; or they share the tokens per second of ``RATES``. Lengths of completions are log-normal around a
-power of the prompt's length. Replicas may be killed,
+a token. Lengths of completions are log-normal around a power of the prompt's length. Replicas may be killed,
 paused past the age of their leases, or told to stop.
 """
 
@@ -21,7 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
@@ -45,8 +43,6 @@ from tests.scale.events import Events
 # A pass of a 70B target over a batch, and its growth per sequence; seconds between looks of a simulated
 # replica.
 PASS_S, ROW_S = 0.03, 0.0003
-# Tokens per second of a batch with the defaults, emulated: jobs/benchmarks/emulation-70b-h100-auto.json.
-RATES = ((1, 199.0), (8, 1064.0), (32, 2309.0), (64, 3011.0))
 STEP_S = 0.25
 SILENT_AFTER_S = 60.0
 # A run that takes so long will not end.
@@ -55,8 +51,7 @@ MAX_S = 5000.0
 
 @dataclass(frozen=True, kw_only=True)
 class TailScenario:
-    """``sigma``: of the logarithm of a completion's length for prompts of one length, and ``sibling_sigma``
-    its part by which samples of a row differ; ``has_rates``: with ``RATES``; ``is_new``: with rows
+    """``sigma``: of the logarithm of a completion's length for prompts of one length; ``is_new``: with rows
     in the order of their expected lengths, and sub-shards; else as before them. About once in ``life_s`` a
     replica is killed, paused or stopped; another one joins in the place of one that has ended."""
 
@@ -67,8 +62,6 @@ class TailScenario:
     num_samples: int = 1
     median_tokens: float = 300.0
     sigma: float = 0.9
-    sibling_sigma: float = 0.0
-    has_rates: bool = False
     most_tokens: int = 4096
     is_new: bool = True
     life_s: float = math.inf
@@ -80,20 +73,15 @@ class TailScenario:
 
     def token_s(self, num_seqs: int) -> float:
         """Seconds per token of each sequence of a batch."""
-        if not self.has_rates:
-            return PASS_S + ROW_S * num_seqs
-        sizes, times = [size for size, _ in RATES], [size / rate for size, rate in RATES]
-        return float(np.interp(num_seqs, sizes, times))
+        return PASS_S + ROW_S * num_seqs
 
 
 @dataclass
 class TailOutcome:
     """``first_idle_s``: when a replica first had no sequence to run; ``end_s``: when the run was complete;
-    ``longest_left_s``: how long the sequences that run then take at least, each alone on a replica;
     ``sub_shards``: how many each replica took; ``num_repeated``: completions that were generated again."""
 
     first_idle_s: float = math.inf
-    longest_left_s: float = 0.0
     end_s: float = 0.0
     sub_shards: Counter[str] = field(default_factory=Counter)
     num_repeated: int = 0
@@ -105,21 +93,18 @@ class TailOutcome:
 
 
 class TailSimulation(Events):
-    """Runs a scenario in ``folder``, which is new. ``step_s``: between looks at a replica's sequences."""
-
-    step_s = STEP_S
+    """Runs a scenario in ``folder``, which is new."""
 
     def __init__(self, folder: Path, scenario: TailScenario) -> None:
         super().__init__()
         self.scenario, self.rng, self.outcome = scenario, random.Random(scenario.seed), TailOutcome()
         folder.mkdir(parents=True)
         prompt_sizes = [max(1, round(self.rng.lognormvariate(5, 1))) for _ in range(scenario.num_rows)]
-        row_sigma = (scenario.sigma**2 - scenario.sibling_sigma**2) ** 0.5
         lengths = [
-            self.rng.lognormvariate(math.log(scenario.median_tokens * (size / 150) ** 0.5), row_sigma)
+            self.rng.lognormvariate(math.log(scenario.median_tokens * (size / 150) ** 0.5), scenario.sigma)
             for size in prompt_sizes
         ]
-        self.lengths = [self._of_samples(length) for length in lengths]
+        self.lengths = [min(scenario.most_tokens, 1 + int(length)) for length in lengths]
         table = pa.table({"prompt": ["x" * size for size in prompt_sizes]})
         with pa.ipc.new_file(str(folder / "prompts.arrow"), table.schema) as writer:
             writer.write_table(table)
@@ -138,23 +123,9 @@ class TailSimulation(Events):
         self.num_finished = Counter[tuple[int, int]]()
         self.replicas: list[TailReplica] = []
 
-    def _of_samples(self, length: float) -> list[int]:
-        """The lengths of a row's completions."""
-        scenario = self.scenario
-        others = [1.0] * scenario.num_samples
-        if scenario.sibling_sigma:
-            others = [self.rng.lognormvariate(0, scenario.sibling_sigma) for _ in others]
-        return [min(scenario.most_tokens, 1 + int(length * other)) for other in others]
-
     @property
     def is_complete(self) -> bool:
         return len(RunFolder(self.output).recorded_shards()) == self.scenario.num_shards
-
-    @property
-    def longest_left_s(self) -> float:
-        """What the longest of the sequences that run would take alone."""
-        left = (tokens for replica in self.replicas for _, tokens in replica.running.values())
-        return max(left, default=0.0) * self.scenario.token_s(1)
 
     def join(self) -> None:
         replica = TailReplica(self, f"replica{len(self.replicas)}")
@@ -196,13 +167,8 @@ class _Words:
 class _AtOnce(Uploads):
     """In simulated time a shard has its files at once."""
 
-    def __init__(self, replica: TailReplica) -> None:
-        super().__init__()
-        self._replica = replica
-
     def start(self, publish: Callable[[], bool], then: Callable[[bool], None]) -> None:
         then(publish())
-        self._replica.publishes()
 
 
 class TailReplica:
@@ -237,7 +203,7 @@ class TailReplica:
             clock=clock,
             **options,
         )
-        self._recorder._writer.uploads = _AtOnce(self)
+        self._recorder._writer.uploads = _AtOnce()
         self._beat_at = self._paused_until = -math.inf
         self.running: dict[tuple[int, int], tuple[Request, float]] = {}
         self._requests = iter(self._recorder.requests())
@@ -254,8 +220,6 @@ class TailReplica:
         def counting() -> LeasedShard | None:
             taken = take()
             sub_shards[self.name] += taken is not None and taken.sub_shard is not None
-            if taken is None:
-                self.waits()
             return taken
 
         queue.take = counting  # type: ignore[method-assign]
@@ -277,15 +241,6 @@ class TailReplica:
         self._membership.leave()
         self.has_ended = True
 
-    def ends(self) -> None:
-        """The run is complete."""
-
-    def waits(self) -> None:
-        """It found nothing to take."""
-
-    def publishes(self) -> None:
-        """A shard has its files."""
-
     def beat(self) -> None:
         if self._simulation.now >= self._beat_at:
             self._membership.heartbeat.beat()
@@ -303,12 +258,11 @@ class TailReplica:
         self._generate()
         self._fill()
         if self.running:
-            simulation.after(simulation.step_s, self.step)
+            simulation.after(STEP_S, self.step)
             return
         # The engine has ended: what other replicas hold may come free.
         if not self._recorder.is_run_complete and simulation.outcome.first_idle_s == math.inf:
             simulation.outcome.first_idle_s = simulation.now
-            simulation.outcome.longest_left_s = simulation.longest_left_s
         if self._recorder.lease():
             self._requests, self._is_draining = iter(self._recorder.requests()), False
             simulation.after(0.0, self.step)
@@ -317,19 +271,18 @@ class TailReplica:
             self.has_ended = True
             self._recorder.close()
             self._membership.leave()
-            self.ends()
         else:
             simulation.after(self._recorder.poll_s, self.step)
 
     def _generate(self) -> None:
         """The tokens of a step."""
-        num_tokens = self._simulation.step_s / self._simulation.scenario.token_s(max(1, len(self.running)))
+        num_tokens = STEP_S / self._simulation.scenario.token_s(max(1, len(self.running)))
         for key, (request, left) in list(self.running.items()):
             if left > num_tokens:
                 self.running[key] = request, left - num_tokens
                 continue
             del self.running[key]
-            length = self._simulation.lengths[request.row_id][request.sample_index]
+            length = self._simulation.lengths[request.row_id]
             self._simulation.num_finished[key] += 1
             self._stats.shard(request.shard).num_draft_tokens += 1
             self._recorder.record(
@@ -351,5 +304,5 @@ class TailReplica:
             if request is None:
                 self._is_draining = not scenario.is_new
                 return
-            left = float(self._simulation.lengths[request.row_id][request.sample_index])
+            left = float(self._simulation.lengths[request.row_id])
             self.running[request.row_id, request.sample_index] = request, left

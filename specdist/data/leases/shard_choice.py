@@ -1,8 +1,8 @@
 """Which shards a replica tries to lease, so that neither a lease nor a wait costs more among more replicas.
 
 Few replicas take the shards in order. Many would all try the same one: each draws one of the next. A replica
-that waits watches a few of the others' leases, drawn anew from time to time, so
-that all waiting replicas together watch all of them.
+that waits watches a few of the others' leases, drawn anew from time to time, so that all waiting replicas
+together watch all of them.
 """
 
 from __future__ import annotations
