@@ -1,17 +1,17 @@
-"""Text that every Python installation carries: the language reference and the standard library's docstrings.
+"""Text that every Python installation carries: the docstrings of its standard library.
 
-Modules are parsed with :mod:`ast` and never imported. The language reference (``pydoc_data``) is used if it
-is installed. A document is one module or one topic.
+Modules are parsed with :mod:`ast` and never imported.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import re
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from specdist.utils.errors import UserError
@@ -20,138 +20,60 @@ from specdist.utils.errors import UserError
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings"}
 )
-TOPICS_FILE = Path("pydoc_data", "topics.py")
-SHINGLE_WORDS = 8
-HELD_OUT_ONE_IN = 10
+HELD_OUT_ONE_IN = 8
+NUM_PROMPTS = 96
+NUM_PROMPT_WORDS = (8, 72, 14, 110, 28, 10, 90, 18, 50, 36)
+NUM_REFERENCE_WORDS = 36
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# The docstrings of one module, each under the name of its object.
+Document = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Document:
-    """One module's docstrings or one topic of the language reference, in sections."""
-
-    name: str
-    sections: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        return "\n\n".join(self.sections)
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Documents to train on, and held-out documents."""
-
-    training: tuple[Document, ...]
-    held_out: tuple[Document, ...]
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of all texts in order, and of the two parts' bounds."""
-        digest = hashlib.sha256()
-        for part in (self.training, self.held_out):
-            for document in part:
-                digest.update(hashlib.sha256(document.text.encode()).digest())
-            digest.update(b"end of part")
-        return digest.hexdigest()
-
-
-def load_corpus(*, held_out_one_in: int = HELD_OUT_ONE_IN, stdlib: Path | None = None) -> Corpus:
-    """Read, deduplicate and split the standard library's text; the same files give the same corpus.
-
-    One document in ``held_out_one_in`` is held out, by the hash of its content, independently of the other
-    documents. Raises :class:`UserError` if there is no text.
-    """
+def load_documents(stdlib: Path | None = None) -> tuple[list[Document], list[Document]]:
+    """Documents to train on, and held-out ones, one in eight by the hash of their content. Raises
+    :class:`UserError` if there is no text."""
     stdlib = stdlib or Path(sysconfig.get_path("stdlib"))
-    documents = drop_near_duplicates([*topic_documents(stdlib), *module_documents(stdlib)])
-    if not documents:
+    parts: tuple[list[Document], list[Document]] = ([], [])
+    for path in sorted(stdlib.rglob("*.py")):
+        sections = _sections(path) if SKIPPED_FOLDERS.isdisjoint(path.relative_to(stdlib).parts) else ()
+        if sections:
+            digest = hashlib.sha256("".join(sections).encode()).digest()
+            parts[digest[0] % HELD_OUT_ONE_IN == 0].append(sections)
+    if not all(parts):
         raise UserError(
             f"the standard library folder {stdlib} contains no Python sources to read docstrings from: use a "
             "Python whose standard library is installed as .py files (not a zip or a minimal package)"
         )
-    held_out = {document for document in documents if _is_held_out(document, held_out_one_in)}
-    return Corpus(
-        training=tuple(document for document in documents if document not in held_out),
-        held_out=tuple(document for document in documents if document in held_out),
-    )
+    return parts
 
 
-def topic_documents(stdlib: Path) -> Iterator[Document]:
-    """The topics of the language reference by name, a section per paragraph; none if it is not installed."""
-    path = stdlib / TOPICS_FILE
-    tree = _parse(path) if path.is_file() else None
-    assignments = (node for node in tree.body if isinstance(node, ast.Assign)) if tree else ()
-    for node in assignments:
-        topics = ast.literal_eval(node.value)
-        for name in sorted(topics):
-            paragraphs = (paragraph.strip("\n").rstrip() for paragraph in topics[name].split("\n\n"))
-            yield Document(f"topic {name}", tuple(filter(None, paragraphs)))
-
-
-def module_documents(stdlib: Path) -> Iterator[Document]:
-    """The docstrings of every module by path, a section per module, class and function."""
-    for path in sorted(stdlib.rglob("*.py")):
-        relative = path.relative_to(stdlib)
-        if SKIPPED_FOLDERS.isdisjoint(relative.parts) and relative != TOPICS_FILE:
-            tree = _parse(path)
-            sections = tuple(_docstring_sections(tree)) if tree else ()
-            if sections:
-                yield Document(f"module {relative.as_posix()}", sections)
-
-
-def drop_near_duplicates(documents: Iterable[Document]) -> list[Document]:
-    """Drop each section that mostly repeats earlier ones, and each document that has no section left.
-
-    A section repeats when at least half of its runs of ``SHINGLE_WORDS`` words were seen before: docstrings
-    are copied between a module and its C or pure-Python twin, and topics quote each other.
-    """
-    seen: set[tuple[str, ...]] = set()
-    kept_documents = []
+def cut_prompts(documents: Sequence[Document]) -> tuple[list[str], list[str]]:
+    """Prompts of lengths that take turns, each from the beginning of a docstring on, and the texts that
+    followed them: ``NUM_PROMPTS``, or all that there are, evenly from all documents."""
+    found: list[tuple[str, str]] = []
     for document in documents:
-        kept_sections = []
-        for section in document.sections:
-            shingles = _shingles(section)
-            if 2 * len(shingles & seen) < len(shingles):
-                kept_sections.append(section)
-            seen |= shingles
-        if kept_sections:
-            kept_documents.append(Document(document.name, tuple(kept_sections)))
-    return kept_documents
+        text, section_begin, used_until = "\n\n".join(document), 0, 0
+        for section in document:
+            num_words = NUM_PROMPT_WORDS[len(found) % len(NUM_PROMPT_WORDS)]
+            words = re.compile(r"\S+").finditer(text, section_begin)
+            ends = [word.end() for word in islice(words, num_words + NUM_REFERENCE_WORDS)]
+            if section_begin >= used_until and len(ends) == num_words + NUM_REFERENCE_WORDS:
+                end, used_until = ends[num_words - 1], ends[-1]
+                found.append((text[section_begin:end], text[end:used_until]))
+            section_begin += len(section) + len("\n\n")
+    num = min(NUM_PROMPTS, len(found))
+    chosen = [found[index * len(found) // num] for index in range(num)]
+    return [prompt for prompt, _ in chosen], [reference for _, reference in chosen]
 
 
-def _shingles(text: str) -> set[tuple[str, ...]]:
-    words = text.lower().split()
-    num_shingles = max(1, len(words) - SHINGLE_WORDS + 1)
-    return {tuple(words[start : start + SHINGLE_WORDS]) for start in range(num_shingles)}
-
-
-def _is_held_out(document: Document, one_in: int) -> bool:
-    return int.from_bytes(hashlib.sha256(document.text.encode()).digest()[:8], "big") % one_in == 0
-
-
-def _parse(path: Path) -> ast.Module | None:
-    """The file's syntax tree; None for another Python's syntax, which some distributions have."""
+def _sections(path: Path) -> Document:
+    """The docstrings of a module; none if it is in another Python's syntax, as some distributions have."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sources of the library itself warn about their escape sequences
         try:
-            return ast.parse(path.read_bytes())
+            tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):
-            return None
-
-
-def _docstring_sections(node: ast.AST) -> Iterator[str]:
-    """Docstrings in source order, each under the line that defines its object."""
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        docstring = ast.get_docstring(node)
-        if docstring and docstring.strip():
-            yield _heading(node) + docstring
-    for child in ast.iter_child_nodes(node):
-        yield from _docstring_sections(child)
-
-
-def _heading(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    if isinstance(node, ast.Module):
-        return ""
-    if isinstance(node, ast.ClassDef):
-        bases = ", ".join(ast.unparse(base) for base in node.bases)
-        return f"class {node.name}({bases}):\n" if bases else f"class {node.name}:\n"
-    return f"def {node.name}({ast.unparse(node.args)}):\n"
+            return ()
+    nodes = [node for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
+    texts = [(getattr(node, "name", ""), ast.get_docstring(node)) for node in nodes]
+    return tuple(f"{name}:\n{text}" if name else text for name, text in texts if text)

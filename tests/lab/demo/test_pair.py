@@ -1,8 +1,8 @@
-"""The demo pair at tiny sizes: what a complete folder holds, and when it is built again."""
+"""The demo pair, trained for a moment: what a complete folder holds, and when it is built again."""
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,116 +11,84 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdist.lab.demo import pair
 from specdist.lab.demo.config import PairConfig
-from specdist.lab.demo.pair import build_pair
-from specdist.lab.demo.text import Corpus, load_corpus
-from specdist.utils.errors import UserError
+from specdist.lab.demo.pair import train_demo
+from specdist.lab.demo.text import NUM_PROMPTS, Document, load_documents
 
 STRANGE_TEXT = "héllo  wörld\n\n\tif x:  # 日本 \N{SNOWMAN}\n"
-NUM_PROMPTS = 96
+Parts = tuple[list[Document], list[Document]]
 
 
 @pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    whole = load_corpus()
-    return Corpus(training=whole.training[:40], held_out=whole.held_out)
+def documents() -> Parts:
+    training, held_out = load_documents()
+    return training[:40], held_out
 
 
 @pytest.fixture(scope="module")
-def tiny(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> PairConfig:
-    """The options of a pair that has been built."""
-    config = PairConfig(
-        output=str(tmp_path_factory.mktemp("demo") / "pair"),
-        target_steps=3,
-        draft_steps=3,
-        num_vocab_tokens=400,
-        target_layers=1,
-        target_hidden_size=32,
-        draft_hidden_size=16,
-        num_prompts=NUM_PROMPTS,
+def folder(documents: Parts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a pair that has been built."""
+    output = tmp_path_factory.mktemp("demo") / "pair"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair, "load_documents", lambda: documents)
+        assert "built in" in train_demo(PairConfig(output=str(output), max_seconds=1.0))[0]
+    return output
+
+
+def test_models_load_and_share_one_tokenizer(folder: Path) -> None:
+    target_tokenizer, draft_tokenizer = (
+        AutoTokenizer.from_pretrained(folder / role) for role in ("target", "draft")
     )
-    assert build_pair(config, corpus)[1]
-    return config
-
-
-def test_models_load_and_share_one_tokenizer(tiny: PairConfig) -> None:
-    folders = [Path(tiny.output) / role for role in ("target", "draft")]
-    target_tokenizer, draft_tokenizer = (AutoTokenizer.from_pretrained(folder) for folder in folders)
     assert target_tokenizer.get_vocab() == draft_tokenizer.get_vocab()
     assert target_tokenizer.eos_token_id == draft_tokenizer.eos_token_id is not None
-    for folder in folders:
-        model = AutoModelForCausalLM.from_pretrained(folder)
+    for role in ("target", "draft"):
+        model = AutoModelForCausalLM.from_pretrained(folder / role)
         assert model.config.vocab_size == len(target_tokenizer)
         assert model.config.eos_token_id == target_tokenizer.eos_token_id
 
 
-def test_tokenizer_keeps_any_text_and_has_a_chat_template(tiny: PairConfig) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(Path(tiny.output) / "target")
+def test_tokenizer_keeps_any_text_and_has_a_chat_template(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
     assert tokenizer.decode(tokenizer(STRANGE_TEXT)["input_ids"]) == STRANGE_TEXT
     messages = [{"role": "user", "content": "Why?"}]
     chat = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert chat == "user: Why?\n\nassistant:"
 
 
-def test_prompts_have_their_columns_and_clearly_different_lengths(tiny: PairConfig, corpus: Corpus) -> None:
-    with pa.memory_map(str(Path(tiny.output) / "prompts.arrow")) as source:
+def test_prompts_have_their_columns_and_clearly_different_lengths(folder: Path, documents: Parts) -> None:
+    with pa.memory_map(str(folder / "prompts.arrow")) as source:
         prompts = pa.ipc.open_file(source).read_all()
     assert [(field.name, str(field.type)) for field in prompts.schema] == [
-        ("id", "int64"),
-        ("prompt", "string"),
-        ("reference", "string"),
-    ]
+        ("id", "int64"), ("prompt", "string"), ("reference", "string")
+    ]  # fmt: skip
     assert prompts["id"].to_pylist() == list(range(NUM_PROMPTS))
-    tokenizer = AutoTokenizer.from_pretrained(Path(tiny.output) / "target")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
     num_tokens = [len(tokenizer(prompt)["input_ids"]) for prompt in prompts["prompt"].to_pylist()]
-    assert min(num_tokens) < 24 < 160 < max(num_tokens)
-    held_out = [document.text for document in corpus.held_out]
+    assert min(num_tokens) < 32 < 160 < max(num_tokens) < 600
+    held_out = ["\n\n".join(document) for document in documents[1]]
     for row in prompts.to_pylist():
         assert any(row["prompt"] + row["reference"] in text for text in held_out)
 
 
-def test_a_complete_pair_is_reused(tiny: PairConfig, corpus: Corpus) -> None:
-    weights = Path(tiny.output) / "target" / "model.safetensors"
-    before = weights.stat().st_mtime_ns
-    record, is_new = build_pair(tiny, corpus)
-    assert not is_new
-    assert weights.stat().st_mtime_ns == before
-    assert record == pair.read_record(Path(tiny.output))
-
-
-def test_a_killed_build_is_repeated(
-    tiny: PairConfig, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_complete_pair_is_reused_and_another_or_a_killed_one_is_built(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = dataclasses.replace(tiny, output=str(tmp_path))
-    with monkeypatch.context() as patch:
-        # Everything is there except the completion record.
-        patch.setattr(pair, "write_json", _killed)
-        with pytest.raises(KeyboardInterrupt):
-            build_pair(config, corpus)
-    assert (tmp_path / "target").is_dir()
-    with monkeypatch.context() as patch:
-        patch.setattr(pair, "greedy_agreement", _killed)
-        with pytest.raises(KeyboardInterrupt):
-            build_pair(config, corpus)
-    assert pair.read_record(tmp_path) is None
-    assert build_pair(config, corpus)[1]
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"target", "draft", "prompts.arrow", pair.RECORD_NAME}
-
-
-def test_other_settings_or_another_text_are_another_pair(tiny: PairConfig, corpus: Corpus) -> None:
-    other_text = dataclasses.replace(corpus, training=corpus.training[1:])
-    assert build_pair(dataclasses.replace(tiny, seed=1), corpus)[1]
-    assert build_pair(tiny, other_text)[1]
-    assert build_pair(tiny, corpus)[1]
-
-
-def test_options_out_of_range_and_too_many_prompts_are_refused(
-    tiny: PairConfig, corpus: Corpus, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match="--target_hidden_size 100 must be a multiple of 16"):
-        dataclasses.replace(tiny, target_hidden_size=100)
-    with pytest.raises(UserError, match="--num_prompts 100000 is more than"):
-        build_pair(dataclasses.replace(tiny, output=str(tmp_path), num_prompts=100_000), corpus)
+    built: list[PairConfig] = []
+    monkeypatch.setattr(pair, "_build", lambda config, output: built.append(config))
+    config = PairConfig(output=str(folder), max_seconds=1.0)
+    assert "complete already" in train_demo(config)[0] and not built
+    other = PairConfig(output=str(folder), max_seconds=2.0)
+    for number in (1, 1):
+        assert train_demo(other)[0] and len(built) == number
+    monkeypatch.setattr(pair.platform, "python_version", lambda: "3.99")
+    train_demo(other)
+    assert len(built) == 2
+    monkeypatch.setattr(pair, "_build", _killed)
+    with pytest.raises(KeyboardInterrupt):
+        train_demo(config)
+    assert not (folder / pair.RECORD).exists()
+    monkeypatch.setattr(pair, "_build", lambda config, output: built.append(config))
+    train_demo(config)
+    assert len(built) == 3 and json.loads((folder / pair.RECORD).read_text())["max_seconds"] == 1.0
 
 
 def _killed(*_: object) -> None:

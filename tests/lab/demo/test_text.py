@@ -1,13 +1,12 @@
-"""The demo's text: its sources, what is dropped, and how it is split."""
+"""The demo's text: its sources, and how it is split."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from specdist.lab.demo.text import Corpus, Document, drop_near_duplicates, load_corpus
+from specdist.lab.demo.text import NUM_PROMPTS, cut_prompts, load_documents
 from specdist.utils.errors import UserError
 
 MODULE = '''"""A module about {name}."""
@@ -30,66 +29,28 @@ def write_stdlib(folder: Path, names: list[str]) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return load_corpus()
+def test_this_python_has_enough_text_the_same_each_time_and_in_one_part() -> None:
+    training, held_out = load_documents()
+    assert len(training) > len(held_out) > 0 and (training, held_out) == load_documents()
+    assert sum(len(section) for document in training for section in document) > 500_000
+    assert set(training).isdisjoint(held_out)
+    prompts, references = cut_prompts(held_out)
+    assert len(prompts) == len(references) == len(set(prompts)) == NUM_PROMPTS
 
 
-def test_this_python_has_enough_text(corpus: Corpus) -> None:
-    assert len(corpus.training) > len(corpus.held_out) > 0
-    assert sum(len(document.text) for document in corpus.training) > 500_000
-
-
-def test_the_same_files_give_the_same_again() -> None:
-    folder = Path(asyncio.__file__).parent
-    first, second = (load_corpus(held_out_one_in=2, stdlib=folder) for _ in range(2))
-    assert first.training and first.held_out
-    assert first.fingerprint == second.fingerprint
-
-
-def test_no_document_is_in_both_parts(corpus: Corpus) -> None:
-    training = {document.text for document in corpus.training}
-    assert training.isdisjoint(document.text for document in corpus.held_out)
-    names = [document.name for document in corpus.training + corpus.held_out]
-    assert len(set(names)) == len(names)
-
-
-def test_docstrings_come_in_source_order_under_their_definitions(tmp_path: Path) -> None:
-    corpus = load_corpus(held_out_one_in=1, stdlib=write_stdlib(tmp_path, ["apples"]))
-    (document,) = corpus.held_out
-    assert document.sections == (
-        "A module about apples.",
-        "class Thing(Base):\nWhat a thing is to apples.",
-        "def act(self, times=2):\nAct on apples, that many times.",
-    )
-
-
-def test_missing_topics_tests_and_other_syntax_are_skipped(tmp_path: Path) -> None:
-    stdlib = write_stdlib(tmp_path, ["kept", "test/left_out", "site-packages/left_out"])
+def test_docstrings_stand_under_their_names_and_other_files_are_skipped(tmp_path: Path) -> None:
+    """Tests, installed packages, and what is not in this Python's syntax."""
+    names = [f"kept{number}" for number in range(30)]
+    stdlib = write_stdlib(tmp_path, [*names, "test/left_out", "site-packages/left_out"])
     (stdlib / "python2.py").write_text("print 'no Python 3'")
     (stdlib / "undecodable.py").write_bytes(b"'\xff'")
-    corpus = load_corpus(held_out_one_in=1, stdlib=stdlib)
-    assert [document.name for document in corpus.held_out] == ["module kept.py"]
-
-
-def test_topics_are_read_where_there_are_any(tmp_path: Path) -> None:
-    (tmp_path / "pydoc_data").mkdir()
-    (tmp_path / "pydoc_data" / "topics.py").write_text("topics = {'b': 'One.\\n\\nTwo.\\n', 'a': 'Three.'}")
-    corpus = load_corpus(held_out_one_in=1, stdlib=tmp_path)
-    assert corpus.held_out == (Document("topic a", ("Three.",)), Document("topic b", ("One.", "Two.")))
+    training, held_out = load_documents(stdlib)
+    assert len(training) + len(held_out) == 30
+    (document,) = [each for each in training + held_out if each[0] == "A module about kept7."]
+    assert document[1:] == ("Thing:\nWhat a thing is to kept7.", "act:\nAct on kept7, that many times.")
+    assert cut_prompts(held_out) == ([], [])
 
 
 def test_a_folder_without_sources_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=str(tmp_path)):
-        load_corpus(held_out_one_in=2, stdlib=tmp_path)
-
-
-def test_of_near_duplicates_only_the_first_is_kept() -> None:
-    sentence = "A generator yields each value of the iterable once, and then it stops for "
-    first = Document("first", (sentence + "good.",))
-    nearly = Document("nearly", (sentence + "ever.", "Something of its own."))
-    copy = Document("copy", first.sections)
-    assert drop_near_duplicates([first, nearly, copy]) == [
-        first,
-        Document("nearly", ("Something of its own.",)),
-    ]
+        load_documents(tmp_path)
