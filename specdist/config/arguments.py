@@ -16,7 +16,9 @@ import inspect
 import itertools
 import re
 import reprlib
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -63,6 +65,8 @@ PLAIN_TAGS = frozenset(
 GROUP_TITLE = "_argument_group_name"
 # In a configuration: which of its path options may be URLs, too.
 URL_OPTIONS = "_url_options"
+# And those that its --help shows, one line each; all of them are shown by --help all.
+MAIN_OPTIONS = "_main_options"
 # In that of a job that generates, too: the options of jobs/generate.py, which it may not have.
 OPTIONS_OF_RUNS = "_options_of_runs"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -126,6 +130,7 @@ class CommandParser(argparse.ArgumentParser):
 
     # Where an option of the YAML file stands, for messages.
     places: Mapping[str, str] = {}
+    all_options = "--help lists all options"
 
     def values(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """What :meth:`parse_args` gives. Raises :class:`UserError`, for an unknown option with the nearest
@@ -146,7 +151,7 @@ class CommandParser(argparse.ArgumentParser):
         """A remedy for a name that is not an option's."""
         names = [action.dest for action in self._actions if action.option_strings]
         found = difflib.get_close_matches(name.replace("-", "_"), names, n=1)
-        return f": did you mean --{found[0]}?" if found else "; --help lists all options"
+        return f": did you mean --{found[0]}?" if found else f"; {self.all_options}"
 
     def error(self, message: str) -> NoReturn:
         match = re.match(r"argument (--\w+)[^:]*: (.*)", message, re.DOTALL)
@@ -154,7 +159,7 @@ class CommandParser(argparse.ArgumentParser):
             missing = message.removeprefix("the following arguments are required: ")
             names = ", ".join(part.split("/")[0] for part in missing.split(", "))
             raise UserError(
-                f"{names} must be given" if missing != message else f"{message}; --help lists all options"
+                f"{names} must be given" if missing != message else f"{message}; {self.all_options}"
             )
         place = self.places.get(match[1][2:])
         raise UserError(f"{match[1]}: {match[2]}" + (f" ({place})" if place else ""))
@@ -164,10 +169,12 @@ class OptionParser(HfArgumentParser, CommandParser):
     """One parser for the groups of a configuration."""
 
     def __init__(self, config_class: type[DataclassInstance], config_parser: argparse.ArgumentParser) -> None:
+        self._main = tuple(getattr(config_class, MAIN_OPTIONS, ()))
         HfArgumentParser.__init__(
             self,
             list(groups_of(config_class)),
             allow_abbrev=False,
+            add_help=not self._main,
             parents=[config_parser],
             formatter_class=OptionHelp,
             usage="%(prog)s [--config FILE] [--option value ...]",
@@ -177,6 +184,28 @@ class OptionParser(HfArgumentParser, CommandParser):
         self._of_runs = frozenset(getattr(config_class, OPTIONS_OF_RUNS, ()))
         self._lists = {item.name for item in fields if "action" in item.metadata}
         self.places: dict[str, str] = {}
+        if self._main:
+            self.all_options = "--help all lists all options"
+            self.add_argument(
+                "--help", nargs="?", choices=["all"], action=ShowHelp,
+                help="all = every option with all that is to be said of it",
+            )  # fmt: skip
+
+    def main_help(self) -> str:
+        """The main options of each group, with the beginning of what is said of them."""
+        width = shutil.get_terminal_size().columns
+        lines = [self.format_usage().rstrip()]
+        for group in self._action_groups:
+            actions = [each for each in group._group_actions if each.dest in self._main]
+            if actions:
+                lines += ["", f"{group.title}:"]
+            for action in actions:
+                about = re.split(r"; | \(|\. ", action.help or "")[0]
+                is_told = action.default is None or action.default is False or "default" in about
+                about += "" if is_told or action.required else f" (default: {action.default})"
+                lines.append(f"  --{action.dest:22}{textwrap.shorten(about, width - 26, placeholder=' ...')}")
+        lines += ["", f"{len(self._main)} of {len(self._names)} options; {self.all_options}"]
+        return "\n".join(lines) + "\n"
 
     def nearest(self, name: str) -> str:
         if name in self._of_runs:
@@ -230,6 +259,17 @@ class OptionParser(HfArgumentParser, CommandParser):
                 f"{place} is {item.value}, which is {value} in YAML: write it as a decimal number"
             )
         return value
+
+
+class ShowHelp(argparse.Action):
+    """``--help``: the main options; ``--help all``: all of them."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _namespace: Any, values: Any, _option: str | None = None
+    ) -> None:
+        assert isinstance(parser, OptionParser)
+        sys.stdout.write(parser.format_help() if values == "all" else parser.main_help())
+        parser.exit()
 
 
 class YamlOptions:

@@ -87,6 +87,12 @@ class GenerateConfig(
 
     _argument_group_name = "Run"
     _url_options: ClassVar[tuple[str, ...]] = ("prompts", "output")
+    _main_options: ClassVar[tuple[str, ...]] = (
+        "output", "limit", "tp_size", "draft_placement", "prompts", "prompt_column", "messages_column",
+        "system_prompt", "target", "draft", "dtype", "device", "target_quantization", "policy", "overlap",
+        "num_draft_tokens", "num_samples", "max_new_tokens", "stop", "seed", "temperature", "top_k", "top_p",
+        "max_num_seqs", "max_seq_len",
+    )  # fmt: skip
 
     output: str = option(
         help="folder of the run, or a URL such as s3://bucket/run: shards/, stats/, manifest.json, ..."

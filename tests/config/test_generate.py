@@ -117,7 +117,7 @@ def test_what_yaml_reads_as_something_else_is_refused_with_the_line(
     ("values", "fragment"),
     [
         (NEEDED | {"top_q": 1}, r"line \d: top_q is not an option: did you mean --top_[pk]\?"),
-        (NEEDED | {"zzz": 1}, r"line \d: zzz is not an option; --help lists all options"),
+        (NEEDED | {"zzz": 1}, r"line \d: zzz is not an option; --help all lists all options"),
         (NEEDED | {"seed": "x"}, r"--seed: invalid int value: 'x' \(--config .*, line \d\)"),
         (NEEDED | {"rows_per_shard": 1.5}, "invalid int value: '1.5'"),
         (NEEDED | {"dtype": "float64"}, "--dtype: invalid choice: '?float64"),
@@ -134,7 +134,7 @@ def test_the_file_is_checked_like_the_command_line(tmp_path: Path, values: Any, 
     ("arguments", "message"),
     [
         (["--tempurature", "1"], "--tempurature is not an option: did you mean --temperature?"),
-        (["--zzz"], "--zzz is not an option; --help lists all options"),
+        (["--zzz"], "--zzz is not an option; --help all lists all options"),
         (["word"], "word is not an option: a value without an option"),
         (["--top_k", "x"], "--top_k: invalid int value: 'x'"),
         (["--top-k", "x"], "--top_k: invalid int value: 'x'"),
@@ -150,7 +150,7 @@ def test_an_unknown_option_is_reported_in_one_line(arguments: list[str], message
 
 def test_the_help_has_titled_groups_and_prints_each_default_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        parsed("--help")
+        parsed("--help", "all")
     assert end.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     titles = ["Run:", "Prompts:", "Models:", "Speculation:", "Sampling:", "Batch:",
@@ -159,6 +159,21 @@ def test_the_help_has_titled_groups_and_prints_each_default_once(capsys: pytest.
     for name in (item.name for item in dataclasses.fields(GenerateConfig)):
         assert text.count(f"--{name} ") >= 1, name
     assert "(default: None)" not in text and "default 20) (default" not in text
+
+
+def test_the_short_help_has_the_main_options_on_one_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone it notices a main option that is no option any more, and one whose line is too long."""
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as end:
+        parsed("--help")
+    assert end.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split()[0][2:] for line in lines if line.startswith("  --")]
+    assert sorted(shown) == sorted(GenerateConfig._main_options) and len(shown) == 25
+    assert len(lines) <= 50 and max(map(len, lines)) <= 100
+    assert lines[-1].endswith("--help all lists all options")
 
 
 @pytest.mark.parametrize(
