@@ -152,7 +152,6 @@ class DraftWorker:
         self._runner.update_pages(request.page_updates)
         state, slots_R = self._draft_state, request.slots_R
         first = self._resolve(request)
-        self._keep(slots_R)
         report = self._ahead.branches.adopt(slots_R, first, self._ahead.shape.num_branches)
         self._ahead.begin_round(request)
         first_R = state.num_committed[slots_R]
