@@ -47,6 +47,10 @@ ELSEWHERE = {
          "tests/lab/demo/test_shipped_files.py::test_accelerate_starts_the_ranks_that_a_configuration_needs",
          "tests/lab/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
     ),
+    "jobs/benchmark.py": (
+        "starts a process for every engine",
+        ["tests/lab/test_benchmark.py::test_every_engine_is_measured_on_the_same_rows"],
+    ),
     "jobs/offline.sh": (
         "downloads gigabytes",
         ["tests/test_offline.py::test_what_is_there_is_used_and_the_rest_comes_from_the_folder"],
