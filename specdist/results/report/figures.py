@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from specdist.data.stats.fields import DraftTimes, TargetTimes
 from specdist.data.stats.shard import Stats
 from specdist.results.report.runs import FinishedShard, ReportedRun
 from specdist.results.report.style import (
@@ -147,7 +148,10 @@ def shard_times(runs: Sequence[ReportedRun]) -> Figure:
 
 def times_by_role(run: ReportedRun) -> Mapping[str, Mapping[str, int]]:
     """Nanoseconds by role and kind of work, without kinds that took none."""
-    times = {"target": run.total.target_ns, "draft": run.total.draft_ns}
+    times: dict[str, TargetTimes | DraftTimes] = {
+        "target": run.total.target_ns,
+        "draft": run.total.draft_ns,
+    }
     return {
         role: {kind: ns for kind in WORK_COLOURS if (ns := dataclasses.asdict(found).get(kind, 0))}
         for role, found in times.items()

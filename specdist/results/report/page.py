@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ NOT_COMPARED = ("output", "overwrite")
 PACKAGES = ("specdist", "torch", "transformers", "deepspeed")
 
 Value = Callable[[ReportedRun], str]
+
+
+def _version(package: str, run: ReportedRun) -> str:
+    return str(run.info.get("versions", {}).get(package, NOTHING))
+
+
 # Groups of the table: what each line says of a run.
 LINES: Mapping[str, Mapping[str, Value]] = {
     "Speed": {
@@ -74,10 +81,7 @@ LINES: Mapping[str, Mapping[str, Value]] = {
         "exactness": lambda run: "exact" if run.is_exact else "NOT exact",
         "reproducibility": lambda run: str(run.info.get("reproducibility", NOTHING)),
         "device": lambda run: str(run.info.get("device", NOTHING)),
-        **{
-            name: lambda run, name=name: str(run.info.get("versions", {}).get(name, NOTHING))
-            for name in PACKAGES
-        },
+        **{name: partial(_version, name) for name in PACKAGES},
     },
 }  # fmt: skip
 
