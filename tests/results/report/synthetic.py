@@ -14,7 +14,7 @@ from specdist.data.leases.opening import open_run_folder
 from specdist.data.run.manifest import Manifest
 from specdist.data.run.run_folder import RunFolder
 from specdist.data.stats.rows import RowResult, shard_table
-from specdist.data.stats.shard import AheadOutcome, Stats
+from specdist.data.stats.shard import Stats
 from specdist.data.stats.traces import TracedToken, trace_table
 
 MS = 1_000_000
@@ -35,7 +35,6 @@ class SyntheticRun:
     is_exact: bool = True
     is_traced: bool = True
     has_draft: bool = True
-    is_asynchronous: bool = False
     num_error_rows: int = 0
     num_replicas: int = 1
     world_size: int = 3
@@ -55,7 +54,7 @@ def _config(run: SyntheticRun) -> dict[str, Any]:
         "prompts": "data/prompts.parquet", "output": "runs/synthetic", "target": "models/target",
         "draft": "models/draft" if run.has_draft else None, "policy": policy if run.has_draft else "none",
         "num_draft_tokens": run.num_draft_tokens,
-        "overlap": "asynchronous" if run.is_asynchronous else "synchronous",
+        "overlap": "synchronous",
         "acceptance": "rejection", "temperature": 0.7, "max_new_tokens": NUM_TOKENS, "stop": [],
         "rows_per_shard": run.rows_per_shard, "trace": run.is_traced,
     }  # fmt: skip
@@ -120,9 +119,6 @@ def coin_row(row_id: int, generator: random.Random, stats: Stats, run: Synthetic
             num_accepted += 1
         trusted = num_accepted if not run.is_exact else 0
         stats.observe_block(num_drafted=num_drafted, num_accepted=num_accepted, num_trusted=trusted)
-        is_miss = num_accepted < num_drafted
-        outcome = AheadOutcome(3 * run.is_asynchronous, False, 0, 0, 0)
-        stats.observe_ahead(outcome, is_reached=not is_miss, is_miss=is_miss)
         trace += [
             TracedToken(
                 round_, depth, num_tokens + depth, 7, entropy, 1 - entropy / 4, 1 - entropy / 5,

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 from markupsafe import escape
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.report import total_stats
@@ -21,7 +19,6 @@ from specdist.results.report import write_report
 from specdist.results.report.figures import make_figures
 from specdist.results.report.page import draw
 from specdist.results.report.runs import read_runs
-from specdist.results.report.style import report_style
 from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 from tests.results.report.synthetic import BAD_PROMPT, BAD_REASON
@@ -142,44 +139,6 @@ def test_runs_are_compared_by_what_differs(pages: dict[str, Path]) -> None:
     assert re.findall(r'<th scope="col">(\w+)</th>', sections(text)["numbers"]) == [
         "plain", "longer", "lossy", "unfinished", "alone", "failed",
     ]  # fmt: skip
-
-
-def overlapping_texts(figure: Figure) -> list[tuple[str, str]]:
-    """Pairs of texts of a picture that cover each other."""
-    figure.draw_without_rendering()
-    hidden: set[Text] = set()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                if not low <= tick.get_loc() <= high:
-                    hidden |= {tick.label1, tick.label2}
-    shown = [
-        (text.get_text(), text.get_window_extent())
-        for text in figure.findobj(Text)
-        if text.get_visible() and text.get_text().strip() and text not in hidden
-    ]
-    return [
-        (one, other)
-        for index, (one, box) in enumerate(shown)
-        for other, other_box in shown[:index]
-        if box.overlaps(other_box)
-    ]
-
-
-def test_the_check_for_overlapping_texts_finds_some() -> None:
-    figure = Figure()
-    figure.text(0.5, 0.5, "one")
-    figure.text(0.51, 0.5, "other")
-    assert overlapping_texts(figure) == [("other", "one")]
-
-
-def test_no_text_in_a_picture_covers_another(runs: dict[str, Path]) -> None:
-    for paths in ([runs["lossy"]], [runs["longer"]], list(runs.values())):
-        figures = make_figures(read_runs(paths))
-        with report_style():
-            for name, figure in figures.items():
-                assert figure is not None and not overlapping_texts(figure), (paths, name)
 
 
 def test_the_same_run_gives_the_same_pictures(runs: dict[str, Path]) -> None:
