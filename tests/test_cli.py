@@ -29,7 +29,7 @@ MISTAKES = {
     "distill": [*RUN, "--draft", "small", "--new_draft", "new", "--teacher", "sorcery"],
     "collect": [*RUN, "--draft", "small", "--kind", "sorcery"],
     "train-head": ["--kind", "acceptance"],
-    "train-demo": ["--output", "run", "--target_steps", "0"],
+    "train-demo": ["--output", "run", "--max_seconds", "0"],
     "make-synthetic": ["--shape", "huge", "--output", "run"],
 }
 STOPPED = "raise KeyboardInterrupt"
