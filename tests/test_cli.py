@@ -28,7 +28,7 @@ MISTAKES = {
     "distill": [*RUN, "--draft", "small", "--new_draft", "new", "--teacher", "sorcery"],
     "collect": [*RUN, "--draft", "small", "--kind", "sorcery"],
     "train-head": ["--kind", "acceptance"],
-    "train-demo": ["--output", "run", "--target_steps", "0"],
+    "train-demo": ["--output", "run", "--max_seconds", "0"],
 }
 STOPPED = "raise KeyboardInterrupt"
 SCRIPT = """
