@@ -5,35 +5,30 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from specdist.config.arguments import URL, option
 from specdist.utils.errors import UserError
-from specdist.utils.rules import SEED, Refusals, Rule, check_options, within
+from specdist.utils.rules import Refusals, Rule, check_options, within
 
-GSM8K, HUMANEVAL, ROUGE, EXACT_MATCH = "gsm8k", "humaneval", "rouge", "exact_match"
-MULTIPLE_CHOICE, LIKELIHOOD, LM_EVAL = "multiple_choice", "likelihood", "lm_eval"
-TASKS = (GSM8K, HUMANEVAL, ROUGE, EXACT_MATCH, MULTIPLE_CHOICE, LIKELIHOOD, LM_EVAL)
+GSM8K, MATH, HUMANEVAL, ROUGE = "gsm8k", "math", "humaneval", "rouge"
+EXACT_MATCH, MULTIPLE_CHOICE, LM_EVAL = "exact_match", "multiple_choice", "lm_eval"
+TASKS = (GSM8K, MATH, HUMANEVAL, ROUGE, EXACT_MATCH, MULTIPLE_CHOICE, LM_EVAL)
 PLUGIN = "plug-in"
 PLUGIN_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 # The tasks that an option is for; it is refused with all others.
 OPTIONS_OF_TASKS = {
-    "reference_column": (GSM8K, ROUGE, EXACT_MATCH, MULTIPLE_CHOICE),
+    "reference_column": (GSM8K, MATH, ROUGE, EXACT_MATCH, MULTIPLE_CHOICE),
     "choices_column": (MULTIPLE_CHOICE,),
-    "cut_at": (GSM8K, HUMANEVAL, ROUGE, EXACT_MATCH, MULTIPLE_CHOICE, PLUGIN),
+    "cut_at": (GSM8K, MATH, HUMANEVAL, ROUGE, EXACT_MATCH, MULTIPLE_CHOICE, PLUGIN),
     "ignore_case": (EXACT_MATCH,),
     "ignore_punctuation": (EXACT_MATCH,),
     "use_stemmer": (ROUGE,),
-    "problem_column": (HUMANEVAL,),
     "k": (HUMANEVAL,),
     "allow_code_execution": (HUMANEVAL,),
     "time_limit_s": (HUMANEVAL,),
     "memory_limit_mib": (HUMANEVAL,),
-    "num_workers": (HUMANEVAL,),
-    "model": (LIKELIHOOD,),
-    "device": (LIKELIHOOD,),
-    "max_num_batched_tokens": (LIKELIHOOD,),
 }
 
 
@@ -81,11 +76,6 @@ class EvaluateConfig:
     use_stemmer: bool = option(False, help="rouge: compare word stems (Porter stemmer)")
 
     # Code
-    problem_column: str | None = option(
-        None,
-        help="humaneval: column with the problems' own text, of which chat answers leave out a part "
-        "(default: problem, else the message with the function, else the prompt)",
-    )
     k: list[int] | None = option(
         None, action="extend", at_least=1,
         help="humaneval: the values of k in pass@k (default: 1 and the number of samples per prompt)",
@@ -98,21 +88,9 @@ class EvaluateConfig:
         2048, rule=within(at_least=64, text="must be at least 64, which Python itself needs"),
         help="humaneval: memory limit of a program, in MiB",
     )  # fmt: skip
-    num_workers: int = option(
-        0, at_least=0, help="humaneval: number of programs run in parallel; 0 = one per CPU core"
-    )
-
-    # Likelihood
-    model: str | None = option(None, help="likelihood: folder or hub id of the target")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", help="likelihood: auto = cuda if available")
-    max_num_batched_tokens: int = option(
-        4096, above=0, help="likelihood: maximum number of tokens per pass, including padding"
-    )
 
     # Statistics
     confidence: float = option(0.95, above=0, below=1, help="confidence level of the bootstrap intervals")
-    num_resamples: int = option(2000, at_least=100, help="number of bootstrap resamples")
-    seed: int = option(0, rule=SEED, help="seed of the bootstrap and of the paired test")
 
     # lm-evaluation-harness
     lm_eval_export: list[str] | None = option(
@@ -121,7 +99,7 @@ class EvaluateConfig:
         ".arrow file --output, and the options that they require to a .yaml file next to it",
     )  # fmt: skip
     lm_eval_include: str | None = option(
-        None, help="with --lm_eval_export: folder of additional task YAML files"
+        None, help="with --lm_eval_export: folder of task YAML files, in place of the harness's own"
     )
     lm_eval_num_fewshot: int | None = option(
         None, at_least=0, help="with --lm_eval_export: number of few-shot examples"
@@ -143,9 +121,7 @@ class EvaluateConfig:
           for name, tasks in OPTIONS_OF_TASKS.items()),
         ("task", lambda o: o.task_kind == HUMANEVAL and not o.allow_code_execution,
          "runs programs written by a model on this machine: add --allow_code_execution to allow it; they "
-         "run in a sandbox, which is not a virtual machine"),
-        ("task", lambda o: o.task_kind == LIKELIHOOD and o.model is None,
-         "needs --model, the folder of the target"),
+         "run in a sandbox against mistakes, which is no guard against an attacker"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -1,17 +1,18 @@
 """Generation tasks of lm-evaluation-harness: export their prompts, and evaluate a run with their metrics.
 
-The harness asks a model while it evaluates, but a run answers later. So it runs twice: first with a model
-that records the requests, and, when the run is complete, with one that answers from it. The settings of the
-export are stored with every prompt.
+The harness asks a model while it evaluates, but a run answers later. So it runs twice, and asks the same both
+times: first with a model that records the requests, and, when the run is complete, with one that answers from
+it. The settings of the export are stored with every prompt.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,10 @@ from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-TASK_COLUMN, DOC_COLUMN, REQUEST_COLUMN = "lm_eval_task", "lm_eval_doc_id", "lm_eval_request"
-SETTINGS_COLUMN = "lm_eval_settings"
-COLUMNS = (TASK_COLUMN, DOC_COLUMN, REQUEST_COLUMN, SETTINGS_COLUMN)
-GENERATE = "generate_until"
+# The number of the request, in the order in which the harness asks, and the settings of the export.
+REQUEST_COLUMN, SETTINGS_COLUMN = "lm_eval_request", "lm_eval_settings"
 # The harness's generation options that a run supports.
 KNOWN_OPTIONS = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
-NUM_BOOTSTRAPS = 1000
 
 
 def export_prompts(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
@@ -59,26 +57,34 @@ def export_prompts(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
         "num_fewshot": config.lm_eval_num_fewshot,
         "limit": config.lm_eval_limit,
     }
-    recorder = _answering({})
+    recorder = _answering(None)
     _evaluate(recorder, settings, predict_only=True)
-    options = run_options(recorder.asked)
-    table = _prompt_table(recorder.asked, {**settings, "options": options})
+    settings["options"] = options = run_options(recorder.asked)
+    num_prompts = len(recorder.asked)
+    table = pa.table(
+        {
+            "prompt": [request.args[0] for request in recorder.asked],
+            REQUEST_COLUMN: pa.array(range(num_prompts), pa.int64()),
+            SETTINGS_COLUMN: [json.dumps(settings)] * num_prompts,
+        }
+    )
     write_arrow(output, table)
     content = yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
     write_atomically(options_path, lambda file: file.write(content.encode()))
     text = (
-        f"{table.num_rows:,} prompts of {', '.join(config.lm_eval_export)}: {output}\n"
+        f"{num_prompts:,} prompts of {', '.join(config.lm_eval_export)}: {output}\n"
         f"python jobs/generate.py --config {options_path} --prompts {output} --target TARGET --output RUN\n"
         f"python jobs/evaluate.py RUN --task {LM_EVAL}"
     )
-    return text, {"output": str(output), "options": str(options_path), "num_prompts": table.num_rows}
+    return text, {"output": str(output), "options": str(options_path), "num_prompts": num_prompts}
 
 
 def check_harness(completions: Completions, config: EvaluateConfig) -> dict[str, Any]:
     """The settings of the export. Raises :class:`UserError` if the run's prompts were not exported, or its
     options are not those that the tasks require."""
     _require_package()
-    completions.check_columns(dict.fromkeys(COLUMNS, f"--task {LM_EVAL} (see --lm_eval_export)"))
+    wanted = dict.fromkeys((REQUEST_COLUMN, SETTINGS_COLUMN), f"--task {LM_EVAL} (see --lm_eval_export)")
+    completions.check_columns(wanted)
     found = completions.table[SETTINGS_COLUMN].unique().to_pylist()
     if len(found) != 1:
         raise UserError(
@@ -98,41 +104,39 @@ def score_harness(completions: Completions, config: EvaluateConfig) -> Scores:
     The facts hold the harness's own aggregates, which are the same for metrics that it averages.
     """
     settings = check_harness(completions, config)
-    names = ("row_id", "sample_index", "finish_reason", *answer_columns(completions), *COLUMNS)
-    rows = completions.rows(*names)
-    rows = [row for row in rows if row["sample_index"] == 0]
+    names = ("row_id", "sample_index", "finish_reason", *answer_columns(completions), REQUEST_COLUMN)
+    rows = {row[REQUEST_COLUMN]: row for row in completions.rows(*names) if row["sample_index"] == 0}
     until = settings["options"].get("stop")
     answers = {
-        _key(row): (row["prompt"], "" if row["finish_reason"] == ERROR else answer_of(row, until))
-        for row in rows
+        number: (row["prompt"], "" if row["finish_reason"] == ERROR else answer_of(row, until))
+        for number, row in rows.items()
     }
-    results = _evaluate(_answering(answers), settings, predict_only=False)
-    row_ids = {(row[TASK_COLUMN], row[DOC_COLUMN]): row["row_id"] for row in reversed(rows)}
-    columns, metrics, prompt_ids_P = _by_document(results["samples"], row_ids)
+    model = _answering(answers)
+    results = _evaluate(model, settings, predict_only=False)
+    # A document that a task asks several times has the row of its first request.
+    asked = reversed([*enumerate(model.asked)])
+    row_ids = {(request.task_name, request.doc_id): rows[number]["row_id"] for number, request in asked}
+    columns, metrics = _by_document(results["samples"], row_ids)
     aggregates = {
-        task: {name: float(value) for name, value in found.items() if _is_number(value)}
+        task: {name: float(value) for name, value in found.items() if isinstance(value, Real)}
         for task, found in results["results"].items()
     }
     facts = {"lm_eval": aggregates, "lm_eval_version": results.get("lm_eval_version"), "settings": settings}
-    return Scores(columns=columns, metrics=metrics, prompt_ids_P=prompt_ids_P, facts=facts)
+    return Scores(columns=columns, metrics=metrics, facts=facts)
 
 
 def run_options(asked: Sequence[Any]) -> dict[str, Any]:
     """Options of ``jobs/generate.py`` for these requests. Raises :class:`UserError` if they differ."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
-    by_task: dict[str, list[str]] = {}
-    for request in asked:
-        wanted = json.dumps(_options(request, normalize_gen_kwargs(request.args[1])))
-        tasks = by_task.setdefault(wanted, [])
-        if request.task_name not in tasks:
-            tasks.append(request.task_name)
-    if len(by_task) > 1:
-        groups = "; ".join(f"{', '.join(tasks)}: {wanted}" for wanted, tasks in by_task.items())
-        raise UserError(
-            f"--lm_eval_export: the tasks require different options; export them separately: {groups}"
-        )
-    options: dict[str, Any] = json.loads(next(iter(by_task)))
+    found = [(_options(request, normalize_gen_kwargs(request.args[1])), request) for request in asked]
+    options, first = found[0]
+    for others, request in found:
+        if others != options:
+            raise UserError(
+                "--lm_eval_export: the tasks require different options; export them separately: "
+                f"{first.task_name}: {json.dumps(options)}; {request.task_name}: {json.dumps(others)}"
+            )
     return options
 
 
@@ -151,50 +155,14 @@ def _options(request: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_options(fingerprint: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Compare the run's options with those that the tasks require. Stop strings that the run did not have are
-    no difference: completions are cut at them here."""
-    wanted = {"top_k": 0, "top_p": 1.0, **options}
-    for name in ("temperature", "max_new_tokens", "top_k", "top_p"):
-        is_greedy = wanted["temperature"] == 0 == fingerprint["temperature"]
-        if fingerprint[name] != wanted[name] and not (is_greedy and name.startswith("top_")):
+    wanted = {"top_k": 0, "top_p": 1.0, "stop": None, **options}
+    for name, value in wanted.items():
+        is_unused = name.startswith("top_") and wanted["temperature"] == 0
+        if (fingerprint[name] or None) != (value or None) and not is_unused:
             raise UserError(
-                f"--task {LM_EVAL}: the run had {name} {fingerprint[name]}, but its tasks require "
-                f"{wanted[name]}: generate with the .yaml file that --lm_eval_export has written, as --config"
+                f"--task {LM_EVAL}: the run had {name} {fingerprint[name]}, but its tasks require {value}: "
+                "generate with the .yaml file that --lm_eval_export has written, as --config"
             )
-    others = sorted(set(fingerprint["stop"] or ()) - set(options.get("stop", ())))
-    if others:
-        raise UserError(
-            f"--task {LM_EVAL}: the run stopped at {others[0]!r}, which its tasks do not use as a stop "
-            "string: generate with the .yaml file that --lm_eval_export has written, as --config"
-        )
-
-
-def _key(row: Mapping[str, Any]) -> tuple[str, int, int]:
-    return row[TASK_COLUMN], row[DOC_COLUMN], row[REQUEST_COLUMN]
-
-
-def _prompt_table(asked: Sequence[Any], settings: Mapping[str, Any]) -> pa.Table:
-    keys = _request_keys(asked)
-    return pa.table(
-        {
-            "prompt": [request.args[0] for request in asked],
-            TASK_COLUMN: [task for task, _, _ in keys],
-            DOC_COLUMN: pa.array([doc for _, doc, _ in keys], pa.int64()),
-            REQUEST_COLUMN: pa.array([number for _, _, number in keys], pa.int64()),
-            SETTINGS_COLUMN: [json.dumps(settings)] * len(asked),
-        }
-    )
-
-
-def _request_keys(asked: Sequence[Any]) -> list[tuple[str, int, int]]:
-    """Task, document, and number of the request: a document has several if a task repeats them."""
-    seen: Counter[tuple[str, int]] = Counter()
-    keys = []
-    for request in asked:
-        document = (request.task_name, request.doc_id)
-        keys.append((*document, seen[document]))
-        seen[document] += 1
-    return keys
 
 
 def _require_package() -> None:
@@ -208,8 +176,9 @@ def _require_package() -> None:
         ) from error
 
 
-def _answering(answers: Mapping[tuple[str, int, int], tuple[str, str]]) -> Any:
-    """A model for the harness, which records its requests and returns the given answers, or else ''."""
+def _answering(answers: Mapping[int, tuple[str, str]] | None) -> Any:
+    """A model for the harness, which records its requests and answers each with the text for its number, if
+    it has the same prompt; without ``answers`` with ''."""
     from lm_eval.api.model import LM
 
     class Answering(LM):  # its base exists only where the package is installed
@@ -218,43 +187,37 @@ def _answering(answers: Mapping[tuple[str, int, int], tuple[str, str]]) -> Any:
             self.asked: list[Any] = []
 
         def generate_until(self, requests: list[Any]) -> list[str]:
+            start = len(self.asked)
             self.asked += requests
-            if not answers:
-                return [""] * len(requests)
-            return [
-                self._answer(key, request)
-                for key, request in zip(_request_keys(requests), requests, strict=True)
-            ]
+            return [self._answer(number, request) for number, request in enumerate(requests, start)]
 
-        def _answer(self, key: tuple[str, int, int], request: Any) -> str:
-            prompt, answer = answers.get(key, (None, ""))
+        def _answer(self, number: int, request: Any) -> str:
+            if answers is None:
+                return ""
+            prompt, answer = answers.get(number, (None, ""))
             if prompt != request.args[0]:
                 what = "is not in the run" if prompt is None else "has a different prompt in the run"
                 raise UserError(
-                    f"--task {LM_EVAL}: request {key[2]} of document {key[1]} of {key[0]} {what}: was the "
-                    "run made from this export, and is it complete?"
+                    f"--task {LM_EVAL}: request {number}, for document {request.doc_id} of "
+                    f"{request.task_name}, {what}: was the run made from this export, and is it complete?"
                 )
             return answer
 
         def loglikelihood(self, requests: list[Any]) -> Any:
-            raise _not_generated(requests)
+            raise UserError(
+                f"--lm_eval_export {requests[0].task_name}: the task requires likelihoods, but a run has "
+                "only completions: choose tasks whose output_type is generate_until"
+            )
 
-        def loglikelihood_rolling(self, requests: list[Any]) -> Any:
-            raise _not_generated(requests)
+        loglikelihood_rolling = loglikelihood
 
     return Answering()
-
-
-def _not_generated(requests: Sequence[Any]) -> UserError:
-    return UserError(
-        f"--lm_eval_export {requests[0].task_name}: the task requires likelihoods, but a run has only "
-        f"completions: choose tasks whose output_type is {GENERATE}"
-    )
 
 
 def _evaluate(model: Any, settings: Mapping[str, Any], *, predict_only: bool) -> dict[str, Any]:
     """Run the harness. Raises :class:`UserError` for any error of it."""
     from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
 
     try:
         results = simple_evaluate(
@@ -262,8 +225,10 @@ def _evaluate(model: Any, settings: Mapping[str, Any], *, predict_only: bool) ->
             tasks=list(settings["tasks"]),
             num_fewshot=settings["num_fewshot"],
             limit=settings["limit"],
-            task_manager=_task_manager(settings),
-            bootstrap_iters=0 if predict_only else NUM_BOOTSTRAPS,
+            task_manager=TaskManager(
+                include_path=settings["include"], include_defaults=settings["include"] is None
+            ),
+            bootstrap_iters=0,
             predict_only=predict_only,
             confirm_run_unsafe_code=predict_only,
         )
@@ -277,42 +242,24 @@ def _evaluate(model: Any, settings: Mapping[str, Any], *, predict_only: bool) ->
     return dict(results)
 
 
-def _task_manager(settings: Mapping[str, Any]) -> Any:
-    """The harness's own thousands of tasks are left out if the folder has all that are needed."""
-    from lm_eval.tasks import TaskManager
-
-    include = settings["include"]
-    if include is not None:
-        manager = TaskManager(include_path=include, include_defaults=False)
-        if set(settings["tasks"]) <= set(manager.all_tasks):
-            return manager
-    return TaskManager(include_path=include)
-
-
 def _by_document(
     samples: Mapping[str, Sequence[Mapping[str, Any]]], row_ids: Mapping[tuple[str, int], int]
-) -> tuple[dict[str, list[Any]], dict[str, Metric], np.ndarray]:
-    """Rows of every task, document and filter, and for each metric its sums over documents, which are the
-    prompts of their task."""
-    prompt_ids_P = np.unique(np.array(list(row_ids.values()), np.int64))
+) -> tuple[dict[str, list[Any]], dict[str, Metric]]:
+    """Rows of every task, document, filter and metric with its value, and for each metric of a task its mean
+    over documents. Metrics that are no numbers are left to the harness."""
     names = ("row_id", "task", "doc_id", "filter", "metric", "value")
-    columns: dict[str, list[Any]] = {name: [] for name in names}
-    sums: dict[str, np.ndarray] = {}
+    rows: list[tuple[Any, ...]] = []
     for task, found in samples.items():
         for sample in found:
-            row_id = row_ids[task, sample["doc_id"]]
-            for metric in sample["metrics"]:
-                if not _is_number(sample[metric]):
-                    continue
-                value = float(sample[metric])
-                entry = (row_id, task, sample["doc_id"], sample["filter"], metric, value)
-                for column, item in zip(columns.values(), entry, strict=True):
-                    column.append(item)
-                name = f"{task}: {metric}, {sample['filter']}"
-                sums.setdefault(name, np.zeros((2, len(prompt_ids_P))))
-                sums[name][:, np.searchsorted(prompt_ids_P, row_id)] += value, 1
-    return columns, {name: Metric(*sums_2P) for name, sums_2P in sums.items()}, prompt_ids_P
+            place = (row_ids[task, sample["doc_id"]], task, sample["doc_id"], sample["filter"])
+            values = ((metric, sample[metric]) for metric in sample["metrics"])
+            rows += [(*place, metric, float(value)) for metric, value in values if _is_finite(value)]
+    values: dict[str, dict[int, float]] = {}
+    for row_id, task, _, chosen, metric, value in rows:
+        values.setdefault(f"{task}: {metric}, {chosen}", {})[row_id] = value
+    metrics = {name: Metric.of([*found], [*found.values()]) for name, found in values.items()}
+    return {name: [row[index] for row in rows] for index, name in enumerate(names)}, metrics
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, bool, np.number, np.bool_))
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (Real, np.bool_)) and math.isfinite(value)

@@ -21,7 +21,6 @@ from specdist.utils.errors import UserError
 KEY = ("row_id", "sample_index")
 # How rows can differ: by a token, by their length or finish reason, or by an error in one run.
 TOKEN, LENGTH, FAILED = "token", "length", "error"
-QUARTILES = {"min": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1.0}
 # Fields of the manifest's fingerprint that decide the target's own completion of a prompt.
 SAMPLE_FIELDS = {"target", "dtype", "temperature", "max_new_tokens", "stop"}
 DRAWING_FIELDS = {"top_k", "top_p", "seed"}
@@ -39,29 +38,32 @@ class Identity:
 
     Attributes:
         num_rows: rows in both runs; ``num_only_first`` and ``num_only_second`` are in one of them.
-        num_identical: rows with the same tokens and the same finish reason.
-        kinds: number of differing rows by kind: ``token``; ``length``: one is the beginning of the other;
-            ``error``.
-        first_differences: position of the first difference in each differing completion [N'].
-        relative_positions: the same, divided by the longer completion's length.
         num_common_tokens, num_tokens: of the first run's rows, tokens before the first difference, and all.
-        columns: per row, for differences.arrow.
         expectation: whether the same tokens are to be expected, and why.
+        columns: per row [N], for differences.arrow: the kind of the difference, and its position; None for
+            rows with the same tokens and the same finish reason.
     """
 
     num_rows: int
     num_only_first: int
     num_only_second: int
-    num_identical: int
-    kinds: Mapping[str, int]
-    first_differences: np.ndarray
-    relative_positions: np.ndarray
     num_common_tokens: int
     num_tokens: int
     expectation: str
     columns: Mapping[str, list[Any]] = field(repr=False)
 
+    @property
+    def kinds(self) -> Counter[str]:
+        """Number of differing rows by kind: ``token``; ``length``: one is the beginning of the other;
+        ``error``."""
+        return Counter(kind for kind in self.columns["difference"] if kind is not None)
+
+    @property
+    def num_identical(self) -> int:
+        return self.num_rows - self.kinds.total()
+
     def document(self) -> dict[str, Any]:
+        positions = [position for position in self.columns["first_difference"] if position is not None]
         return {
             "num_rows": self.num_rows,
             "num_rows_only_in_first": self.num_only_first,
@@ -72,9 +74,7 @@ class Identity:
                 self.num_common_tokens / self.num_tokens if self.num_tokens else None
             ),
             "kinds_of_difference": dict(self.kinds),
-            "first_difference": quartiles(self.first_differences),
-            "first_difference_relative": quartiles(self.relative_positions),
-            "first_difference_histogram": position_histogram(self.first_differences),
+            "median_first_difference": float(np.median(positions)) if positions else None,
             "expectation": self.expectation,
         }
 
@@ -87,39 +87,25 @@ def compare_tokens(first: Completions, second: Completions) -> Identity:
     if not len(index_first):
         raise UserError(f"{first.path} and {second.path} have no row in common, by row_id and sample_index")
     _check_prompts(first, second, index_first, index_second)
-    ours = tables[0].take(pa.array(index_first))
-    theirs = tables[1].take(pa.array(index_second))
-    parts = [
-        _compare(*row)
-        for row in zip(
-            _token_lists(ours),
-            _token_lists(theirs),
-            ours["finish_reason"].to_pylist(),
-            theirs["finish_reason"].to_pylist(),
-            strict=True,
-        )
-    ]
-    lengths = [len(tokens) for tokens in _token_lists(ours)]
-    differing = [part for part in parts if part is not None]
-    common = [
-        length if part is None else min(part.position, length)
-        for part, length in zip(parts, lengths, strict=True)
-    ]
+    ours, theirs = tables[0].take(pa.array(index_first)), tables[1].take(pa.array(index_second))
+    our_tokens = _token_lists(ours)
+    ends = [rows["finish_reason"].to_pylist() for rows in (ours, theirs)]
+    found = [_compare(*row) for row in zip(our_tokens, _token_lists(theirs), *ends, strict=True)]
+    lengths = [len(tokens) for tokens in our_tokens]
     return Identity(
-        num_rows=len(parts),
-        num_only_first=tables[0].num_rows - len(parts),
-        num_only_second=tables[1].num_rows - len(parts),
-        num_identical=len(parts) - len(differing),
-        kinds=Counter(part.kind for part in differing),
-        first_differences=np.array([part.position for part in differing], np.int64),
-        relative_positions=np.array([part.position / max(1, part.num_tokens) for part in differing]),
-        num_common_tokens=sum(common),
+        num_rows=len(found),
+        num_only_first=tables[0].num_rows - len(found),
+        num_only_second=tables[1].num_rows - len(found),
+        num_common_tokens=sum(
+            length if position is None else min(position, length)
+            for (_, position), length in zip(found, lengths, strict=True)
+        ),
         num_tokens=sum(lengths),
         expectation=expectation(first, second),
         columns={
             **{name: ours[name].to_pylist() for name in KEY},
-            "difference": [None if part is None else part.kind for part in parts],
-            "first_difference": [None if part is None else part.position for part in parts],
+            "difference": [kind for kind, _ in found],
+            "first_difference": [position for _, position in found],
         },
     )
 
@@ -155,43 +141,20 @@ def expectation(first: Completions, second: Completions) -> str:
     return f"the same tokens, up to rounding: the runs have the same settings{limit}"
 
 
-def quartiles(values: np.ndarray) -> dict[str, float] | None:
-    """None without values."""
-    if not len(values):
-        return None
-    return {name: float(np.quantile(values, share)) for name, share in QUARTILES.items()}
-
-
-def position_histogram(positions: np.ndarray) -> list[dict[str, int]]:
-    """In intervals that double: 0, 1, 2-3, 4-7, ...; empty ones are left out."""
-    buckets = Counter(int(position).bit_length() for position in positions)
-    return [
-        {"from": 2 ** (bits - 1) if bits else 0, "to": 2**bits - 1 if bits else 0, "num_rows": buckets[bits]}
-        for bits in sorted(buckets)
-    ]
-
-
-@dataclass(frozen=True)
-class _Parting:
-    """The first difference of a row's completions; ``num_tokens`` are those of the longer one."""
-
-    kind: str
-    position: int
-    num_tokens: int
-
-
-def _compare(ours: np.ndarray, theirs: np.ndarray, our_end: str, their_end: str) -> _Parting | None:
-    """None for completions with the same tokens and the same finish reason."""
-    shorter, longer = sorted((len(ours), len(theirs)))
+def _compare(
+    ours: np.ndarray, theirs: np.ndarray, our_end: str, their_end: str
+) -> tuple[str | None, int | None]:
+    """The kind of difference between two completions, and its position."""
+    shorter = min(len(ours), len(theirs))
     unequal = np.flatnonzero(ours[:shorter] != theirs[:shorter])
     position = int(unequal[0]) if len(unequal) else shorter
     if (our_end == FAILED) != (their_end == FAILED):
-        return _Parting(FAILED, position, longer)
+        return FAILED, position
     if len(unequal):
-        return _Parting(TOKEN, position, longer)
-    if shorter != longer or our_end != their_end:
-        return _Parting(LENGTH, position, longer)
-    return None
+        return TOKEN, position
+    if len(ours) != len(theirs) or our_end != their_end:
+        return LENGTH, position
+    return None, None
 
 
 def _matching_rows(first: pa.Table, second: pa.Table) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from specdist.results.evaluate.config import EvaluateConfig
 from specdist.results.evaluate.reading import Completions
-from specdist.results.evaluate.scores import Groups, Scores
+from specdist.results.evaluate.scores import Metric, Scores
 from specdist.results.evaluate.tasks.texts import ERROR, IDENTITY_COLUMNS, cut, identity_columns
 from specdist.utils.errors import UserError
 
@@ -64,11 +64,10 @@ def score_plugin(completions: Completions, config: EvaluateConfig) -> Scores:
     if taken:
         raise UserError(f"--task {config.task}: {taken[0]} is also a column of the rows; rename the score")
     numbers = {name: [0.0 if each is None else each[name] for each in found] for name in names}
-    groups = Groups.of([row["row_id"] for row in rows])
+    row_ids = [row["row_id"] for row in rows]
     return Scores(
         columns={**identity_columns(rows), **numbers},
-        metrics={name: groups.mean(values) for name, values in numbers.items()},
-        prompt_ids_P=groups.prompt_ids_P,
+        metrics={name: Metric.of(row_ids, values) for name, values in numbers.items()},
     )
 
 

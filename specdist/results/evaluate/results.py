@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.store.files import write_atomically, write_json
 from specdist.results.evaluate.identity import Identity
-from specdist.results.evaluate.intervals import Interval, PairedComparison
-from specdist.results.evaluate.scores import Metric
 from specdist.utils.errors import UserError
 from specdist.utils.table import Table
 
@@ -27,8 +23,6 @@ COLUMN_TYPES = {
     "answer": pa.string(),
     "outcome": pa.string(),
     "detail": pa.string(),
-    "num_tokens": pa.int64(),
-    "log_likelihood": pa.float64(),
     "difference": pa.string(),
     "first_difference": pa.int64(),
 }
@@ -71,25 +65,9 @@ def write_arrow(path: Path, table: pa.Table) -> None:
     write_atomically(path, write)
 
 
-def metric_document(metric: Metric, interval: Interval | None) -> dict[str, Any]:
-    return {
-        "value": metric.value,
-        "interval": None if interval is None else [interval.low, interval.high],
-        "interval_method": None if interval is None else interval.method,
-        "num_prompts": int(np.count_nonzero(metric.denominators_P)),
-    }
-
-
-def paired_document(found: PairedComparison) -> dict[str, Any]:
-    values = dataclasses.asdict(found)
-    values["interval"] = None if found.interval is None else [found.interval.low, found.interval.high]
-    values["interval_method"] = None if found.interval is None else found.interval.method
-    return values
-
-
 def metrics_table(metrics: Mapping[str, Mapping[str, Any]], confidence: float) -> str:
     rows = [
-        [name, _shown(found["value"]), _range(found["interval"]), f"{found['num_prompts']:,}"]
+        [name, f"{found['value']:.4f}", _range(found["interval"]), f"{found['num_prompts']:,}"]
         for name, found in metrics.items()
     ]
     return Table(["metric", "value", f"{confidence:.0%} interval", "prompts"], rows).console()
@@ -99,18 +77,17 @@ def paired_table(comparisons: Mapping[str, Mapping[str, Any]], confidence: float
     rows = [
         [
             name,
-            _shown(found["first"]),
-            _shown(found["second"]),
-            _shown(found["difference"], "+"),
+            f"{found['first']:.4f}",
+            f"{found['second']:.4f}",
+            f"{found['difference']:+.4f}",
             _range(found["interval"]),
             f"{found['num_better']:,} / {found['num_worse']:,}",
             f"{found['p_value']:.3g}",
-            found["test"],
         ]
         for name, found in comparisons.items()
     ]
     header = ["metric", "run", "against", "difference", f"{confidence:.0%} interval", "better / worse", "p"]
-    return Table([*header, "test"], rows).console()
+    return Table(header, rows).console()
 
 
 def identity_lines(identity: Identity) -> list[str]:
@@ -128,28 +105,12 @@ def identity_lines(identity: Identity) -> list[str]:
         share = found["share_of_tokens_before_first_difference"]
         lines += [
             f"differing rows by kind: {kinds}",
-            f"tokens before the first difference: {_shown(share, percent=True)} of all",
-            f"first difference: {_quartiles(found['first_difference'], '{:,.0f}')} (position)",
-            f"                  {_quartiles(found['first_difference_relative'], '{:.2f}')} (of the length)",
+            f"first difference: at token {found['median_first_difference']:,.0f} (median)",
         ]
-        most = max(bucket["num_rows"] for bucket in found["first_difference_histogram"])
-        for bucket in found["first_difference_histogram"]:
-            low, high = bucket["from"], bucket["to"]
-            name = f"{low:,}" if low == high else f"{low:,}-{high:,}"
-            bar = "#" * max(1, round(40 * bucket["num_rows"] / most))
-            lines.append(f"  {name:>13} {bucket['num_rows']:>8,} {bar}")
+        if share is not None:
+            lines.append(f"tokens before the first difference: {share:.2%} of all")
     return lines
 
 
-def _quartiles(found: Mapping[str, float], style: str) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {style.format(value)}" for name, value in found.items())
-
-
 def _range(interval: Sequence[float] | None) -> str:
-    return "-" if interval is None else f"{_shown(interval[0])} .. {_shown(interval[1])}"
-
-
-def _shown(value: float | None, sign: str = "", *, percent: bool = False) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2%}" if percent else f"{value:{sign}.4f}"
+    return "-" if interval is None else f"{interval[0]:.4f} .. {interval[1]:.4f}"

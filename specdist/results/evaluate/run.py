@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,8 +15,8 @@ from specdist.results.evaluate.config import (
     EXACT_MATCH,
     GSM8K,
     HUMANEVAL,
-    LIKELIHOOD,
     LM_EVAL,
+    MATH,
     MULTIPLE_CHOICE,
     PLUGIN,
     ROUGE,
@@ -31,9 +32,7 @@ from specdist.results.evaluate.results import (
     ROWS_FILE,
     check_output,
     identity_lines,
-    metric_document,
     metrics_table,
-    paired_document,
     paired_table,
     write_results,
 )
@@ -41,32 +40,18 @@ from specdist.results.evaluate.scores import Scores
 from specdist.results.evaluate.tasks.gsm8k import gsm8k_column, score_gsm8k
 from specdist.results.evaluate.tasks.humaneval import check_humaneval, score_humaneval
 from specdist.results.evaluate.tasks.multiple_choice import check_multiple_choice, score_multiple_choice
-from specdist.results.evaluate.tasks.texts import (
-    ERROR,
-    check_rouge,
-    exact_match_column,
-    score_exact_match,
-    score_rouge,
-)
+from specdist.results.evaluate.tasks.packaged import check_math, check_rouge, score_math, score_rouge
+from specdist.results.evaluate.tasks.texts import ERROR, exact_match_column, score_exact_match
 from specdist.utils.errors import UserError
 
-
-def _score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores:
-    from specdist.results.evaluate.tasks.likelihood import (
-        score_likelihood,  # torch, which no other task needs
-    )
-
-    return score_likelihood(completions, config)
-
-
 # By task: what scores a run, and what checks columns, packages and functions before anything is scored.
-FUNCTIONS: dict[str, tuple[Callable[[Completions, EvaluateConfig], Scores], Callable[..., object] | None]] = {
+FUNCTIONS: dict[str, tuple[Callable[[Completions, EvaluateConfig], Scores], Callable[..., object]]] = {
     GSM8K: (score_gsm8k, gsm8k_column),
+    MATH: (score_math, check_math),
     HUMANEVAL: (score_humaneval, check_humaneval),
     ROUGE: (score_rouge, check_rouge),
     EXACT_MATCH: (score_exact_match, exact_match_column),
     MULTIPLE_CHOICE: (score_multiple_choice, check_multiple_choice),
-    LIKELIHOOD: (_score_likelihood, None),
     LM_EVAL: (score_harness, check_harness),
     PLUGIN: (score_plugin, lambda _, config: load_function(config.task)),
 }
@@ -82,10 +67,9 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     first = read_completions(mirrored(config.run))
     second = None if config.against is None else read_completions(mirrored(config.against))
     runs = [first] if second is None else [first, second]
-    score, check = (None, None) if config.task_kind is None else FUNCTIONS[config.task_kind]
-    for run in runs:
-        if check is not None:
-            check(run, config)
+    if config.task_kind is not None:
+        for run in runs:
+            FUNCTIONS[config.task_kind][1](run, config)
     parts, document = [_describe(run) for run in runs], _document(config, first)
     tables: dict[str, Mapping[str, Any]] = {}
     if second is not None:
@@ -93,7 +77,8 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
         parts.append("\n".join(identity_lines(identity)))
         document |= {"against": config.against, "identity": identity.document()}
         tables[DIFFERENCES_FILE] = identity.columns
-    if score is not None:
+    if config.task_kind is not None:
+        score = FUNCTIONS[config.task_kind][0]
         scores = score(first, config)
         other = None if second is None else score(second, config)
         tables[ROWS_FILE] = scores.columns
@@ -142,8 +127,6 @@ def _document(config: EvaluateConfig, completions: Completions) -> dict[str, Any
         "errors": dict(errors.most_common()),
         "num_cut_completions": _num_cut(completions),
         "confidence": config.confidence,
-        "num_resamples": config.num_resamples,
-        "seed": config.seed,
         "options": config.task_options,
     }
 
@@ -164,30 +147,26 @@ def _num_prompts(completions: Completions) -> int:
 
 
 def _figures(scores: Scores, config: EvaluateConfig) -> dict[str, dict[str, Any]]:
-    intervals = {
-        name: bootstrap_interval(metric, **_bootstrap(config)) for name, metric in scores.metrics.items()
+    return {
+        name: {
+            "value": metric.value,
+            "interval": bootstrap_interval(metric.values_P, config.confidence),
+            "num_prompts": len(metric.values_P),
+        }
+        for name, metric in scores.metrics.items()
     }
-    return {name: metric_document(metric, intervals[name]) for name, metric in scores.metrics.items()}
-
-
-def _bootstrap(config: EvaluateConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in ("confidence", "num_resamples", "seed")}
 
 
 def _compare(scores: Scores, other: Scores | None, config: EvaluateConfig) -> dict[str, dict[str, Any]]:
     """Compare the prompts of both runs. Raises :class:`UserError` if no prompt was scored in both."""
-    if other is None:
-        return {}
-    _, ours, theirs = np.intersect1d(scores.prompt_ids_P, other.prompt_ids_P, return_indices=True)
-    if not len(ours):
-        raise UserError(f"--against {config.against}: no prompt was scored in both runs")
-    return {
-        name: paired_document(
-            compare_paired(metric.take(ours), other.metrics[name].take(theirs), **_bootstrap(config))
-        )
-        for name, metric in scores.metrics.items()
-        if name in other.metrics
-    }
+    found = {}
+    for name, metric in scores.metrics.items() if other is not None else ():
+        if other is not None and name in other.metrics:
+            compared = compare_paired(metric, other.metrics[name], config.confidence)
+            if compared is None:
+                raise UserError(f"--against {config.against}: no prompt was scored in both runs")
+            found[name] = dataclasses.asdict(compared)
+    return found
 
 
 def _fact_lines(facts: Mapping[str, Any]) -> list[str]:
@@ -201,7 +180,6 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[str]:
             "programs: " + ", ".join(f"{count:,} {name}" for name, count in facts["outcomes"].items())
         )
         lines.append(f"problems: the column {facts['problem_column']}")
-        lines.append("isolated by: " + ", ".join(facts["isolation"]))
     for task, figures in facts.get("lm_eval", {}).items():
         shown = ", ".join(f"{name} {value:g}" for name, value in figures.items())
         lines.append(f"the harness on {task}: {shown}")

@@ -34,7 +34,7 @@ def test_prompts_are_exported_and_a_run_is_scored(tasks) -> None:
     assert options == {"temperature": 0.0, "max_new_tokens": 8, "stop": ["\n", "Question:"]}
     inputs = prompts.to_pydict()
     answers = [" 2\n9", " it is 5", " 8"]
-    run = run_folder(tasks.parent / "run", inputs, answers, stop=["\n"])
+    run = run_folder(tasks.parent / "run", inputs, answers, stop=["\n", "Question:"])
     text, document = evaluate(run, task="lm_eval")
     assert document["facts"]["lm_eval"]["toy_sums"]["exact_match,number"] == pytest.approx(2 / 3)
     assert document["metrics"] == {
@@ -59,7 +59,7 @@ def refuse_other_options(tasks: Path, inputs: dict, answers: list[str]) -> None:
             evaluate(run, task="lm_eval")
     cut_short = {name: values[:2] for name, values in inputs.items()}
     run = merged_file(tasks.parent / "short.arrow", cut_short, answers[:2])
-    with pytest.raises(UserError, match="document 2 of toy_sums is not in the run"):
+    with pytest.raises(UserError, match="document 2 of toy_sums, is not in the run"):
         evaluate(run, task="lm_eval")
 
 

@@ -38,7 +38,7 @@ def test_references_pass_and_corrupted_ones_do_not(tmp_path) -> None:
     right = merged_file(tmp_path / "right.arrow", INPUTS, REFERENCES)
     text, document = evaluate(right, **ALLOWED)
     assert document["metrics"]["pass@1"]["value"] == 1 and document["facts"]["outcomes"] == {"passed": 3}
-    assert "isolated by: audit hook" in text
+    assert "programs: 3 passed" in text
     wrong = merged_file(
         tmp_path / "wrong.arrow", INPUTS, ["    return numbers\n", "    return 1\n", "    return (\n"]
     )
@@ -76,26 +76,17 @@ def test_samples_of_a_prompt_give_pass_at_k(tmp_path) -> None:
         evaluate(path, k=[4], overwrite=True, **ALLOWED)
 
 
-@pytest.mark.parametrize("column", ["messages", "problem", "text", None])
+@pytest.mark.parametrize("column", ["messages", "problem", None])
 def test_the_problem_of_a_chat_answer_is_found(tmp_path, column) -> None:
-    """In the messages, in a column, or nowhere: then its import is missing."""
-    text = f"Complete:\n{PROMPTS[0]}" if column == "messages" else PROMPTS[0].strip()
-    value = [{"role": "user", "content": text}] if column == "messages" else text
+    """In the prompt that a template has made, in a column, or nowhere: then its import is missing."""
+    value = [{"role": "user", "content": "Complete"}] if column == "messages" else PROMPTS[0].strip()
     inputs = {"test": TESTS[:1], "entry_point": NAMES[:1], **({column: [value]} if column else {})}
     answer = "```python\ndef double(numbers: List[int]):\n    return [2 * n for n in numbers]\n```"
-    path = merged_file(
-        tmp_path / "run.arrow", inputs, [{"completion": answer, "prompt": "<user>...<assistant>"}]
-    )
-    options = {"problem_column": "text"} if column == "text" else {}
-    text, document = evaluate(path, **options, **ALLOWED)
+    prompt = f"<user>Complete:\n{PROMPTS[0]}<assistant>" if column == "messages" else "<user>...<assistant>"
+    path = merged_file(tmp_path / "run.arrow", inputs, [{"completion": answer, "prompt": prompt}])
+    text, document = evaluate(path, **ALLOWED)
     assert document["metrics"]["pass@1"]["value"] == (column is not None)
-    assert f"problems: the column {column or 'prompt'}" in text
-
-
-def test_a_column_of_problems_that_is_not_there_is_refused(tmp_path) -> None:
-    path = merged_file(tmp_path / "run.arrow", INPUTS, REFERENCES)
-    with pytest.raises(UserError, match="--problem_column needs the column absent"):
-        evaluate(path, problem_column="absent", **ALLOWED)
+    assert f"problems: the column {'problem' if column == 'problem' else 'prompt'}" in text
 
 
 def test_code_is_run_only_with_the_users_consent(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Exact match, plug-ins and ROUGE."""
+"""Exact match, plug-ins, and what packages compare."""
 
 from __future__ import annotations
 
@@ -93,11 +93,30 @@ def test_rouge_scores_are_those_by_hand(tmp_path) -> None:
     assert values(stems, task="rouge", use_stemmer=True, overwrite=True)["rouge1"] == 1
 
 
-def test_rouge_without_its_package_says_what_to_install(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+MATH = {
+    r"so \boxed{\frac{2}{4}}": r"\frac12", "The answer is $x^2+2x+1$.": r"so $\boxed{(x+1)^2}$", "0.5": "1/2",
+    r"\boxed{(1, 2]}": "(1,2]", r"\boxed{\text{even}}": r"\text{even}",
+}  # fmt: skip
+
+
+def test_mathematics_is_compared_by_value(tmp_path) -> None:
+    pytest.importorskip("math_verify", reason="the extra 'evaluate' is not installed")
+    right = merged_file(tmp_path / "right.arrow", {"reference": [*MATH.values()]}, [*MATH])
+    assert values(right, task="math") == {"accuracy": 1}
+    answers = ["", r"\boxed{x}", r"\boxed{}", FAILED, "<think>0.5"]
+    wrong = merged_file(tmp_path / "wrong.arrow", {"reference": ["1/2"] * 5}, answers)
+    assert values(wrong, task="math") == {"accuracy": 0}
+    empty = merged_file(tmp_path / "empty.arrow", {"reference": ["1", r"\boxed{}"]}, ["1", "1"])
+    with pytest.raises(UserError, match=r"no expression in the reference .*boxed"):
+        evaluate(empty, task="math")
+
+
+@pytest.mark.parametrize(("task", "module"), [("rouge", "rouge_score.rouge_scorer"), ("math", "math_verify")])
+def test_without_a_package_the_message_says_what_to_install(tmp_path, monkeypatch, task, module) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
     path = merged_file(tmp_path / "run.arrow", {"reference": ["a"]}, ["a"])
     with pytest.raises(UserError, match=r"pip install -e '\.\[evaluate\]'"):
-        evaluate(path, task="rouge")
+        evaluate(path, task=task)
 
 
 def test_results_are_json_and_rows(tmp_path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from specdist.results.evaluate.tasks.humaneval import problem_code, problem_in, program_of
+from specdist.results.evaluate.tasks.humaneval import problem_code, program_of
 
 PROBLEM = '''from typing import List
 
@@ -92,17 +90,7 @@ def test_a_problem_without_a_body_or_a_function_is_no_error() -> None:
     assert problem_code("Write f, which adds.", "f") == "" == problem_code("def f(:\n", "f")
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [{"role": "system", "content": "def total"}, {"role": "user", "content": PROBLEM}],
-        [{"role": "user", "content": [{"type": "text", "text": PROBLEM}]}],
-        [{"role": "user", "content": "def total(): pass"}, {"role": "user", "content": PROBLEM}],
-        ["Hello", PROBLEM],
-        json.dumps([{"role": "user", "content": PROBLEM}]),
-        PROBLEM,
-    ],
-)
-def test_the_last_message_with_the_function_is_the_problem(messages) -> None:
-    assert problem_in(messages, "total") == PROBLEM
-    assert problem_in(messages, "absent") is None and problem_in(None, "total") is None
+def test_the_last_function_of_the_name_is_the_problems() -> None:
+    """Of a chat whose system prompt, or an earlier message, has one too."""
+    chat = f"<s>Write def total, such as\ndef total(): pass\n<user>\n{PROBLEM}<assistant>\n"
+    assert problem_code(chat, "total").strip() == PROBLEM.strip()

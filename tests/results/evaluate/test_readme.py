@@ -23,7 +23,7 @@ BLOCKS = [block for block in blocks("bash") if "jobs/evaluate.py" in block]
 COMMANDS = [line for block in BLOCKS[:-1] for line in block.splitlines()]
 HARNESS_COMMANDS = BLOCKS[-1].splitlines()
 FUNCTION = "def my_function(row):\n    return len(row['completion']) > 0\n"
-PACKAGES = {"rouge": "rouge_score"}
+PACKAGES = {"rouge": "rouge_score", "math": "math_verify"}
 
 
 def test_the_section_has_commands_for_every_task() -> None:

@@ -6,8 +6,6 @@ The program of an answer is the problem's code, the answer's, and the test, in o
 from __future__ import annotations
 
 import ast
-import json
-import os
 import re
 import textwrap
 import warnings
@@ -20,7 +18,7 @@ import numpy as np
 
 from specdist.results.evaluate.config import HUMANEVAL, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
-from specdist.results.evaluate.scores import Groups, Metric, Scores
+from specdist.results.evaluate.scores import Metric, Scores
 from specdist.results.evaluate.tasks.sandbox import PASSED, Limits, check_sandbox, run_programs
 from specdist.results.evaluate.tasks.texts import (
     ERROR,
@@ -36,69 +34,65 @@ NOT_RUN = "not run"
 
 
 def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
-    """Run every completion as a program. Raises :class:`UserError` if no program can be run."""
-    source, problem_of = problems_of(completions, config)
+    """Run every completion as a program."""
+    source, problem_of = problems_of(completions)
     names = [*IDENTITY_COLUMNS, *answer_columns(completions), "test", "entry_point", source]
     rows = completions.rows(*dict.fromkeys(names))
-    groups = Groups.of([row["row_id"] for row in rows])
-    ks = _tries(config.k, groups.counts_P)
-    limits = Limits(wall_s=config.time_limit_s, memory_bytes=config.memory_limit_mib * 2**20)
-    isolation = check_sandbox(limits)
-    is_run = [row["finish_reason"] != ERROR for row in rows]
-    programs = [
-        program_of(problem_of(row), answer_of(row, config.cut_at), row)
-        for row, runs in zip(rows, is_run, strict=True)
-        if runs
-    ]
-    outcomes = iter(run_programs(programs, limits, config.num_workers or os.cpu_count() or 1))
-    found = [next(outcomes) if runs else None for runs in is_run]
-    passed = [float(each is not None and each.outcome == PASSED) for each in found]
-    num_passed_P = groups.sums(passed)
+    answered = [row for row in rows if row["finish_reason"] != ERROR]
+    programs = [program_of(problem_of(row), answer_of(row, config.cut_at), row) for row in answered]
+    outcomes = iter(run_programs(programs, _limits(config)))
+    found = [None if row["finish_reason"] == ERROR else next(outcomes) for row in rows]
+    ended = [NOT_RUN if each is None else each.outcome for each in found]
+    passed = [float(name == PASSED) for name in ended]
+    rates = Metric.of([row["row_id"] for row in rows], passed)
+    counts_P = _counts(completions)
+    passed_P = np.rint(rates.values_P * counts_P).astype(np.int64)
     return Scores(
         columns={
             **identity_columns(rows),
-            "outcome": [NOT_RUN if each is None else each.outcome for each in found],
+            "outcome": ended,
             "detail": [None if each is None else each.detail for each in found],
             "passed": passed,
         },
-        metrics={f"pass@{k}": Metric.mean(pass_at_k(groups.counts_P, num_passed_P, k)) for k in ks},
-        prompt_ids_P=groups.prompt_ids_P,
+        metrics={
+            f"pass@{k}": Metric(rates.prompt_ids_P, pass_at_k(counts_P, passed_P, k))
+            for k in _tries(config.k, counts_P)
+        },
         facts={
             "problem_column": source,
-            "num_only_thinking": num_only_thinking([row for row in rows if row["finish_reason"] != ERROR]),
-            "outcomes": dict(Counter(NOT_RUN if each is None else each.outcome for each in found)),
-            "isolation": sorted({part for each in found if each for part in each.isolation} or isolation),
+            "num_only_thinking": num_only_thinking(answered),
+            "outcomes": dict(Counter(ended)),
         },
     )
 
 
 def check_humaneval(completions: Completions, config: EvaluateConfig) -> None:
-    """Raises :class:`UserError` for missing columns, and for k above the number of samples."""
+    """Raises :class:`UserError` for missing columns, for k above the number of samples, and if no program can
+    be run."""
     completions.check_columns(dict.fromkeys(("test", "entry_point"), f"--task {HUMANEVAL}"))
-    if config.problem_column is not None:
-        completions.check_columns({config.problem_column: "--problem_column"})
-    _tries(config.k, Groups.of(completions.table["row_id"].to_pylist()).counts_P)
+    _tries(config.k, _counts(completions))
+    check_sandbox(_limits(config))
 
 
-def problems_of(
-    completions: Completions, config: EvaluateConfig
-) -> tuple[str, Callable[[Mapping[str, Any]], str]]:
-    """The column that holds the problems, and what takes one from a row: ``--problem_column``, else a column
-    ``problem``, else the message with the function, else the prompt."""
+def _limits(config: EvaluateConfig) -> Limits:
+    return Limits(wall_s=config.time_limit_s, memory_bytes=config.memory_limit_mib * 2**20)
+
+
+def _counts(completions: Completions) -> np.ndarray:
+    """The number of samples of every prompt, int64 [P]."""
+    return np.unique(completions.table["row_id"].to_numpy(), return_counts=True)[1]
+
+
+def problems_of(completions: Completions) -> tuple[str, Callable[[Mapping[str, Any]], str]]:
+    """The column that holds the problems, and what takes one from a row: a column ``problem``, else the
+    prompt; that of a chat has words and a template's markers around the problem."""
+    names = completions.table.column_names
     settings = {} if completions.manifest is None else completions.manifest.fingerprint
-    chat = settings.get("messages_column") or "messages"
-    wanted = [config.problem_column] if config.problem_column else ["problem", chat]
-    source = next((name for name in wanted if name in completions.table.column_names), "prompt")
-    if source == "prompt":
-        return source, lambda row: row[source] or ""
-    if source != chat:
-        return source, lambda row: (row[source] or "").rstrip("\n") + "\n"
-
-    def problem_of(row: Mapping[str, Any]) -> str:
-        found = problem_in(row[source], row["entry_point"])
-        return problem_code(row["prompt"] if found is None else found, row["entry_point"])
-
-    return source, problem_of
+    if "problem" in names:
+        return "problem", lambda row: (row["problem"] or "").rstrip("\n") + "\n"
+    if (settings.get("messages_column") or "messages") in names:
+        return "prompt", lambda row: problem_code(row["prompt"] or "", row["entry_point"])
+    return "prompt", lambda row: row["prompt"] or ""
 
 
 def pass_at_k(num_samples_P: np.ndarray, num_passed_P: np.ndarray, k: int) -> np.ndarray:
@@ -177,30 +171,10 @@ def problem_code(text: str, name: str) -> str:
     return ""
 
 
-def problem_in(value: Any, name: str) -> str | None:
-    """The last message or turn with the function ``name``; None if none has it. ``value``: chat messages, a
-    list of turns, or either as JSON."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return value if _place(name, value) is not None else None
-    texts = [text for message in value or () for text in _texts(message)]
-    return next((text for text in reversed(texts) if _place(name, text) is not None), None)
-
-
-def _texts(message: Any) -> list[str]:
-    """Of a message, whose content may be a list of parts."""
-    content = message.get("content", message.get("text")) if isinstance(message, dict) else message
-    if isinstance(content, list):
-        return [text for part in content for text in _texts(part)]
-    return [content] if isinstance(content, str) else []
-
-
 def _place(name: str, text: str) -> int | None:
-    """Where the function begins that is defined at the beginning of a line."""
-    match = re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", text, re.MULTILINE)
-    return None if match is None else match.start()
+    """Where the last function of this name begins that is defined at the beginning of a line."""
+    found = re.finditer(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", text, re.MULTILINE)
+    return max((match.start() for match in found), default=None)
 
 
 def _is_code(text: str) -> bool:

@@ -1,16 +1,18 @@
-"""Running programs written by a model, each in an isolated process.
+"""Running programs written by a model, each in a process of its own (``program.py``).
 
-:mod:`specdist.results.evaluate.tasks.supervisor` sets up the strongest isolation that the kernel grants this
-user; the outcome says which one. It is not a virtual machine: a program can read all files that this user can
-read.
+It guards against what models write by mistake: programs without an end, that fill the memory, write a huge
+file, start processes, connect to something, or change or delete files. It is no guard against an attacker:
+Python's audit hook can be evaded from within the interpreter, a program can read whatever this user can read,
+the total size of many files is not limited, and for root the kernel does not limit the number of processes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
+import resource
+import secrets
 import signal
 import subprocess
 import sys
@@ -25,36 +27,50 @@ from tqdm import tqdm
 
 from specdist.utils.errors import UserError
 
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
-# Time to start two processes on a busy machine, in addition to the program's own.
-GRACE_S = 30.0
+PROGRAM = Path(__file__).with_name("program.py")
+MAX_DETAIL_CHARS = 500
 # What almost every program imports: the interpreter's files must be readable.
 PROBE = "import collections, math, re, typing"
-PASSED, FAILED = "passed", "failed"
-OutcomeName = Literal["passed", "failed", "timed out", "ended early"]
+PASSED = "passed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one program. ``file_bytes``: of a file or, if the kernel isolates files, of all together."""
+    """Limits of one program. ``file_bytes``: of each file that it writes."""
 
     wall_s: float = 10.0
     memory_bytes: int = 2 * 2**30
     file_bytes: int = 16 * 2**20
     num_files: int = 64
 
+    def of_kernel(self) -> list[tuple[int, int]]:
+        """The resources that the kernel limits, none above what this process itself may have."""
+        wanted = {
+            resource.RLIMIT_AS: self.memory_bytes,
+            resource.RLIMIT_CPU: int(self.wall_s) + 1,
+            resource.RLIMIT_FSIZE: self.file_bytes,
+            resource.RLIMIT_NOFILE: self.num_files,
+            resource.RLIMIT_NPROC: 0,
+            resource.RLIMIT_CORE: 0,
+        }
+        own = {which: resource.getrlimit(which)[1] for which in wanted}
+        unlimited = resource.RLIM_INFINITY
+        return [
+            (which, most if own[which] == unlimited else min(most, own[which]))
+            for which, most in wanted.items()
+        ]
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended. ``detail``: the exception or exit; ``isolation``: the measures in force."""
+    """How a program ended. ``detail``: the last line of its error, or its exit."""
 
-    outcome: OutcomeName
-    detail: str | None
-    isolation: tuple[str, ...]
+    outcome: Literal["passed", "failed", "timed out"]
+    detail: str | None = None
 
 
-def check_sandbox(limits: Limits) -> tuple[str, ...]:
-    """The isolation that programs will have. Raises :class:`UserError` if a few imports cannot run."""
+def check_sandbox(limits: Limits) -> None:
+    """Raises :class:`UserError` if a few imports cannot run."""
     if not sys.platform.startswith("linux"):
         raise UserError(f"programs are run on Linux only, and this is {sys.platform}")
     found = run_program(PROBE, limits)
@@ -64,63 +80,62 @@ def check_sandbox(limits: Limits) -> tuple[str, ...]:
             f"{limits.memory_bytes / 2**20:g} MiB ({found.outcome}: {found.detail}): raise --time_limit_s or "
             "--memory_limit_mib"
         )
-    return found.isolation
 
 
-def run_programs(programs: Sequence[str], limits: Limits, num_workers: int) -> list[Outcome]:
-    """Run programs, ``num_workers`` at a time and equal ones once; outcomes are in the programs' order."""
+def run_programs(programs: Sequence[str], limits: Limits) -> list[Outcome]:
+    """Run programs, one per core at a time and equal ones once; outcomes are in the programs' order."""
     unique = list(dict.fromkeys(programs))
-    with ThreadPoolExecutor(num_workers) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         running = pool.map(lambda program: run_program(program, limits), unique)
         found = list(tqdm(running, total=len(unique), unit=" programs", disable=None))
     by_program = dict(zip(unique, found, strict=True))
     return [by_program[program] for program in programs]
 
 
-def run_program(
-    program: str, limits: Limits, *, use_namespaces: bool = True, use_audit_hook: bool = True
-) -> Outcome:
-    """Run Python source, which passes if its end is reached. Raises RuntimeError if the supervisor fails."""
-    spec = {
-        "program": program,
-        "limits": dataclasses.asdict(limits),
-        "use_namespaces": use_namespaces,
-        "use_audit_hook": use_audit_hook,
-    }
-    with tempfile.TemporaryDirectory(prefix="specdist-program-", ignore_cleanup_errors=True) as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(SUPERVISOR)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=folder,
-            env=_environment(folder),
-            start_new_session=True,
-        )
-        try:
-            answer, errors = process.communicate(json.dumps(spec).encode(), limits.wall_s + GRACE_S)
-        except subprocess.TimeoutExpired:
-            answer, errors = b"", b"it does not end"
-        finally:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
+def run_program(program: str, limits: Limits) -> Outcome:
+    """Run Python source, which passes if its end is reached. Raises RuntimeError if it cannot be started."""
+    nonce = secrets.token_hex(16)
+    spec = json.dumps({"program": program, "limits": limits.of_kernel(), "nonce": nonce}).encode()
+    with tempfile.TemporaryDirectory(prefix="specdist-program-", ignore_cleanup_errors=True) as top:
+        folder, report = Path(top, "work"), Path(top, "report")
+        folder.mkdir()
+        # A new environment: that of this process may hold keys and tokens.
+        environment = {
+            "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": str(folder), "TMPDIR": str(folder),
+            "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+        }  # fmt: skip
+        with report.open("wb") as errors, subprocess.Popen(
+            [sys.executable, "-I", "-B", str(PROGRAM)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            cwd=folder, env=environment, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                has_started, has_ended = _wait(process, spec, limits.wall_s)
+            finally:
+                if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+        text = report.read_text(errors="replace")
+    if not has_started:
+        raise RuntimeError(f"a program could not be started: {text[-2000:]}")
+    if text.endswith(nonce):
+        return Outcome(PASSED)
+    if not has_ended:
+        return Outcome("timed out")
+    code = process.returncode
+    if code == 1 and text.strip():
+        return Outcome("failed", text.strip().splitlines()[-1][:MAX_DETAIL_CHARS])
+    return Outcome("failed", f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
+
+
+def _wait(process: subprocess.Popen[bytes], spec: bytes, wall_s: float) -> tuple[bool, bool]:
+    """Whether the program begins, and whether it ends within its time after that."""
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(spec)
+    if process.stdout.read(1) != b".":
+        return False, False
     try:
-        found = json.loads(answer)
-    except ValueError:
-        reason = errors.decode(errors="replace")[-2000:]
-        raise RuntimeError(f"the supervisor of a program has failed: {reason}") from None
-    return Outcome(found["outcome"], found["detail"], tuple(found["isolation"]))
-
-
-def _environment(folder: str) -> dict[str, str]:
-    """A new environment: that of this process may hold keys and tokens."""
-    return {
-        "PATH": "/usr/bin:/bin",
-        "LANG": "C.UTF-8",
-        "HOME": folder,
-        "TMPDIR": folder,
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
+        process.wait(wall_s)
+    except subprocess.TimeoutExpired:
+        return True, False
+    return True, True

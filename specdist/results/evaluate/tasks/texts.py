@@ -1,5 +1,5 @@
 """Completions compared with texts: the part of a completion that is its answer, what all tasks share that
-compare it with the references of its row, and the plain ones: word for word, or by ROUGE."""
+compare it with the references of its row, and the plainest of them: word for word."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specdist.results.evaluate.config import EXACT_MATCH, ROUGE, EvaluateConfig
+from specdist.results.evaluate.config import EXACT_MATCH, EvaluateConfig
 from specdist.results.evaluate.reading import Completions
-from specdist.results.evaluate.scores import Groups, Scores
+from specdist.results.evaluate.scores import Metric, Scores
 from specdist.sampling.constraints.thinking import THINKING
 from specdist.utils.errors import UserError
 
@@ -118,11 +118,10 @@ def score_texts(
             numbers.setdefault(name, []).append(0.0 if has_failed else value)
         for name, text in notes.items():
             texts.setdefault(name, []).append(None if has_failed else text)
-    groups = Groups.of([row["row_id"] for row in rows])
+    row_ids = [row["row_id"] for row in rows]
     return Scores(
         columns={**identity_columns(rows), **texts, **numbers},
-        metrics={name: groups.mean(values) for name, values in numbers.items()},
-        prompt_ids_P=groups.prompt_ids_P,
+        metrics={name: Metric.of(row_ids, values) for name, values in numbers.items()},
         facts={
             "reference_column": column,
             "num_rows_without_reference": len(all_rows) - len(rows),
@@ -132,7 +131,6 @@ def score_texts(
 
 
 WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
-ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 
 
 def score_exact_match(completions: Completions, config: EvaluateConfig) -> Scores:
@@ -155,30 +153,3 @@ def normalized(text: str, config: EvaluateConfig) -> str:
     if config.ignore_punctuation:
         text = text.translate(WITHOUT_PUNCTUATION)
     return " ".join(text.split())
-
-
-def score_rouge(completions: Completions, config: EvaluateConfig) -> Scores:
-    """ROUGE-1, -2 and -L (Lin 2004) by the `rouge-score` package: F-measure, the best over all references."""
-    scorer = _scorer_class()(list(ROUGE_TYPES), use_stemmer=config.use_stemmer)
-
-    def score(completion: str, references: list[str], row: Mapping[str, Any]) -> RowScore:
-        found = scorer.score_multi(references, completion)
-        return {name: float(found[name].fmeasure) for name in ROUGE_TYPES}, {}
-
-    return score_texts(completions, check_rouge(completions, config), score, cut_at=config.cut_at)
-
-
-def check_rouge(completions: Completions, config: EvaluateConfig) -> str:
-    """The column of references. Raises :class:`UserError` if it or the package is missing."""
-    _scorer_class()
-    return reference_column(completions, config.reference_column, ROUGE)
-
-
-def _scorer_class() -> Any:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer  # an extra of the project
-    except ImportError as error:
-        raise UserError(
-            "--task rouge needs the package rouge-score: pip install -e '.[evaluate]' in specdist's folder"
-        ) from error
-    return RougeScorer
