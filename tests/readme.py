@@ -125,7 +125,6 @@ def generated() -> dict[str, str]:
         "plan-validated": validated.markdown(),
         "public": public_tables.markdown(),
         "fault-injection": fault_injection(),
-        "draft-window": acceptance.windows_markdown(),
         "drafters": acceptance.drafters_markdown(),
         "elsewhere": elsewhere.markdown(),
         "constrained": constraint_tables.markdown(),

@@ -263,7 +263,6 @@ class GenerateConfig(
                 "overlap": self.overlap if self.overlap == ASYNCHRONOUS else None,
                 "trace": self.trace or None,
             }
-            given["draft_window"] = self.draft_window
             given["draft_placement"] = None if self.draft_placement == AUTO else self.draft_placement
             given |= {"draft_quantization": self.draft_quantization, "draft_adapter": self.draft_adapter}
             found += [

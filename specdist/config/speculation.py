@@ -47,11 +47,6 @@ class SpeculationOptions:
         help="branches per sequence that asynchronous drafting prepares for likely misses; 0 = none "
         "(default: as many as pay)",
     )  # fmt: skip
-    draft_window: int | None = option(
-        None, at_least=1,
-        help="the draft sees only a sequence's first 16 tokens and its last ones, at least this many, and "
-        "has memory for no more; changes what is accepted, not the distribution (default: all tokens)",
-    )  # fmt: skip
     head: str | None = option(
         None,
         help="specdecpp, sprinter, optionally goodput: folder of a head trained for the draft by "
@@ -68,7 +63,7 @@ class SpeculationOptions:
         ("policy", lambda o: o.draft == NGRAM and o.policy not in (*NGRAM_POLICIES, TARGET_ONLY),
          f"decides by what a draft model says of its tokens, and --draft {NGRAM} has no model: use "
          f"--policy {' or '.join(NGRAM_POLICIES)}, or leave it out"),
-        ("draft_window head draft_placement draft_quantization draft_adapter", lambda o: o.draft == NGRAM,
+        ("head draft_placement draft_quantization draft_adapter", lambda o: o.draft == NGRAM,
          f"is for a draft model, and --draft {NGRAM} has none: leave it out"),
         ("overlap", lambda o: o.draft == NGRAM and o.overlap == ASYNCHRONOUS,
          f"is for a draft model, and --draft {NGRAM} has none: leave it out"),

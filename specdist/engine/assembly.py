@@ -89,15 +89,12 @@ class Assembly:
         self, runner: ModelRunner, num_branch_slots: int = 0, max_branch_tokens: int = 0
     ) -> None:
         """Allocate a draft's cache, once: its pages and those of branches."""
-        window = self.scheduling.draft_window
-        num_pages = self.num_pages if window is None else self.scheduling.num_window_pages
         self._allocate(
             runner,
             num_slots=self.scheduling.num_slots,
-            num_pages=num_pages,
+            num_pages=self.num_pages,
             num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
-            window=window,
             rollback=self.scheduling.draft_rollback,
         )
 
@@ -225,8 +222,7 @@ class Assembly:
     def _may_skip(self, policy: LengthPolicy) -> bool:
         """Whether a draft whose model is not used in some rounds does nothing less than it should: tokens
         that a constraint forces are worth their verification in any round."""
-        is_simple = self.masker is None and self.scheduling.draft_window is None
-        return is_simple and not self.ahead.num_ahead and isinstance(policy, PausingPolicy)
+        return self.masker is None and not self.ahead.num_ahead and isinstance(policy, PausingPolicy)
 
     def ngram_draft(self, costs: CostModel | None = None) -> NgramDraft:
         """N-gram lookup, in the process that verifies the candidates; ``costs`` as of :class:`NgramDraft`."""

@@ -216,8 +216,7 @@ class Engine:
     def _request(self, this: Round) -> ProposalRequest:
         """How the last round ended, and how many candidates there may be in this one."""
         plan, last, settings = this.plan, this.last, self.scheduler.settings
-        window = settings.draft_window
-        this.opened = OpenedSequences.of(plan.opened, self._processing, has_window=window is not None)
+        this.opened = OpenedSequences.of(plan.opened, self._processing)
         return ProposalRequest(
             page_updates=self.scheduler.updates_of_draft(plan.page_updates),
             slots_R=last.slots_R,
@@ -230,7 +229,7 @@ class Engine:
             meanwhile=partial(self._look, this),
             suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
             opened=this.opened,
-            context=flat_context(plan.chunks, window, keeps_states=settings.draft_keeps_states),
+            context=flat_context(plan.chunks, keeps_states=settings.draft_keeps_states),
             num_prefill_tokens=plan.num_prefill_tokens,
         )
 

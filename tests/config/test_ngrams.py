@@ -36,7 +36,6 @@ def test_n_grams_draft_without_a_model() -> None:
         ({"overlap": "asynchronous"}, "--overlap asynchronous is for a draft model"),
         ({"draft_placement": "own"}, "--draft_placement own is for a draft model"),
         ({"draft_quantization": "int8"}, "--draft_quantization int8 is for a draft model"),
-        ({"draft_window": 64}, "--draft_window 64 is for a draft model"),
         ({"head": "h"}, "--head h is for a draft model"),
     ],
 )

@@ -114,7 +114,7 @@ REFUSED: list[dict[str, Any]] = [
     {"cache_dtype": "float8", "model_impl": "specdist"},
     {"draft": "self:int4", "draft_adapter": "folder"},
     {"draft": NGRAM, "policy": "svip"},
-    {"draft": NGRAM, "draft_window": 64},
+    {"draft": NGRAM, "draft_quantization": "int8"},
     {"draft": NGRAM, "overlap": ASYNCHRONOUS},
     {"policy": "sprinter", "head": "h", "logprobs": 0},
     {"end_of_thinking": "."},

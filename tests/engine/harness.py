@@ -28,7 +28,6 @@ from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.models.attention.rope import recomputed_from, rope_borders
-from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.windowed_pages import WindowedLayers, longest_window
 from specdist.models.families.adapters import use_paged_attention
 from specdist.models.files.checkpoint import keeps_states
@@ -97,7 +96,6 @@ class Harness:
         head: HiddenStateHead | None = None,
         trusts_draft: bool = False,
         ngrams: CostModel | bool = False,
-        draft_window: int | None = None,
         masker: Callable[[], TokenMasker] | None = None,
         forced_room: int = 0,
         is_windowed: bool = False,
@@ -117,7 +115,6 @@ class Harness:
             max_new_tokens=max_new_tokens,
             max_seq_len=max_seq_len,
             seed=seed,
-            draft_window=None if draft_window is None else DraftWindow.of_tokens(draft_window, PAGE_SIZE),
             rope_borders=rope_borders(*configs),
             recomputed_from=recomputed_from(configs[0]) if configs else None,
             target_keeps_states=bool(configs) and keeps_states(target.config),

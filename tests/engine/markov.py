@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.batch.flat import FlatBatch, as_seen, cache_indices
+from specdist.models.batch.flat import FlatBatch, cache_indices, for_layers
 from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
-from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.windowed_pages import NULL_PAGE, WindowedLayers
 from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
@@ -127,22 +126,20 @@ class MarkovRunner:
         max_seq_len: int,
         num_branch_slots: int = 0,
         max_branch_tokens: int = 0,
-        window: DraftWindow | None = None,
         windowed: WindowedLayers | None = None,
         rollback: Rollback = NO_ROLLBACK,
         num_prefix_states: int = 0,
     ) -> None:
         num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
         self._page_size = page_size
-        self._table = page_table(
-            window,
-            windowed is not None,
+        self._table = BranchPageTable(
             num_slots=num_slots,
             num_pages=num_pages,
             page_size=page_size,
             max_seq_len=max_seq_len,
             num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
+            has_windowed=windowed is not None,
         )
         # Each token's part of the checksum: like a key, it depends on the position that it was run at.
         self._cache = np.full(num_all_pages * page_size, NEVER_WRITTEN, np.int64)
@@ -198,7 +195,7 @@ class MarkovRunner:
         """Whether the cache holds these tokens at the row's positions from ``begin`` on."""
         positions = begin + np.arange(len(token_ids))
         batch = FlatBatch(token_ids, np.full(len(token_ids), slot), positions)
-        found = self._cache[cache_indices(*as_seen(batch, self._table), self._page_size)]
+        found = self._cache[cache_indices(batch, self._table.pages, self._page_size)]
         return bool((found == token_ids * weights(positions, self.model.vocab_size)).all())
 
     def _states(
@@ -207,7 +204,7 @@ class MarkovRunner:
         """Write what the tokens leave in the cache, then read what stands before those that are asked for."""
         token_ids_T = np.asarray(batch.token_ids_T)
         vocab_size = self.model.vocab_size
-        batch, pages_SP = as_seen(batch, self._table)
+        batch, pages_SP = for_layers(batch, self._table), self._table.pages
         index_T = cache_indices(batch, pages_SP, self._page_size)
         self._cache[index_T] = token_ids_T * weights(batch.model_positions_T, vocab_size)
         self._look_at_windows(batch, index_T)

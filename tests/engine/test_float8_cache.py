@@ -29,7 +29,6 @@ def test_tokens_are_those_of_generate_on_rounded_keys_and_values() -> None:
         {},
         {"num_draft_tokens": 5},
         {"num_draft_tokens": 3, "num_ahead_tokens": 5, "num_branches": 3},
-        {"num_draft_tokens": 4, "draft_window": 16},
     ):
         options = {"max_new_tokens": MAX_NEW_TOKENS, "acceleration": NARROW, **more}
         replica = Harness(target, draft if more else None, max_num_seqs=3, **options)

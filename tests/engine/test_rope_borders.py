@@ -85,7 +85,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "small chunks": {"num_draft_tokens": 3, "max_num_batched_tokens": 16, "max_num_seqs": 4},
     "few pages": {"num_draft_tokens": 3, "num_pages": 34, "max_num_seqs": 4},
     "static": {"num_draft_tokens": 4, "acceleration": Acceleration(is_static=True)},
-    "window": {"num_draft_tokens": 4, "draft_window": 8},
     "ngram": {"draft": False, "ngrams": True},
 }
 

@@ -24,7 +24,6 @@ from specdist.job.models.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit
-from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.loading.memory import DeviceMemory
 from specdist.models.sizes.reserve import Sampling
 from specdist.models.sizes.sizes import ModelSize, model_size
@@ -171,39 +170,6 @@ def test_blocks_have_pages_beside_those_of_the_table(small: ModelSize) -> None:
         draft = HeldModel(size=size, tp_size=1, limits=draft_limits(limits, TOP_P))
         found.append(room_on_gpu([draft], limits, TOP_P, loaded((small, 1))).cache_bytes)
     assert [each - found[0] for each in found[1:]] == [pages * 32 * 16 * 32 * 2**10 for pages in (1, 1, 2)]
-
-
-@pytest.mark.parametrize("window", [None, 512])
-def test_a_window_takes_the_same_from_memory_however_long_rows_are(
-    small: ModelSize, large: ModelSize, window: int | None
-) -> None:
-    """Beside the target and on a GPU of its own; what does not fit is refused by the window's name."""
-    found = []
-    for longest in (4096, 32_768):
-        limits = rows(max_seq_len=longest)
-        chosen = None if window is None else DraftWindow.of_tokens(window, 16)
-        limits = dataclasses.replace(
-            limits, scheduling=dataclasses.replace(limits.scheduling, draft_window=chosen)
-        )
-        draft = HeldModel(
-            size=small, tp_size=1, limits=draft_limits(limits, TOP_P), has_window=window is not None
-        )
-        alone = room_on_gpu([draft], limits, TOP_P, loaded((small, 1)))
-        both = room_on_gpu(
-            [target_on(large, 4, limits), draft], limits, TOP_P, loaded((large, 4), (small, 1))
-        )
-        check_sum(alone)
-        check_sum(both)
-        found.append((alone.cache_bytes, both.num_pages))
-        tight = dataclasses.replace(loaded((small, 1)), free_bytes=2**30)
-        assert room_on_gpu([draft], limits, TOP_P, tight).num_pages < limits.pages_per_seq
-    (short, _), (long, num_pages) = found
-    assert (long == short) == (window is not None)
-    # 32 KiB of the draft's and 80 of the target's for each token, or of the target's alone.
-    assert num_pages * 16 * (80 if window else 112) * 2**10 == pytest.approx(35 * GIB, rel=0.2)
-    if window:
-        pages = -(-short // (16 * 32 * 2**10))
-        assert 32 * (512 // 16) < pages < 32 * 40 + 700
 
 
 def test_branches_take_scores_and_pages_of_the_drafts_gpu(small: ModelSize) -> None:

@@ -101,7 +101,6 @@ def test_ranks_write_the_files_of_one_process(eagle: dict[str, Any], tmp_path: P
     ("changes", "left_out"),
     [
         ({"overlap": "asynchronous"}, "--overlap asynchronous"),
-        ({"draft_window": 32}, "--draft_window"),
         ({"model_impl": "specdist"}, "--model_impl specdist"),
         ({"draft_quantization": "int8"}, "--draft_quantization"),
     ],

@@ -31,20 +31,8 @@ from specdist.data.store.files import write_json
 from specdist.utils.table import Table
 from tests.ranks import REPOSITORY
 
-WINDOWS = REPOSITORY / "jobs/benchmarks/draft-window-small-pair-cpu.json"
 DRAFTERS = REPOSITORY / "jobs/benchmarks/drafters-small-pair-cpu.json"
 HEAD = "mtp"
-
-
-def windows_markdown() -> str:
-    """The share of drafted tokens that is accepted, a column for each window."""
-    rows: dict[tuple[str, float], dict[str, Any]] = {}
-    for one in json.loads(WINDOWS.read_text(encoding="utf-8"))["results"]:
-        row = rows.setdefault((one["draft"], one["temperature"]), {"draft": one["draft"]})
-        row["temperature"] = f"{one['temperature']:g}"
-        name = "all tokens" if one["draft_window"] is None else f"last {one['draft_window']:,}"
-        row[name] = f"{one['num_accepted_draft_tokens'] / one['num_draft_tokens']:.3f}"
-    return Table.of(list(rows.values()), num_names=1).markdown()
 
 
 def drafters_markdown() -> str:
@@ -81,16 +69,13 @@ def prompts_of(path: Path, tokenizer: Any, num_prompts: int, num_tokens: int) ->
 def measure(
     options: argparse.Namespace,
     draft: str,
-    window: int | None,
     prompts: dict[str, Any],
     greedy: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """``greedy``: the target's own tokens of each set."""
     has_head = (Path(draft) / "modeling_mimo.py").exists()
     target = draft if has_head else options.target
-    drafting: dict[str, Any] = {"num_draft_tokens": options.num_draft_tokens, "draft_window": window}
-    if draft == "none":
-        drafting = {}
+    drafting: dict[str, Any] = {} if draft == "none" else {"num_draft_tokens": options.num_draft_tokens}
     llm = SpeculativeLLM(
         target, HEAD if has_head else None if draft == "none" else draft, policy="fixed", device="cpu",
         dtype="float32", max_num_seqs=options.max_num_seqs, trust_remote_code=has_head, **drafting,
@@ -106,7 +91,7 @@ def measure(
         assert temperature or greedy.setdefault(name, token_ids) == token_ids
         stats = dataclasses.asdict(llm._stats)
         counts = ("num_drafts", "num_draft_tokens", "num_accepted_tokens_per_pos")
-        one = {"draft": Path(draft).name, "draft_window": window, "temperature": temperature, "prompts": name}
+        one = {"draft": Path(draft).name, "temperature": temperature, "prompts": name}
         one |= {count: stats[count] for count in counts}
         one["num_accepted_draft_tokens"] = sum(one["num_accepted_tokens_per_pos"])
         found.append(one | {"num_tokens": sum(map(len, token_ids)), "wall_s": round(wall_s, 3)})
@@ -119,7 +104,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--target", required=True)
     parser.add_argument("--drafts", nargs="+", required=True)
-    parser.add_argument("--windows", nargs="+", type=int, default=[0], help="0: a draft sees all tokens")
     parser.add_argument("--prompts", nargs="+", type=Path, required=True)
     parser.add_argument("--num_prompts", type=int, default=32)
     parser.add_argument("--prompt_tokens", type=int, default=512)
@@ -133,11 +117,7 @@ def main() -> None:
     sizes = options.num_prompts, options.prompt_tokens
     prompts = {path.stem: prompts_of(path, tokenizer, *sizes) for path in options.prompts}
     greedy: dict[str, Any] = {}
-    results = [
-        one
-        for draft, window in itertools.product(options.drafts, options.windows)
-        for one in measure(options, draft, window or None, prompts, greedy)
-    ]
+    results = [one for draft in options.drafts for one in measure(options, draft, prompts, greedy)]
     names = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
     frame = {
         "kind": "acceptance of drafts",

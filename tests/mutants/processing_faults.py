@@ -38,7 +38,7 @@ PROCESSING_FAULTS = (
         "process_drafted(logits_AV, (places[0], places[1] - 1))",
         (SAME_DRAFT,)),
     Mutant("tokens-in-shared-pages-are-not-told", "OpenedSequences.of",
-        "token_ids[: None if has_window else each.num_shared]",
+        "token_ids[: each.num_shared]",
         "token_ids[:0]",
         (ENGINE + "test_prompts_whose_pages_are_shared_are_known",)),
     Mutant("rows-have-options-of-the-run", "OpenedSequences.of",

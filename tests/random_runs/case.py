@@ -93,7 +93,6 @@ class Case:
     min_new_tokens: int = 0
     regex: str | None = None
     forced_room: int = 0
-    draft_window: int | None = None
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     is_traced: bool = False
@@ -124,9 +123,9 @@ class Case:
         vocab_size = 7 if self.is_markov else 96
         needs = [
             (self.shapes or self.has_chooser or self.num_branches, self.num_ahead_tokens > 0),
-            (self.num_ahead_tokens or self.draft_window is not None, has_model),
+            (self.num_ahead_tokens, has_model),
             (self.policy != "fixed", has_model),
-            (self.trusts_draft, self.draft == "same" and self.draft_window is None),
+            (self.trusts_draft, self.draft == "same"),
             (self.regex is not None, self.is_markov and self.eos == (0,)),
             (any(row.regex is not None for row in self.rows), self.regex is not None),
             (self.placement != "local", self.is_markov),

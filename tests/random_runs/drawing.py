@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from tests.models.families import RECURRENT
 from tests.random_runs.case import Case, Row
 
 FAMILIES = (
@@ -50,9 +49,6 @@ def draw(seed: str, *, placement: str | None = None) -> Case:
     values |= _processing(rng, values, is_family)
     values |= _rows(rng, values, is_family)
     values |= _crowd(rng, values) if is_crowded else _sizes(rng, values)
-    if "draft_window" in values and rng.random() < 0.5:
-        # Long enough to leave the window many times.
-        values |= {"max_new_tokens": rng.randint(30, 70), "max_seq_len": 96}
     return Case(**values)
 
 
@@ -90,14 +86,11 @@ def _overlap(rng: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     """``synchronous``, ``asynchronous``, or ``auto`` by a script or by costs."""
     if values["draft"] not in ("noisy", "same"):
         return {}
-    has_window = not values["trusts_draft"] and rng.random() < 0.2 and values["model"] not in RECURRENT
-    window = {"draft_window": rng.randint(4, 14)} if has_window else {}
     most = values["cap"] + 1
     kind = rng.choice(["synchronous", "asynchronous", "asynchronous", "auto", "auto"])
     if kind == "synchronous":
-        return window
+        return {}
     found: dict[str, Any] = {
-        **window,
         "num_ahead_tokens": rng.randint(1, most),
         "num_branches": rng.choice([0, 1, 2, 3]),
     }

@@ -19,7 +19,7 @@ from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.engine.markov import MarkovModel, MarkovRunner
 from tests.random_runs.case import Case, from_line
 from tests.random_runs.models import pair_of
-from tests.random_runs.running import LocalReplica, check_pages
+from tests.random_runs.running import LocalReplica
 from tests.random_runs.trial import attempt
 from tests.random_runs.world import POLL_S, write
 from tests.ranks import join, leave
@@ -43,7 +43,6 @@ class ReplicaOfRanks(LocalReplica):
     def serve(self) -> None:
         if topology.rank == DRAFT_RANK and self.case.has_draft_rank:
             self.assembly.serve_draft(self.runners[1], self.policy)
-            check_pages(self)
         elif topology.rank != DRAFT_RANK and self.case.tp_size > 1:
             self.assembly.serve_target(self._runner(), group)
 

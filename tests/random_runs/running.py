@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
-
 from specdist.data.stats.shard import Stats
 from specdist.engine.assembly import Assembly
 from specdist.engine.draft.channels import InProcess
@@ -17,7 +15,6 @@ from specdist.engine.messages.interfaces import Proposer, Target
 from specdist.engine.request import Completion, Request
 from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.engine.schedule.stopping import StopRules
-from specdist.models.cache.draft_window import WindowPageTable
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.policies import LengthPolicy
 from specdist.policies.costs import CostModel, Curve
@@ -52,7 +49,6 @@ def run(case: Case, replica: Harness | None = None) -> Run:
     AssertionError for pages that were not given back."""
     replica = replica or new_replica(case)
     completions = replica.generate(requests_of(case))
-    check_pages(replica)
     return Run(completions, replica.stats_recorder.close_shard(0))
 
 
@@ -108,7 +104,6 @@ class RandomReplica(Harness):
             head=head_of(case, target) if has_model else None,
             trusts_draft=case.trusts_draft,
             ngrams=case.draft == "ngram",
-            draft_window=case.draft_window,
             masker=letters_masker if case.regex is not None else None,
             forced_room=forced_room,
         )
@@ -212,13 +207,3 @@ def _token_options(options: Any) -> TokenOptions:
 
 def _rule(regex: str | None) -> str:
     return RowRule(Constraint("regex", regex).grammar).text if regex else ""
-
-
-def check_pages(replica: Harness) -> None:
-    """Of the draft too; those of the target's table are checked by the harness."""
-    for runner in replica.runners[1:]:
-        table = runner.pages
-        if isinstance(table, WindowPageTable):
-            table.begin(np.arange(replica.scheduling.num_slots))
-            given, back = replica.scheduling.num_window_pages, table.num_free_pages
-            assert back == given, f"the draft's window has {back} of its {given} pages back"

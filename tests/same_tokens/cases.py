@@ -78,7 +78,7 @@ CASES = (
     Case("penalties", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} {PENALTIES}"),
     Case("samples", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} --num_samples 3 --max_num_seqs 5"),
     Case("constraint", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} {REGEX}"),
-    Case("quantised", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} --draft_quantization int4 --draft_window 32"),
+    Case("quantised", f"{DRAFTS} {SYNCHRONOUS} {DRAWN} --draft_quantization int4"),
     Case("ngram", f"{COPIES} {FIXED} {DRAWN}"),
     Case("ngram-gumbel", f"--target {{models}}/target --draft ngram {GUMBEL}", is_timed=True),
     Case("eagle", f"{EAGLE} {SYNCHRONOUS} {DRAWN}"),

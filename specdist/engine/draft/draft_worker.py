@@ -45,7 +45,7 @@ from specdist.sampling.processing.processors import TokenMasker
 from specdist.sampling.rejection_sampler import sample_next_tokens
 from specdist.utils.ranges import places_from
 
-# With prefixes that other sequences share, a draft with a window has more to run than the target.
+# With prefixes that other sequences share, a draft with recurrent layers has more to run than the target.
 MAX_CONTEXT_TOKENS = 2**14
 
 
@@ -152,7 +152,6 @@ class DraftWorker:
         self._runner.update_pages(request.page_updates)
         state, slots_R = self._draft_state, request.slots_R
         first = self._resolve(request)
-        self._keep(slots_R)
         report = self._ahead.branches.adopt(slots_R, first, self._ahead.shape.num_branches)
         self._ahead.begin_round(request)
         first_R = state.num_committed[slots_R]
@@ -254,7 +253,6 @@ class DraftWorker:
             self._open_and_prefill(request)
             if self._lazy is None:
                 self._ahead.follow(request)
-            self._keep(request.slots_R)
         self._end_request()
 
     def _open_and_prefill(self, request: ProposalRequest) -> None:
@@ -268,7 +266,6 @@ class DraftWorker:
             self._ahead.branches.table.drop(opened.slots)
             if self._pipeline is not None:
                 self._pipeline.open(opened)
-            self._runner.pages.begin(opened.slots)
         for context in request.context.parts(self._max_context_tokens):
             state.commit(context)
             if self._lazy is not None:
@@ -276,14 +273,6 @@ class DraftWorker:
                 continue
             self._runner.forward(context, [])
             state.num_computed[context.slots_T] = context.positions_T + 1
-            self._keep(context.slots_T)
-
-    def _keep(self, slots: np.ndarray) -> None:
-        """What tokens of these slots may still see; the last of a context may be run once more."""
-        state = self._draft_state
-        if self._runner.pages.is_window:
-            positions = np.minimum(state.num_computed[slots], state.num_committed[slots] - 1)
-            self._runner.pages.keep_from(slots, np.maximum(positions, 0))
 
     def _end_request(self) -> None:
         """A request has been served: the next one may fail."""

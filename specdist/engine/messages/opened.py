@@ -42,21 +42,14 @@ class OpenedSequences:
     constraints: list[str] = field(default_factory=list)
 
     @staticmethod
-    def of(
-        sequences: list[Sequence],
-        processing: Processing | None = None,
-        has_window: bool = False,
-    ) -> OpenedSequences:
-        """``processing``: of logits; the draft is then told what it does not run of a sequence: any of its
-        tokens if it ``has_window``."""
+    def of(sequences: list[Sequence], processing: Processing | None = None) -> OpenedSequences:
+        """``processing``: of logits; the draft is then told what it does not run of a sequence."""
         if not sequences:
             return NOTHING_OPENED
         more: dict[str, Any] = {}
         if processing is not None:
             more["num_prompt_tokens"] = _numbers([each.num_prompt_tokens for each in sequences])
-            more["prefixes"] = [
-                each.token_ids[: None if has_window else each.num_shared] for each in sequences
-            ]
+            more["prefixes"] = [each.token_ids[: each.num_shared] for each in sequences]
             requests = [sequence.request for sequence in sequences]
             options = [(request.options or processing.defaults).numbers for request in requests]
             more["options_MF"] = np.array(options, np.float64)

@@ -27,7 +27,6 @@ from specdist.engine.request import FinishReason, Sequence
 from specdist.engine.rounds.logprobs import EmittedTokens, LogprobBook
 from specdist.engine.schedule.plan import DRAW, Chunk
 from specdist.models.batch.flat import FlatBatch
-from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.pages import PageUpdates
 from specdist.sampling.distributions import NOT_FINITE, Dense, Distributions
 from specdist.sampling.random import Purpose, RandomKeys
@@ -179,20 +178,13 @@ def flat_batch(blocks: NewBlocks, chunks: list[Chunk]) -> FlatBatch:
     return _joined([batch, *(_flat_chunk(chunk, chunk.begin) for chunk in chunks)]) if chunks else batch
 
 
-def flat_context(chunks: list[Chunk], window: DraftWindow | None, *, keeps_states: bool = False) -> FlatBatch:
-    """The tokens of prompt chunks that the draft runs. One that ``keeps_states``, or has a window, shares
-    nothing among sequences: it runs prefixes, too, and with a window of a context no more than that has."""
-    found = [NO_TOKENS]
+def flat_context(chunks: list[Chunk], *, keeps_states: bool = False) -> FlatBatch:
+    """The tokens of prompt chunks that the draft runs. One that ``keeps_states`` shares nothing among
+    sequences: it runs prefixes, too."""
+    found = []
     for chunk in chunks:
-        sequence, begin = chunk.sequence, chunk.begin
-        is_whole = begin == sequence.num_shared and (keeps_states or window is not None)
-        whole = _flat_chunk(chunk, 0 if is_whole else begin)
-        if window is None:
-            found.append(whole)
-            continue
-        is_run_T = window.is_run(whole.positions_T, sequence.num_prompt_tokens)
-        columns_T = np.asarray(whole.token_ids_T), whole.slots_T, whole.positions_T
-        found.append(FlatBatch(*(column_T[is_run_T] for column_T in columns_T)))
+        is_whole = keeps_states and chunk.begin == chunk.sequence.num_shared
+        found.append(_flat_chunk(chunk, 0 if is_whole else chunk.begin))
     return _joined(found) if chunks else NO_TOKENS
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from specdist.engine.request import Sequence
-from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.windowed_pages import WindowedLayers, num_pool_pages
 from specdist.models.recurrent.rollback import Rollback
@@ -19,7 +18,7 @@ DRAW = -1
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """Limits of a batch, in sequences and tokens; and of what the draft sees of a sequence.
+    """Limits of a batch, in sequences and tokens.
 
     Attributes:
         rope_borders: lengths beyond which the rope of a model has other frequencies.
@@ -36,7 +35,6 @@ class SchedulerSettings:
     max_seq_len: int
     seed: int
     shares_room: bool = False
-    draft_window: DraftWindow | None = None
     rope_borders: tuple[int, ...] = ()
     recomputed_from: int | None = None
     target_keeps_states: bool = False
@@ -61,19 +59,6 @@ class SchedulerSettings:
         """Of all sequences' blocks in one pass."""
         most = self.max_num_batched_tokens // (2 if self.shares_room else 1)
         return max(self.num_slots, min(most, self.num_slots * (self.max_draft_tokens + 1)))
-
-    @property
-    def num_window_pages(self) -> int:
-        """Of a draft with a window."""
-        assert self.draft_window is not None
-        return self.draft_window.num_pool_pages(
-            num_slots=self.num_slots,
-            # Also the last committed token; and the last of a context, which is run twice.
-            num_reach_tokens=self._num_reach_tokens + 2,
-            # Parts of contexts, and tokens of rounds without the draft.
-            num_batched_tokens=2 * self.max_num_batched_tokens + self.num_slots,
-            max_seq_len=self.max_seq_len,
-        )
 
     @property
     def _num_reach_tokens(self) -> int:

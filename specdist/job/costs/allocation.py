@@ -175,14 +175,12 @@ def room_on_gpu(
     )
     needs = functools.reduce(Reserve.beside, reserves)
     budget = max(0, memory.free_bytes - needs.total) if given_bytes is None else given_bytes
-    following = [held for held in models if not held.has_window]
     # Passes may copy pages: these copies are a part of the memory that is left, but not of a given size.
     copied_bytes = max(held.copied_page_bytes for held in models) if given_bytes is None else 0
     num_pages, cache_bytes = shared_out(
         limits,
         budget,
-        page_bytes=sum(held.page_bytes for held in following),
-        window_page_bytes=sum(held.page_bytes for held in models if held.has_window),
+        page_bytes=sum(held.page_bytes for held in models),
         copied_bytes=copied_bytes,
         fixed_bytes=sum(held.fixed_bytes for held in models),
     )
@@ -199,17 +197,15 @@ def room_on_gpu(
 
 
 def shared_out(
-    limits: BatchLimits, budget: int, *, page_bytes: int, window_page_bytes: int, copied_bytes: int = 0,
-    fixed_bytes: int = 0,
-) -> tuple[int, int]:  # fmt: skip
-    """Pages of the models that follow the page table, and the bytes of all pages. Those of a draft's window
-    and of windowed layers, and states (``fixed_bytes``), are as many as they need, whatever is left."""
-    of_window = limits.num_window_pages * window_page_bytes + fixed_bytes
-    left = budget - of_window - (limits.num_window_pages * copied_bytes if window_page_bytes else 0)
+    limits: BatchLimits, budget: int, *, page_bytes: int, copied_bytes: int = 0, fixed_bytes: int = 0
+) -> tuple[int, int]:
+    """Pages that follow the page table, and the bytes of all pages. Those of windowed layers, and states
+    (``fixed_bytes``), are as many as they need, whatever is left."""
+    left = budget - fixed_bytes
     if not page_bytes:
-        return (limits.num_seq_pages if left >= 0 else NO_ROOM), of_window
+        return (limits.num_seq_pages if left >= 0 else NO_ROOM), fixed_bytes
     num_pages = min(left // (page_bytes + copied_bytes) - limits.num_branch_pages, limits.num_seq_pages)
-    return num_pages, of_window + max(0, num_pages + limits.num_branch_pages) * page_bytes
+    return num_pages, fixed_bytes + max(0, num_pages + limits.num_branch_pages) * page_bytes
 
 
 def room_for_cache(
@@ -250,10 +246,7 @@ def room_for_cache(
                 block = 1 + (drafter.max_draft_tokens(models.draft.config) or 0)
                 num_kept = passes.num_kept + passes.num_seqs * block
                 passes = dataclasses.replace(passes, num_kept=num_kept, num_run_steps=0)
-            has_window = limits.scheduling.draft_window is not None
-            held.append(
-                HeldModel(size=_size(models.draft, draft), tp_size=1, limits=passes, has_window=has_window)
-            )
+            held.append(HeldModel(size=_size(models.draft, draft), tp_size=1, limits=passes))
         room = room_on_gpu(
             held,
             limits,
@@ -278,7 +271,6 @@ def room_for_cache(
         of_target, of_draft = (
             0 if runner is None else runner.bytes_per_page(PAGE_SIZE) for runner in (target, draft)
         )
-        has_window = limits.scheduling.draft_window is not None
         of_windowed = 0
         if windowed is not None and target is not None:
             of_windowed = target.windowed_page_bytes(PAGE_SIZE, windowed.of(target.windows))
@@ -292,8 +284,7 @@ def room_for_cache(
         num_pages, cache_bytes = shared_out(
             limits,
             budget,
-            page_bytes=of_target - of_windowed + (0 if has_window else of_draft),
-            window_page_bytes=of_draft if has_window else 0,
+            page_bytes=of_target - of_windowed + of_draft,
             fixed_bytes=of_windowed * (windowed.num_pages if windowed else 0) + of_states,
         )
         room = CacheRoom(
@@ -308,12 +299,6 @@ def refusal(config: GenerateConfig, limits: BatchLimits, room: CacheRoom) -> str
     num_tokens = max(0, room.num_pages) * PAGE_SIZE
     lower = f", or lower --max_seq_len to {num_tokens}" if num_tokens else ""
     longest = limits.scheduling.max_seq_len
-    if room.num_pages < 0 and config.draft_window is not None:
-        return (
-            f"--draft_window {config.draft_window} needs {limits.num_window_pages} pages of the draft's "
-            f"cache for {limits.scheduling.num_slots} sequences, more than memory holds ({room}): lower it, "
-            "or --max_num_seqs"
-        )
     if room.num_pages < 0 and room.state_bytes:
         return (
             f"states of recurrent layers take {gib(room.state_bytes)} GiB for "

@@ -39,26 +39,18 @@ class BatchLimits:
         return self.scheduling.num_slots * self.pages_per_seq
 
     @property
-    def num_window_pages(self) -> int:
-        """Of a draft with a window, which follows no page table; 0 without."""
-        if self.scheduling.draft_window is None:
-            return 0
-        return self.scheduling.num_window_pages + self.num_branch_pages
-
-    @property
     def num_branch_pages(self) -> int:
         return self.num_branch_slots * pages_per_branch(self.max_branch_tokens, PAGE_SIZE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldModel:
-    """A model, or a rank's shard of one, on a GPU, and its largest pass there; a draft may have a window, and
-    windowed layers of a target pages of their own."""
+    """A model, or a rank's shard of one, on a GPU, and its largest pass there; windowed layers of a target
+    have pages of their own."""
 
     size: ModelSize
     tp_size: int
     limits: PassLimits
-    has_window: bool = False
     windowed: WindowedLayers | None = None
 
     @property

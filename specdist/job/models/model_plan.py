@@ -11,7 +11,6 @@ from typing import Any
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import HOST_SEQS, MTP, SELF
 from specdist.config.speculation import SYNCHRONOUS
-from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.models.held_models import unquantized_experts
 from specdist.job.texts.constraints import RunConstraints
@@ -23,7 +22,6 @@ from specdist.job.texts.tokens import (
     load_tokenizer,
 )
 from specdist.models.attention.rope import recomputed_from, rope_borders
-from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.drafters.drafters import check_drafter
 from specdist.models.drafters.mtp_loading import open_mtp
 from specdist.models.families.family_check import check_family
@@ -85,11 +83,6 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
                 check_same_tokens(target, draft)
         if draft.drafter is not None:
             check_drafter_run(config, target, draft, may_read_states=may_read_states)
-        if draft.keeps_states and config.draft_window is not None:
-            raise UserError(
-                f"--draft {draft.name} has recurrent layers, whose state is of all tokens of a sequence, and "
-                f"--draft_window {config.draft_window} leaves some out: leave out --draft_window"
-            )
         head = open_draft_head(config, draft)
     for model in (target, draft):
         if model is not None and model.quantization is not None and model.drafter is None:
@@ -168,7 +161,6 @@ def batch_limits(
     num_seqs: int | None = None,
 ) -> SchedulerSettings:
     """How many sequences and tokens may run at a time. ``num_seqs``: for which memory has room."""
-    window = config.draft_window if config.uses_draft_model else None
     both = [model for model in (models.target, models.draft) if model is not None]
     configs = [model.config for model in both]
     limits = SchedulerSettings(
@@ -178,7 +170,6 @@ def batch_limits(
         max_new_tokens=config.max_new_tokens,
         max_seq_len=models.max_seq_len,
         seed=config.seed,
-        draft_window=None if window is None else DraftWindow.of_tokens(window, PAGE_SIZE),
         shares_room=config.shares_room,
         rope_borders=rope_borders(*configs),
         recomputed_from=recomputed_from(models.target.config),
@@ -234,7 +225,6 @@ def check_drafter_run(
     why = f"{what}, which reads the states of its one target, and takes turns with it"
     given = {
         "overlap asynchronous": config.overlap == "asynchronous",
-        "draft_window": config.draft_window is not None,
         "head": config.head is not None,
         "draft_quantization": config.draft_quantization is not None,
         "draft_adapter": config.draft_adapter is not None,

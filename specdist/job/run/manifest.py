@@ -102,7 +102,6 @@ def run_fingerprint(
         "num_draft_tokens": None,
         **config.policy_options,
         **_head_fingerprint(config, head),
-        **({} if config.draft_window is None else {"draft_window": config.draft_window}),
         "acceptance": config.acceptance,
         "overlap": config.overlap,
         "num_branches": config.num_branches if config.is_asynchronous or config.chooses_rounds else None,

@@ -9,7 +9,6 @@ GPU more.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -82,15 +81,13 @@ def shape_of(site: Site, mode: Mode, tp_size: int) -> Shape:
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """Lengths are those of every row, in tokens; ``caught`` is the share of misses that branches catch;
-    ``draft_window``: what the draft sees of a sequence, if not all; ``sampling``: how tokens are drawn;
-    ``expert_parallel``: how ranks share experts."""
+    ``sampling``: how tokens are drawn; ``expert_parallel``: how ranks share experts."""
 
     prompt_tokens: int
     output_tokens: int
     num_prompts: int
     acceptance: float
     caught: float
-    draft_window: int | None = None
     sampling: SamplingSettings = DEFAULTS
     expert_parallel: ExpertParallel = "auto"
 
@@ -102,11 +99,6 @@ class Work:
     def mean_context_tokens(self) -> float:
         """Mean length of a sequence while its completion grows."""
         return self.prompt_tokens + self.output_tokens / 2
-
-    @property
-    def draft_context_tokens(self) -> float:
-        """What of it the draft sees, without the few tokens that a page has more."""
-        return min(self.mean_context_tokens, self.draft_window or math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +224,6 @@ class Planner:
             row_tokens=self._work.row_tokens,
             num_draft_tokens=num_draft_tokens,
             num_branches=self._settings(mode, 1, num_draft_tokens).num_branches,
-            draft_window=self._work.draft_window,
             settings=self._work.sampling,
         )
 
@@ -284,14 +275,14 @@ class Planner:
                 model=model,
                 gpu=self._site.gpu,
                 tp_size=ranks,
-                context_tokens=context,
+                context_tokens=self._work.mean_context_tokens,
                 counts=counts,
                 sampling=self._work.sampling,
                 drafts=counts is DRAFT_PASS,
             )
-            for model, ranks, counts, context in (
-                (self._on_ranks(tp_size), tp_size, TARGET_PASS, self._work.mean_context_tokens),
-                (self._draft, 1, DRAFT_PASS, self._work.draft_context_tokens),
+            for model, ranks, counts in (
+                (self._on_ranks(tp_size), tp_size, TARGET_PASS),
+                (self._draft, 1, DRAFT_PASS),
             )
         )
         assert target is not None

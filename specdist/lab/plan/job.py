@@ -88,7 +88,6 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         num_prompts=config.num_prompts,
         acceptance=acceptance or 0.0,
         caught=config.caught,
-        draft_window=config.draft_window,
         expert_parallel=config.expert_parallel,
         sampling=SamplingSettings(**values_of(config, DrawingOptions)),
     )

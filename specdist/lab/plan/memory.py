@@ -5,7 +5,6 @@ The arithmetic is the job's own (:mod:`specdist.job.costs.allocation`), before a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +15,6 @@ from specdist.job.models.held_models import BatchLimits, HeldModel
 from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.roofline import DEFAULTS
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
-from specdist.models.cache.draft_window import DraftWindow
 from specdist.models.cache.windowed_pages import WindowedLayers, longest_window
 from specdist.models.loading.memory import RESERVED_FRACTION, DeviceMemory
 from specdist.models.sizes.reserve import GRAPH_NODE_BYTES, Sampling
@@ -66,7 +64,6 @@ class _Work:
     num_draft_tokens: int
     num_branches: int = 0
     is_asynchronous: bool = False
-    draft_window: DraftWindow | None = None
     num_state_numbers: int = 0
 
     def limits(self, num_rows: int) -> BatchLimits:
@@ -80,7 +77,6 @@ class _Work:
                 max_new_tokens=self.row_tokens,
                 max_seq_len=self.row_tokens,
                 seed=0,
-                draft_window=self.draft_window,
             ),
             num_branch_slots=num_rows * self.num_branches,
             max_branch_tokens=block_tokens if self.num_branches else 0,
@@ -99,16 +95,14 @@ def fit(
     row_tokens: int,
     num_draft_tokens: int = 0,
     num_branches: int = 0,
-    draft_window: int | None = None,
     settings: SamplingSettings = DEFAULTS,
 ) -> Fit:
-    """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job plans it; the draft
-    holds ``draft_window`` tokens of each, if not all. ``settings``: how tokens are drawn."""
+    """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job plans it. ``settings``:
+    how tokens are drawn."""
     drafts = draft is not None and mode != "target only"
     sampling = Sampling(has_top_p=settings.top_p < 1)
     if settings.is_greedy:
         sampling = Sampling(next_distributions="greedy")
-    window = None if draft_window is None else DraftWindow.of_tokens(draft_window, PAGE_SIZE)
     work = _Work(
         row_tokens=row_tokens,
         num_draft_tokens=num_draft_tokens if drafts else 0,
@@ -118,15 +112,13 @@ def fit(
     if draft is None or mode == "target only":
         return Fit(target=_share(gpu, work, sampling, of_target, target=target, tp_size=tp_size), draft=None)
     if mode == "colocated":
-        beside = dataclasses.replace(work, draft_window=window)
-        both = _share(gpu, beside, sampling, of_target, target=target, tp_size=tp_size, draft=draft)
+        both = _share(gpu, work, sampling, of_target, target=target, tp_size=tp_size, draft=draft)
         return Fit(target=both, draft=None)
     drafting = _Work(
         row_tokens=row_tokens,
         num_draft_tokens=num_draft_tokens,
         num_branches=num_branches,
         is_asynchronous=mode in ("asynchronous", "branches"),
-        draft_window=window,
         num_state_numbers=draft.num_read_numbers,
     )
     return Fit(
@@ -166,8 +158,7 @@ def _share(
             models.append(HeldModel(size=target, tp_size=tp_size, limits=passes, windowed=windowed))
         if draft is not None:
             passes = draft_limits(limits, sampling)
-            has_window = work.draft_window is not None
-            models.append(HeldModel(size=draft, tp_size=1, limits=passes, has_window=has_window))
+            models.append(HeldModel(size=draft, tp_size=1, limits=passes))
         return models
 
     one = held(work.limits(1))
@@ -193,7 +184,7 @@ def _share(
         if gpu.is_host:
             left = memory.free_bytes - reserved_bytes(num_rows)
             fixed = sum(model.fixed_bytes for model in models)
-            return shared_out(limits, left, **_page_bytes(models), fixed_bytes=fixed)[0]
+            return shared_out(limits, left, page_bytes=_page_bytes(models), fixed_bytes=fixed)[0]
         return room_on_gpu(models, limits, sampling, memory, num_communicators=num_communicators).num_pages
 
     def windowed_layers(num_rows: int) -> WindowedLayers | None:
@@ -211,16 +202,13 @@ def _share(
     def cache_bytes(num_rows: int, windowed: WindowedLayers | None) -> int:
         limits = work.limits(num_rows)
         models = held(limits, windowed)
-        page_bytes = _page_bytes(models)
-        of_window = limits.num_window_pages * page_bytes["window_page_bytes"]
-        of_windowed = sum(model.fixed_bytes for model in models)
-        followed = (limits.num_seq_pages + limits.num_branch_pages) * page_bytes["page_bytes"]
-        return of_window + of_windowed + followed
+        followed = (limits.num_seq_pages + limits.num_branch_pages) * _page_bytes(models)
+        return sum(model.fixed_bytes for model in models) + followed
 
     most_rows = _largest(fits)
     num_rows = max(1, most_rows)
     reserved = reserved_bytes(num_rows)
-    branch_bytes = work.limits(1).num_branch_pages * sum(_page_bytes(one).values())
+    branch_bytes = work.limits(1).num_branch_pages * _page_bytes(one)
     if draft is not None:
         branch_bytes += work.limits(1).num_branch_slots * one[-1].slot_bytes
     whole = cache_bytes(2, None) - cache_bytes(1, None) - branch_bytes
@@ -237,11 +225,8 @@ def _share(
     )
 
 
-def _page_bytes(models: list[HeldModel]) -> dict[str, int]:
-    return {
-        "page_bytes": sum(model.page_bytes for model in models if not model.has_window),
-        "window_page_bytes": sum(model.page_bytes for model in models if model.has_window),
-    }
+def _page_bytes(models: list[HeldModel]) -> int:
+    return sum(model.page_bytes for model in models)
 
 
 def _largest(holds: Callable[[int], bool]) -> int:

@@ -71,9 +71,6 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
     trace: str | None = option(
         None, help="instead of --acceptance: output of a run with --trace, or one of its trace files"
     )
-    draft_window: int | None = option(
-        None, help="the draft sees only so many last tokens of a sequence (default: all)", at_least=1
-    )
     expert_parallel: ExpertParallel = option("auto", help=EXPERT_PARALLEL)
     caught: float = option(
         0.5,
@@ -98,7 +95,7 @@ class PlanConfig(DrawingOptions, QuantizationOptions, GpuCostOptions, TrustOptio
         NEEDS_MODEL,
         ("output_config prompts output", lambda o: o.memory,
          "is of a recommendation, and --memory makes none: leave one of them out"),
-        ("acceptance trace draft_window", lambda o: o.draft is None,
+        ("acceptance trace", lambda o: o.draft is None,
          "has no effect without --draft: add it or leave this option out"),
         ("trace", lambda o: o.acceptance is not None,
          "says what --acceptance {o.acceptance} says, too: leave one of them out"),

@@ -180,7 +180,6 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
             # How much it drafts, and when, is left to the run, which measures and learns.
             "draft": config.draft,
             **_given(config, "draft_quantization"),
-            **_given(config, "draft_window"),
         }
     if settings.mode == "colocated":
         options["draft_placement"] = "shared"

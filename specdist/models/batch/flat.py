@@ -10,7 +10,7 @@ T flat tokens, S segments (a slot's tokens), R segments of a group, Q queries an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from specdist.models.cache.branch_pages import BranchPageTable
-from specdist.models.cache.draft_window import WindowPageTable
 
 # Segments share an attention call while the shortest has at least half the keys of the longest, so padding
 # never doubles the work; below this many keys the call itself costs more than the padding.
@@ -30,25 +29,27 @@ IS_LONG = 2**30
 
 @dataclass(frozen=True)
 class FlatBatch:
-    """Tokens to run. ``token_ids`` may already be on the device; slots and positions are host int arrays."""
+    """Tokens to run. ``token_ids`` may already be on the device; slots and positions are host int arrays.
+
+    Attributes:
+        position_ids_T: positions as the model's layers know them, if these differ.
+        windowed_pages_SP: the table of windowed layers, if they have pages of their own.
+    """
 
     token_ids_T: np.ndarray | Tensor
     slots_T: np.ndarray
     positions_T: np.ndarray
+    position_ids_T: np.ndarray | None = field(default=None, kw_only=True)
+    windowed_pages_SP: np.ndarray | None = field(default=None, kw_only=True)
 
     @property
     def model_positions_T(self) -> np.ndarray:
         """Positions as the model's layers know them."""
-        return self.positions_T
+        return self.positions_T if self.position_ids_T is None else self.position_ids_T
 
     @property
     def is_mask_T(self) -> np.ndarray | None:
         """Tokens before which a drafter has no state; None where all have one."""
-        return None
-
-    @property
-    def windowed_pages_SP(self) -> np.ndarray | None:
-        """The table of windowed layers, if they have pages of their own."""
         return None
 
     def __len__(self) -> int:
@@ -79,20 +80,6 @@ class Segments:
         return Segments(starts_S, ends_S - starts_S, batch.positions_T[ends_S - 1] + 1)
 
 
-@dataclass(frozen=True)
-class SeenBatch(FlatBatch):
-    """A batch as the attention of a model with a window takes it: slots are segments of a table of visible
-    pages, and positions are places in them; ``true_positions`` are those in the sequences, as the model's
-    layers know them. Or windowed layers have a table of their own."""
-
-    true_positions_T: np.ndarray
-    windowed_pages_SP: np.ndarray | None = None
-
-    @property
-    def model_positions_T(self) -> np.ndarray:
-        return self.true_positions_T
-
-
 def model_positions(
     slots_T: np.ndarray, positions_T: np.ndarray, table: BranchPageTable, rope_border: int | None
 ) -> np.ndarray:
@@ -102,26 +89,12 @@ def model_positions(
     return positions_T + IS_LONG * table.are_long(slots_T, positions_T, rope_border)
 
 
-def as_seen(
-    batch: FlatBatch, table: BranchPageTable, rope_border: int | None = None
-) -> tuple[FlatBatch, np.ndarray]:
-    """The batch and the table of pages as attention takes them, with positions for a rope that has a border.
-    Pages of a window are reserved."""
-    slots_T, positions_T = batch.slots_T, batch.positions_T
-    model_positions_T = model_positions(slots_T, positions_T, table, rope_border)
-    if not isinstance(table, WindowPageTable):
-        if rope_border is not None or table.windowed_pages is not None:
-            batch = SeenBatch(
-                batch.token_ids_T, slots_T, positions_T, model_positions_T, table.windowed_pages
-            )
-        return batch, table.pages
-    is_first_T = np.ones(len(slots_T), bool)
-    is_first_T[1:] = (slots_T[1:] != slots_T[:-1]) | (positions_T[1:] != positions_T[:-1] + 1)
-    starts_S = np.flatnonzero(is_first_T)
-    lengths_S = np.diff(np.append(starts_S, len(slots_T)))
-    table.reserve(slots_T[starts_S], positions_T[starts_S], positions_T[starts_S] + lengths_S)
-    seen = table.visible(slots_T, positions_T)
-    return SeenBatch(batch.token_ids_T, seen.segments_T, seen.places_T, model_positions_T), seen.pages_SP
+def for_layers(batch: FlatBatch, table: BranchPageTable, rope_border: int | None = None) -> FlatBatch:
+    """The batch with positions for a rope that has a border, and with the table of windowed layers."""
+    if rope_border is None and table.windowed_pages is None:
+        return batch
+    position_ids_T = model_positions(batch.slots_T, batch.positions_T, table, rope_border)
+    return replace(batch, position_ids_T=position_ids_T, windowed_pages_SP=table.windowed_pages)
 
 
 def cache_indices(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> np.ndarray:

@@ -30,11 +30,9 @@ class TokenCopies:
 class BranchPageTable:
     """A page table whose first slots are the sequences', and whose last ones are their branches'.
 
-    ``is_window``: pages that no token sees any more are given back. ``windowed_pages``: the table of windowed
-    layers, if they have pages of their own, as without branches they may.
+    ``windowed_pages``: the table of windowed layers, if they have pages of their own, as without branches
+    they may.
     """
-
-    is_window = False
 
     def __init__(
         self, *, num_slots: int, num_pages: int, page_size: int, max_seq_len: int, num_branch_slots: int,
@@ -53,41 +51,22 @@ class BranchPageTable:
         assert not (has_windowed and num_branch_slots)
         self._rope_lengths = np.zeros(num_slots + num_branch_slots, np.int64)
 
-    @property
-    def visible_width(self) -> int:
-        """Most pages that a token sees."""
-        return self.pages.shape[1]
-
-    def most_segments(self, num_tokens: int) -> int:
-        """Of a pass of so many tokens."""
-        return len(self.pages)
-
     def update(self, updates: PageUpdates) -> None:
         """Of the table that this one follows."""
         if len(updates.slots):
-            updates = self._without_rope_lengths(updates)
+            is_length = updates.indices < 0
+            if is_length.any():
+                self._rope_lengths[updates.slots[is_length]] = -1 - updates.indices[is_length]
+                updates = updates.where(~is_length)
             if self.windowed_pages is not None:
                 own = updates.where(updates.pages < 0)
                 self.windowed_pages[own.slots, own.indices] = -1 - own.pages
                 updates = updates.where(updates.pages >= 0)
             self.pages[updates.slots, updates.indices] = updates.pages
 
-    def _without_rope_lengths(self, updates: PageUpdates) -> PageUpdates:
-        is_length = updates.indices < 0
-        if not is_length.any():
-            return updates
-        self._rope_lengths[updates.slots[is_length]] = -1 - updates.indices[is_length]
-        return updates.where(~is_length)
-
     def are_long(self, slots_T: np.ndarray, positions_T: np.ndarray, border: int) -> np.ndarray:
         """bool [T]: which tokens have the frequencies of a rope beyond its border."""
         return (self._rope_lengths[slots_T] > border) | (positions_T >= border)
-
-    def begin(self, slots: np.ndarray) -> None:
-        """New sequences are in these slots."""
-
-    def keep_from(self, slots_S: np.ndarray, positions_S: np.ndarray) -> None:
-        """No token of these slots will be run before these positions."""
 
     def open(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> TokenCopies:
         """Branch off each slot before a position; returns the copies that the branches' first pages need."""

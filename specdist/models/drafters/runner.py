@@ -146,7 +146,7 @@ class DrafterRunner(ModelRunner):
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
             # Of lengths that hardly come again.
-            self.forward_seen(*self._as_seen(batch), np.zeros(0, np.int64))
+            self.forward_seen(self._for_layers(batch), self.pages.pages, np.zeros(0, np.int64))
 
     def drop_waiting(self) -> None:
         """The pass over the contexts that wait has failed."""

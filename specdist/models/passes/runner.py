@@ -23,9 +23,8 @@ from specdist.models.attention.kernel import PagedKernel, SdpaKernel
 from specdist.models.attention.latent import can_keep_latents, expansion_of
 from specdist.models.attention.probe import ProbePages, choose_kernel
 from specdist.models.attention.rope import use_frequencies_by_row
-from specdist.models.batch.flat import FlatBatch, PassOutputs, as_seen, model_positions
+from specdist.models.batch.flat import FlatBatch, PassOutputs, for_layers, model_positions
 from specdist.models.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
-from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.cache.windowed_pages import WindowedLayers
@@ -34,7 +33,7 @@ from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.compiled_check import choose_pass
 from specdist.models.passes.graphs import CudaGraphs, GraphMemory
 from specdist.models.passes.hidden import HiddenStateHead, with_head_logits
-from specdist.models.passes.static import MAX_TOKENS, NUM_SCRATCH_PAGES, StaticPasses
+from specdist.models.passes.static import NUM_SCRATCH_PAGES, StaticPasses
 from specdist.models.passes.static_runs import StaticRuns, num_run_inputs
 from specdist.models.passes.torch_pass import NOT_ALLOCATED, Pass, TorchPass
 from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
@@ -160,14 +159,13 @@ class ModelRunner:
         max_seq_len: int,
         num_branch_slots: int = 0,
         max_branch_tokens: int = 0,
-        window: DraftWindow | None = None,
         windowed: WindowedLayers | None = None,
         rollback: Rollback = NO_ROLLBACK,
         num_prefix_states: int = 0,
     ) -> None:
-        """Allocate the cache, once: the slots' pages, and those of the branches after them. With a
-        ``window`` the pages are its own: :meth:`DraftWindow.num_pool_pages`. ``windowed``: layers that have
-        pages of their own. ``rollback``: of recurrent layers' states: of all slots, and of some prefixes."""
+        """Allocate the cache, once: the slots' pages, and those of the branches after them. ``windowed``:
+        layers that have pages of their own. ``rollback``: of recurrent layers' states: of all slots, and of
+        some prefixes."""
         acceleration = self._acceleration
         if self._shapes.states:
             self._states = RecurrentStates(
@@ -193,36 +191,33 @@ class ModelRunner:
             num_windowed_pages=num_windowed + num_scratch,
             is_float8=acceleration.has_float8_cache,
         )
-        self._table = page_table(
-            window,
-            windowed is not None,
+        self._table = BranchPageTable(
             num_slots=num_slots,
             num_pages=num_pages,
             page_size=page_size,
             max_seq_len=max_seq_len,
             num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
+            has_windowed=windowed is not None,
         )
         kernel = self._kernel_for(page_size)
         self._pass.bind(self._cache, kernel)
         if self._expansion is not None:
             self.torch_pass.expand(self._expansion, self._kernel_for(page_size, self._expansion))
-        width = self._table.visible_width
         if is_static:
+            num_all_slots, width = self._table.pages.shape
             self._static = StaticPasses(
                 self._compute,
                 self._cache,
                 kernel or SdpaKernel(),
                 scratch_page=num_all_pages,
                 windowed_scratch_page=None if windowed is None else num_windowed,
-                most_segments=self._table.most_segments(MAX_TOKENS),
+                most_segments=num_all_slots,
                 table_width=width,
                 device=self.device,
                 capturer=acceleration.capturer,
                 takes_features=self.head_uses_features,
-                num_more_inputs=num_run_inputs(
-                    len(self._table.pages), width * bool(window), bool(self._states)
-                ),
+                num_more_inputs=num_run_inputs(num_all_slots, bool(self._states)),
                 states=self._states,
                 no_state=self.torch_pass.no_state,
             )
@@ -282,7 +277,8 @@ class ModelRunner:
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Run the tokens, write their keys and values; logits [N, V] of the tokens at ``logits_index``."""
-        asked_N, (batch, pages_SP) = np.asarray(logits_index, np.int64), self._as_seen(batch)
+        asked_N, pages_SP = np.asarray(logits_index, np.int64), self.pages.pages
+        batch = self._for_layers(batch)
         outputs = self._recorded(batch, pages_SP, asked_N)
         if outputs is None:
             return self.forward_seen(batch, pages_SP, asked_N)
@@ -320,7 +316,8 @@ class ModelRunner:
         """
         assert self._head is not None
         assert (features_3N is not None) == self.head_uses_features, "the head's features, if it uses them"
-        asked_N, (batch, pages_SP) = np.asarray(logits_index, np.int64), self._as_seen(batch)
+        asked_N, pages_SP = np.asarray(logits_index, np.int64), self.pages.pages
+        batch = self._for_layers(batch)
         outputs = self._recorded(batch, pages_SP, asked_N, features_3N)
         if outputs is None:
             outputs = self._with_estimates(*self._ragged(batch, pages_SP, asked_N, True), features_3N)
@@ -331,8 +328,8 @@ class ModelRunner:
     ) -> tuple[Tensor, Tensor]:
         """Like :meth:`forward`, with the tokens' last hidden states [N, H]: what the output head gets, after
         the final norm. Always a ragged pass: a recorded one runs no hook."""
-        batch, pages_SP = self._as_seen(batch)
-        logits_NV, hidden_NH = self._ragged(batch, pages_SP, np.asarray(logits_index, np.int64), True)
+        asked_N = np.asarray(logits_index, np.int64)
+        logits_NV, hidden_NH = self._ragged(self._for_layers(batch), self.pages.pages, asked_N, True)
         assert hidden_NH is not None
         return logits_NV, hidden_NH
 
@@ -392,8 +389,8 @@ class ModelRunner:
             features_3N = torch.zeros(3, len(logits_NV), device=self.device)
         return with_head_logits(logits_NV, self._head, hidden_NH, features_3N)
 
-    def _as_seen(self, batch: FlatBatch) -> tuple[FlatBatch, np.ndarray]:
-        return as_seen(batch, self.pages, self.rope_border)
+    def _for_layers(self, batch: FlatBatch) -> FlatBatch:
+        return for_layers(batch, self.pages, self.rope_border)
 
     def model_positions(self, slots_T: np.ndarray, positions_T: np.ndarray) -> np.ndarray:
         """Positions in the slots' sequences as the model's layers know them."""

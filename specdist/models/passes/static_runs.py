@@ -22,10 +22,9 @@ from torch import Tensor
 
 from specdist.models.attention.attention import LayerAttention
 from specdist.models.attention.kernel import KernelAttention
-from specdist.models.batch.flat import FlatBatch, Segments, as_seen, cache_indices
+from specdist.models.batch.flat import FlatBatch, Segments, cache_indices, for_layers, model_positions
 from specdist.models.batch.segments import PagedSegments, aligned
 from specdist.models.cache.branch_pages import BranchPageTable
-from specdist.models.cache.draft_window import WindowPageTable
 from specdist.models.passes.graphs import TOLERANCES, Capturer, CheckedGraphs
 from specdist.models.passes.hidden import HiddenStateHead
 from specdist.models.passes.static import Bucket, CarriedStates, StaticPasses, bucket_of_tokens, run_once
@@ -53,31 +52,27 @@ class DraftedRun(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [3, S]; of a window also
-    ``tables``: the pages [D - 1, S, P] that each step's token sees; ``told``: to recurrent layers, [5, D - 1,
-    S] or nothing."""
+    """Of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [3, S]; ``told``: to
+    recurrent layers, [5, D - 1, S] or nothing."""
 
     positions: Tensor
     cache_index: Tensor
     used: Tensor
     starts: Tensor
     keys: Tensor
-    tables: Tensor
     told: Tensor
 
 
-def lengths_of(num_rows: int, num_steps: int, num_pages: int = 0, has_states: bool = False) -> list[int]:
-    """Of the parts of :class:`_Inputs`, in int32, rounded up as those of a pass; ``num_pages``: of a window's
-    tables."""
+def lengths_of(num_rows: int, num_steps: int, has_states: bool = False) -> list[int]:
+    """Of the parts of :class:`_Inputs`, in int32, rounded up as those of a pass."""
     room, num_passes = aligned(num_rows), num_steps - 1
-    tables, told = num_passes * room * num_pages, has_states * NUM_TOLD * num_passes * room
-    return [*3 * [num_passes * room], aligned(num_rows + 1), NUM_KEYS * KEY_NUMBERS * room, tables, told]
+    told = has_states * NUM_TOLD * num_passes * room
+    return [*3 * [num_passes * room], aligned(num_rows + 1), NUM_KEYS * KEY_NUMBERS * room, told]
 
 
-def num_run_inputs(num_slots: int, num_pages: int = 0, has_states: bool = False) -> int:
-    """Most inputs that a run has besides those of its first pass; ``num_pages``: seen by a token in a window,
-    else 0."""
-    return sum(lengths_of(bucket_of_tokens(num_slots), LONGEST_RUN, num_pages, has_states))
+def num_run_inputs(num_slots: int, has_states: bool = False) -> int:
+    """Most inputs that a run has besides those of its first pass."""
+    return sum(lengths_of(bucket_of_tokens(num_slots), LONGEST_RUN, has_states))
 
 
 class StaticRuns:
@@ -102,7 +97,6 @@ class StaticRuns:
         self._rope_border = rope_border
         self._passes = passes
         self._table = page_table
-        self._has_window = isinstance(page_table, WindowPageTable)
         self._on_pass = on_pass
         self._tolerance = TOLERANCES[dtype]
         self._head = head
@@ -128,23 +122,17 @@ class StaticRuns:
             keys: of the first token that each sequence draws.
             features_3A: of the last tokens of ``batch``, for a head that uses them.
         """
-        of_rows, num_steps, num_rows = Segments.of(batch), int(num_steps_A.max()), len(num_steps_A)
-        ends_A = of_rows.starts_S + of_rows.lengths_S - 1
-        slots_A, num_more_keys_S = batch.slots_T[ends_A], num_steps_A - 1
-        seen, pages_SP = as_seen(batch, self._table, self._rope_border)
-        segments = of_rows
-        if self._has_window:
-            # Later steps have tables of their own.
-            segments, num_more_keys_S = Segments.of(seen), np.zeros(1, np.int64)
-        last_keys_S = segments.num_keys_S + num_more_keys_S
-        bucket = self._passes.choose_bucket(dataclasses.replace(segments, num_keys_S=last_keys_S), num_rows)
+        segments, num_steps, num_rows = Segments.of(batch), int(num_steps_A.max()), len(num_steps_A)
+        ends_A = segments.starts_S + segments.lengths_S - 1
+        slots_A, num_more_keys_A = batch.slots_T[ends_A], num_steps_A - 1
+        last_keys_A = segments.num_keys_S + num_more_keys_A
+        bucket = self._passes.choose_bucket(dataclasses.replace(segments, num_keys_S=last_keys_A), num_rows)
         key = bucket, num_steps, draws
         if bucket is None or (self._graphs.is_full and not self._graphs.is_known(key)):
             return None
-        if self._has_window:
-            bucket = bucket._replace(num_pages=self._passes.table_width)
-        self._passes.pack(bucket, seen, segments, ends_A, pages_SP, num_more_keys_S)
-        num_inputs = self._pack(bucket, slots_A, of_rows.num_keys_S, num_steps_A, keys)
+        batch = for_layers(batch, self._table, self._rope_border)
+        self._passes.pack(bucket, batch, segments, ends_A, self._table.pages, num_more_keys_A)
+        num_inputs = self._pack(bucket, slots_A, segments.num_keys_S, num_steps_A, keys)
         self._passes.send(bucket, batch, features_3A, num_inputs)
         is_new = key not in self._scores
 
@@ -187,12 +175,10 @@ class StaticRuns:
     ) -> int:
         """Write the inputs of a run after those of its first pass; returns their number."""
         passes, num_steps, num_rows = self._passes, int(num_steps_A.max()), len(num_steps_A)
-        lengths = self._lengths(bucket, num_steps)
+        lengths = lengths_of(bucket.num_logits, num_steps, bucket.has_states)
         first = sum(bucket.part_lengths)
         host = passes.staging.host()[first : first + sum(lengths)]
-        positions, cache_index, used, starts, key_words, tables, told = np.split(
-            host, np.cumsum(lengths)[:-1]
-        )
+        positions, cache_index, used, starts, key_words, told = np.split(host, np.cumsum(lengths)[:-1])
         page_size = passes.cache.page_size
         places = np.arange(len(cache_index)) % page_size
         positions.fill(0)
@@ -205,13 +191,9 @@ class StaticRuns:
         positions_T = num_keys_A[rows] + steps
         lines = steps * aligned(bucket.num_logits) + rows
         drawn = FlatBatch(positions_T, slots_A[rows], positions_T)
-        seen, pages_SP = as_seen(drawn, self._table, self._rope_border)
-        positions[lines] = seen.model_positions_T
-        cache_index[lines] = cache_indices(seen, pages_SP, page_size)
-        used[lines] = seen.positions_T + 1
-        if self._has_window:
-            tables.fill(passes.scratch_page)
-            tables.reshape(-1, bucket.num_pages)[lines] = pages_SP[seen.slots_T]
+        positions[lines] = model_positions(drawn.slots_T, positions_T, self._table, self._rope_border)
+        cache_index[lines] = cache_indices(drawn, self._table.pages, page_size)
+        used[lines] = positions_T + 1
         if passes.states is not None:
             self._pack_told(passes.states, told, slots_A, num_keys_A, num_steps_A)
         words = np.zeros((NUM_KEYS, len(key_words) // (NUM_KEYS * KEY_NUMBERS)), np.int64)
@@ -235,22 +217,16 @@ class StaticRuns:
             positions = num_keys_A[rows] + step - 1
             told_5DS[:, step - 1, rows] = states.plan(slots_A[rows], positions, np.ones_like(positions))
 
-    def _lengths(self, bucket: Bucket, num_steps: int) -> list[int]:
-        num_pages = bucket.num_pages if self._has_window else 0
-        return lengths_of(bucket.num_logits, num_steps, num_pages, bucket.has_states)
-
     def _inputs(self, bucket: Bucket, num_steps: int) -> _Inputs:
         """Views of the device's buffer."""
-        num_rows, lengths = bucket.num_logits, self._lengths(bucket, num_steps)
+        num_rows = bucket.num_logits
+        lengths = lengths_of(num_rows, num_steps, bucket.has_states)
         first = sum(bucket.part_lengths)
-        *parts, starts, keys, tables, told = self._passes.staging.buffer[first : first + sum(lengths)].split(
-            lengths
-        )
+        *parts, starts, keys, told = self._passes.staging.buffer[first : first + sum(lengths)].split(lengths)
         positions, cache_index, used = (part.view(num_steps - 1, -1)[:, :num_rows] for part in parts)
         keys_3S = keys.view(torch.int64).view(NUM_KEYS, -1)[:, :num_rows]
-        tables_DSP = tables.view(num_steps - 1, -1, bucket.num_pages)[:, :num_rows]
         told_5DS = told.view(NUM_TOLD, num_steps - 1, -1)[:, :, :num_rows]
-        return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_3S, tables_DSP, told_5DS)
+        return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_3S, told_5DS)
 
     @torch.inference_mode()
     def _compute(self, key: Hashable, bucket: Bucket, num_steps: int, draws: DraftDraws) -> Tensor:
@@ -271,7 +247,7 @@ class StaticRuns:
         for step in range(num_steps):
             if step:
                 segments = PagedSegments(
-                    block_table_SP=inputs.tables[step - 1] if self._has_window else table_SP,
+                    block_table_SP=table_SP,
                     used_S=inputs.used[step - 1],
                     query_starts_S1=inputs.starts,
                     num_queries=1,

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from specdist.config.groups import ModelImpl
 from specdist.models.attention import probe
 from specdist.models.attention.attention import AttentionCall, LayerAttention
-from specdist.models.batch.flat import FlatBatch, SeenBatch
+from specdist.models.batch.flat import FlatBatch
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.families.adapters import is_paged_by_registry
 from specdist.models.passes import compiled_check, fusing
@@ -120,7 +120,7 @@ def _run(runner: ModelRunner, sample: Sample) -> Tensor:
     found = []
     for rows_T, places_T in _passes(sample):
         positions_T = runner.model_positions(rows_T, positions[rows_T, places_T])
-        batch = SeenBatch(token_ids[rows_T, places_T], rows_T, places_T, positions_T)
+        batch = FlatBatch(token_ids[rows_T, places_T], rows_T, places_T, position_ids_T=positions_T)
         logits = runner.forward_seen(batch, pages, np.arange(len(batch)))
         found.append(logits.float().cpu())
     return torch.cat(found)

@@ -22,7 +22,6 @@ from specdist.data.stats.regression import NS_PER_S
 from specdist.lab.plan.roofline import Placement
 from specdist.models.batch.flat import FlatBatch, Segments
 from specdist.models.cache.branch_pages import BranchPageTable
-from specdist.models.cache.draft_window import DraftWindow, page_table
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.static_runs import DraftedRun
 from specdist.models.recurrent.rollback import NO_ROLLBACK, Rollback
@@ -109,13 +108,11 @@ class EmulatedRunner:
         max_seq_len: int,
         num_branch_slots: int = 0,
         max_branch_tokens: int = 0,
-        window: DraftWindow | None = None,
         windowed: None = None,
         rollback: Rollback = NO_ROLLBACK,
         num_prefix_states: int = 0,
     ) -> None:
-        self._table = page_table(
-            window,
+        self._table = BranchPageTable(
             num_slots=num_slots,
             num_pages=num_pages,
             page_size=page_size,

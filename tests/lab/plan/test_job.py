@@ -103,7 +103,6 @@ def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
         ([*PAIR, "--acceptance", "0.5", "--top_p", "0"], r"--top_p 0.0 must be in \(0, 1\]; 1 keeps every"),
         (["--target", "7b", "--nodes", "0"], "--nodes 0 must be at least 1"),
         (["--target", "7b", "--num_gpus", "12"], "--num_gpus 12 is not a number of whole nodes: 2 of .* 8"),
-        (["--target", "7b", "--draft_window", "64"], "--draft_window 64 has no effect without --draft"),
         (["--target", "no/folder"], "--target no/folder has no readable configuration"),
         (["--target", "7b", "--gpu", "abacus"], "--gpu abacus is not in the table"),
         (["--target", "7b", "--memory", "--output_config", "x.yaml"], "--output_config x.yaml is of a rec"),
@@ -148,21 +147,6 @@ def test_eight_bits_halve_the_memory_and_the_plan_runs_with_them(tmp_path: Path)
     assert narrow["options"]["cache_dtype"] == "float8" and "cache_dtype" not in plain["options"]
     config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
     assert config.target_quantization == "float8"
-
-
-def test_a_window_lets_more_rows_in_beside_a_draft(tmp_path: Path) -> None:
-    site = ["--gpus_per_node", "4", "--prompt_tokens", "15000", "--output_tokens", "1000"]
-    path, most, window = tmp_path / "plan.yaml", [], ["--draft_window", "512"]
-    for chosen in ([], window):
-        _, document = planned(*PAIR, *site, *chosen, "--memory")
-        memory = {(each["mode"], each["tp_size"]): each for each in document["memory"]}
-        most.append(
-            [memory["colocated", 4]["target"]["most_rows"], memory["asynchronous", 2]["draft"]["most_rows"]]
-        )
-    assert most[1][0] > 1.2 * most[0][0] and most[1][1] > 10 * most[0][1]
-    planned(*PAIR, *site, *window, "--acceptance", "0.8", "--output_config", str(path))
-    config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
-    assert config.draft_window == 512
 
 
 def test_how_tokens_are_drawn_is_paid_for_and_run(tmp_path: Path) -> None:
