@@ -187,7 +187,7 @@ class OptionParser(HfArgumentParser, CommandParser):
         if self._main:
             self.all_options = "--help all lists all options"
             self.add_argument(
-                "--help", nargs="?", choices=["all"], action=ShowHelp,
+                "--help", nargs="?", choices=["all"], action=ShowHelp, default=argparse.SUPPRESS,
                 help="all = every option with all that is to be said of it",
             )  # fmt: skip
 
