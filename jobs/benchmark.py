@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,8 +118,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a process found: seconds of all rows, and token ids by row; or why there are none. ``start_s`` is
-    the rest of its time."""
+    """Seconds of all rows and of the start, and token ids by row; or why there are none."""
 
     version: str | None = None
     seconds: float = 0.0
@@ -212,11 +212,12 @@ def until_stop(token_ids: list[int], stop_token_ids: Sequence[int]) -> list[int]
     return token_ids[: next(ends, len(token_ids))]
 
 
-def run_worker(work_file: str, found_file: str) -> None:
-    """What a process of transformers or vLLM does, from file to file."""
+def run_worker(work_file: str, found_file: str) -> int:
+    """What a process of transformers or vLLM does, from file to file. An error ends its threads, too."""
+    sys.excepthook = lambda *error: (traceback.print_exception(*error), os._exit(1))
     work = Work(**json.loads(Path(work_file).read_text()))
     found = (generate_with_vllm if work.engine == VLLM else generate_with_transformers)(work)
-    Path(found_file).write_text(json.dumps(dataclasses.asdict(found)))
+    return not Path(found_file).write_text(json.dumps(dataclasses.asdict(found)))
 
 
 def plan(config: BenchmarkConfig) -> list[Work]:
@@ -277,7 +278,7 @@ def run(work: Work, config: BenchmarkConfig) -> Found:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        output, log, work_file = folder / "output", folder / "log", folder / "work"
+        output, log, work_file = (folder / part for part in ("output", "log", "work"))
         if work.engine == SPECDIST:
             options = config.job_options(has_draft=work.draft is not None) | {"output": output}
             words = [f"--{name}={value}" for name, value in options.items()]
@@ -378,8 +379,7 @@ def report(document: dict[str, Any], written: Callable[[Table], str]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run the job; returns the exit code."""
     if arguments[:1] == [WORKER]:
-        run_worker(*arguments[1:])
-        return 0
+        return run_worker(*arguments[1:])
     try:
         with named_packages("jobs/benchmark.py"):
             config = parse_arguments(BenchmarkConfig, arguments)
