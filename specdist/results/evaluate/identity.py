@@ -6,15 +6,13 @@ N rows that both runs have.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from specdist.job.texts.template_clock import CLOCK
 from specdist.results.evaluate.reading import Completions
 from specdist.utils.errors import UserError
 
@@ -32,55 +30,15 @@ LAYOUT_FIELDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """How two runs differ.
+def compare_tokens(
+    first: Completions, second: Completions
+) -> tuple[dict[str, Any], Mapping[str, Sequence[Any]]]:
+    """Compare row by row.
 
-    Attributes:
-        num_rows: rows in both runs; ``num_only_first`` and ``num_only_second`` are in one of them.
-        num_common_tokens, num_tokens: of the first run's rows, tokens before the first difference, and all.
-        expectation: whether the same tokens are to be expected, and why.
-        columns: per row [N], for differences.arrow: the kind of the difference, and its position; None for
-            rows with the same tokens and the same finish reason.
+    Returns the document, and for differences.arrow, per row [N], the kind of the difference and its position:
+    None for rows with the same tokens and the same finish reason. Raises :class:`UserError` if no row is in
+    both runs, or prompts differ.
     """
-
-    num_rows: int
-    num_only_first: int
-    num_only_second: int
-    num_common_tokens: int
-    num_tokens: int
-    expectation: str
-    columns: Mapping[str, list[Any]] = field(repr=False)
-
-    @property
-    def kinds(self) -> Counter[str]:
-        """Number of differing rows by kind: ``token``; ``length``: one is the beginning of the other;
-        ``error``."""
-        return Counter(kind for kind in self.columns["difference"] if kind is not None)
-
-    @property
-    def num_identical(self) -> int:
-        return self.num_rows - self.kinds.total()
-
-    def document(self) -> dict[str, Any]:
-        positions = [position for position in self.columns["first_difference"] if position is not None]
-        return {
-            "num_rows": self.num_rows,
-            "num_rows_only_in_first": self.num_only_first,
-            "num_rows_only_in_second": self.num_only_second,
-            "num_identical": self.num_identical,
-            "share_identical": self.num_identical / self.num_rows,
-            "share_of_tokens_before_first_difference": (
-                self.num_common_tokens / self.num_tokens if self.num_tokens else None
-            ),
-            "kinds_of_difference": dict(self.kinds),
-            "median_first_difference": float(np.median(positions)) if positions else None,
-            "expectation": self.expectation,
-        }
-
-
-def compare_tokens(first: Completions, second: Completions) -> Identity:
-    """Compare row by row. Raises :class:`UserError` if no row is in both runs, or prompts differ."""
     names = [*KEY, "prompt", "completion_ids", "finish_reason"]
     tables = [run.table.select(names) for run in (first, second)]
     index_first, index_second = _matching_rows(tables[0], tables[1])
@@ -91,23 +49,32 @@ def compare_tokens(first: Completions, second: Completions) -> Identity:
     our_tokens = _token_lists(ours)
     ends = [rows["finish_reason"].to_pylist() for rows in (ours, theirs)]
     found = [_compare(*row) for row in zip(our_tokens, _token_lists(theirs), *ends, strict=True)]
+    kinds = Counter(kind for kind, _ in found if kind is not None)
+    positions = [position for _, position in found if position is not None]
     lengths = [len(tokens) for tokens in our_tokens]
-    return Identity(
-        num_rows=len(found),
-        num_only_first=tables[0].num_rows - len(found),
-        num_only_second=tables[1].num_rows - len(found),
-        num_common_tokens=sum(
-            length if position is None else min(position, length)
-            for (_, position), length in zip(found, lengths, strict=True)
-        ),
-        num_tokens=sum(lengths),
-        expectation=expectation(first, second),
-        columns={
-            **{name: ours[name].to_pylist() for name in KEY},
-            "difference": [kind for kind, _ in found],
-            "first_difference": [position for _, position in found],
-        },
+    # Of the first run's tokens.
+    num_common = sum(
+        length if position is None else min(position, length)
+        for (_, position), length in zip(found, lengths, strict=True)
     )
+    num_identical = len(found) - len(positions)
+    document = {
+        "num_rows": len(found),
+        "num_rows_only_in_first": tables[0].num_rows - len(found),
+        "num_rows_only_in_second": tables[1].num_rows - len(found),
+        "num_identical": num_identical,
+        "share_identical": num_identical / len(found),
+        "share_of_tokens_before_first_difference": num_common / sum(lengths) if sum(lengths) else None,
+        "kinds_of_difference": dict(kinds),
+        "median_first_difference": float(np.median(positions)) if positions else None,
+        "expectation": expectation(first, second),
+    }
+    columns = {
+        **{name: ours[name].to_pylist() for name in KEY},
+        "difference": [kind for kind, _ in found],
+        "first_difference": [position for _, position in found],
+    }
+    return document, columns
 
 
 def expectation(first: Completions, second: Completions) -> str:
@@ -175,12 +142,9 @@ def _check_prompts(first: Completions, second: Completions, ours_N: np.ndarray, 
     for index, (ours, theirs) in enumerate(zip(*prompts, strict=True)):
         if ours != theirs:
             row_id = first.table["row_id"][int(ours_N[index])].as_py()
-            manifests = [run.manifest for run in (first, second) if run.manifest is not None]
-            clocks = sorted({str(found.info[CLOCK]) for found in manifests if CLOCK in found.info})
-            told = f" (a chat template may tell their dates, {' and '.join(clocks)})" if clocks[1:] else ""
             raise UserError(
-                f"--against {second.path}: row {row_id} has a different prompt there{told}; compare runs "
-                "over the same prompts"
+                f"--against {second.path}: row {row_id} has a different prompt there; compare runs over "
+                "the same prompts (a chat template may tell the date of its run)"
             )
 
 

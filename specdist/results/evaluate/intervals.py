@@ -9,7 +9,7 @@ P prompts, U distinct values, R draws.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,27 +21,8 @@ TOLERANCE = 1e-9
 # Numbers drawn at a time, which bounds the memory.
 BLOCK = 2**22
 
-Interval = list[float]  # its two ends
 
-
-@dataclass(frozen=True)
-class PairedComparison:
-    """``difference``: the first run minus the second, over the prompts of both.
-
-    ``p_value``: two-sided, how often randomly swapping the runs of each prompt gives a difference as large.
-    """
-
-    num_prompts: int
-    first: float
-    second: float
-    difference: float
-    interval: Interval | None
-    num_better: int
-    num_worse: int
-    p_value: float
-
-
-def bootstrap_interval(values_P: np.ndarray, confidence: float, least: float = 0.0) -> Interval | None:
+def bootstrap_interval(values_P: np.ndarray, confidence: float, least: float = 0.0) -> list[float] | None:
     """The interval of the mean of values from ``least`` to 1: the percentile bootstrap (Efron 1979).
 
     Where all values are equal, so are all resamples. Then at most a share ``1 - (alpha / 2)^(1/P)`` of all
@@ -64,8 +45,12 @@ def bootstrap_interval(values_P: np.ndarray, confidence: float, least: float = 0
     return [float(low), float(high)]
 
 
-def compare_paired(first: Metric, second: Metric, confidence: float) -> PairedComparison | None:
-    """Compare the prompts that both runs have; None if there are none."""
+def compare_paired(first: Metric, second: Metric, confidence: float) -> dict[str, Any] | None:
+    """Compare the prompts that both runs have; None if there are none.
+
+    ``difference``: the first run minus the second; ``p_value``: two-sided, how often randomly swapping the
+    runs of each prompt gives a difference as large.
+    """
     _, ours, theirs = np.intersect1d(first.prompt_ids_P, second.prompt_ids_P, return_indices=True)
     if not len(ours):
         return None
@@ -73,16 +58,16 @@ def compare_paired(first: Metric, second: Metric, confidence: float) -> PairedCo
     gains_P = ours_P - theirs_P
     are_shares = all(bool(((values >= 0) & (values <= 1)).all()) for values in (ours_P, theirs_P))
     is_known = are_shares or np.ptp(gains_P) > 0
-    return PairedComparison(
-        num_prompts=len(ours),
-        first=float(ours_P.mean()),
-        second=float(theirs_P.mean()),
-        difference=float(gains_P.mean()),
-        interval=bootstrap_interval(gains_P, confidence, least=-1.0) if is_known else None,
-        num_better=int((gains_P > 0).sum()),
-        num_worse=int((gains_P < 0).sum()),
-        p_value=_permutation_test(gains_P),
-    )
+    return {
+        "num_prompts": len(ours),
+        "first": float(ours_P.mean()),
+        "second": float(theirs_P.mean()),
+        "difference": float(gains_P.mean()),
+        "interval": bootstrap_interval(gains_P, confidence, least=-1.0) if is_known else None,
+        "num_better": int((gains_P > 0).sum()),
+        "num_worse": int((gains_P < 0).sum()),
+        "p_value": _permutation_test(gains_P),
+    }
 
 
 def _permutation_test(gains_P: np.ndarray) -> float:

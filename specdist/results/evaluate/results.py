@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.store.files import write_atomically, write_json
-from specdist.results.evaluate.identity import Identity
 from specdist.utils.errors import UserError
 from specdist.utils.table import Table
 
@@ -90,22 +89,21 @@ def paired_table(comparisons: Mapping[str, Mapping[str, Any]], confidence: float
     return Table(header, rows).console()
 
 
-def identity_lines(identity: Identity) -> list[str]:
-    found = identity.document()
+def identity_lines(found: Mapping[str, Any]) -> list[str]:
     lines = [
-        f"{identity.num_identical:,} of {identity.num_rows:,} rows have the same tokens "
+        f"{found['num_identical']:,} of {found['num_rows']:,} rows have the same tokens "
         f"({found['share_identical']:.2%})",
-        f"expected: {identity.expectation}",
+        f"expected: {found['expectation']}",
     ]
-    only = identity.num_only_first + identity.num_only_second
+    only = found["num_rows_only_in_first"] + found["num_rows_only_in_second"]
     if only:
         lines.append(f"{only:,} rows are in only one of the runs and are not compared")
-    if identity.kinds:
-        kinds = ", ".join(f"{name} {count:,}" for name, count in sorted(identity.kinds.items()))
+    if found["kinds_of_difference"]:
+        kinds = sorted(found["kinds_of_difference"].items())
         share = found["share_of_tokens_before_first_difference"]
         lines += [
-            f"differing rows by kind: {kinds}",
-            f"first difference: at token {found['median_first_difference']:,.0f} (median)",
+            "differing rows by kind: " + ", ".join(f"{name} {count:,}" for name, count in kinds),
+            f"first difference: at token {found['median_first_difference']:,.0f} (median, from 0)",
         ]
         if share is not None:
             lines.append(f"tokens before the first difference: {share:.2%} of all")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -67,26 +66,24 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     first = read_completions(mirrored(config.run))
     second = None if config.against is None else read_completions(mirrored(config.against))
     runs = [first] if second is None else [first, second]
-    if config.task_kind is not None:
-        for run in runs:
-            FUNCTIONS[config.task_kind][1](run, config)
+    score, check = FUNCTIONS[config.task_kind] if config.task_kind is not None else (None, None)
+    for run in runs if check is not None else ():
+        check(run, config)
     parts, document = [_describe(run) for run in runs], _document(config, first)
     tables: dict[str, Mapping[str, Any]] = {}
     if second is not None:
-        identity = compare_tokens(first, second)
+        identity, tables[DIFFERENCES_FILE] = compare_tokens(first, second)
         parts.append("\n".join(identity_lines(identity)))
-        document |= {"against": config.against, "identity": identity.document()}
-        tables[DIFFERENCES_FILE] = identity.columns
-    if config.task_kind is not None:
-        score = FUNCTIONS[config.task_kind][0]
+        document |= {"against": config.against, "identity": identity}
+    if score is not None:
         scores = score(first, config)
-        other = None if second is None else score(second, config)
         tables[ROWS_FILE] = scores.columns
-        metrics, comparisons = _figures(scores, config), _compare(scores, other, config)
-        document |= {"metrics": metrics, "facts": dict(scores.facts), "paired": comparisons}
+        metrics = _figures(scores, config)
+        compared = {} if second is None else _compare(scores, score(second, config), config)
+        document |= {"metrics": metrics, "facts": dict(scores.facts), "paired": compared}
         parts.append(metrics_table(metrics, config.confidence))
-        if comparisons:
-            parts.append(paired_table(comparisons, config.confidence))
+        if compared:
+            parts.append(paired_table(compared, config.confidence))
         parts += _fact_lines(scores.facts)
     write_results(output, document, tables)
     document["output"] = str(output)
@@ -157,16 +154,15 @@ def _figures(scores: Scores, config: EvaluateConfig) -> dict[str, dict[str, Any]
     }
 
 
-def _compare(scores: Scores, other: Scores | None, config: EvaluateConfig) -> dict[str, dict[str, Any]]:
+def _compare(scores: Scores, other: Scores, config: EvaluateConfig) -> dict[str, dict[str, Any]]:
     """Compare the prompts of both runs. Raises :class:`UserError` if no prompt was scored in both."""
     found = {}
-    for name, metric in scores.metrics.items() if other is not None else ():
-        if other is not None and name in other.metrics:
-            compared = compare_paired(metric, other.metrics[name], config.confidence)
-            if compared is None:
-                raise UserError(f"--against {config.against}: no prompt was scored in both runs")
-            found[name] = dataclasses.asdict(compared)
-    return found
+    for name in scores.metrics.keys() & other.metrics.keys():
+        compared = compare_paired(scores.metrics[name], other.metrics[name], config.confidence)
+        if compared is None:
+            raise UserError(f"--against {config.against}: no prompt was scored in both runs")
+        found[name] = compared
+    return {name: found[name] for name in scores.metrics if name in found}
 
 
 def _fact_lines(facts: Mapping[str, Any]) -> list[str]:

@@ -44,11 +44,11 @@ def test_the_permutation_test_agrees_with_enumerating_all_swaps() -> None:
     rng = np.random.default_rng(3)
     ours, theirs = rng.normal(0.4, 1.0, 10), rng.normal(0.0, 1.0, 10)
     found = compare_paired(metric(ours), metric(theirs), 0.95)
-    assert found is not None and found.difference == pytest.approx((ours - theirs).mean())
+    assert found is not None and found["difference"] == pytest.approx((ours - theirs).mean())
     signs = np.array(list(itertools.product((-1, 1), repeat=10)))
     extreme = np.abs(signs @ (ours - theirs)) >= abs((ours - theirs).sum()) * (1 - 1e-9)
-    assert 0.02 < found.p_value < 0.9
-    assert found.p_value == pytest.approx(extreme.mean(), abs=0.02)
+    assert 0.02 < found["p_value"] < 0.9
+    assert found["p_value"] == pytest.approx(extreme.mean(), abs=0.02)
 
 
 def test_the_paired_interval_is_narrower_than_its_parts() -> None:
@@ -59,14 +59,18 @@ def test_the_paired_interval_is_narrower_than_its_parts() -> None:
     second[:10] = 1 - second[:10]
     found = compare_paired(metric(first), metric(second), 0.95)
     alone = bootstrap_interval(first, 0.95)
-    assert found is not None and found.interval is not None and alone is not None
-    assert found.interval[1] - found.interval[0] < 0.4 * (alone[1] - alone[0])
+    assert found is not None and found["interval"] is not None and alone is not None
+    assert found["interval"][1] - found["interval"][0] < 0.4 * (alone[1] - alone[0])
 
 
 def test_only_prompts_of_both_runs_are_compared() -> None:
     ours, theirs = Metric(np.array([1, 2, 5]), np.ones(3)), Metric(np.array([2, 3, 5]), np.zeros(3))
     found = compare_paired(ours, theirs, 0.95)
-    assert found is not None and (found.num_prompts, found.num_better, found.difference) == (2, 2, 1.0)
+    assert found is not None and (found["num_prompts"], found["num_better"], found["difference"]) == (
+        2,
+        2,
+        1.0,
+    )
     assert compare_paired(ours, Metric(np.array([9]), np.ones(1)), 0.95) is None
 
 
@@ -82,9 +86,9 @@ def test_none_or_all_right_has_the_interval_of_clopper_and_pearson() -> None:
 def test_runs_that_never_differ_may_differ_on_other_prompts() -> None:
     mixed = metric(np.repeat([1.0, 0.0], 8))
     same = compare_paired(mixed, mixed, 0.95)
-    assert same is not None and (same.difference, same.p_value, same.num_better) == (0.0, 1.0, 0)
-    assert same.interval == pytest.approx((-0.206, 0.206), abs=5e-4)
+    assert same is not None and (same["difference"], same["p_value"], same["num_better"]) == (0.0, 1.0, 0)
+    assert same["interval"] == pytest.approx((-0.206, 0.206), abs=5e-4)
     apart = compare_paired(metric(np.ones(16)), metric(np.zeros(16)), 0.95)
-    assert apart is not None and apart.interval == pytest.approx((1 - 2 * 0.206, 1.0), abs=1e-3)
+    assert apart is not None and apart["interval"] == pytest.approx((1 - 2 * 0.206, 1.0), abs=1e-3)
     lengths = compare_paired(metric(np.array([3.0, 9.0])), metric(np.array([3.0, 9.0])), 0.95)
-    assert lengths is not None and lengths.interval is None
+    assert lengths is not None and lengths["interval"] is None
