@@ -73,11 +73,11 @@ URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
 PATH_OPTIONS = frozenset(
     ["against", "leases", "config", "data", "draft", "draft_adapter", "eval_data",
-     "folder", "grammar", "head", "json_schema", "lm_eval_include", "model", "new_draft", "output",
+     "folder", "grammar", "head", "json_schema", "lm_eval_include", "new_draft", "output",
      "output_config", "outputs", "picture", "prompts", "run", "cache_dir",
      "target", "target_adapter", "trace"]
 )  # fmt: skip
-MODEL_OPTIONS = frozenset({"target", "target_adapter", "draft", "draft_adapter", "model"})
+MODEL_OPTIONS = frozenset({"target", "target_adapter", "draft", "draft_adapter"})
 
 
 def option(

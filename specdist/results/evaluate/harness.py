@@ -254,10 +254,10 @@ def _by_document(
             place = (row_ids[task, sample["doc_id"]], task, sample["doc_id"], sample["filter"])
             values = ((metric, sample[metric]) for metric in sample["metrics"])
             rows += [(*place, metric, float(value)) for metric, value in values if _is_finite(value)]
-    values: dict[str, dict[int, float]] = {}
+    by_metric: dict[str, dict[int, float]] = {}
     for row_id, task, _, chosen, metric, value in rows:
-        values.setdefault(f"{task}: {metric}, {chosen}", {})[row_id] = value
-    metrics = {name: Metric.of([*found], [*found.values()]) for name, found in values.items()}
+        by_metric.setdefault(f"{task}: {metric}, {chosen}", {})[row_id] = value
+    metrics = {name: Metric.of([*found], [*found.values()]) for name, found in by_metric.items()}
     return {name: [row[index] for row in rows] for index, name in enumerate(names)}, metrics
 
 

@@ -66,9 +66,11 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     first = read_completions(mirrored(config.run))
     second = None if config.against is None else read_completions(mirrored(config.against))
     runs = [first] if second is None else [first, second]
-    score, check = FUNCTIONS[config.task_kind] if config.task_kind is not None else (None, None)
-    for run in runs if check is not None else ():
-        check(run, config)
+    score = None
+    if config.task_kind is not None:
+        score, check = FUNCTIONS[config.task_kind]
+        for run in runs:
+            check(run, config)
     parts, document = [_describe(run) for run in runs], _document(config, first)
     tables: dict[str, Mapping[str, Any]] = {}
     if second is not None:
