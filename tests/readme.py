@@ -104,7 +104,6 @@ def generated() -> dict[str, str]:
     from tests.scale import rows as scale_rows
     from tests.scale import tables as scale_tables
     from tests.scale import tails
-    from tests.training.drafts import tables as distillation_tables
 
     return {
         **{section: markdown_table(section) for section in SECTIONS},
@@ -142,7 +141,6 @@ def generated() -> dict[str, str]:
         "experts-emulated": emulated_experts.markdown(),
         **headlines(),
         **heads_tables.markdown(),
-        "distilled": distillation_tables.markdown(),
     }
 
 
