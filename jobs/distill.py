@@ -1,10 +1,9 @@
-"""Train a draft on what the target says: on finished rows of a run, or on rows that are generated first.
+"""Train a draft on what the target says, from the finished rows of a run.
 
     python jobs/distill.py runs/mine --new_draft runs/draft
-    accelerate launch jobs/distill.py --config RUN.yaml --first 0.05 --new_draft runs/draft --go_on
 
-With --first or --go_on it is launched like jobs/generate.py, else with any number of ranks, which share the
-training. The last line on stdout is a JSON document.
+Under accelerate launch any number of ranks share the training. The same command goes on with one that was
+killed. The last line on stdout is a JSON document.
 """
 
 import _package  # noqa: F401

@@ -19,7 +19,6 @@ from argparse import RawTextHelpFormatter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NoReturn
 
 from specdist.config.arguments import CommandParser, local_path, parse_given
@@ -245,8 +244,7 @@ train_head = Command(
 distill = Command(
     "distill", "train a draft on what the target says",
     "specdist.training.drafts.config:DistillConfig", "specdist.training.drafts.run:run_distillation",
-    first=lambda run: [f"--config={Path(run) / 'config.yaml'}", f"--output={run}"],
-    takes_given=True, is_slow=True, is_rank=True,
+    first=lambda run: [f"--run={run}"], logs=True, is_slow=True, is_rank=True,
 )  # fmt: skip
 train_demo = Command(
     "train-demo", "train the demo pair of models",

@@ -101,7 +101,6 @@ def generated() -> dict[str, str]:
     from tests.models import family_table, quantized_formats
     from tests.models.heads import tables as heads_tables
     from tests.sampling.constraints import tables as constraint_tables
-    from tests.training.drafts import tables as distillation_tables
 
     return {
         **{section: markdown_table(section) for section in SECTIONS},
@@ -132,7 +131,6 @@ def generated() -> dict[str, str]:
         "experts-emulated": emulated_experts.markdown(),
         **headlines(),
         **heads_tables.markdown(),
-        "distilled": distillation_tables.markdown(),
     }
 
 

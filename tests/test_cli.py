@@ -25,7 +25,7 @@ MISTAKES = {
     "merge": ["run"],
     "evaluate": ["run", "--task", "gsm8k", "--kk", "3"],
     "plan": ["--target", "7b", "--nodes", "0"],
-    "distill": [*RUN, "--draft", "small", "--new_draft", "new", "--teacher", "sorcery"],
+    "distill": ["runs/mine", "--new_draft", "new", "--teacher", "sorcery"],
     "collect": [*RUN, "--draft", "small", "--kind", "sorcery"],
     "train-head": ["--kind", "acceptance"],
     "train-demo": ["--output", "run", "--max_seconds", "0"],

@@ -36,7 +36,7 @@ MAINS = {"jobs/generate.py": generate, "jobs/collect.py": collect, "jobs/distill
 ON_CPU = ["--device", "cpu"]
 SHORT = {
     "jobs/collect.py": [*ON_CPU, "--tp_size", "1", "--limit", "8", "--max_new_tokens", "6"],
-    "jobs/distill.py": [*ON_CPU, "--epochs", "1"],
+    "jobs/distill.py": [*ON_CPU, "--epochs", "1", "--prompt_rows", "2"],
     "jobs/train_head.py": [*ON_CPU, "--epochs", "1", "--depth", "0"],
 }
 # What is in a command that is not run here: why, and the tests that run it or its parts.

@@ -66,21 +66,17 @@ def generate_on_ranks(
     activity: Activity,
     *,
     given: Collection[str] = (),
-    share: float | None = None,
 ) -> int:
-    """Generate every row that is not finished, and report the totals; returns the exit code. With a ``share``
-    do the first shards that hold as many rows, and report nothing."""
+    """Generate every row that is not finished, and report the totals; returns the exit code."""
     own_options = broadcast_from_rank0(topology, on_rank0(topology, partial(batch_options, asked)))
     asked = replace(asked, **own_options)
     models = rank0_first(topology, lambda: plan_models(asked, may_read_states=True))
     config = rank0_first(topology, lambda: with_model_defaults(asked, models.target, given))
     config = settled(config, models.draft)
     run = on_rank0(topology, partial(plan_run, config, models, topology))
-    if run is not None and share is not None:
-        run = replace(run, shards=run.shards.first(share))
     try:
         code = _generate_planned(config, topology, models, run, stop, activity)
-        if run is not None and share is None and _conclude(config, run, topology):
+        if run is not None and _conclude(config, run, topology):
             code = USAGE_ERROR
         return broadcast_from_rank0(topology, code)
     finally:

@@ -80,11 +80,3 @@ def test_an_invalid_manifest_is_refused(tmp_path, content):
         UserError, match=r"manifest.json is not a readable manifest of a run.*another --output"
     ):
         Manifest.read(path)
-
-
-def test_the_first_rows_are_whole_shards() -> None:
-    """At least the share that is asked for, and never more than there are."""
-    plan = ShardPlan(num_rows=2000, rows_per_shard=64)
-    assert [plan.first(share).num_rows for share in (0.05, 0.032, 0.0001, 1.0)] == [128, 64, 64, 2000]
-    assert plan.first(0.05).num_shards == 2
-    assert [plan.first(0.05).bounds(shard) for shard in (0, 1)] == [(0, 64), (64, 128)]

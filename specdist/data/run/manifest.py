@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +64,6 @@ class ShardPlan:
         if rows_per_shard is None:
             rows_per_shard = max(ROWS_PER_SHARD, fewest_rows_per_shard(num_rows))
         return ShardPlan(num_rows, rows_per_shard, num_samples)
-
-    def first(self, share: float) -> ShardPlan:
-        """The first shards that together hold at least this share of the rows."""
-        num_shards = max(1, math.ceil(share * self.num_rows / self.rows_per_shard))
-        sums = self.completions_per_shard
-        return replace(
-            self,
-            num_rows=min(self.num_rows, num_shards * self.rows_per_shard),
-            completions_per_shard=None if sums is None else sums[:num_shards],
-        )
 
     def num_completions_of(self, shard: int) -> int:
         """Errors among them."""

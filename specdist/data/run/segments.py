@@ -88,8 +88,7 @@ def next_segment(
             shown = ", ".join(map(str, begun[:5])) + (", ..." if len(begun) > 5 else "")
             raise UserError(
                 f"{asked} a draft may follow another between shards alone, but shards are begun ({shown}): "
-                f"finish them with --draft {former} (specdist distill --first SHARE ends with whole shards), "
-                "or use another --output"
+                f"finish them with --draft {former}, or use another --output"
             )
         other = None if find_another is None else find_another()
         if other is not None:

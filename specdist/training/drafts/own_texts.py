@@ -1,122 +1,63 @@
 """Texts that the draft itself writes, for the target to judge: the on-policy data of DistillSpec (Zhou et al.
 2023, arXiv:2310.08461) and GKD (Agarwal et al. 2023, arXiv:2306.13649).
 
-The target's distribution after every token of a text takes one pass over it, whoever has written it; to
-write it would take the target a pass per token. So few completions of the target are needed, and yet as many
-different texts as there are prompts. They are written anew as the training goes on, by the draft as it has
-become: what is judged then is what it would draft now.
-
-B prompts of a pass, L tokens of the longest, N tokens of one text.
+The target's distribution after every token of a text takes one pass over it, whoever has written it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.job.ranks.topology import Topology, gathered
-from specdist.training.drafts.data import Example
+from specdist.training.drafts.data import IGNORED, padded
 
-# Of --tokens_per_pass: writing keeps no activations, only keys, values and the logits of one place.
-PASSES_AT_A_TIME = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Writer:
-    """The draft in training.
-
-    Attributes:
-        vocab_size: ids that the target knows, too; a text ends before any other.
-        num_tokens: most tokens of a text after its prompt.
-        temperature: of its draws; 0 = the likeliest tokens.
-        tokens_per_pass: most tokens of a pass in training; a rank writes a few times as many at a time.
-    """
-
-    model: PreTrainedModel
-    vocab_size: int
-    num_tokens: int
-    temperature: float
-    seed: int
-    tokens_per_pass: int
-    topology: Topology
+MOST_TOKENS = 256
+# Greedy texts of a small model repeat themselves: it learns less from them.
+LEAST_TEMPERATURE = 0.5
 
 
-def with_own_texts(writer: Writer, prompts: Sequence[Example], step: int) -> list[Example]:
-    """The prompts, each continued by the draft as it is at this step of the training. All ranks share the
-    work and get the same; the same weights at the same step write the same texts."""
-    texts = _written(writer, [example.token_ids for example in prompts], step)
-    return [
-        dataclasses.replace(
-            example, completion_ids=np.concatenate([example.completion_ids, np.array(text, np.int32)])
-        )
-        for example, text in zip(prompts, texts, strict=True)
-    ]
-
-
-def _written(writer: Writer, prompts: Sequence[np.ndarray], step: int) -> list[list[int]]:
-    """Prompts of like length are continued together, and such batches are dealt to the ranks."""
-    order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-    own: dict[int, list[int]] = {}
-    number, topology = 0, writer.topology
-    was_training = writer.model.training
-    writer.model.eval()
-    while order:
-        longest = len(prompts[order[0]]) + writer.num_tokens
-        size = max(1, PASSES_AT_A_TIME * writer.tokens_per_pass // longest)
-        chosen, order = order[:size], order[size:]
-        if number % topology.world_size == topology.rank:
-            texts = _continued(writer, [prompts[index] for index in chosen], [writer.seed, step, number])
-            own |= dict(zip(chosen, texts, strict=True))
-        number += 1
-    writer.model.train(was_training)
-    together: dict[int, list[int]] = {}
-    for part in gathered(topology, own):
-        together |= part
-    return [together[index] for index in range(len(prompts))]
-
-
-@torch.no_grad()
-def _continued(writer: Writer, prompts: Sequence[np.ndarray], seeds: Sequence[int]) -> list[list[int]]:
-    """Draws that depend on these seeds alone."""
-    model, device = writer.model, writer.model.device
-    longest = max(len(ids) for ids in prompts)
-    room = int(getattr(model.config.get_text_config(), "max_position_embeddings", 2**31)) - longest
-    if room < 1:
-        return [[] for _ in prompts]
-    ids_BL = np.zeros((len(prompts), longest), np.int64)
-    is_token_BL = np.zeros((len(prompts), longest), np.int64)
-    for row, ids in enumerate(prompts):
-        ids_BL[row, longest - len(ids) :], is_token_BL[row, longest - len(ids) :] = ids, 1
-    ends = model.generation_config.eos_token_id
-    end_ids = set(ends) if isinstance(ends, list) else {ends} - {None}
-    drawing: dict[str, Any] = {"do_sample": False}
-    if writer.temperature:
-        drawing = {"do_sample": True, "temperature": writer.temperature, "top_k": 0, "top_p": 1.0}
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+def with_own_texts(
+    inputs: dict[str, Tensor],
+    draft: PreTrainedModel,
+    *,
+    temperature: float,
+    vocab_size: int,
+    num_tokens: int,
+    seeds: Sequence[int],
+) -> dict[str, Tensor]:
+    """A batch with what the draft writes after each prompt in it, up to the text's end or to a token that is
+    not among the ``vocab_size`` ids of the target; the same for the same ``seeds``."""
+    ids, labels = list(inputs["input_ids"]), list(inputs["labels"])
+    rows = [row for row, labels_L in enumerate(labels) if int(labels_L[0]) != IGNORED]
+    prompts = [labels[row][labels[row] != IGNORED] for row in rows]
+    left_BL = padded(prompts, IGNORED, "left") if rows else inputs["input_ids"]
+    longest = left_BL.shape[1]
+    room = getattr(draft.config.get_text_config(), "max_position_embeddings", 2**31) - longest
+    num_tokens = min(room, num_tokens, MOST_TOKENS)
+    if not rows or num_tokens < 1:
+        return inputs
+    ends = draft.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    draft.eval()
+    with torch.no_grad(), torch.random.fork_rng([left_BL.device] if left_BL.is_cuda else []):
         torch.manual_seed(int(np.random.default_rng(seeds).integers(2**31)))
-        drawn_BL = model.generate(
-            torch.from_numpy(ids_BL).to(device),
-            attention_mask=torch.from_numpy(is_token_BL).to(device),
-            max_new_tokens=min(writer.num_tokens, room),
-            pad_token_id=min(end_ids, default=0),
-            **drawing,
-        )
-    return [_text(ids, end_ids, writer.vocab_size) for ids in drawn_BL[:, longest:].tolist()]
-
-
-def _text(ids: Sequence[int], end_ids: set[int], vocab_size: int) -> list[int]:
-    """Up to its end, with it."""
-    text: list[int] = []
-    for token_id in ids:
-        if token_id >= vocab_size:
-            break
-        text.append(token_id)
-        if token_id in end_ids:
-            break
-    return text
+        drawn_BN = draft.generate(
+            left_BL.clamp_min(0),
+            attention_mask=(left_BL != IGNORED).long(),
+            max_new_tokens=num_tokens,
+            pad_token_id=min(ends, default=0),
+            do_sample=True,
+            temperature=max(LEAST_TEMPERATURE, temperature),
+            top_k=0,
+            top_p=1.0,
+        )[:, longest:]
+    draft.train()
+    is_end_BN = torch.isin(drawn_BN, torch.tensor(ends, dtype=torch.int64, device=drawn_BN.device)).long()
+    is_over_BN = (is_end_BN.cumsum(1) - is_end_BN + (drawn_BN >= vocab_size).cumsum(1)) > 0
+    for row, prompt, drawn_N, is_over_N in zip(rows, prompts, drawn_BN, is_over_BN, strict=True):
+        ids[row] = labels[row] = torch.cat([prompt, drawn_N[~is_over_N]])
+    return {"input_ids": padded(ids, 0), "labels": padded(labels, IGNORED)}

@@ -20,7 +20,7 @@ from specdist.models.heads.examples import FEATURES
 from specdist.models.heads.head import TokenHead
 from specdist.training.heads.config import TrainConfig
 from specdist.training.heads.data import ExampleSet
-from specdist.training.loop import evaluated_steps, run_steps
+from specdist.training.heads.loop import evaluated_steps, run_steps
 
 EVALUATED_ROWS = 64
 
@@ -92,7 +92,7 @@ def train_head(
     best = copy.deepcopy(head.state_dict())
     labels_M = objective.labels(evaluation, slice(None))
 
-    def take_step(_: int) -> float:
+    def take_step() -> float:
         loss = _step(head, optimizer, objective, next(batches))
         cosine.step()
         return loss
@@ -107,7 +107,7 @@ def train_head(
         return f"training={training_loss:.3f}, kept_out={history.evaluation[-1]:.3f}"
 
     run_steps(
-        0, num_steps, take_step, evaluate,
+        num_steps, take_step, evaluate,
         evaluated=evaluated_steps(num_batches, pace.epochs),
         is_over=lambda: config.patience is not None and history.num_since_best >= config.patience,
         label=label,

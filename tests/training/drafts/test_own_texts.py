@@ -2,93 +2,92 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specdist.job.ranks.topology import Topology
-from specdist.training.drafts.data import Example
-from specdist.training.drafts.own_texts import Writer, with_own_texts
+from specdist.training.drafts import own_texts
+from specdist.training.drafts.data import IGNORED, Examples, _example, collate
 from tests.job.pair import Pair
 
 NUM_TOKENS, VOCAB_SIZE = 12, 250
-TOPOLOGY = Topology(rank=0, world_size=1, tp_size=1, uses_draft=False, device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def writer(pair: Pair) -> Writer:
-    model = AutoModelForCausalLM.from_pretrained(pair.draft, dtype=torch.float32)
-    return Writer(
-        model=model, vocab_size=VOCAB_SIZE, num_tokens=NUM_TOKENS, temperature=1.0, seed=3,
-        tokens_per_pass=20, topology=TOPOLOGY,
-    )  # fmt: skip
+def draft(pair: Pair) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(pair.draft, dtype=torch.float32)
 
 
-def prompts() -> list[Example]:
-    """Of several lengths, so that they share passes with others of unlike length."""
+@pytest.fixture
+def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temperature at which the likeliest token is drawn."""
+    monkeypatch.setattr(own_texts, "LEAST_TEMPERATURE", 1e-5)
+
+
+def prompts() -> list[list[int]]:
     generator = np.random.default_rng(0)
-    found = []
-    for row_id, length in enumerate([9, 2, 17, 5, 30, 2, 11, 24]):
-        ids = generator.integers(3, VOCAB_SIZE, length).astype(np.int32)
-        found.append(Example(row_id=row_id, sample_index=0, prompt_ids=ids[:1], completion_ids=ids[1:]))
-    return found
+    return [generator.integers(3, VOCAB_SIZE, length).tolist() for length in (9, 2, 17, 5, 30, 11)]
 
 
-def own_texts(writer: Writer, step: int = 0) -> list[list[int]]:
-    texts = with_own_texts(writer, prompts(), step)
-    for text, prompt in zip(texts, prompts(), strict=True):
-        assert len(text.prompt_ids) == 1
-        assert np.array_equal(text.token_ids[: prompt.num_tokens], prompt.token_ids)
-    return [
-        text.token_ids[prompt.num_tokens :].tolist() for text, prompt in zip(texts, prompts(), strict=True)
-    ]
+def written(draft: PreTrainedModel, **changes: Any) -> list[list[int]]:
+    """Texts after each prompt, in a batch that has a completion, too."""
+    batch = collate([_example([*range(9)], 4, 0), *(_example(ids, 0, 0) for ids in prompts())])
+    kinds: dict[str, Any] = {
+        "temperature": 0.0, "vocab_size": VOCAB_SIZE, "num_tokens": NUM_TOKENS, "seeds": [0, 1]
+    }  # fmt: skip
+    found = own_texts.with_own_texts(batch, draft, **kinds | changes)["labels"]
+    labels = [labels_L[labels_L != IGNORED].tolist() for labels_L in found]
+    assert labels[0] == [4, 5, 6, 7, 8]
+    for ids, label in zip(prompts(), labels[1:], strict=True):
+        assert label[: len(ids)] == ids
+    return [label[len(ids) :] for ids, label in zip(prompts(), labels[1:], strict=True)]
 
 
-def alone(writer: Writer, prompt: Example) -> list[int]:
+def alone(draft: PreTrainedModel, ids: list[int]) -> list[int]:
     """What the draft would say greedily, without any other prompt beside it."""
-    ids = prompt.token_ids.tolist()
     text: list[int] = []
-    ends = writer.model.generation_config.eos_token_id
     while len(text) < NUM_TOKENS:
         with torch.no_grad():
-            token_id = int(writer.model(torch.tensor([ids + text])).logits[0, -1].argmax())
+            token_id = int(draft(torch.tensor([ids + text])).logits[0, -1].argmax())
         if token_id >= VOCAB_SIZE:
             break
         text.append(token_id)
-        if token_id == ends:
+        if token_id == draft.generation_config.eos_token_id:
             break
     return text
 
 
-def test_every_prompt_goes_on_as_it_would_alone(writer: Writer) -> None:
-    greedy = dataclasses.replace(writer, temperature=0)
-    expected = [alone(writer, prompt) for prompt in prompts()]
-    assert own_texts(greedy) == expected
+@pytest.mark.usefixtures("greedy")
+def test_every_prompt_goes_on_as_it_would_alone(draft: PreTrainedModel) -> None:
+    assert written(draft) == [alone(draft.eval(), ids) for ids in prompts()]
 
 
-def test_a_text_ends_with_the_draft_s_end_and_before_an_unknown_token(writer: Writer) -> None:
-    whole = own_texts(dataclasses.replace(writer, temperature=0, vocab_size=10**6))
-    [end, unknown] = whole[0][2], max(whole[1])
-    before = writer.model.generation_config.eos_token_id
-    writer.model.generation_config.eos_token_id = end
-    try:
-        cut = own_texts(dataclasses.replace(writer, temperature=0, vocab_size=unknown))
-    finally:
-        writer.model.generation_config.eos_token_id = before
+@pytest.mark.usefixtures("greedy")
+def test_a_text_ends_with_the_draft_s_end_and_before_an_unknown_token(
+    draft: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = written(draft, vocab_size=10**6)
+    end, unknown = whole[0][2], max(whole[1])
+    monkeypatch.setattr(draft.generation_config, "eos_token_id", end)
+    cut = written(draft, vocab_size=unknown)
     for text, longer in zip(cut, whole, strict=True):
-        ends = [place for place, token_id in enumerate(longer) if token_id == end]
+        ends = [place + 1 for place, token_id in enumerate(longer) if token_id == end]
         unknowns = [place for place, token_id in enumerate(longer) if token_id >= unknown]
-        assert text == longer[: min([NUM_TOKENS, *unknowns, *(place + 1 for place in ends)])]
+        assert text == longer[: min([NUM_TOKENS, *unknowns, *ends])]
     assert cut[1] != whole[1]
 
 
-def test_the_same_step_of_a_training_has_the_same_texts(writer: Writer) -> None:
-    """And another step, seed or temperature others."""
-    first = own_texts(writer)
-    assert own_texts(writer) == first
-    assert own_texts(writer, step=1) != first
-    for change in ({"seed": 4}, {"num_tokens": 5}, {"temperature": 0.5}):
-        assert own_texts(dataclasses.replace(writer, **change)) != first
+def test_the_same_step_of_a_training_has_the_same_texts(draft: PreTrainedModel) -> None:
+    first = written(draft, temperature=1.0)
+    assert written(draft, temperature=1.0) == first
+    for change in ({"seeds": [0, 2]}, {"num_tokens": 5}, {"temperature": 0.5}):
+        assert written(draft, **{"temperature": 1.0} | change) != first
+
+
+def test_completions_stay_a_quarter_of_the_sequences() -> None:
+    completion, prompt = _example([1, 2], 1, 0), _example([1, 2], 0, 0)
+    learned = Examples([completion], [], [prompt] * 11).learned
+    assert sum(int(each["labels"][0] == IGNORED) for each in learned) == 4 and len(learned) == 15

@@ -1,0 +1,110 @@
+"""Losses are those of the papers, recorded distributions give what whole ones do, and acceptance is that of
+the engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdist.sampling.distributions import SamplingSettings
+from specdist.training.drafts.config import DistillConfig
+from specdist.training.drafts.trainer import Known, acceptances, distance, loss_of
+
+M, V = 7, 40
+
+
+def logits(seed: int, num: int = M) -> Tensor:
+    return 1.5 * torch.randn(num, V, generator=torch.Generator().manual_seed(seed))
+
+
+def config(**options: str) -> DistillConfig:
+    return DistillConfig(run="run", new_draft="new", **options)
+
+
+def top(target_logs: Tensor, num: int) -> Known:
+    top_logs, top_ids = target_logs.topk(num)
+    return {"top_logprobs": top_logs, "top_logprob_ids": top_ids}
+
+
+@pytest.mark.parametrize("name", ["kl", "tvd"])
+def test_the_target_itself_is_where_a_loss_is_smallest(name: str) -> None:
+    """Descent from elsewhere ends with nearly all of the mass in common."""
+    target_logs, draft = logits(1).log_softmax(-1), logits(2).requires_grad_()
+    common = [torch.minimum(draft.softmax(-1), target_logs.exp()).sum(1).mean()]
+    optimizer = torch.optim.Adam([draft], lr=0.02)
+    for _ in range(600):
+        optimizer.zero_grad()
+        distance(name, draft.log_softmax(-1), target_logs).backward()
+        optimizer.step()
+    common.append(torch.minimum(draft.softmax(-1), target_logs.exp()).sum(1).mean())
+    assert common[0] < 0.75 and common[1] > 0.97
+
+
+def test_the_gradient_of_tvd_is_that_of_the_distance_over_the_spread_of_rewards() -> None:
+    """Goel et al. 2024, Lemma 1: without the normalisation it is the gradient of the distance itself."""
+    target = logits(2).softmax(-1)
+    draft, plain = logits(1).requires_grad_(), logits(1).requires_grad_()
+    distance("tvd", draft.log_softmax(-1), target.log()).backward()
+    (0.5 * (plain.softmax(-1) - target).abs().sum(1).mean()).backward()
+    assert draft.grad is not None and plain.grad is not None
+    shares, rewards = plain.detach().softmax(-1), (target > plain.detach().softmax(-1)).float()
+    mean = (shares * rewards).sum(1).mean()
+    spread = (shares * (rewards - mean) ** 2).sum(1).mean().sqrt()
+    torch.testing.assert_close(draft.grad, plain.grad / spread, rtol=1e-4, atol=1e-6)
+
+
+def test_each_teacher_has_its_loss() -> None:
+    """A record of all tokens gives the loss of the whole distribution."""
+    target_logs, draft = logits(2).log_softmax(-1), logits(1)
+    kl = (target_logs.exp() * (target_logs - draft.log_softmax(-1))).sum(1).mean()
+    assert loss_of(config(), draft, logits(2), {}) == pytest.approx(float(kl), rel=1e-4)
+    assert loss_of(config(), draft, None, top(target_logs, V)) == pytest.approx(float(kl), abs=1e-3)
+    labels = torch.arange(M)
+    expected = -draft.log_softmax(-1)[labels, labels].mean()
+    found = loss_of(config(teacher="tokens"), draft, None, {"labels": labels})
+    assert found == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_what_is_not_recorded_counts_as_one_token() -> None:
+    """A draft that agrees on the recorded tokens has nothing to learn; mass elsewhere costs."""
+    target_logs = logits(2).log_softmax(-1)
+    known = top(target_logs, 4)
+    rest = torch.ones_like(target_logs, dtype=torch.bool).scatter(1, known["top_logprob_ids"], False)
+    moved = target_logs.clone()
+    moved[rest] = moved[rest].view(M, -1).flip(1).flatten()
+    assert abs(float(loss_of(config(), moved, None, known))) < 1e-4
+    assert float(loss_of(config(), target_logs + 3 * rest, None, known)) > 0.1
+
+
+def test_with_rejection_the_targets_tokens_alone_give_the_common_mass() -> None:
+    """min(1, Q / P) of tokens of the target has the mean sum min(P, Q), after temperature and top-k."""
+    draft, target = logits(1, 1), logits(2, 1)
+    settings = SamplingSettings(temperature=0.7, top_k=12)
+    [exact] = acceptances(settings, draft, target, {})
+    kept = [each.masked_fill(each < each.topk(12).values[:, -1:], -torch.inf) for each in (draft, target)]
+    shares = [(each / 0.7).softmax(-1) for each in kept]
+    assert float(exact) == pytest.approx(float(torch.minimum(*shares).sum()), abs=1e-5)
+    ids = torch.arange(V)[shares[1][0] > 0]
+    probabilities = shares[1][0, ids].double()
+    known = {"labels": ids, "processed_logprobs": probabilities.log()}
+    found = acceptances(settings, draft.expand(len(ids), V), None, known)
+    assert float((found * probabilities).sum()) == pytest.approx(float(exact), abs=1e-5)
+    bound = acceptances(settings, draft.expand(len(ids), V), None, {"labels": ids})
+    assert float((bound * probabilities).sum()) < float(exact)
+
+
+@pytest.mark.parametrize("settings", [SamplingSettings(temperature=0), SamplingSettings(is_coupled=True)])
+def test_draws_that_are_the_same_are_accepted(settings: SamplingSettings) -> None:
+    """Of the target itself every one; of another model as many as one draws the target's token."""
+    target, draft = logits(1, 400), logits(1, 400) + logits(2, 400)
+    places = {"stream_keys": torch.full((400,), 12345), "positions": torch.arange(400)}
+
+    def accepted(of: Tensor, labels: Tensor) -> Tensor:
+        return acceptances(settings, of, None, places | {"labels": labels})
+
+    drawn = torch.stack([accepted(target, torch.full((400,), token)) for token in range(V)])
+    assert bool((drawn.sum(0) == 1).all())
+    own = drawn.argmax(0)
+    assert float(accepted(target, own).min()) == 1
+    assert 0.2 < float(accepted(draft, own).mean()) < 0.9
