@@ -170,7 +170,7 @@ def test_a_matcher_that_gives_up_ends_its_row_alone(options: dict[str, Any]) -> 
     for completion in ended:
         assert completion.finish_reason == "error" and completion.error is not None
         assert completion.error.startswith("the row's constraint allows no token at position")
-        assert completion.error.endswith("nothing can follow, and this is no end")
+        assert completion.error.endswith("no token is allowed next, and the completion may not end here")
 
 
 @pytest.mark.parametrize("options", [{}, AHEAD, BRANCHES], ids=["synchronous", "asynchronous", "branches"])

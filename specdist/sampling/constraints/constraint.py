@@ -18,7 +18,7 @@ from specdist.sampling.constraints.schemas import kept_schema
 from specdist.utils.errors import UserError
 
 # Of a place where llguidance allows nothing: after the last letter of a rule that nothing matches, say.
-DEAD_END = "nothing can follow, and this is no end"
+DEAD_END = "no token is allowed next, and the completion may not end here"
 KINDS = ("json_schema", "regex", "grammar", "choices")
 # Of JSON as json.dumps writes it, so that all between two values is forced. A schema may say otherwise in
 # its "x-guidance".

@@ -121,7 +121,7 @@ def test_a_dead_end_is_no_end() -> None:
     schema = items | {"$defs": {"d": {"$ref": "#/$defs/d"}}}
     matcher = grammars.matcher(Constraint("json_schema", schema).grammar)
     assert allowed(grammars, matcher, len(tokenizer), tokenizer.encode("[")) == []
-    assert matcher.failure == "nothing can follow, and this is no end"
+    assert matcher.failure == "no token is allowed next, and the completion may not end here"
 
 
 def test_many_choices_are_matched() -> None:

@@ -98,7 +98,7 @@ def _number(text: str) -> Fraction | None:
 
 
 def _figure(text: str) -> Fraction:
-    """Raises ValueError for what is no number."""
+    """Raises ValueError for a text that is not a number."""
     text = text if len(text) <= LONGEST else ""
     if ENGLISH.fullmatch(text):
         return Fraction(re.sub(rf"[,'’_{SPACES}]", "", text))
