@@ -127,17 +127,18 @@ def test_the_draft_writes_after_every_prompt_anew(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it is then: those texts, with their prompts, are what it learns from."""
-    write, seen = training.with_own_texts, []
+    write, seen, seeds = training.with_own_texts, [], []
 
     def spied(inputs: dict[str, torch.Tensor], draft: Any, **kinds: Any) -> dict[str, torch.Tensor]:
         found = write(inputs, draft, **kinds)
         total = sum(float(weight.detach().double().sum()) for weight in draft.parameters())
         seen.append((total, inputs["labels"], found["labels"]))
+        seeds.append(tuple(kinds["seeds"]))
         return found
 
     monkeypatch.setattr(training, "with_own_texts", spied)
     shown = distilled(finished, tmp_path / "draft", teacher="target", epochs=1, prompt_rows=2000)
-    assert len({total for total, *_ in seen}) > len(seen) / 2
+    assert len({total for total, *_ in seen}) > len(seen) / 2 and len(set(seeds)) == len(seeds)
     assert sum(int((before[:, 0] >= 0).sum()) for _, before, _ in seen) == shown["num_prompts"] == 22
     for _, before, after in seen:
         is_prompt = before[:, 0] >= 0
