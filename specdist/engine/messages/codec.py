@@ -42,8 +42,8 @@ def packed_request(request: ProposalRequest) -> list[np.ndarray]:
         request.num_redraft_R,
         request.suspended_slots,
         *vars(request.page_updates).values(),
-        *vars(request.context).values(),
-        *vars(request.missed).values(),
+        *_columns(request.context),
+        *_columns(request.missed),
         pickled(rest),
     ]
 
@@ -115,7 +115,7 @@ def packed_pass(updates: PageUpdates, verify_input: VerifyInput, *, has_rows: bo
     opened = verify_input.opened
     return [
         *vars(updates).values(),
-        *vars(verify_input.batch).values(),
+        *_columns(verify_input.batch),
         verify_input.logits_indices_N,
         verify_input.stream_keys_N,
         verify_input.target_logits_indices_C,
@@ -145,3 +145,8 @@ def pickled(value: Any) -> np.ndarray:
 def unpickled(words: np.ndarray) -> Any:
     """What was :func:`pickled` by another rank of this run."""
     return pickle.loads(words.data)
+
+
+def _columns(batch: FlatBatch) -> tuple[Any, ...]:
+    """Integers of a batch as the engine makes it."""
+    return batch.token_ids_T, batch.slots_T, batch.positions_T
