@@ -42,7 +42,7 @@ RARE = {
     "gpu/test_ending.py", "gpu/test_engine.py", "gpu/test_faults.py", "gpu/test_first_day.py",
     "gpu/test_generate.py", "gpu/test_waits.py", "models/test_family_runs.py",
 }  # fmt: skip
-NUM_SLOWEST = 200
+NUM_SLOWEST = 20
 TESTS = Path(__file__).parent
 # Where the interpreter would look for what a script of jobs/ imports; tests run them by runpy.
 sys.path.append(str(TESTS.parent / "jobs"))
