@@ -25,7 +25,8 @@ from tests.models.families import tiny_model
 from tests.models.kernels import PlainKernel
 
 # A number that lies between two others in one of two sums goes to another of them: rarely.
-TOLERANCE = 1e-3
+# Where a processor sums in another order a number may round the other way: 3.5e-3 was seen of that.
+TOLERANCE = 5e-3
 NARROW = Acceleration(has_float8_cache=True)
 STATIC = Acceleration(has_float8_cache=True, is_static=True)
 KERNEL = Acceleration(has_float8_cache=True, is_static=True, kernels=(PlainKernel(),))
@@ -129,7 +130,7 @@ def test_logits_are_those_of_rounded_keys_and_values(
     with rounding(plain):
         check_rows(plain, runner, tolerance=TOLERANCE, is_windowed=is_windowed)
     with pytest.raises(AssertionError):  # the rounding is far above the tolerance
-        check_rows(plain, paged_runner(plain, acceleration), tolerance=10 * TOLERANCE)
+        check_rows(plain, paged_runner(plain, acceleration), tolerance=2 * TOLERANCE)
 
 
 def test_latents_are_expanded_from_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

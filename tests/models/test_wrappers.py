@@ -3,7 +3,7 @@ they run beside plain text models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -48,16 +48,16 @@ def test_a_tower_s_weights_are_neither_read_nor_kept(saved: tuple[Path, str]) ->
     folder, tower = saved
     stored = load_file(folder / "model.safetensors")
     read: list[str] = []
-    streamed = loading.streamed
+    tensors_of = loading._tensors
 
-    def noted(files: Sequence[Sequence[Any]], **options: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in streamed(files, **options):
+    def noted(checkpoint: Any, needed: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors_of(checkpoint, needed):
             read.append(name)
             yield name, tensor
 
     checkpoint = opened(folder)
     check_weights(checkpoint, 1)
-    with mock.patch.object(loading, "streamed", noted):
+    with mock.patch.object(loading, "_tensors", noted):
         model = loading.load_whole(checkpoint, dtype=torch.float32, device=CPU)
     assert set(read) == {name for name in stored if not name.startswith(tower)} < set(stored)
     num_read = sum(stored[name].numel() for name in read)
