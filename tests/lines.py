@@ -171,19 +171,20 @@ def _length(text: str) -> int:
 
 
 @cache
-def _imported_names(text: str) -> list[tuple[str, str | None]]:
+def imported_names(text: str) -> list[tuple[str, str | None]]:
     """(module, name of it) of every import, also within functions."""
     found: list[tuple[str, str | None]] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found += [(alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"imports are absolute here: {ast.unparse(node)}"
             found += [(str(node.module), alias.name) for alias in node.names]
     return found
 
 
 def _imports(text: str, modules: Mapping[str, str]) -> Iterator[str]:
-    for module, name in _imported_names(text):
+    for module, name in imported_names(text):
         full = f"{module}.{name}"
         found = full if name is not None and full in modules else module
         if found in modules:

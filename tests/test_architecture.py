@@ -15,6 +15,7 @@ import pytest
 from specdist.config.generate import GenerateConfig
 from specdist.policies.registry import POLICIES
 from tests.conftest import LONG
+from tests.lines import imported_names
 from tests.ranks import REPOSITORY
 
 PACKAGE = REPOSITORY / "specdist"
@@ -91,19 +92,12 @@ FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 @cache
 def imported_modules(path: Path) -> list[str]:
     """Every module of this repository that a file imports, also inside functions."""
-    found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute here"
-            # What is imported may be a module of the package, or a name that the package exports.
-            modules = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in FILES else str(node.module) for name in modules]
-        else:
-            continue
-        found += [name for name in names if name.split(".")[0] in ("specdist", "jobs", "tests")]
-    return found
+    found = []
+    for module, name in imported_names(path.read_text()):
+        # What is imported may be a module of the package, or a name that the package exports.
+        full = f"{module}.{name}"
+        found.append(full if full in FILES else module)
+    return [name for name in found if name.split(".")[0] in ("specdist", "jobs", "tests")]
 
 
 def room_of(module: str) -> str:
