@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.conftest import LONG, RARE, TESTS
-from tests.quick import NOT_QUICK, files_to_run
+from tests.quick import files_to_run
 from tests.ranks import REPOSITORY
 
 
@@ -16,4 +16,4 @@ def test_a_change_runs_what_imports_it_itself_and_the_unit_tests() -> None:
 
 
 def test_files_with_a_place_of_their_own_exist() -> None:
-    assert [name for name in sorted(LONG | RARE | NOT_QUICK) if not (TESTS / name).is_file()] == []
+    assert [name for name in sorted(LONG | RARE) if not (TESTS / name).is_file()] == []
