@@ -83,7 +83,7 @@ class BenchmarkConfig:
         if not self.output.endswith(".json") or Path(self.output).is_dir():
             raise UserError(f"--output {self.output} must be a file whose name ends in .json: name one")
         if shutil.which(self.vllm_python) is None:
-            raise UserError(f"--vllm_python {self.vllm_python} is no program: name the Python that has vLLM")
+            raise UserError(f"--vllm_python {self.vllm_python} is not a program: name a Python that has vLLM")
 
     def job_options(self, *, has_draft: bool) -> dict[str, Any]:
         """Options of the main job for the same work. Its default policy drafts."""

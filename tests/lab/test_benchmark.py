@@ -224,7 +224,7 @@ def test_a_vllm_of_another_device_measures_nothing(
         (["--output=found"], "--output found must be a file whose name ends in .json"),
         (["--num_prompts=0"], "--num_prompts 0 must be at least 1"),
         (["--engines", "sglang"], "--engines: invalid choice: 'sglang'"),
-        (["--vllm_python=nowhere/python"], "--vllm_python nowhere/python is no program"),
+        (["--vllm_python=nowhere/python"], "--vllm_python nowhere/python is not a program"),
         (["--target=nowhere"], "--target nowhere"),
         (["--draft=ngram"], "--draft ngram is not a model by itself"),
         (["--draft=self:int8"], "--draft self:int8 is not a model by itself"),

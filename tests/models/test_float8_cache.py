@@ -24,8 +24,8 @@ from tests.models.chunks import check_rows
 from tests.models.families import tiny_model
 from tests.models.kernels import PlainKernel
 
-# A number that lies between two others in one of two sums goes to another of them: rarely.
-# Where a processor sums in another order a number may round the other way: 3.5e-3 was seen of that.
+# A number that lies between two others in one of two sums goes to another of them: rarely, and on some
+# processors more often (3.5e-3 was seen).
 TOLERANCE = 5e-3
 NARROW = Acceleration(has_float8_cache=True)
 STATIC = Acceleration(has_float8_cache=True, is_static=True)

@@ -77,7 +77,7 @@ def test_nothing_is_known_of_what_comes_later_or_stood_in_the_slot_before() -> N
     lookup.append(0, [9, 1, 2])
     assert found(lookup, 4) == [9, 1, 2, 9]
     lookup.append(0, [4, 4])
-    assert found(lookup, 4) == []  # one token alone is no match
+    assert found(lookup, 4) == []  # one token alone is not a match
     empty, matches = lookup.find(np.zeros(0, np.int64), 0)
     assert empty.shape == matches.shape == (0, 0)
 

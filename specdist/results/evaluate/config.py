@@ -121,7 +121,7 @@ class EvaluateConfig:
           for name, tasks in OPTIONS_OF_TASKS.items()),
         ("task", lambda o: o.task_kind == HUMANEVAL and not o.allow_code_execution,
          "runs programs written by a model on this machine: add --allow_code_execution to allow it; they "
-         "run in a sandbox against mistakes, which is no guard against an attacker"),
+         "run in a sandbox against mistakes, which does not stop an attacker"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -156,7 +156,6 @@ def times_by_role(run: ReportedRun) -> Mapping[str, Mapping[str, int]]:
         role: {kind: ns for kind in WORK_COLOURS if (ns := dataclasses.asdict(found).get(kind, 0))}
         for role, found in times.items()
         if found.total
-        if found.total
     }
 
 

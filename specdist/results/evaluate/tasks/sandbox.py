@@ -1,7 +1,7 @@
 """Running programs written by a model, each in a process of its own (``program.py``).
 
 It guards against what models write by mistake: programs without an end, that fill the memory, write a huge
-file, start processes, connect to something, or change or delete files. It is no guard against an attacker:
+file, start processes, connect to something, or change or delete files. It does not stop an attacker:
 Python's audit hook can be evaded from within the interpreter, a program can read whatever this user can read,
 the total size of many files is not limited, and for root the kernel does not limit the number of processes.
 """
