@@ -105,7 +105,8 @@ def parse_arguments(
 def parse_given(
     config_class: type[Config], arguments: Sequence[str] | None = None, *, positional: str | None = None
 ) -> tuple[Config, frozenset[str]]:
-    """As :func:`parse_arguments`, and the names of the options that were given, in the file or otherwise."""
+    """Parse as :func:`parse_arguments` does; return also the names of the options that were given, in the
+    file or otherwise."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if positional is not None and arguments and not arguments[0].startswith("-"):
         arguments[0] = f"--{positional}={arguments[0]}"
@@ -126,7 +127,7 @@ def parse_given(
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Its errors are a :class:`UserError` that names an option, a rule and a remedy; no usage is printed."""
+    """A parser whose errors are a :class:`UserError` with option, rule and remedy; no usage is printed."""
 
     # Where an option of the YAML file stands, for messages.
     places: Mapping[str, str] = {}
@@ -280,7 +281,8 @@ class YamlOptions:
         self._loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
 
     def options(self) -> dict[str, tuple[int, yaml.Node]]:
-        """By name, each with its line, from 1. Raises :class:`UserError` if the file is not a mapping."""
+        """Values by option's name, each with its line, from 1. Raises :class:`UserError` if the file is not a
+        mapping."""
         root = self._loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             raise UserError(f"--config {self.path} must be a mapping of option names to values")

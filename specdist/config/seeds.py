@@ -22,6 +22,6 @@ TOKENS_ROUND = (
 
 
 def seed_fixes(reproducibility: str, *, is_up_to_rounding: bool) -> str:
-    """Both as in the manifest."""
+    """What the seed fixes, for people. Both arguments are as in the manifest."""
     rounds = reproducibility == "tokens" and is_up_to_rounding
     return SEED_FIXES[reproducibility] + (f" {TOKENS_ROUND}" if rounds else "")

@@ -185,7 +185,7 @@ def _read_list(listed_row, firsts_B, counts_B, step, columns: tl.constexpr):
 
 @triton.jit
 def _mass(listed_row, firsts_B, counts_B, num_rounds, largest, temperature, least, columns: tl.constexpr):
-    """Of the listed ids with a logit of at least ``least``."""
+    """The mass of the listed ids with a logit of at least ``least``."""
     masses_B = tl.zeros(counts_B.shape, tl.float32)
     for step in range(num_rounds):
         parts = _read_list(listed_row, firsts_B, counts_B, step, columns)
@@ -312,7 +312,7 @@ def normalize_kernel(
 
 
 def constants(num_ids: int, dtype: torch.dtype) -> dict[str, int]:
-    """Of the kernels for so many ids."""
+    """Constants of the kernels for so many ids."""
     parts = triton.next_power_of_2(triton.cdiv(num_ids, BLOCK))
     columns = max(1, THREADS // parts)
     return {"block": BLOCK, "parts": parts, "columns": columns, "num_digits": NUM_DIGITS[dtype]}

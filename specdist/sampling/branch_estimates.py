@@ -63,7 +63,8 @@ def draft_distributions(
 
 @dataclass(frozen=True)
 class BranchEstimates:
-    """For each position: the probability that the drawn token is accepted, and the alternatives to it.
+    """What is estimated of each position: the probability that the drawn token is accepted, and the
+    alternatives to it.
 
     ``chances_NA``: the probability that the drawn token is rejected and this alternative takes its place; 0
     for the drawn token itself. The likeliest come first.

@@ -69,7 +69,8 @@ class OneHot:
 
     @staticmethod
     def of_largest(scores_NV: Tensor) -> OneHot:
-        """At each distribution's largest score, the lowest id of equal ones. NaN counts as the largest."""
+        """One-hot distributions at the largest score of each, the lowest id of equal ones. NaN counts as the
+        largest."""
         largest_N1 = scores_NV.argmax(dim=1, keepdim=True)
         is_finite_N1 = scores_NV.gather(1, largest_N1).isfinite()
         return OneHot(largest_N1.where(is_finite_N1, NOT_FINITE)[:, 0])

@@ -72,7 +72,7 @@ def text_rows(
 def _converted(
     files: Sequence[Path], source: Source, cache_dir: str | None
 ) -> tuple[pa.Table, Sequence[FileStamp]]:
-    """In an Arrow file, memory-mapped."""
+    """Convert the files to an Arrow file, which is memory-mapped."""
     stamps = [stamp_of(file) for file in files]
     what = json.dumps([*source.options, [asdict(stamp) for stamp in stamps]])
     folder = cache_folder(cache_dir) / "inputs"

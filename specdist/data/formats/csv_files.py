@@ -66,7 +66,7 @@ class CsvRows(Source):
                 yield table, table.schema
 
     def finished(self, table: pa.Table) -> pa.Table:
-        """With types that hold exactly what all fields say; else as text."""
+        """Give columns types that hold exactly what all fields say; the others stay text."""
         columns = [
             _cast(column, TYPES[self._types[name][0]][1]) if self._types.get(name) else column
             for name, column in zip(table.column_names, table.columns, strict=True)
@@ -84,7 +84,7 @@ class CsvRows(Source):
 
 
 def _text_tables(path: Path, digest: Any) -> Iterator[pa.Table]:
-    """At least one, which may be empty."""
+    """The file's tables of text columns: at least one, which may be empty."""
     blocks = pa.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
     parsing = pa.csv.ParseOptions(newlines_in_values=True)
     try:

@@ -42,7 +42,7 @@ class InputRows(ABC):
         return {name: values_of(found.column(name), drops_absent=True)[0] for name in columns}
 
     def values(self, column: str) -> Iterator[Any]:
-        """Of all rows, as :meth:`row` gives them."""
+        """The column's values in all rows, as :meth:`row` gives them."""
         for first in range(0, self.num_rows, ROWS_PER_READ):
             found = self.read(first, min(first + ROWS_PER_READ, self.num_rows), [column])
             yield from values_of(found.column(0), drops_absent=True)
@@ -53,7 +53,7 @@ class InputRows(ABC):
 
 
 class TableRows(InputRows):
-    """Of a table."""
+    """The rows of a table."""
 
     def __init__(self, table: pa.Table, ends: tuple[int, ...] | None = None) -> None:
         self._table = table
@@ -68,7 +68,7 @@ class TableRows(InputRows):
 
 
 class ParquetRows(InputRows):
-    """Of Parquet files with the same columns: a few decoded row groups are in memory at a time."""
+    """The rows of Parquet files with the same columns: a few decoded row groups are in memory at a time."""
 
     def __init__(
         self, files: Sequence[Path], metadata: Sequence[pa.parquet.FileMetaData], schema: pa.Schema

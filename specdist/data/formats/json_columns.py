@@ -84,7 +84,7 @@ def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def empty_table(schema: pa.Schema) -> pa.Table:
-    """Without rows. ``schema.empty_table()`` is not implemented for JSON."""
+    """A table without rows. ``schema.empty_table()`` is not implemented for JSON."""
     return pa.Table.from_batches([], schema)
 
 

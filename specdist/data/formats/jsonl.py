@@ -205,7 +205,7 @@ def _parsed(text: bytes) -> Any:
 
 
 def _told(error: ValueError) -> str:
-    """Without the line, which json counts within its text."""
+    """Describe the error without its line, which json counts within its text."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at character {error.colno - 1}"
     return str(error)

@@ -54,9 +54,9 @@ def sub_shards_wanted(num_waiting: int, num_leased: int) -> int:
 
 
 def split_off(pending: Sequence[int], wanted: int) -> tuple[int, ...]:
-    """Of rows that have not begun, those of the next sub-shard: half of a fair share, so that sub-shards get
-    smaller as rows run out (guided self-scheduling; Polychronopoulos and Kuck 1987), evenly over the order of
-    the rows.
+    """Choose the rows of the next sub-shard among those that have not begun: half of a fair share, so that
+    sub-shards get smaller as rows run out (guided self-scheduling; Polychronopoulos and Kuck 1987), evenly
+    over the order of the rows.
 
     Args:
         wanted: replicas to share with.

@@ -28,7 +28,7 @@ UP_TO_ROUNDING = "up_to_rounding"
 
 
 def fewest_rows_per_shard(num_rows: int) -> int:
-    """So many rows in each shard are no more than :data:`MAX_SHARDS` shards."""
+    """The fewest rows per shard that make no more than :data:`MAX_SHARDS` shards."""
     return -(-num_rows // MAX_SHARDS)
 
 
@@ -141,7 +141,7 @@ def check_same(old: Manifest, new: Manifest) -> None:
 
 
 def as_json(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is read from a manifest: in JSON a tuple is a list."""
+    """The fingerprint as a manifest gives it: in JSON a tuple is a list."""
     found: dict[str, Any] = json.loads(json.dumps(fingerprint))
     return found
 

@@ -192,7 +192,7 @@ def _load(
 
 
 class StoredPartLog(PartLog):
-    """Of a run on an object store: appended to in the cache directory, copied to the store.
+    """The part log of a run on an object store: it grows in the cache directory and is copied to the store.
 
     A replica of the same machine goes on with the local log. One on another machine has the copy, which is
     made again whenever the log has grown by a tenth, at most every half minute: all copies of a log together

@@ -53,10 +53,10 @@ class Shards(Protocol):
     """A run's shards as its folder has them."""
 
     def recorded_shards(self) -> set[int]:
-        """Those that are complete."""
+        """The shards that are complete."""
 
     def begun_shards(self) -> list[int]:
-        """Those with part logs."""
+        """The shards with part logs."""
 
     def plan(self) -> ShardPlan:
         """All of them."""

@@ -88,7 +88,7 @@ def reading(text: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def explain(label: str, path: StorePath) -> Iterator[None]:
-    """For the first requests to a store: they are given up sooner, and an OSError becomes a
+    """Make the first requests to a store within: they are given up sooner, and an OSError becomes a
     :class:`UserError` with a remedy."""
     store = path.store
     retry_s, store.retry_s = store.retry_s, min(store.retry_s, FIRST_RETRY_S)

@@ -105,7 +105,7 @@ def mirrored(run: str | Path) -> Path:
 
 
 def _consistent(found: Mapping[str, ObjectInfo]) -> dict[str, ObjectInfo]:
-    """Without the records of shards that were finished while the names were listed."""
+    """Leave out the records of shards that were finished while the names were listed."""
     return {
         name: info for name, info in found.items()
         if not name.startswith(LEFT_OUT) and not name.endswith(".tmp")

@@ -35,7 +35,7 @@ class CompilingProcess:
         self._answer = lru_cache(MAX_ANSWERS)(self._asked)
 
     def grammar(self, constraint: Constraint) -> str:
-        """As :attr:`Constraint.grammar`. Raises :class:`ConstraintError`."""
+        """The constraint's grammar, as :attr:`Constraint.grammar`. Raises :class:`ConstraintError`."""
         try:
             question = json.dumps([constraint.kind, constraint.value])
         except (TypeError, ValueError, RecursionError) as error:

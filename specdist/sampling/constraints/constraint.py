@@ -49,7 +49,8 @@ class Constraint:
 
     @staticmethod
     def parse(value: object) -> Constraint:
-        """Of a row: a mapping with one of ``KINDS``, or its JSON. Raises :class:`ConstraintError`."""
+        """Read a row's constraint: a mapping with one of ``KINDS``, or its JSON. Raises
+        :class:`ConstraintError`."""
         given = value
         if isinstance(value, str):
             try:
@@ -68,8 +69,8 @@ class Constraint:
 
     @cached_property
     def grammar(self) -> str:
-        """As llguidance takes it. Raises :class:`ConstraintError`, with the place, if it cannot be
-        compiled."""
+        """The grammar as llguidance takes it. Raises :class:`ConstraintError`, with the place, if it cannot
+        be compiled."""
         try:
             return self._compiled()
         except RecursionError as error:

@@ -35,7 +35,7 @@ class RowRule:
 
     @property
     def text(self) -> str:
-        """For :attr:`specdist.engine.request.Request.constraint`; empty where all is allowed."""
+        """The rule as :attr:`specdist.engine.request.Request.constraint`; empty where all is allowed."""
         if not self.grammar and self.max_thinking_tokens is None:
             return ""
         return json.dumps([self.grammar, self.max_thinking_tokens])
@@ -46,7 +46,7 @@ class RowRule:
 
 
 class RowMasker:
-    """Of one side; the two sides share nothing.
+    """The masks of one side; the two sides share nothing.
 
     ``markers``: of a run whose model thinks; its grammars are of what follows the end of thinking.
     """
@@ -158,7 +158,7 @@ class RowMasker:
         return len(token_ids) + 1 if found is None else found
 
     def _limit_thinking(self, masks: np.ndarray, row: int, rule: RowRule, token_ids: list[int]) -> None:
-        """Of a position in the thinking, after these tokens."""
+        """Mask what may not follow these tokens at a position in the thinking."""
         assert self._markers is not None
         if rule.ends_thinking(len(token_ids)):
             set_only(masks[row], self._markers.next_of_end(token_ids))

@@ -270,7 +270,7 @@ class Grammars:
 
 
 def grammars_of(tokenizer: object, *, vocab_size: int, stop_token_ids: Collection[int]) -> Grammars:
-    """Over a fast tokenizer's vocabulary. Raises ValueError for another tokenizer.
+    """Grammars over a fast tokenizer's vocabulary. Raises ValueError for another tokenizer.
 
     Args:
         vocab_size: ids that can be drawn; ids without a token are never allowed.

@@ -17,7 +17,7 @@ from specdist.sampling.processing.options import TOKEN_OPTIONS, TokenOptions
 
 
 class RowTable:
-    """By slot, each row's options and the length of its prompt; by line and position, its tokens.
+    """Each row's options and prompt length, by slot; its tokens, by line and position.
 
     Attributes:
         token_ids: [L, most tokens]: a rejected candidate stays until another token takes its place, as in the
@@ -78,5 +78,5 @@ class AskedPositions:
         return np.asarray(self.table.token_ids[self.lines_N[index], : self.positions_N[index]])
 
     def new_tokens_before(self, index: int) -> np.ndarray:
-        """Those of the completion."""
+        """The tokens of the completion before this index."""
         return self.tokens_before(index)[self.table.num_prompt_tokens[self.slots_N[index]] :]

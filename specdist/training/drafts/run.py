@@ -53,7 +53,7 @@ def run_distillation(config: DistillConfig) -> int | tuple[str, dict[str, Any]]:
 
 
 def _train(config: DistillConfig, run: GenerateConfig, folder: Path, checkpoints: Path) -> None:
-    """From the last checkpoint, if there is one, until the record is written."""
+    """Train from the last checkpoint, if there is one, until the record is written."""
     if folder.exists() and not checkpoints.is_dir() and any(folder.iterdir()):
         raise UserError(
             f"--new_draft {folder} is not empty, and not of an earlier distillation: give a new folder"

@@ -77,8 +77,8 @@ HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F) if code != o
 
 
 def value(expression: str) -> Fraction | None:
-    """Of a match of :data:`EXPRESSION`: a number, or what a calculation comes to; None for a range, a ratio,
-    a time, a date, a list, or a calculation without a result."""
+    """The value of a match of :data:`EXPRESSION`: a number, or what a calculation comes to; None for a range,
+    a ratio, a time, a date, a list, or a calculation without a result."""
     values = [_number(part.strip(" \t\n()[]{}$")) for part in re.split("[=≈]", expression)]
     return next((each for each in reversed(values) if each is not None), None)
 
