@@ -135,11 +135,11 @@ class BatchRows(Source):
             found = found.add_column(place, STRUCT, pa.array(options, kind))
         return found if self.batch.has_constraints else found.drop_columns(CONSTRAINT)
 
-    def told(self) -> dict[str, Any]:
+    def findings(self) -> dict[str, Any]:
         return asdict(self.batch) | {"reasons": [*self.batch.reasons.items()]}
 
-    def tell(self, told: dict[str, Any]) -> None:
-        self.batch = Batch(**told | {"reasons": dict(told["reasons"])})
+    def restore(self, findings: dict[str, Any]) -> None:
+        self.batch = Batch(**findings | {"reasons": dict(findings["reasons"])})
 
     def _read(
         self, place: str, number: int, row: dict[str, Any], columns: dict[str, list[str | None]]

@@ -112,12 +112,13 @@ def _text_tables(path: Path, digest: Any) -> Iterator[pa.Table]:
                 yield pa.Table.from_batches([batch])
     except CSV_ERRORS as error:
         raise UserError(
-            f"--prompts {path} cannot be read as CSV: {_told(error)}; every row has as many fields as the "
-            "header, fields with commas, quotes or line breaks stand in double quotes, and the text is UTF-8"
+            f"--prompts {path} cannot be read as CSV: {_describe_error(error)}; every row has as many "
+            "fields as the header, fields with commas, quotes or line breaks stand in double quotes, "
+            "and the text is UTF-8"
         ) from error
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """pyarrow counts rows from 1, and the header is one."""
     found = re.match(r"CSV parse error: Row #(\d+): (.*)", str(error), re.DOTALL)
     return str(error) if found is None else f"row {int(found[1]) - 2}: {found[2]}"

@@ -182,7 +182,7 @@ class ObjectStore:
                 if _is_precondition(error):
                     raise FileExistsError(str(error)) from error
                 if _is_permanent(error) or self._clock() + wait_s > deadline:
-                    raise StoreError(_errno(error), told(error)) from error
+                    raise StoreError(_errno(error), describe_error(error)) from error
                 logger.debug("a request to the store is repeated: %s", error)
             self._sleep(wait_s * random.uniform(0.5, 1.5))
             wait_s = min(2 * wait_s, MAX_WAIT_S)
@@ -213,7 +213,7 @@ def connect(option: str, url: str, **settings: Any) -> tuple[ObjectStore, str]:
     return ObjectStore(protocol, filesystem), str(filesystem._strip_protocol(url)).rstrip("/")
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error in one line."""
     return " ".join(f"{getattr(error, 'strerror', None) or error or type(error).__name__}".split())
 

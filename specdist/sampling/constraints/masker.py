@@ -17,7 +17,7 @@ import numpy as np
 
 from specdist.sampling.constraints.matcher import Grammars, Matcher, forbid, masks_of_everything, set_only
 from specdist.sampling.constraints.thinking import ThinkingMarkers
-from specdist.sampling.processing.row_table import AskedPositions
+from specdist.sampling.processing.row_table import QueryPositions
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class RowMasker:
             if text:
                 self._rules[slot] = RowRule(*json.loads(text))
 
-    def masks(self, asked: AskedPositions) -> np.ndarray | None:
+    def masks(self, asked: QueryPositions) -> np.ndarray | None:
         """int32 [N, words]; None if no position has a rule."""
         lines, slots = asked.lines_N.tolist(), asked.slots_N.tolist()
         places: list[tuple[Matcher, int, list[int], int]] = []
@@ -108,7 +108,7 @@ class RowMasker:
             self._grammars.fill(masks, places)
         return masks
 
-    def forced(self, asked: AskedPositions, most_N: list[int]) -> list[list[int]]:
+    def forced(self, asked: QueryPositions, most_N: list[int]) -> list[list[int]]:
         """See :class:`specdist.sampling.processing.processors.TokenMasker`."""
         found: list[list[int]] = []
         for index, (line, slot) in enumerate(
@@ -134,7 +134,7 @@ class RowMasker:
         return known[1].failure if is_own and known is not None else None
 
     def _forced_next(
-        self, asked: AskedPositions, index: int, rule: RowRule, line: int, token_ids: list[int]
+        self, asked: QueryPositions, index: int, rule: RowRule, line: int, token_ids: list[int]
     ) -> list[int]:
         """Tokens that follow these of the completion for certain; none where that is not known."""
         answer = self._answer_begin(asked, index, token_ids)
@@ -143,7 +143,7 @@ class RowMasker:
             return [self._markers.next_of_end(token_ids)] if rule.ends_thinking(len(token_ids)) else []
         return self._matcher(line, rule).forced_after(token_ids[answer:]) if rule.grammar else []
 
-    def _answer_begin(self, asked: AskedPositions, index: int, token_ids: list[int]) -> int:
+    def _answer_begin(self, asked: QueryPositions, index: int, token_ids: list[int]) -> int:
         """How many tokens of the completion are before its answer; one more than there are if it is still
         thinking."""
         if self._markers is None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.sampling.processing.row_table import AskedPositions
+from specdist.sampling.processing.row_table import QueryPositions
 from specdist.sampling.uploads import upload
 
 
@@ -34,7 +34,7 @@ class RowFilters:
     has_greedy: bool
 
     @staticmethod
-    def of(asked: AskedPositions, vocab_size: int, device: torch.device) -> RowFilters:
+    def of(asked: QueryPositions, vocab_size: int, device: torch.device) -> RowFilters:
         options = asked.table.options_of(asked.slots_N)
         is_greedy_N = options["temperature"] == 0
         # Of a greedy position no filter is needed.

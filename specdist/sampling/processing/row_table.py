@@ -49,8 +49,8 @@ class RowTable:
 
 
 @dataclass(frozen=True)
-class AskedPositions:
-    """Positions of which the distribution is asked for, on the host.
+class QueryPositions:
+    """Query positions: those whose next-token distribution is needed, on the host.
 
     All tokens before a position are in ``table.token_ids`` on its line: prompt, committed tokens, and the
     candidates of the block, or tokens drafted ahead, before it. Positions of one line that are asked together
@@ -60,7 +60,7 @@ class AskedPositions:
     Attributes:
         slots_N: the slot of each one's sequence.
         lines_N: where its tokens are; of a branch another line than the sequence's own.
-        positions_N: where the token would stand that is drawn: so many tokens are before it.
+        positions_N: index of the token to sample, which is the number of tokens before it.
     """
 
     table: RowTable
