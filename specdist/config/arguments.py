@@ -56,18 +56,18 @@ def _hf_argument_parser() -> Any:
 if not TYPE_CHECKING:
     _PARSING = _hf_argument_parser()
     HfArgumentParser, string_to_bool = _PARSING.HfArgumentParser, _PARSING.string_to_bool
-# Of plain values of YAML; others are asked for by name, such as !!binary.
+# The tags of YAML's plain values; others are asked for by name, such as !!binary.
 YAML_TAG = "tag:yaml.org,2002:"
 NULL = f"{YAML_TAG}null"
 PLAIN_TAGS = frozenset(
     f"{YAML_TAG}{kind}" for kind in ("str", "bool", "int", "float", "null", "timestamp", "merge", "value")
 )
 GROUP_TITLE = "_argument_group_name"
-# In a configuration: which of its path options may be URLs, too.
+# The attribute of a configuration for path options that may be URLs, too.
 URL_OPTIONS = "_url_options"
 # And those that its --help shows, one line each; all of them are shown by --help all.
 MAIN_OPTIONS = "_main_options"
-# In that of a job that generates, too: the options of jobs/generate.py, which it may not have.
+# The attribute, where a job generates, too, for the options of jobs/generate.py that it may not have.
 OPTIONS_OF_RUNS = "_options_of_runs"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.

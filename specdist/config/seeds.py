@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# By the class that :func:`specdist.job.run.manifest.reproducibility` decides.
+# What the seed fixes, by the class that :func:`specdist.job.run.manifest.reproducibility` decides.
 SEED_FIXES = {
     "tokens": "The seed fixes the tokens, up to floating point, whatever the batch, the shards or a restart.",
     "distribution": "The seed fixes the distribution but not the tokens: they depend on the rest of "

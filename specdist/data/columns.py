@@ -51,7 +51,7 @@ OUTPUT_COLUMNS = {
         "tokens per speculative step, 1 + accepted / steps, as vLLM defines it; null without any step",
     ),
 }
-# By the option that asks for them, in the order in which they are written.
+# The columns by the option that asks for them, in the order in which they are written.
 OPTIONAL_COLUMNS: Mapping[str, Mapping[str, Column]] = {
     "logprobs": {
         "logprobs": Column(

@@ -16,7 +16,7 @@ LEAST_ROWS, MOST_ROWS = 16, 64
 KEYS_OF_WIDTHS = {16: 128, 32: 128, 64: 128, 128: 64}
 WIDE_ROWS, WIDE_KEYS = 32, 32
 FLOAT32_BLOCK = 16
-# Of wider values than these a tile holds fewer rows, and fewer of the heads that share a key.
+# For wider values than these a tile holds fewer rows, and fewer of the heads that share a key.
 WIDEST_WHOLE, WIDEST_ROWS, MOST_HEADS = 256, 32, 16
 # Without contraction into fused multiply-adds both ways to join splits round alike.
 OPTIONS: dict[str, int | bool] = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}

@@ -31,7 +31,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 # The first limit is a quarter of a nat below the largest score, each further one twice as far.
 NUM_LIMITS, NEAREST = tl.constexpr(8), tl.constexpr(0.25)
 DIGIT_BITS = tl.constexpr(4)
-# So many distinguish all numbers of a dtype as float32: sign, exponent and the dtype's mantissa.
+# The digits that distinguish all numbers of a dtype as float32: sign, exponent and the dtype's mantissa.
 NUM_DIGITS = {torch.bfloat16: 4, torch.float16: 5, torch.float32: 8}
 KEY_OF_MINUS_INFINITY, KEY_OF_INFINITY = tl.constexpr(0x007FFFFF), tl.constexpr(0xFF800000)
 # What is noted of a row, float32 [P] each: a part's largest logit, its mass beside that, how many of its

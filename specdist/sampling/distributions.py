@@ -20,7 +20,7 @@ from specdist.sampling.processing.filters import plain_probabilities
 from specdist.sampling.processing.options import Processing
 from specdist.sampling.processing.row_filters import RowFilters
 
-# In a token id's place where the logits are not finite; other placeholders are -1.
+# The placeholder of a token id where the logits are not finite; other placeholders are -1.
 NOT_FINITE = -2
 
 

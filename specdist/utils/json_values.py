@@ -46,7 +46,7 @@ def from_fields(cls: type[Parsed], values: Any, *, drops_unknown: bool = False) 
     another type than ``cls`` says.
     """
     try:
-        # As JSON text, in which tuples are lists and all keys are text.
+        # The values pass through JSON text, in which tuples are lists and all keys are text.
         return parse_fields(cls, json.dumps(values).encode(), drops_unknown=drops_unknown)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from specdist.utils.errors import UserError
 
-# Of models that have states, and no keys and values.
+# The argument of models that have states, and no keys and values.
 STATES_ARGUMENT = "cache_params"
 
 

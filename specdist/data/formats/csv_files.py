@@ -43,7 +43,7 @@ class CsvRows(Source):
     def __init__(self, files: Sequence[Path], prompt_column: str) -> None:
         self._files, self._prompt_column = files, prompt_column
         self.options = ["csv", prompt_column]
-        # Of every column with a value, the types that all values so far have.
+        # The types that all values of a column so far have, of every column with a value.
         self._types: dict[str, list[int]] = {}
 
     def tables(self, digests: Sequence[Any] = ()) -> Iterator[tuple[pa.Table, pa.Schema]]:

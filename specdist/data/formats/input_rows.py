@@ -76,7 +76,7 @@ class ParquetRows(InputRows):
         self._files, self._metadata, self.schema = files, metadata, schema
         self.ends = tuple(accumulate(found.num_rows for found in metadata))
         self.num_rows = self.ends[-1]
-        # Of every row group: its file, its number there, and the row after its last.
+        # Each row group's file, number there, and the row after its last.
         self._groups = [
             (index, group) for index, found in enumerate(metadata) for group in range(found.num_row_groups)
         ]

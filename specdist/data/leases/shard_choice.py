@@ -11,7 +11,7 @@ import random
 import zlib
 from collections.abc import Sequence
 
-# So many take the shards in order.
+# The largest number of replicas that take the shards in order.
 FEW_REPLICAS = 8
 # A replica that waits watches at least so many leases; and so many replicas watch a lease, on average.
 MIN_WATCHED, WATCHERS_PER_LEASE = 2, 2

@@ -36,7 +36,7 @@ class RunLayout:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Of the manifest, once it is known.
+        # The manifest's info, once it is known.
         self._info: Mapping[str, Any] | None = None
 
     @property

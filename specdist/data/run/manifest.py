@@ -18,12 +18,13 @@ FORMAT_VERSION = 1
 # All shards of a run lie in one folder, which its replicas list again and again: three files for each shard
 # are few enough names for a file server and for a page of an object store.
 MAX_SHARDS = 1000
-# Of a run whose rows need no more shards than that.
+# The default of a run whose rows need no more shards than that.
 ROWS_PER_SHARD = 512
 ABSENT = "(absent)"
-# In the manifest's info, where rows have a number of completions of their own: their sums by shard.
+# The field of the manifest's info for sums by shard, where rows have a number of completions of their own.
 COMPLETIONS_PER_SHARD = "completions_per_shard"
-# In ``info``: whether the class ``tokens`` leaves rounding out, which may decide between two tokens.
+# The field of ``info`` that tells whether the class ``tokens`` leaves rounding out, which may decide between
+# two tokens.
 UP_TO_ROUNDING = "up_to_rounding"
 
 

@@ -20,7 +20,7 @@ from specdist.data.store.files import fsync_folder, writing
 from specdist.data.store.storage import StorePath
 
 SYNC_INTERVAL_S = 1.0
-# Of a run on a store.
+# The copies of a stored run's log: seconds between two, and how much the log grows.
 COPY_INTERVAL_S, COPY_GROWTH = 30.0, 1.1
 LINE = re.compile(rb'\{"crc32":"([0-9a-f]{8})",("(row|stats)":(.*)\})\n', re.DOTALL)
 

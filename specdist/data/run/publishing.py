@@ -67,7 +67,7 @@ class ShardPaths:
     stats: Path
     trace: Path
     record: Path
-    # With ``--leases``: see above.
+    # Given with ``--leases``: see above.
     decision: Path | None = None
 
     def all(self) -> tuple[Path, ...]:

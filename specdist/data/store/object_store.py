@@ -19,7 +19,7 @@ from typing import Any
 
 from specdist.utils.errors import UserError
 
-# By protocol: the extra of specdist that installs its package, None if it comes with specdist.
+# The extra of specdist that installs a protocol's package, None if it comes with specdist.
 EXTRAS = {
     "s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "azure", "abfss": "azure", "az": "azure",
     "hf": None, "file": None, "local": None,
@@ -34,7 +34,7 @@ S3_SETTINGS = {
 RETRY_S, FIRST_RETRY_S = 300.0, 20.0
 FIRST_WAIT_S, MAX_WAIT_S = 0.2, 10.0
 PERMANENT = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS, errno.EPERM, getattr(errno, "EREMCHG", -1))
-# Of their own meaning: never tried again.
+# Errors that are an answer: the request is never tried again.
 ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 logger = logging.getLogger(__name__)

@@ -134,7 +134,7 @@ def read_run(path: Path, label: str, place: int = 0) -> ReportedRun:
             f"(python jobs/status.py {path} says how far it is)"
         )
     shards = read_finished(folder, run.finished_shards)
-    # With the policy's options in force, defaults included.
+    # The policy's options are those in force, defaults included.
     policy = {name: run.manifest.fingerprint.get(name) for name in OPTION_NAMES}
     return ReportedRun(
         place=place,

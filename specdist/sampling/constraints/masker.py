@@ -64,9 +64,9 @@ class RowMasker:
         self._stop_token_ids = [token_id for token_id in stop_token_ids if token_id < vocab_size]
         self._markers = markers
         self._rules: dict[int, RowRule] = {}
-        # By slot: whether the prompt has closed the thinking.
+        # Whether the prompt has closed the thinking, by slot.
         self._is_closed: dict[int, bool] = {}
-        # By line: its matcher, and the rule of the row that it is for.
+        # Each line's matcher, and the rule of the row that it is for.
         self._matchers: dict[int, tuple[RowRule, Matcher]] = {}
 
     def open(self, slots: list[int], constraints: list[str]) -> None:

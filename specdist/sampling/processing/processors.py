@@ -137,7 +137,8 @@ class LogitsProcessors:
         """int32 [N, v]: how often each token stands between its begin and the position."""
         is_first_N = np.r_[True, asked.lines_N[1:] != asked.lines_N[:-1]]
         firsts = np.flatnonzero(is_first_N)
-        # Of each line once: the tokens before its first position; then those between it and the others.
+        # Each line's tokens are counted once: those before its first position; then those between it and the
+        # others.
         counts_Rv = self._histogram(
             asked.table, asked.lines_N[firsts], begins_N[firsts], asked.positions_N[firsts]
         )

@@ -37,7 +37,7 @@ class RowFilters:
     def of(asked: QueryPositions, vocab_size: int, device: torch.device) -> RowFilters:
         options = asked.table.options_of(asked.slots_N)
         is_greedy_N = options["temperature"] == 0
-        # Of a greedy position no filter is needed.
+        # A greedy position needs no filter.
         top_k_N = np.where(is_greedy_N | (options["top_k"] >= vocab_size), 0, options["top_k"])
         top_p_N = np.where(is_greedy_N, 1.0, options["top_p"])
         min_p_N = np.where(is_greedy_N, 0.0, options["min_p"])

@@ -33,7 +33,7 @@ from specdist.utils.errors import UserError
 RECORD_NAME, CHECKPOINTS, KEY_NAME = "distillation.json", "checkpoints", "training.json"
 # Options that say where things are.
 PLACES = ("run", "new_draft", "target", "prompts", "draft", "device")
-# Those of a tokenizer are copied; others are the model's, and are written with it.
+# A tokenizer's files are copied; others are the model's, and are written with it.
 TOKENIZER_FILES = re.compile(r"(token|vocab|merges|special|added|chat_template|spiece).*")
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from specdist.training.drafts.config import DistillConfig
 from specdist.training.drafts.data import IGNORED, Examples, collate
 from specdist.training.drafts.own_texts import with_own_texts
 
-# Between two evaluations, each with a checkpoint: a share of all steps.
+# The share of all steps between two evaluations, each with a checkpoint.
 INTERVAL = 0.05
 # The rate of fine-tuning a model of this width; one of another width gets a rate in inverse proportion.
 USUAL_RATE, USUAL_WIDTH = 5e-5, 2048
