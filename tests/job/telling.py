@@ -11,7 +11,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from specdist.cli import generate as main
-from specdist.data.leases import heartbeat
 from tests.forked import fork
 from tests.job.gate import Gate, install
 from tests.job.launching import job_arguments
@@ -25,15 +24,14 @@ SHOW_STACK = signal.SIGRTMIN
 def fork_telling(
     told: Path,
     *,
-    machine: str = "",
     gate: Gate | None = None,
     **options: object,
 ) -> BaseProcess:
-    """Start the job; with ``machine``, as if on another machine, whose processes nobody here sees."""
+    """Start the job."""
     # Those of the process that all are forked from may be other ones.
     environment, folder = dict(os.environ), None if gate is None else gate.folder
     words = job_arguments(main, options)
-    process = fork(_run, words, told, environment, machine, folder)
+    process = fork(_run, words, told, environment, folder)
     process.start()
     return process
 
@@ -52,14 +50,11 @@ def _run(
     words: list[str],
     told: Path,
     environment: dict[str, str],
-    machine: str,
     gate: Path | None,
 ) -> None:
     os.environ.update(environment)
     if gate is not None:
         install(gate)
-    if machine:
-        heartbeat._machine = lambda: machine
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     with told.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)

@@ -1,4 +1,4 @@
-"""A few damaged files; `python -m tests.job.malformed` takes as many as one likes."""
+"""A damaged file of every kind."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from pathlib import Path
 
 from tests.job.malformed import trials
 
-NUM_INPUTS = 40
 # Of a seed with which both ends come about often; the inputs are the same every time.
 SEED = 5
 
 
 def test_a_damaged_file_is_refused_or_does_no_harm(tmp_path: Path) -> None:
-    """Of every kind one or two: no traceback, no hang, and the earlier run's shards are as they were."""
-    found = list(trials(tmp_path, NUM_INPUTS, SEED))
+    """No traceback, no hang, and the earlier run's shards are as they were."""
+    found = list(trials(tmp_path, SEED))
     faults = [outcome for outcome in found if outcome[2].startswith("FAULT")]
     assert not faults, faults
     ends = Counter(outcome for _, _, outcome in found)
-    assert sum(ends.values()) == NUM_INPUTS and min(ends["refused"], ends["ended well"]) > NUM_INPUTS / 8
+    assert min(ends["refused"], ends["ended well"]) > len(found) / 8
