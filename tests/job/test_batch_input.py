@@ -15,7 +15,7 @@ from specdist.job.rows.openai_results import _Results, _text
 from specdist.job.texts.tokens import detokenizer_of
 from tests.data.test_batches import TOOLS, chat, write
 from tests.detokenizers import llama
-from tests.job.launching import Ended, read_output, refused, run_here
+from tests.job.launching import Ended, read_output, run_here
 from tests.job.pair import write_arrow
 from tests.job.ranks import fork_ranks
 
@@ -85,7 +85,7 @@ def test_the_same_command_resumes(answered: tuple[dict[str, Any], Path]) -> None
     """Also with the options that the run has written down."""
     run, output = answered
     for more in ({}, {"config": output / "config.yaml"}):
-        ended: Ended = fork_ranks(2, **(run | more))
+        ended: Ended = run_here(**(run | more))
         assert ended.code == 0 and "nothing to do" in ended.stderr
 
 
@@ -225,16 +225,3 @@ def test_thinking_is_the_reasoning_content_of_a_result() -> None:
         "role": "assistant", "content": "b", "reasoning_content": "a"
     }  # fmt: skip
     assert _text(row, is_chat=False) == {"text": row["completion"]}
-
-
-@pytest.mark.usefixtures("no_models")
-def test_what_holds_for_all_rows_is_refused_before_a_model_is_loaded(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
-    run = options | {
-        "prompts": write(tmp_path / "a.jsonl", [chat(response_format={"type": "json_object"})]),
-        "output": tmp_path / "run",
-    }
-    refused(run_here(**run, constraint_column="rule"), "--constraint_column rule is not a column of requests")
-    write(tmp_path / "a.jsonl", [{"prompt": "x"}], url="/v1/completions")
-    refused(run_here(**run, system_prompt="sing"), "--system_prompt has no effect on plain prompts")

