@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import resource
 import signal
 import sys
 from multiprocessing.process import BaseProcess
@@ -15,8 +14,6 @@ from tests.forked import fork
 from tests.job.gate import Gate, install
 from tests.job.launching import job_arguments
 
-# A damaged length must not use up the machine's memory.
-MAX_ADDRESS_BYTES = 32 * 2**30
 # A job that gets this tells where its threads stand, and goes on.
 SHOW_STACK = signal.SIGRTMIN
 
@@ -36,16 +33,6 @@ def fork_telling(
     return process
 
 
-def run_and_tell(told: Path, timeout_s: float, **options: object) -> tuple[int | None, str]:
-    """The exit code (None: it had to be killed) and the output."""
-    process = fork_telling(told, **options)
-    process.join(timeout_s)
-    code = process.exitcode
-    process.kill()
-    process.join()
-    return code, told.read_text(errors="replace") if told.exists() else ""
-
-
 def _run(
     words: list[str],
     told: Path,
@@ -55,7 +42,6 @@ def _run(
     os.environ.update(environment)
     if gate is not None:
         install(gate)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     with told.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

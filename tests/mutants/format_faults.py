@@ -116,7 +116,7 @@ FORMAT_FAULTS = (
     Mutant("stop-of-a-row-beside-its-constraint", "RowOptionReader.check",
         'if own.get("stop"):',
         "if False:",
-        ("tests/job/test_row_options.py::test_a_stop_string_of_a_row_with_a_constraint_is_refused",)),
+        ("tests/job/test_input_refusals.py",)),
     Mutant("batch-results-show-the-stop-string", "_Results._of_completion",
         "if place.offset + place.num_characters > end:",
         "if False:",
