@@ -65,14 +65,6 @@ def test_a_lossy_run_warns() -> None:
     assert "2502.04557" in card
 
 
-def test_log_probabilities_are_not_promised_to_the_last_digit() -> None:
-    schema = output_schema(INPUTS, is_exact=True)
-    for name in ("logprobs", "prompt_logprobs"):
-        card = card_text(manifest_with(), schema.append(pa.field(name, pa.list_(pa.float32()))), Stats())
-        assert "Log-probabilities agree up to rounding" in card
-    assert "Log-probabilities" not in text()
-
-
 @pytest.mark.parametrize("name", ["---\nx: y", "<script>", "`|`"])
 def test_unusual_names_are_escaped(name: str) -> None:
     card = text(stop=[name], info={"target": name, "prompts": name})

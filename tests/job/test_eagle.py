@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHea
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.models.model_plan import plan_models
 from specdist.job.totals.report import total_stats
-from specdist.models.draft_models.block_config import UnknownPart, published_config
 from specdist.models.draft_models.eagle3 import EAGLE3
 from specdist.models.draft_models.eagle3 import PEAGLE as PARALLEL
 from specdist.models.draft_models.kinds import drafter_of
@@ -149,19 +148,6 @@ def test_a_target_whose_embeddings_have_another_name_is_refused(
     target = save(tmp_path / "gpt2", GPT2LMHeadModel(config), train_tokenizer())
     ended = run_here(**(eagle | {"target": target}), output=tmp_path / "run")
     refused(ended, f"--target {target} has no embed_tokens.weight", "choose a target of the family")
-
-
-@pytest.mark.parametrize(
-    ("changes", "fragment"),
-    [
-        ({"transformer_layer_config": {"model_type": "gemma2"}}, "layers of gemma2, and those of llama and"),
-        ({"num_experts": 4}, "num_experts, which is not known here"),
-    ],
-)
-def test_unknown_parts_are_refused(changes: dict[str, Any], fragment: str) -> None:
-    values = speculators_values(random_llama(num_hidden_layers=3), len(IDS), **PEAGLE | changes)
-    with pytest.raises(UnknownPart, match=fragment):
-        published_config(values)
 
 
 def test_a_published_p_eagle_draft_says_by_one_name_what_masks_are(eagle: dict[str, Any]) -> None:

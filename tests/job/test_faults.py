@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from specdist.engine.rounds.faults import NUM_SUSPECT_ROWS
 from specdist.job.ranks.restart import LONE_ROW, NUM_RESTARTS, REPLICA
 from specdist.models.passes.runner import ModelRunner
 from tests.job import small_device
@@ -164,27 +163,3 @@ def test_too_little_memory_in_one_process_is_counted_and_changes_no_byte(
     assert "at a time" in ended.stderr
     counted = sum(shard["num_out_of_memory"] for shard in shard_stats(tmp_path / "run"))
     assert ended.totals["num_out_of_memory"] == counted > 0
-
-
-def test_a_target_of_nans_is_refused_and_single_rows_of_them_are_errors(
-    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forward = ModelRunner.forward
-    is_spoiled = [True] * NUM_SUSPECT_ROWS
-
-    def spoiled(runner: ModelRunner, batch: Any, logits_index: Any) -> torch.Tensor:
-        logits_NV = forward(runner, batch, logits_index)
-        return logits_NV * torch.nan if is_spoiled else logits_NV
-
-    monkeypatch.setattr(ModelRunner, "forward", spoiled)
-    output = tmp_path / "run"
-    ended = run_here(**options, output=output)
-    assert ended.code == 2
-    assert "error: the target's logits are not finite" in ended.stderr and "--dtype float32" in ended.stderr
-    assert logged_rows(output, 0) == b""
-    # So few that they can be accidents: they are recorded, though a run without any completion has failed.
-    few = run_here(**options, limit=NUM_SUSPECT_ROWS - 1, output=tmp_path / "few")
-    assert few.code == 2 and "no row has a completion: of 7 errors 7 are: the target's logits" in few.stderr
-    assert all("not finite" in row["error"] for row in read_output(tmp_path / "few").to_pylist())
-    is_spoiled.clear()
-    assert run_here(**options, output=output).totals["num_error_rows"] == 0

@@ -18,9 +18,8 @@ from specdist.utils.errors import UserError
 from tests.job.hidden_packages import all_but, environment_without
 from tests.job.launching import JOB, job_arguments, parse, run_here
 
-# What README.md says that one process takes; that of the tests, and of the kernels on a GPU.
+# What README.md says that one process takes.
 FEW = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "pyarrow")
-FOR_TESTS = (*FEW, "pytest", "pytest-timeout", "pytest-xdist", "triton")
 TIMEOUT_S = 200
 
 
@@ -55,17 +54,6 @@ def test_a_command_names_the_package_that_it_lacks(tmp_path: Path) -> None:
     assert ended.stderr.startswith("error: specdist report needs the package matplotlib, which is not")
 
 
-def test_the_launcher_names_the_package_that_it_lacks(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.path += sys.argv[1:]; from specdist.job.ranks.launch import main; "
-        # It only starts processes: the seconds of what these import would be spent twice.
-        "assert 'transformers' not in sys.modules; sys.exit(main([]))"
-    )
-    ended = python_with(FEW, tmp_path, "-c", code, str(JOB.parents[1]))
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("error: a launch of several ranks needs the package accelerate, which is")
-
-
 def test_sharding_without_deepspeed_is_refused_at_the_start(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -75,13 +63,3 @@ def test_sharding_without_deepspeed_is_refused_at_the_start(
     monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "deepspeed" else name)
     with pytest.raises(UserError, match="--tp_size 2 needs the package deepspeed, which is not installed"):
         topology_from_environment(config)
-
-
-def test_the_tests_of_kernels_are_found_without_them(tmp_path: Path) -> None:
-    repository = JOB.parents[1]
-    places = [str(repository / "tests/kernels"), str(repository / "tests/models/test_cuda.py")]
-    ended = python_with(
-        FOR_TESTS, tmp_path, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider",
-        "--rootdir", str(repository), *places,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout

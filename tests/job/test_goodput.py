@@ -13,7 +13,7 @@ from specdist.cli import generate
 from specdist.job.models.model_plan import plan_models
 from specdist.job.ranks.topology import Topology
 from specdist.job.run.manifest import reproducibility_info
-from tests.job.chain import generate_at_known_costs
+from tests.job.given_costs import generate_with_long_passes
 from tests.job.launching import Ended, Main, parse, read_output, run_here
 from tests.job.ranks import fork_ranks
 
@@ -73,7 +73,7 @@ def test_a_run_states_its_reproducibility(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("main", "num_ranks"), [(generate_at_known_costs, 2), (generate, 3)], ids=["cheap draft", "measured"]
+    ("main", "num_ranks"), [(generate_with_long_passes, 2), (generate, 3)], ids=["cheap draft", "measured"]
 )
 def test_ranks_whose_rounds_are_chosen(
     options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, main: Main, num_ranks: int

@@ -167,15 +167,6 @@ def test_greedy_rows_are_those_of_transformers_up_to_the_last_position(
     assert any(row["finish_reason"] == "length" for row in rows)
 
 
-def test_coupled_rows_are_those_of_the_target_alone(gpt_pair: GptPair, tmp_path: Path) -> None:
-    options = gpt_pair.options | SAMPLED | {"acceptance": "gumbel"}
-    assert run_here(**(options | {"draft": None}), output=tmp_path / "alone").code == 0
-    both = run_here(**options, output=tmp_path / "both")
-    assert 0.1 < both.totals["draft_acceptance_rate"] < 0.9
-    found, expected = (read_output(tmp_path / name)["completion_ids"] for name in ("both", "alone"))
-    assert found == expected
-
-
 def test_a_draft_that_is_the_target_is_accepted_always(gpt_pair: GptPair, tmp_path: Path) -> None:
     options = gpt_pair.options | SAMPLED | {"draft": gpt_pair.target}
     assert run_here(**options, output=tmp_path / "run").totals["draft_acceptance_rate"] == 1

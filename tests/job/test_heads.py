@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -13,14 +12,6 @@ import pytest
 from datasets import load_dataset
 
 from specdist.data.stats.rows import EXACT_METADATA
-from tests.job.chain import (
-    PERIOD,
-    drafts_successor,
-    generate_at_known_costs,
-    successor,
-    write_chain_pair,
-    write_trusting_head,
-)
 from tests.job.heads import write_head
 from tests.job.launching import (
     Ended,
@@ -146,27 +137,3 @@ def test_a_draft_with_a_head_works_ahead(
     assert ended.totals["exact"] is True
     found, expected = read_output(tmp_path / "run"), read_output(greedy[0])
     assert found["completion_ids"].equals(expected["completion_ids"])
-
-
-@pytest.mark.ranks
-def test_a_trusted_draft_that_works_ahead_emits_tokens_that_the_target_would_reject(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
-    """With models that count, so that the draft's errors, and nothing else, stand in the output."""
-    target, draft = write_chain_pair(tmp_path)
-    head = write_trusting_head(tmp_path / "head", draft)
-    common = options | {"target": target, "draft": draft, "policy": "sprinter", "head": head}
-    ended = fork_ranks(
-        2, generate_at_known_costs, **common, overlap="asynchronous", num_branches=1, max_draft_tokens=8,
-        output=tmp_path / "run",
-    )  # fmt: skip
-    assert ended.code == 0, ended.stderr
-    assert ended.totals["exact"] is False and ended.totals["num_trusted_tokens"] > 100
-    num_errors = num_denied = 0
-    for completion_ids in read_output(tmp_path / "run")["completion_ids"].to_pylist():
-        for token_id, following in itertools.pairwise(completion_ids):
-            assert following in (successor(token_id), drafts_successor(token_id))
-            num_errors += following != successor(token_id)
-            num_denied += token_id % PERIOD == 0 and following == successor(token_id)
-    # Some of the errors were the last of their blocks, and were verified.
-    assert num_errors > 10 and num_denied > 0

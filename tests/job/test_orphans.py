@@ -23,16 +23,12 @@ from tests.ranks import REPOSITORY
 
 SLOW = {"rows_per_shard": 6, "max_num_seqs": 2, "max_new_tokens": 60}
 SOON_S = 30
-# A process that starts {rank} from a thread, which ends when it is told to; it tells the rank's number.
+# A process that starts {rank}, and tells its number.
 LAUNCHER = """
-import subprocess, sys, threading, time
-def start():
-    process = subprocess.Popen([sys.executable, "-c", {rank!r}])
-    print(process.pid, flush=True)
-    sys.stdin.readline()
-thread = threading.Thread(target=start)
-thread.start()
-thread.join()
+import subprocess, sys, time
+
+process = subprocess.Popen([sys.executable, "-c", {rank!r}])
+print(process.pid, flush=True)
 time.sleep(3600)
 """
 # A process that waits to be stopped, {gentle} or not. It tells when it is ready, and how it ends.
@@ -69,19 +65,16 @@ def launched(
     with words.open("w") as stderr:
         launcher = subprocess.Popen(
             [sys.executable, "-c", script],
-            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
             cwd=REPOSITORY,
             env=environment,
         )
-    assert launcher.stdin is not None and launcher.stdout is not None
+    assert launcher.stdout is not None
     told = sorted(launcher.stdout.readline().strip() for _ in range(2))
     rank = psutil.Process(int(told[0]))
     assert told[1] == "ready"
-    launcher.stdin.write("\n")
-    launcher.stdin.flush()
     try:
         yield launcher, rank, words
     finally:
@@ -113,13 +106,6 @@ def test_a_rank_ends_with_its_launcher(
         wait_for(rank)
         assert f"the launcher (process {launcher.pid}) is gone" in words.read_text()
         assert said in words.read_text()
-
-
-def test_a_rank_outlives_the_thread_that_has_started_it(tmp_path: Path) -> None:
-    """The kernel's parent-death signal would be sent at the end of that thread."""
-    with launched(tmp_path, gentle=True, leaves=True) as (_, rank, words):
-        time.sleep(1.5)
-        assert rank.is_running() and words.read_text() == ""
 
 
 def test_a_job_that_was_started_by_hand_outlives_its_shell(tmp_path: Path) -> None:

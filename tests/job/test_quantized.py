@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from specdist.job.models.model_plan import plan_models
 from specdist.models.files.checkpoint import open_checkpoint
-from specdist.models.loading import loading
 from specdist.models.loading.loading import load_whole
 from specdist.models.loading.weight_names import WeightNames
 from specdist.models.quantized.quantized_linear import QuantizedLinear
@@ -244,16 +243,3 @@ def test_a_tied_head_that_is_stored_is_not_overwritten(
 ) -> None:
     """As transformers has it: the two are compared there, and left as they are if they differ."""
     assert WeightNames(random_llama(tie_word_embeddings=True)).takers(stored) == takers
-
-
-def test_a_missing_package_is_a_message(
-    options: dict[str, Any], pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(*_: object, **__: object) -> None:
-        raise ImportError("This modeling file requires the following packages: einops")
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
-    # As with code of the checkpoint's own.
-    monkeypatch.setattr(loading, "_is_plain", lambda *_: False)
-    ended = run_here(**options, output=tmp_path / "run")
-    refused(ended, f"--target {pair.target} needs a package", "einops", "install it")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.job.launching import Ended, read_output, refused, run_here, shard_bytes, shard_files
+from tests.job.launching import Ended, read_output, run_here, shard_bytes, shard_files
 from tests.job.pair import Pair
 
 
@@ -146,59 +146,3 @@ def test_a_command_that_slurm_repeats_deletes_nothing(
             ended = run_here(**options, output=finished, overwrite=True)
         assert ended.code == 2 and "delete the run's folder yourself" in ended.stderr
     assert state(finished) == before
-
-
-def test_the_folders_config_continues_its_run(options: dict[str, Any], finished: Path) -> None:
-    """``--config RUN/config.yaml`` takes a run up again, and deletes nothing even after an --overwrite."""
-    assert run_here(**options, output=finished, overwrite=True).code == 0
-    before = state(finished)
-    ended = run_here(config=finished / "config.yaml")
-    assert ended.code == 0 and "nothing to do" in ended.stderr
-    assert state(finished) == before
-
-
-def test_damaged_statistics_are_named_before_models_are_loaded(
-    options: dict[str, Any], finished: Path, no_models: None
-) -> None:
-    """One digit is enough. To do as the message says loses no row."""
-    path = finished / "stats" / "shard-00001.json"
-    content = path.read_text()
-    name = '"num_rounds": '
-    digit = content.index(name) + len(name)
-    path.write_text(content[:digit] + str((int(content[digit]) + 1) % 10) + content[digit + 1 :])
-    before = state(finished)
-    refused(run_here(**options, output=finished), path, "is damaged (its checksum", "delete it")
-    assert state(finished) == before
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("shards/shard-00001.json", "cut"),
-        ("shards/shard-00001.arrow", "cut"),
-        ("stats/shard-00001.json", "deleted"),
-    ],
-)
-def test_a_finished_shard_that_is_not_whole_any_more_is_done_again(
-    options: dict[str, Any], greedy: tuple[Path, Ended], finished: Path, name: str, damage: str
-) -> None:
-    """Also one whose data are whole, and whose record is not: the job once waited for itself there."""
-    path = finished / name
-    if damage == "deleted":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:-20])
-    ended = run_here(**options, output=finished)
-    assert ended.totals["num_rows"] == 24
-    assert "shard-00001.arrow does not match its completion record" in ended.stderr
-    assert shard_bytes(finished) == shard_bytes(greedy[0])
-
-
-def test_damaged_figures_in_the_manifest_are_named(
-    options: dict[str, Any], finished: Path, no_models: None
-) -> None:
-    path = finished / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["info"]["costs"] = {"target": "fast"}
-    path.write_text(json.dumps(manifest))
-    refused(run_here(**options, output=finished), path, "costs is damaged", "delete this field")

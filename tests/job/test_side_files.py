@@ -62,12 +62,6 @@ def test_settings_of_the_model_that_are_not_used_are_named(folder: Path) -> None
     )
 
 
-def test_settings_that_are_used_or_change_nothing_are_not_named(folder: Path) -> None:
-    assert settings(folder, USED) is None
-    assert settings(folder, USED, temperature=1.0, top_p=1.0, repetition_penalty=1.0, min_p=None) is None
-    assert settings(folder, USED | {"temperature": 0.6}, temperature=0.6) is None
-
-
 def test_settings_of_the_file_are_defaults_by_the_names_of_options(folder: Path) -> None:
     assert default_options(ask_for(folder)) == {}
     found = default_options(
