@@ -16,9 +16,6 @@ from markupsafe import escape
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.report import total_stats
 from specdist.results.report import write_report
-from specdist.results.report.figures import make_figures
-from specdist.results.report.page import draw
-from specdist.results.report.runs import read_runs
 from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 from tests.results.report.synthetic import BAD_PROMPT, BAD_REASON
@@ -98,17 +95,6 @@ def test_a_lossy_run_says_so_first(pages: dict[str, Path]) -> None:
     assert "lossy is NOT exact" in read(pages["several"])
 
 
-def test_an_unchecked_run_is_not_called_lossy(runs: dict[str, Path], tmp_path: Path) -> None:
-    """Its target could not be compared with its files."""
-    output = tmp_path / "run"
-    shutil.copytree(runs["alone"], output)
-    manifest = json.loads((output / "manifest.json").read_text())
-    manifest["info"]["exact"] = False
-    (output / "manifest.json").write_text(json.dumps(manifest))
-    text = read(write_report([output]).page)
-    assert "is NOT known to be exact" in text and "sprinter" not in text
-
-
 def test_an_unfinished_run_says_how_far_it_is(pages: dict[str, Path]) -> None:
     text = " ".join(html.unescape(re.sub("<[^>]+>", "", read(pages["unfinished"]))).split())
     assert "is not finished. 2 of 4 shards and 12 of 24 rows are done" in text
@@ -139,11 +125,6 @@ def test_runs_are_compared_by_what_differs(pages: dict[str, Path]) -> None:
     assert re.findall(r'<th scope="col">(\w+)</th>', sections(text)["numbers"]) == [
         "plain", "longer", "lossy", "unfinished", "alone", "failed",
     ]  # fmt: skip
-
-
-def test_the_same_run_gives_the_same_pictures(runs: dict[str, Path]) -> None:
-    one, other = (draw(make_figures(read_runs([runs["alone"]]))) for _ in range(2))
-    assert one == other and set(one) == {*FIGURES} - OF_DRAFTS
 
 
 def test_the_job_writes_beside_the_run_and_refuses_others(runs: dict[str, Path], tmp_path: Path) -> None:
