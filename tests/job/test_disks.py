@@ -6,8 +6,6 @@ import errno
 import logging
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,43 +18,6 @@ from tests.job.launching import Ended, refused, run_here, shard_bytes
 from tests.job.pair import Pair
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, in memory."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a small file system takes root, and a kernel that lets it")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def remount(folder: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True)
-
-
-def test_a_disk_that_is_full_at_any_moment_costs_no_row(
-    options: dict[str, Any], greedy: tuple[Path, Ended], small_disk: Path
-) -> None:
-    """Whichever file finds no room: the job reports it, and a relaunch with more room continues."""
-    output = small_disk / "run"
-    refusals = []
-    for num_kib in range(4, 400, 40):
-        remount(small_disk, f"size={num_kib}k")
-        before = shard_bytes(output)
-        ended = run_here(**options, output=output)
-        assert before.items() <= shard_bytes(output).items()
-        if ended.code == 0:
-            break
-        refusals.append(refused(ended, "cannot be written", "No space left"))
-    assert ended.code == 0, ended.stderr
-    assert len(refusals) >= 3 and len(set(refusals)) >= 3
-    assert shard_bytes(output) == shard_bytes(greedy[0])
-
-
 @pytest.mark.parametrize("moment", [7, 19])
 def test_an_error_of_the_disk_ends_the_job_and_a_restart_goes_on(
     options: dict[str, Any],
@@ -65,7 +26,7 @@ def test_an_error_of_the_disk_ends_the_job_and_a_restart_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     moment: int,
 ) -> None:
-    """As above where mounting is not allowed: from some moment on, fsync fails."""
+    """From some moment on, fsync fails."""
     real, num_calls = os.fsync, 0
 
     def fsync(descriptor: int) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from specdist.job.models.model_plan import plan_models
-from specdist.utils.errors import UserError
 from tests.engine.mtp import mtp_head, mtp_target, save_head
-from tests.job.launching import parse, read_output, refused, run_here
+from tests.job.launching import read_output, refused, run_here
 from tests.job.pair import NUM_VOCAB_TOKENS, Pair, save, train_tokenizer
 from tests.job.ranks import fork_ranks
 
@@ -45,23 +43,6 @@ def test_tokens_are_the_target_s_wherever_the_head_runs(mtp: dict[str, Any], tmp
     fork_ranks(3, **mtp, **COUPLED, num_draft_tokens=3, tp_size=2, output=tmp_path / "3-2")
     for output in ("1-1", "3-2"):
         assert read_output(tmp_path / output)["completion_ids"] == alone, output
-
-
-@pytest.mark.parametrize(
-    ("changes", "left_out"),
-    [
-        ({"overlap": "asynchronous"}, "--overlap asynchronous"),
-        ({"draft_quantization": "int8"}, "--draft_quantization"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(
-    mtp: dict[str, Any], changes: dict[str, Any], left_out: str
-) -> None:
-    config = parse(**(mtp | changes), output="unused")
-    with pytest.raises(UserError, match=f"--draft mtp is the target's own MTP head.* leave out {left_out}"):
-        plan_models(config, may_read_states=True)
-    with pytest.raises(UserError, match=r"jobs/generate\.py alone can use"):
-        plan_models(config)
 
 
 def test_a_target_without_a_head_is_refused_before_anything_is_read(

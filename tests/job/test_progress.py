@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from specdist.engine.times.reports import EngineLoad
 from specdist.job import generate
 from specdist.job.totals import progress
-from specdist.job.totals.progress import LINE_INTERVAL_S, Counts, Progress, Scalars
+from specdist.job.totals.progress import LINE_INTERVAL_S, Progress
 from tests.data.samples import row_result
 from tests.job.events import read_scalars
 from tests.job.launching import refused, run_here, shard_bytes
@@ -69,30 +68,6 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, clock: Clock, ca
         bar.close()
     assert "2/4" in terminal.getvalue() and "2.0 tokens/s" in terminal.getvalue()
     assert caplog.messages == []
-
-
-@has_tensorboard
-def test_scalars_are_those_of_each_minute(tmp_path: Path) -> None:
-    clock = Clock()
-    scalars = Scalars(tmp_path, "node-1", clock=clock)
-    counts = Counts(num_done=100)
-    for minute in (1, 2):
-        for _ in range(6):
-            clock.now += 10
-            counts = counts.with_row(row_result(num_completion_tokens=20 * minute))
-            scalars.tick(counts, EngineLoad(num_seqs=minute, num_free_pages=50))
-    counts = counts.with_row(row_result(error="empty", num_spec_steps=0, num_draft_tokens=0))
-    clock.now += 1
-    scalars.tick(counts, EngineLoad())
-    scalars.close()
-    found = read_scalars(tmp_path / "tensorboard" / "node-1")
-    assert found["run/tokens_per_s"][:2] == [(106, 2.0), (112, 4.0)]
-    assert found["run/rows_done"] == [(106, 106), (112, 112), (113, 113)], "the rest comes at the end"
-    assert found["run/batch_rows"] == [(106, 1), (112, 2), (113, 0)]
-    assert found["run/free_pages"][0] == (106, 50)
-    assert found["run/error_rows"] == [(106, 0), (112, 0), (113, 1)]
-    assert found["run/draft_acceptance_rate"][0] == (106, 0.25)
-    assert found["run/mean_acceptance_length"][0] == (106, 1.5)
 
 
 @has_tensorboard

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from specdist.job.models.model_plan import plan_models
 from specdist.models.files.checkpoint import open_checkpoint
@@ -168,28 +167,6 @@ def test_what_would_be_misread_is_refused_by_name(
         plan_models(config)
     for fragment in [f"--target {folder}", *fragments]:
         assert fragment in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("is_stored", "request_", "told"),
-    [
-        (True, "int8", "--target_quantization int8 is for checkpoints that are not quantised"),
-        (True, None, "none of its layers can be quantised .*: fetch an unquantised checkpoint"),
-    ],
-)
-def test_what_cannot_be_quantised_is_told_with_the_option_that_was_given(
-    options: dict[str, Any], folder: Path, tmp_path: Path, is_stored: bool, request_: str | None, told: str
-) -> None:
-    """GPT-2's layers are no plain linear ones."""
-    if not is_stored or request_ is None:
-        config = GPT2Config(vocab_size=320, n_positions=128, n_embd=32, n_layer=1, n_head=2, eos_token_id=0)
-        folder = save(tmp_path / "gpt2", GPT2LMHeadModel(config), train_tokenizer())
-    if is_stored:
-        rewrite(folder, in_channels, of_channels())
-    changes = {"target": folder, "draft": None, "target_quantization": request_}
-    with pytest.raises(UserError, match=told) as error:
-        plan_models(parse(**(options | changes), output="unused"))
-    assert f"--target {folder}" in str(error.value)
 
 
 def test_a_draft_of_an_unknown_kind_is_refused_before_anything_is_loaded(

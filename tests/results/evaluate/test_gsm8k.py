@@ -47,8 +47,7 @@ def test_the_number_that_counts_as_the_answer_is_found(completion, reference, ex
     assert found == {"exact_match": exact, "strict_match": strict}
 
 
-# Marks, headings that look like them, the model's own next question, LaTeX, and numbers; there are hundreds more
-# in answers.jsonl.
+# Marks, headings that look like them, the model's own next question, LaTeX, and numbers.
 FORMS = {
     "#### 1. Eggs\n16 - 7 = 9\n#### 2. Money\n9 * 2 = $18\n\n#### 18": 18,
     "#### 1.1 Overview\nNine eggs.\n#### 2 Calculations\n9 * 2 = $18": 18,
