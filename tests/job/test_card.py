@@ -110,10 +110,3 @@ def test_libraries_read_the_folder_of_a_run(
     (output / "README.md").unlink()
     assert run_here(**options, output=output).code == 0
     assert (output / "README.md").read_bytes() == card
-
-
-def test_a_trace_is_a_configuration_of_its_own(options: dict[str, Any], tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    assert run_here(**(options | {"limit": 2, "max_new_tokens": 8}), trace=True, output=output).code == 0
-    trace = datasets.load_dataset(str(output), "trace", split="train", cache_dir=str(tmp_path / "cache"))
-    assert {"round", "depth", "is_accepted"} <= set(trace.column_names) and len(trace) > 0

@@ -90,10 +90,9 @@ def test_datasets_reads_the_shards(greedy: tuple[Path, Ended], tmp_path: Path) -
     assert dataset["completion"][:] == read_output(output)["completion"].to_pylist()
 
 
-@pytest.mark.parametrize("run", ["greedy", "sampled"])
-def test_totals_are_the_sum_of_the_shards_and_of_the_rows(run: str, request: pytest.FixtureRequest) -> None:
+def test_totals_are_the_sum_of_the_shards_and_of_the_rows(sampled: tuple[Path, Ended]) -> None:
     """Statistics that do not add up to what the rows say would go unnoticed anywhere else."""
-    output, ended = request.getfixturevalue(run)
+    output, ended = sampled
     shards, rows, totals = shard_stats(output), read_output(output), ended.totals
 
     def total(name: str) -> int:

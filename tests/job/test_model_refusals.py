@@ -128,19 +128,6 @@ def widen_config(folder: Path) -> list[str]:
     return ["is of shape [64, 96] in the files, but config.json asks for [64, 97]", "fetch both again"]
 
 
-def deepen_config(folder: Path) -> list[str]:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
-    return ["1000000000 layers", "tensors", "fetch both again"]
-
-
-def leave_folder(folder: Path) -> list[str]:
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    index["weight_map"]["model.norm.weight"] = "../other/model.safetensors"
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return ["model.safetensors.index.json", "not a file of this folder"]
-
-
 def lose_config(folder: Path) -> list[str]:
     (folder / "config.json").unlink()
     return ["no config.json", "save_pretrained"]
@@ -160,8 +147,6 @@ def lose_tokenizer(folder: Path) -> list[str]:
         cut_weights,
         damage_end_token,
         widen_config,
-        deepen_config,
-        leave_folder,
         lose_config,
         lose_tokenizer,
     ],

@@ -115,12 +115,6 @@ def test_another_target_is_refused(
     assert state(finished) == before
 
 
-def test_capacity_may_differ(options: dict[str, Any], finished: Path, no_models: None) -> None:
-    """A relaunch may be on another machine: what cannot change a token is not compared."""
-    changes = {"max_num_seqs": 3, "max_num_batched_tokens": 100, "cache_memory": "1MiB"}
-    assert run_here(**(options | changes), output=finished).code == 0
-
-
 def test_overwrite_starts_afresh(options: dict[str, Any], finished: Path, tmp_path: Path) -> None:
     """Nothing of the old run is left, and nothing but that run is deleted."""
     (finished / "logs" / "mine.log").write_text("kept")

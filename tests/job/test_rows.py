@@ -71,19 +71,6 @@ def test_columns_of_ids_are_the_users_own(options: dict[str, Any], tmp_path: Pat
     refused(run_here(**changed, output=tmp_path / "new"), "the output reserves: row_id; rename")
 
 
-def test_bad_rows_change_nothing_of_the_others(
-    options: dict[str, Any], bad_prompts: Path, tmp_path: Path
-) -> None:
-    """Greedy completions of the good rows alone, and among bad ones."""
-    alone = write_arrow(tmp_path / "good.arrow", {"prompt": some_texts(5)})
-    completions = []
-    for name, prompts in (("mixed", bad_prompts), ("alone", alone)):
-        assert run_here(**(options | {"prompts": prompts}), output=tmp_path / name).code == 0
-        rows = read_output(tmp_path / name).to_pylist()
-        completions.append([row["completion_ids"] for row in rows if row["error"] is None])
-    assert completions[0] == completions[1]
-
-
 def test_messages_go_through_the_chat_template(pair: Pair, options: dict[str, Any], tmp_path: Path) -> None:
     """The model sees the template's text, and it is written down as the prompt; messages are kept."""
     chats: list[Any] = [
