@@ -20,8 +20,6 @@ from tests.job.pair import Pair, windowed_target, write_arrow
 from tests.training.collect.conftest import FILTERED
 from tests.training.collect.plain import HALF_TOLERANCE, PlainPair, hidden_of
 
-HIDDEN_SIZE = 64
-
 
 def examples_of(data: pa.Table, row_id: int, kind: str = "target") -> pa.Table:
     is_asked = pc.and_(pc.equal(data["row_id"], row_id), pc.equal(data["prefix_kind"].cast("string"), kind))

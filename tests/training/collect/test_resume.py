@@ -22,10 +22,8 @@ from tests.job.launching import (
     shard_files,
 )
 from tests.job.ranks import fork_ranks, started_ranks
-from tests.ranks import REPOSITORY
 from tests.training.collect.plain import HALF_TOLERANCE, hidden_of
 
-JOB = REPOSITORY / "jobs" / "collect.py"
 SLOW = {"max_num_seqs": 3, "max_new_tokens": 40, "rows_per_shard": 6, "kind": "verifier"}
 NUM_SHARDS = 4
 

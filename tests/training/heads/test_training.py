@@ -22,7 +22,6 @@ from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 from tests.training.heads.synthetic import DIRECTION, DRAFT, write_collection
 
-PNG = b"\x89PNG"
 FAST = {"learning_rate": 2e-2, "epochs": 12, "depth": 1, "rejected_weight": 1.0, "batch_size": 8}
 FILES = ("head.safetensors", "head.json", "curves.png", "calibration.png", "roc.png")
 
