@@ -32,7 +32,7 @@ def files_to_run(changed: list[Path]) -> list[str]:
     tests = REPOSITORY / "tests"
     modules = {module_name(path) for path in changed}
     mirrors = {_mirror(path) for path in changed}
-    skipped = {tests / name for name in LONG | RARE}
+    skipped = {tests / name for name in LONG.keys() | RARE}
     found = []
     for path in sorted(tests.rglob("test_*.py")):
         is_touched = _place(path) in mirrors or not modules.isdisjoint(imported_modules(path))

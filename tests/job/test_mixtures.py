@@ -19,7 +19,7 @@ from tests.job.launching import parse, read_output
 from tests.job.ranks import fork_ranks
 from tests.models.all_families import VOCAB_SIZE, build, save_pair, tokenizer
 
-NUM_NEW, LENGTHS = 40, (3, 12, 40, 70)
+NUM_NEW, LENGTHS = 24, (3, 12, 40, 70)
 
 
 def written_prompts(path: Path) -> list[list[int]]:

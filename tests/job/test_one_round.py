@@ -42,7 +42,7 @@ def test_it_gives_the_engine_s_tokens(
     options: dict[str, Any] = SETTINGS[acceptance]
     assert run_here(
         prompts=pair.prompts, target=pair.target, draft=pair.draft, device="cpu", seed=SEED,
-        num_draft_tokens=4, max_new_tokens=NUM_NEW, output=tmp_path / "run", **options,
+        num_draft_tokens=4, max_new_tokens=NUM_NEW, limit=10, output=tmp_path / "run", **options,
     ).code == 0  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
     target, draft = (AutoModelForCausalLM.from_pretrained(path) for path in (pair.target, pair.draft))

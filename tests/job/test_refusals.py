@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.job.launching import refused, run_here, run_process
+from tests.job.launching import refused, run_here
 from tests.job.pair import save, train_tokenizer
 from tests.job.ranks import fork_ranks
 
@@ -86,8 +86,7 @@ def test_an_error_of_one_rank_ends_all_and_is_shown_once(
     else:
         draft = unimplemented_draft(tmp_path / "draft")
         changes, message = {"draft": draft}, "family diffllama, whose attention specdist does not implement"
-    start = fork_ranks if finder == "lead" else run_process
-    ended = start(2, **(options | changes), output=tmp_path / "run")
+    ended = fork_ranks(2, **(options | changes), output=tmp_path / "run")
     assert ended.code != 0
     assert ended.stderr.count(message) == 1
     assert ended.stdout == ""

@@ -6,18 +6,16 @@ import html
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from markupsafe import escape
 
+from specdist.cli import report
 from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.report import total_stats
 from specdist.results.report import write_report
 from specdist.utils.errors import UserError
-from tests.ranks import REPOSITORY
 from tests.results.report.synthetic import BAD_PROMPT, BAD_REASON
 
 MAX_BYTES = 3_000_000
@@ -127,17 +125,16 @@ def test_runs_are_compared_by_what_differs(pages: dict[str, Path]) -> None:
     ]  # fmt: skip
 
 
-def test_the_job_writes_beside_the_run_and_refuses_others(runs: dict[str, Path], tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    shutil.copytree(runs["alone"], output)
-    job = [sys.executable, str(REPOSITORY / "jobs" / "report.py")]
-    ended = subprocess.run([*job, str(output)], capture_output=True, text=True, check=True)
-    document = json.loads(ended.stdout.splitlines()[-1])
+def test_the_command_writes_beside_the_run_and_refuses_others(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = shutil.copytree(runs["alone"], tmp_path / "run")
+    assert report([str(output)]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert Path(document["page"]) == output / "report" / "report.html"
     assert document["num_bytes"] == Path(document["page"]).stat().st_size
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in document["pictures"])
-    refused = subprocess.run([*job, str(tmp_path)], capture_output=True, text=True)
-    assert refused.returncode == 2 and "is not the folder of a run" in refused.stderr
+    assert report([str(tmp_path)]) == 2 and "is not the folder of a run" in capsys.readouterr().err
 
 
 def test_refusals_say_what_to_do(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from specdist.cli import train_head
 from specdist.models.heads.head import load_head
 from specdist.models.heads.info import HeadInfo, read_head_info
 from specdist.models.heads.roc import roc_curve
@@ -19,10 +17,11 @@ from specdist.training.heads.data import open_examples, split_rows
 from specdist.training.heads.optimize import estimate
 from specdist.training.heads.run import run_training
 from specdist.utils.errors import UserError
-from tests.ranks import REPOSITORY
+from tests.forked import fork
 from tests.training.heads.synthetic import DIRECTION, DRAFT, write_collection
 
 FAST = {"learning_rate": 2e-2, "epochs": 12, "depth": 1, "rejected_weight": 1.0, "batch_size": 8}
+TIMEOUT_S = 100
 FILES = ("head.safetensors", "head.json", "curves.png", "calibration.png", "roc.png")
 
 
@@ -62,14 +61,11 @@ def test_an_acceptance_head_finds_the_true_probabilities(head: Path) -> None:
 
 
 def test_it_is_the_same_bit_for_bit_in_another_process(head: Path, data: Path, tmp_path: Path) -> None:
-    options = [f"--{name}={value}" for name, value in FAST.items()]
-    ended = subprocess.run(
-        [sys.executable, "jobs/train_head.py", "--kind=acceptance", f"--data={data}",
-         f"--output={tmp_path / 'head'}", "--device=cpu", *options],
-        cwd=REPOSITORY, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    document = json.loads(ended.stdout.splitlines()[-1])
-    assert document["auc"] == read_head_info(head).metrics["auc"]
+    words = {"kind": "acceptance", "data": data, "output": tmp_path / "head", "device": "cpu", **FAST}
+    process = fork(train_head, [f"--{name}={value}" for name, value in words.items()])
+    process.start()
+    process.join(TIMEOUT_S)
+    assert process.exitcode == 0
     for name in FILES:
         assert (tmp_path / "head" / name).read_bytes() == (head / name).read_bytes(), name
 
