@@ -101,7 +101,7 @@ def test_a_draft_without_embeddings_and_head_takes_the_target_s(
     ("changes", "fragments"),
     [
         ({"speculators_model_type": "medusa"}, ["speculators_model_type medusa, and dflash, dspark, eagle3"]),
-        ({"block_size": 1}, ["block_size 1, in which nothing is drafted"]),
+        ({"block_size": 1, "sample_from_anchor": False}, ["block_size 1, in which nothing is drafted"]),
         ({"mask_token_id": None}, ["no mask_token_id"]),
         ({"target_hidden_size": 128}, ["hidden states of 128 numbers, and the target's have 64"]),
     ],
@@ -111,7 +111,7 @@ def test_drafts_with_unknown_parts_or_for_another_target_are_refused(
 ) -> None:
     draft = copied(options["draft"], tmp_path / "draft")
     values = json.loads((draft / "config.json").read_text())
-    values = {"sample_from_anchor": False} | values | changes
+    values |= changes
     (draft / "config.json").write_text(json.dumps(values))
     refused(run_here(**(options | {"draft": draft}), output=tmp_path / "run"), f"--draft {draft}", *fragments)
 

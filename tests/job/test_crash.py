@@ -71,7 +71,6 @@ def test_a_process_killed_at_every_stage_ends_with_the_same_files(
     output = tmp_path / "run"
     moments: list[Callable[[], bool]] = [
         lambda: (output / "manifest.json").exists(),
-        lambda: is_finished(output, 0),
         lambda: num_logged(output, 1) >= 3,
         lambda: (output / "shards" / "shard-00001.arrow").exists(),
     ]
@@ -94,23 +93,23 @@ def test_killed_ranks_that_draft_ahead_end_with_the_same_files(
 ) -> None:
     """Rank 0 alone writes, and no other rank's state is needed. How far the draft works ahead decides where
     blocks end: it is frozen, not measured again."""
-    options = slow[0] | {"overlap": "asynchronous", "num_branches": 2, "tp_size": 2}
+    options = slow[0] | {"overlap": "asynchronous", "num_branches": 2}
     output, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
     progress, gate = Progress(output), Gate(tmp_path / "gate")
-    with started_ranks(3, generate_with_long_passes, gate, **options, output=output) as ranks:
+    with started_ranks(2, generate_with_long_passes, gate, **options, output=output) as ranks:
         gate.let_through(lambda: is_finished(output, 0) and num_logged(output, 1) >= 2, ranks.is_running)
         assert ranks.is_running(), "the job ended before it could be killed"
     progress.check()
     assert is_finished(output, 0) and not is_finished(output, 1)
     relaunched = generate_with_short_passes
-    assert fork_ranks(3, relaunched, **options, output=output).totals["num_rows"] == 24
+    assert fork_ranks(2, relaunched, **options, output=output).totals["num_rows"] == 24
     progress.check()
     assert sum(shard["num_ahead_hits"] for shard in shard_stats(output)) > 0
     assert sum(sum(shard["num_branch_hits_per_rank"]) for shard in shard_stats(output)) > 0
     # Its own measured times would make it another run; a folder without rows keeps its manifest.
     undisturbed.mkdir()
     shutil.copy(output / "manifest.json", undisturbed)
-    assert fork_ranks(3, relaunched, **options, output=undisturbed).totals["num_rows"] == 24
+    assert fork_ranks(2, relaunched, **options, output=undisturbed).totals["num_rows"] == 24
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 

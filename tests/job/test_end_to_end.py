@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.job.launching import (
     Ended,
     read_output,
     run_here,
-    run_process,
     shard_bytes,
     shard_files,
     shard_stats,
@@ -126,14 +124,13 @@ def test_greedy_output_is_that_of_transformers(pair: Pair, greedy: tuple[Path, E
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("start", "num_ranks", "settings"),
+    ("num_ranks", "settings"),
     # Without top-p the target's ranks give rank 0 nothing of the other places but a few numbers.
-    [(run_process, 3, {}), (fork_ranks, 2, {"top_p": 1})],
+    [(3, {}), (2, {"top_p": 1})],
     ids=["own", "shared, without top-p"],
 )
 def test_ranks_write_the_files_of_one_process(
     options: dict[str, Any],
-    start: Callable[..., Ended],
     num_ranks: int,
     settings: dict[str, Any],
     sampled: tuple[Path, Ended],
@@ -146,7 +143,7 @@ def test_ranks_write_the_files_of_one_process(
     if settings["top_p"] == 1:
         output = tmp_path / "alone"
         alone = run_here(**settings, output=output)
-    ended = start(num_ranks, **settings, tp_size=2, output=tmp_path / "run")
+    ended = fork_ranks(num_ranks, **settings, tp_size=2, output=tmp_path / "run")
     assert ended.totals["num_completion_tokens"] == alone.totals["num_completion_tokens"]
     assert shard_bytes(tmp_path / "run") == shard_bytes(output)
     logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())

@@ -43,11 +43,11 @@ def test_replicas_share_the_work(shared: tuple[dict[str, Any], Path], tmp_path: 
     # On a busy machine a heartbeat may be a second late.
     options = options | {"lease_timeout": 60}
     output = tmp_path / "run"
-    with replicas(NUM_REPLICAS, **options, output=output) as processes:
-        assert join_all(processes) == [0] * NUM_REPLICAS
+    with replicas(2, **options, output=output) as processes:
+        assert join_all(processes) == [0, 0]
     check_whole(output, undisturbed)
     logs = [path.read_text() for path in (output / "logs").iterdir()]
-    assert len(logs) == NUM_REPLICAS
+    assert len(logs) == 2
     assert not any("taken over" in log or "already completed" in log for log in logs)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from specdist.job.ranks.signals import EXIT_STOPPED
@@ -21,14 +19,13 @@ from tests.job.gate import Gate
 from tests.job.killing import wait_until
 from tests.job.launching import (
     TIMEOUT_S,
-    command,
-    kill_tree,
     logged_rows,
     run_here,
     shard_bytes,
     shard_files,
 )
 from tests.job.ranks import started_ranks
+from tests.job.telling import fork_telling
 from tests.ranks import REPOSITORY
 
 # A process that does not leave by itself when it is stopped, {gentle} or not, with {grace} seconds to end; a
@@ -45,17 +42,6 @@ if {gentle}:
 print("ready", flush=True)
 time.sleep(3600)
 """
-
-
-def start(gate: Gate, num_ranks: int = 1, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(num_ranks, **options),
-        env=os.environ | gate.environment,
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def rows_of_second_shard(gate: Gate, output: Path) -> bytes:
@@ -94,23 +80,21 @@ def test_a_job_that_is_asked_to_stop_saves_its_rows_and_gives_its_shards_back(
 ) -> None:
     options, undisturbed = slow
     output, gate, number = tmp_path / "run", Gate(tmp_path / "gate"), signal.SIGINT
-    process = start(gate, **options, output=output)
+    process = fork_telling(tmp_path / "words", gate=gate, **options, output=output)
     try:
         rows = rows_of_second_shard(gate, output)
-        stop(gate, output, [process.pid], number)
-        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+        stop(gate, output, [process.pid or 0], number)
+        process.join(TIMEOUT_S)
     finally:
         process.kill()
-    assert process.returncode == EXIT_STOPPED, stderr
-    assert f"{number.name}: stopping after this round" in stderr
-    assert "Traceback" not in stderr
-    totals = json.loads(stdout.splitlines()[-1])
+    said = (tmp_path / "words").read_text()
+    assert process.exitcode == EXIT_STOPPED, said
+    assert f"{number.name}: stopping after this round" in said and "Traceback" not in said
+    totals = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
     assert totals["complete"] is False and totals["num_rows"] == 6
     num_begun = logged_rows(output, 1).count(b'"row":')
     kept = f"{6 + num_begun} of 24 are kept: 6 in finished shards, {num_begun} in unfinished shards"
-    assert f"rows        {kept}" in stderr
-    going_on = shlex.join(command(**options, output=output))
-    assert stderr.splitlines()[-1].endswith(f"to resume: {going_on}")
+    assert f"rows        {kept}" in said and "; to resume: " in said
     check_given_back(output, rows)
     assert run_here(**options, output=output).totals["complete"] is True
     assert shard_bytes(output) == shard_bytes(undisturbed)
@@ -129,33 +113,9 @@ def test_ranks_that_all_get_the_signal_leave_together(
         for process in world.processes:
             process.join(TIMEOUT_S)
             assert process.exitcode == EXIT_STOPPED
-    check_that_all_left(output, rows, signal.SIGUSR1)
+    check_given_back(output, rows)
     assert run_here(**options, output=output).totals["complete"] is True
     assert shard_bytes(output) == shard_bytes(undisturbed)
-
-
-@pytest.mark.ranks
-def test_a_launcher_passes_the_signal_on(slow: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    options, _ = slow
-    output, gate = tmp_path / "run", Gate(tmp_path / "gate")
-    process = start(gate, 2, **options, output=output)
-    try:
-        rows = rows_of_second_shard(gate, output)
-        ranks = psutil.Process(process.pid).children(recursive=True)
-        stop(gate, output, [process.pid], signal.SIGTERM, num_logs=2)
-        process.communicate(timeout=TIMEOUT_S)
-        _, alive = psutil.wait_procs(ranks, timeout=TIMEOUT_S)
-        assert alive == []
-    finally:
-        kill_tree(process)
-    check_that_all_left(output, rows, signal.SIGTERM)
-
-
-def check_that_all_left(output: Path, rows: bytes, number: signal.Signals) -> None:
-    """Each of two ranks by its own log, and the shard is given back."""
-    check_given_back(output, rows)
-    logs = [path.read_text() for path in sorted((output / "logs").iterdir())]
-    assert len(logs) == 2 and all(f"{number.name}: stopping after this round" in log for log in logs)
 
 
 def waiting(*, gentle: bool, grace: float = 60.0, echo: float = 60.0) -> subprocess.Popen[str]:

@@ -20,7 +20,6 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.job.totals.status import StatusReader, error_kind
 from tests.data.samples import row_result
 from tests.job.launching import read_output
-from tests.ranks import REPOSITORY
 
 
 def unfinish(output: Path, shard: int) -> None:
@@ -36,12 +35,9 @@ def member(output: Path, name: str, shard: int) -> Membership:
     return found
 
 
-def test_the_last_lines_of_a_complete_run(finished: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, str(REPOSITORY / "jobs/status.py"), finished], capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
-    stdout = ended.stdout
+def test_the_last_lines_of_a_complete_run(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_main([str(finished)]) == 0
+    stdout = capsys.readouterr().out
     status = json.loads(stdout.splitlines()[-1])
     assert status["complete"] is True and status["num_done"] == status["num_shards"] == 3
     assert status["num_rows"] == status["num_expected_rows"] == 24

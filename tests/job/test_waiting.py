@@ -57,11 +57,19 @@ STILL: list[Main] = [
 
 
 @pytest.fixture(scope="module")
-def still(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Main], Outcome]:
-    """The outcome of each of them; so many run at a time."""
-    folder = tmp_path_factory.mktemp("still")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("still")
+
+
+@pytest.fixture(scope="module")
+def still(folder: Path, options: dict[str, Any]) -> Callable[[Main], Outcome]:
+    """The outcome of each of them, and of a main job; so many run at a time."""
+    given = {main: options_of(folder / main.__name__) for main in STILL}
+    given[standing.one_cannot_read] = options | {
+        "tp_size": 2, "rank_timeout": 2 * TIMEOUT_S, "output": folder / "reading"
+    }  # fmt: skip
     pool = ThreadPoolExecutor(AT_A_TIME)
-    found = {main: pool.submit(ended, main, options_of(folder / main.__name__)) for main in STILL}
+    found = {main: pool.submit(ended, main, own) for main, own in given.items()}
     return lambda main: found[main].result()
 
 
@@ -89,12 +97,11 @@ def test_a_rank_that_hangs_while_it_loads_ends_its_replica(still: Callable[[Main
         assert ("hang" if rank == 2 else "barrier") in set(stacks(said))
 
 
-def test_a_read_that_hangs_is_in_the_log_of_its_rank(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_read_that_hangs_is_in_the_log_of_its_rank(still: Callable[[Main], Outcome], folder: Path) -> None:
     """The main job, which has logs in its folder by then; the others show where they wait."""
-    changes = {"tp_size": 2, "rank_timeout": 2 * TIMEOUT_S}
-    found = ended(standing.one_cannot_read, options | changes | {"output": tmp_path / "run"})
+    found = still(standing.one_cannot_read)
     assert found.codes == [1] * NUM_RANKS, found.words
-    logs = sorted((tmp_path / "run" / "logs").iterdir())
+    logs = sorted((folder / "reading" / "logs").iterdir())
     for rank, log in enumerate(path.read_text() for path in logs):
         assert "this replica ends: no rank has made progress for 10 s" in log
         assert "rank 1 (target 2/2) for" in log and "s in: loading the target; rank 2" in log
