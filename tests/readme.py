@@ -93,14 +93,12 @@ def generated() -> dict[str, str]:
     from tests.engine import measure_logprobs
     from tests.gpu import counts_tables, day_tables
     from tests.headlines import headlines
-    from tests.job import clouds
     from tests.lab import acceptance, public_tables
     from tests.lab.emulation import experts as emulated_experts
     from tests.lab.emulation import policies as emulated_policies
     from tests.lab.plan import sweep, validated
     from tests.models import family_table, quantized_formats
     from tests.models.heads import tables as heads_tables
-    from tests.sampling.constraints import tables as constraint_tables
 
     return {
         **{section: markdown_table(section) for section in SECTIONS},
@@ -110,14 +108,11 @@ def generated() -> dict[str, str]:
         "kernels": compiled_kernels(),
         "device-counts": counts_tables.markdown(),
         day_tables.GPU: day_tables.markdown(),
-        "clouds": clouds.markdown(),
         "rounds": sweep.markdown(),
         "plan-validated": validated.markdown(),
         "public": public_tables.markdown(),
-        "fault-injection": fault_injection(),
         "drafters": acceptance.drafters_markdown(),
         "elsewhere": elsewhere.markdown(),
-        "constrained": constraint_tables.markdown(),
         "logprobs-cost": measure_logprobs.markdown(),
         "quantized": quantized_formats.markdown(),
         "families": family_table.markdown(),
@@ -182,25 +177,6 @@ def emulated() -> str:
     )
     fill = {"width": 118, "break_on_hyphens": False, "break_long_words": False}
     return "\n\n".join([textwrap.fill(text, **fill), placements.markdown(), textwrap.fill(after, **fill)])
-
-
-def fault_injection() -> str:
-    """What injected faults did to replicas, as a table."""
-    from specdist.utils.table import Table
-
-    rows = []
-    for entry in json.loads(
-        (REPOSITORY / "jobs/benchmarks/fault-injection.json").read_text(encoding="utf-8")
-    )["injections"]:
-        done, _, found = entry["last_line"].partition(": ")
-        assert found == "all rows there, once, every byte the same"
-        killed, vanished, paused, sub_shards, runs = map(int, re.findall(r"\d+", done))
-        options = entry["command"].partition(" tests.job.fault_injection ")[2].partition(" --output")[0]
-        rows.append(
-            {"options": f"`{options}`", "runs": runs, "killed": killed, "of them vanished": vanished,
-             "paused": paused, "sub-shards at work": sub_shards, "minutes": round(entry["seconds"] / 60)}
-        )  # fmt: skip
-    return Table.of(rows, num_names=1).markdown()
 
 
 def host_times() -> str:

@@ -36,7 +36,7 @@ ALONE: dict[str, tuple[Processing, TokenOptions]] = {
     "least length": (Processing(min_new_tokens=8, end_ids=(5, 21)), TokenOptions()),
     "suppressed": (Processing(suppressed_ids=(0, 39)), TokenOptions()),
 }
-NUM_COMBINATIONS = 20
+NUM_COMBINATIONS = 12
 
 
 def combination(seed: int) -> tuple[Processing, TokenOptions]:
