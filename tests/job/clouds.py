@@ -24,13 +24,10 @@ from pathlib import Path
 from specdist.data.store.access import check_output
 from specdist.data.store.copies import mirrored
 from specdist.data.store.storage import StorePath, storage_path
-from specdist.utils.table import Table
 from tests.job.fault_injection import SHARED, join_all, start_replica
 from tests.job.launching import run_here, shard_bytes
 from tests.job.pair import build_pair
-from tests.ranks import REPOSITORY
 
-RESULTS = REPOSITORY / "jobs/benchmarks/clouds.json"
 NUM_THREADS, NUM_ROUNDS, NUM_KILLS = 8, 20, 2
 # A look at the leases is a few requests; and nobody waits for long for the shards of one that was killed.
 TIMEOUT_S = 12.0
@@ -100,21 +97,6 @@ def check_run(output: StorePath, folder: Path) -> None:
         processes = [*processes[1:], start_replica(**options)]
     assert join_all(processes) == [0, 0, 0]
     assert shard_bytes(mirrored(output)) == shard_bytes(folder / "undisturbed")
-
-
-def markdown() -> str:
-    """The results as a table."""
-    return Table.of(
-        [
-            {
-                "URL": f"`{entry['url']}`", "server": entry["server"],
-                "objects created by one of 8 threads": entry["exclusive_creations"],
-                "replicas killed": entry["killed"], "bytes": "the same",
-            }
-            for entry in json.loads(RESULTS.read_text())["results"]
-        ],
-        num_names=2,
-    ).markdown()  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -281,7 +281,7 @@ HOST_FAULTS = (
         "self.scheduler.look_ahead()",
         (MEANWHILE,)),
     Mutant("best-of-several-measurements-is-reported", "Outcome.median",
-        "ordered[(len(ordered) - 1) // 2]",
-        "ordered[0]",
+        "pairs[(len(pairs) - 1) // 2]",
+        "pairs[0]",
         ("tests/lab/emulation/test_modes.py",)),
 )

@@ -1,6 +1,6 @@
 """What was measured on a GPU, in place of the planner's published and assumed figures: ``calibration.json``.
 
-``python -m tests.gpu.first_day`` writes it, ``jobs/plan.py`` and ``python -m tests.lab.emulation --emulate``
+``python -m tests.gpu.first_day`` writes it, ``jobs/plan.py`` and ``python -m tests.lab.emulation``
 read it.
 """
 
