@@ -89,7 +89,6 @@ def generated() -> dict[str, str]:
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
     from tests.gpu import counts_tables, day_tables
-    from tests.lab import public_tables
     from tests.models import family_table
 
     return {
@@ -100,7 +99,6 @@ def generated() -> dict[str, str]:
         "kernels": compiled_kernels(),
         "device-counts": counts_tables.markdown(),
         day_tables.GPU: day_tables.markdown(),
-        "public": public_tables.markdown(),
         "families": family_table.markdown(),
         "main-families": family_table.main_families(),
         "plan": f"```\n{plan()}\n```",
