@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ class DraftRank:
     Every method raises :class:`UserError` when the process has ended.
     """
 
-    def __init__(self, side: Any) -> None:
-        """``side``: the :class:`tests.lab.emulation.sides.DraftSide`, which opens the draft there."""
+    def __init__(self, new_server: Callable[[], Any]) -> None:
+        """``new_server``: makes the :class:`tests.lab.emulation.sides.DraftServer` there."""
         self._folder = tempfile.TemporaryDirectory()
         rendezvous = Path(self._folder.name, "rendezvous").as_uri()
         # Not a fork of this process, which threads of torch do not survive, but of a server process that has
@@ -44,7 +44,7 @@ class DraftRank:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, side, rendezvous)
+        arguments = (theirs, new_server, rendezvous)
         self._process = context.Process(target=_run_rank, args=arguments, name="draft", daemon=True)
         self._process.start()
         theirs.close()
@@ -126,10 +126,10 @@ def _topology(rank: int) -> Topology:
     return Topology(rank=rank, world_size=2, tp_size=1, uses_draft=True, device=CPU)
 
 
-def _run_rank(pipe: Connection, side: Any, rendezvous: str) -> None:
+def _run_rank(pipe: Connection, new_server: Callable[[], Any], rendezvous: str) -> None:
     """Main function of the process, which ends with the pipe."""
     try:
-        server = side.open()
+        server = new_server()
         pipe.send(None)
         join_world(_topology(DRAFT_RANK), rendezvous)
         while (call := pipe.recv()) is not None:

@@ -41,7 +41,7 @@ from tests.lab.emulation.markov import PairSettings, markov_pair
 from tests.lab.emulation.results import EmulationResult, Measured, Outcome
 from tests.lab.emulation.rows import RowSettings, open_rows
 from tests.lab.emulation.session import Replica, Run
-from tests.lab.emulation.sides import DraftSide, EmulatedOrder
+from tests.lab.emulation.sides import DraftServer, EmulatedOrder
 
 # Before the batch is full, sequences that are in it generate; then come warm-ups.
 NUM_MORE_ROUNDS = 100
@@ -92,9 +92,9 @@ class Emulation:
             seed=config.seed,
         )
 
-    def side(self) -> DraftSide:
-        """For a process of the draft's own."""
-        return DraftSide(pair=self.pair, placement=self.draft)
+    def draft_server(self) -> DraftServer:
+        """Of a draft with a GPU of its own, here or in a process of its own."""
+        return DraftServer(self.pair, self.draft)
 
     def replica(self, rank: DraftRank | None) -> Replica:
         """With a draft of its own on ``rank``."""
@@ -262,7 +262,7 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
         stack.enter_context(torch_threads(1))
         rank = None
         if is_real and any(case.has_own_gpu for case in cases):
-            rank = stack.enter_context(DraftRank(emulation.side()))
+            rank = stack.enter_context(DraftRank(emulation.draft_server))
         replica = emulation.replica(rank)
         for number, case in enumerate(cases * num_repeats):
             outcome = emulation.measure(replica, case)[0] if is_real else emulation.simulate(case)

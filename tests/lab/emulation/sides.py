@@ -72,24 +72,13 @@ class EmulatedOrder:
     max_branch_tokens: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class DraftSide:
-    """What the draft's process is given."""
-
-    pair: PairSettings
-    placement: Placement
-
-    def open(self) -> DraftServer:
-        return DraftServer(self)
-
-
 class DraftServer:
     """The draft of one engine after another, in the process of its own."""
 
-    def __init__(self, side: DraftSide) -> None:
+    def __init__(self, pair: PairSettings, placement: Placement) -> None:
         torch.set_num_threads(1)
         self._device = EmulatedDevice()
-        self._runner = EmulatedRunner(markov_pair(side.pair).draft, Pace(side.placement), self._device)
+        self._runner = EmulatedRunner(markov_pair(pair).draft, Pace(placement), self._device)
 
     def build(self, order: EmulatedOrder) -> None:
         self._device.forget()

@@ -36,7 +36,7 @@ def emitted(request: pytest.FixtureRequest) -> Iterator[tuple[Emulation, dict[st
     arguments = [*SMALL, "--temperature", request.param, "--policies", "fixed", "confidence"]
     emulation = Emulation(parse_arguments(EmulationConfig, arguments))
     found: dict[str, list[Completion]] = {}
-    with DraftRank(emulation.side()) as rank:
+    with DraftRank(emulation.draft_server) as rank:
         replica = emulation.replica(rank)
         for case in emulation.cases():
             completions = found.setdefault(f"{case.mode}, {case.choice.label}", [])
