@@ -69,7 +69,6 @@ class Gpu:
             itself, of launching a graph, and of a wait of the host for the device.
         num_multiprocessors: that work side by side.
         sums, sampling: as measured; without any, by bytes.
-        graph_node_bytes: of a kernel in a graph, where that was measured.
         device: pattern of the driver's name for it.
         figures: where all these come from.
     """
@@ -93,7 +92,6 @@ class Gpu:
     num_multiprocessors: int = 1
     sums: tuple[MeasuredSum, ...] = ()
     sampling: tuple[MeasuredSampling, ...] = ()
-    graph_node_bytes: float | None = None
     device: str = ""
     figures: str = PUBLISHED
 
@@ -171,7 +169,6 @@ class Gpu:
             wait_s=found.wait_s,
             sums=found.all_reduce,
             sampling=found.sampling,
-            graph_node_bytes=found.graph_node_bytes,
             figures=f"measured on one {found.gpu_name} on {found.date[:10]}, {source}{_unmeasured(found)}",
         )
 

@@ -15,7 +15,6 @@ from specdist.data.store.files import write_atomically
 from specdist.job.models.held_models import unquantized_experts
 from specdist.lab.plan.advise import Planner, Site, Work, recommend
 from specdist.lab.plan.hardware import GB, GIB, TERA, Gpu, find_gpu
-from specdist.lab.plan.memory import graphs_note
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.report import (
     fit_document,
@@ -87,7 +86,6 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     parts = [_describe(target, draft, dtype, gpu, site), memory_table(fits, work)]
     notes = filter(None, map(unquantized_experts, (target, draft)))
     parts += [f"{note}. With it a checkpoint that stores them one by one is refused." for note in notes]
-    parts += filter(None, [graphs_note(gpu)])
     document: dict[str, Any] = {
         "gpu": dataclasses.asdict(gpu),
         "num_parameters": {

@@ -17,7 +17,7 @@ from specdist.lab.plan.roofline import DEFAULTS
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
 from specdist.models.cache.windowed_pages import WindowedLayers, longest_window
 from specdist.models.loading.memory import DeviceMemory
-from specdist.models.sizes.reserve import GRAPH_NODE_BYTES, Sampling
+from specdist.models.sizes.reserve import Sampling
 from specdist.models.sizes.sizes import ModelSize
 from specdist.sampling.distributions import SamplingSettings
 
@@ -124,18 +124,6 @@ def fit(
     return Fit(
         target=_share(gpu, work, sampling, of_target + 1, target=target, tp_size=tp_size),
         draft=_share(gpu, drafting, sampling, 1, draft=draft),
-    )
-
-
-def graphs_note(gpu: Gpu) -> str | None:
-    """A remark where the job reserves less for its graphs than they take; it measures what they take, and
-    records as many passes as there is memory for."""
-    if (gpu.graph_node_bytes or 0) <= GRAPH_NODE_BYTES:
-        return None
-    return (
-        f"A recorded kernel takes {gpu.graph_node_bytes:,.0f} bytes on this GPU, and {GRAPH_NODE_BYTES:,} "
-        "are reserved for each: where the cache takes the rest, fewer passes are recorded, and the others "
-        "are slower."
     )
 
 

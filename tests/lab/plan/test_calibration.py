@@ -15,7 +15,6 @@ from specdist.lab.plan.hardware import GPUS, PUBLISHED, Gpu, find_gpu
 from specdist.lab.plan.job import open_model, run_plan
 from specdist.lab.plan.options import PlanConfig
 from specdist.lab.plan.roofline import DRAFT_PASS, PACKING_S, TARGET_PASS, Placement
-from specdist.models.sizes.reserve import GRAPH_NODE_BYTES
 from specdist.utils.errors import UserError
 from tests.lab.emulation.config import EmulationConfig
 from tests.lab.emulation.run import Emulation
@@ -158,17 +157,6 @@ def test_plan_and_emulation_use_it_and_say_so(tmp_path: Path) -> None:
     )
     assert path in found.gpu.figures
     assert found.pass_s(8, 8) - PACKING_S == pytest.approx(2 * (plain.pass_s(8, 8) - PACKING_S), rel=0.001)
-
-
-def test_graphs_that_take_more_than_is_reserved_are_told(tmp_path: Path) -> None:
-    """The job has the memory that it reserves, whatever was measured: the same sequences fit."""
-    memory = []
-    for num_bytes, is_told in ((GRAPH_NODE_BYTES, False), (20_000.0, True)):
-        path = written(tmp_path, dataclasses.replace(MEASURED, graph_node_bytes=num_bytes))
-        text, document = planned("--calibration", path)
-        assert ("A recorded kernel takes 20,000 bytes on this GPU, and 10,240 are" in text) == is_told
-        memory.append(document["memory"])
-    assert memory[0] == memory[1]
 
 
 @pytest.mark.parametrize(
