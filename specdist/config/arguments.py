@@ -75,7 +75,7 @@ PATH_OPTIONS = frozenset(
     ["against", "leases", "config", "data", "draft", "draft_adapter", "eval_data",
      "folder", "grammar", "head", "json_schema", "lm_eval_include", "new_draft", "output",
      "output_config", "outputs", "prompts", "run", "cache_dir",
-     "target", "target_adapter", "trace"]
+     "target", "target_adapter"]
 )  # fmt: skip
 MODEL_OPTIONS = frozenset({"target", "target_adapter", "draft", "draft_adapter"})
 
