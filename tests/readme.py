@@ -9,7 +9,6 @@ import ast
 import json
 import re
 import shlex
-import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -89,16 +88,8 @@ def generated() -> dict[str, str]:
     from specdist.data.stats.schema import SECTIONS, markdown_table
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
-    from tests import elsewhere
-    from tests.engine import measure_logprobs
     from tests.gpu import counts_tables, day_tables
-    from tests.headlines import headlines
-    from tests.lab import acceptance, public_tables
-    from tests.lab.emulation import experts as emulated_experts
-    from tests.lab.emulation import policies as emulated_policies
-    from tests.lab.plan import sweep, validated
-    from tests.models import family_table, quantized_formats
-    from tests.models.heads import tables as heads_tables
+    from tests.models import family_table
 
     return {
         **{section: markdown_table(section) for section in SECTIONS},
@@ -108,24 +99,9 @@ def generated() -> dict[str, str]:
         "kernels": compiled_kernels(),
         "device-counts": counts_tables.markdown(),
         day_tables.GPU: day_tables.markdown(),
-        "rounds": sweep.markdown(),
-        "plan-validated": validated.markdown(),
-        "public": public_tables.markdown(),
-        "drafters": acceptance.drafters_markdown(),
-        "elsewhere": elsewhere.markdown(),
-        "logprobs-cost": measure_logprobs.markdown(),
-        "quantized": quantized_formats.markdown(),
         "families": family_table.markdown(),
+        "main-families": family_table.main_families(),
         "plan": f"```\n{plan()}\n```",
-        "emulation": emulation(),
-        "host-times": host_times(),
-        "emulated": emulated(),
-        "policies-emulated": emulated_policies.markdown(
-            REPOSITORY / "jobs/benchmarks/policies-emulated.json"
-        ),
-        "experts-emulated": emulated_experts.markdown(),
-        **headlines(),
-        **heads_tables.markdown(),
     }
 
 
@@ -146,45 +122,6 @@ def compiled_kernels() -> str:
         for name in names
     ]
     return "\n".join(lines)
-
-
-def emulation() -> str:
-    """The results of ``python -m tests.lab.emulation --emulate``."""
-    from tests.lab.emulation.results import EmulationResult
-
-    files = sorted((REPOSITORY / "jobs/benchmarks").glob("emulation-*.json"))
-    return "\n\n".join(EmulationResult.read(file).markdown() for file in files)
-
-
-def emulated() -> str:
-    """What a user would quote of the defaults, wherever the draft is."""
-    from tests.lab.emulation import placements
-
-    given = placements.given()
-    text = (
-        "Several GPUs have not been measured yet. In virtual time, at the pace that `jobs/plan.py` predicts "
-        "from published peaks and assumed shares of them, this is tokens/s per GPU of a 70B target, in "
-        "bfloat16 on 4 H100s or in FP8 on 2, with the default options and a 1B draft on the target's rank 0 "
-        f"(shared) or on a GPU of its own, which counts (acceptance {given['acceptance']:g}, greedy, prompts "
-        f"of {given['prompt_tokens']:,} and completions of {given['output_tokens']:,} tokens, as many "
-        "sequences as memory holds; in brackets, times the target alone):"
-    )
-    worth = [f"{most} sequences ({name})" for name, most in placements.worth_its_gpu().items() if most]
-    after = (
-        f"Per GPU, one of the draft's own is worth it up to {' or '.join(worth)}; else rank 0 is the better "
-        "place, and the other GPUs run more replicas. A run whose draft will hardly use its GPU says so when "
-        "it starts. More: [measurements](jobs/benchmarks/README.md)."
-    )
-    fill = {"width": 118, "break_on_hyphens": False, "break_long_words": False}
-    return "\n\n".join([textwrap.fill(text, **fill), placements.markdown(), textwrap.fill(after, **fill)])
-
-
-def host_times() -> str:
-    """The host's time between two passes, before and after."""
-    from tests.lab.emulation.host_times import table
-
-    path = REPOSITORY / "jobs/benchmarks/host-times.json"
-    return table(json.loads(path.read_text(encoding="utf-8")))
 
 
 def plan() -> str:

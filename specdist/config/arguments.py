@@ -74,8 +74,8 @@ URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 PATH_OPTIONS = frozenset(
     ["against", "leases", "config", "data", "draft", "draft_adapter", "eval_data",
      "folder", "grammar", "head", "json_schema", "lm_eval_include", "new_draft", "output",
-     "output_config", "outputs", "picture", "prompts", "run", "cache_dir",
-     "target", "target_adapter", "trace"]
+     "output_config", "outputs", "prompts", "run", "cache_dir",
+     "target", "target_adapter"]
 )  # fmt: skip
 MODEL_OPTIONS = frozenset({"target", "target_adapter", "draft", "draft_adapter"})
 
