@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from specdist.config.groups import MTP, SELF, DrawingOptions, values_of
 from specdist.data.store.files import write_atomically
 from specdist.engine.times.timeline import timed
-from specdist.job.models.held_models import unquantized_experts
+from specdist.job.models.model_plan import unquantized_experts
 from specdist.job.ranks.topology import local_device
 from specdist.lab.plan.advise import Planner, Site, Work, recommend, worth_per_gpu, worth_table
 from specdist.lab.plan.hardware import GB, GIB, HERE, PCIE_LATENCY_S, TERA, Gpu, find_gpu

@@ -20,6 +20,7 @@ from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
+from specdist.job.costs.measuring import OWN_RANK
 from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.roofline import DRAFT_PASS, TARGET_PASS, Placement, roofline_costs
@@ -192,8 +193,8 @@ class Emulation:
     ) -> tuple[Outcome, Run]:
         config, order = self._config, self.order(case)
         if case.needs_host_times:
-            # The main job measures them at its start, too.
-            order = self.order(case, replica.with_host_times(order, self.costs(case).passes))
+            # As the main job assumes them.
+            order = self.order(case, OWN_RANK.added_to(self.costs(case).passes))
         # More cannot end in these rounds.
         num_rounds = config.rounds + NUM_MORE_ROUNDS
         num_ended = num_rounds * case.batch_size * (case.choice.max_draft_tokens + 2) // config.output_tokens

@@ -16,12 +16,8 @@ from specdist.engine.engine import Engine
 from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.request import Completion, Sequence
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.job.costs.round_times import message_curve
 from specdist.lab.plan.roofline import Placement
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies.choice import PolicyChoice
-from specdist.policies.costs import CostModel, Curve
-from specdist.policies.payoff import ALONE
 from tests.lab.draft_rank import DraftRank
 from tests.lab.emulation.accounting import RoundTimes, round_times
 from tests.lab.emulation.device import EmulatedDevice
@@ -130,7 +126,6 @@ class Replica:
         self._target = EmulatedRunner(pair.target, Pace(target, slowdown), self._device)
         self._draft = EmulatedRunner(pair.draft, Pace(draft, slowdown), self._device, then.draft)
         self._rank = rank
-        self._slowdown = slowdown
 
     def run(
         self,
@@ -177,30 +172,6 @@ class Replica:
             times=round_times(edges_R1, target_log, draft_log, is_asynchronous=assembly.ahead.num_ahead > 0),
             target=target_log,
             draft=draft_log,
-        )
-
-    def with_host_times(self, order: EmulatedOrder, costs: CostModel) -> CostModel:
-        """The costs with what the draft's host and messages to it take, as the main job measures them. Like
-        the passes' times they are those at full pace."""
-        assert self._rank is not None
-        synchronous, asynchronous, step = self._rank.call("measure", order)
-        # Neither drafts nor branches: no pass is run.
-        silent = dataclasses.replace(order.assembly, ahead=ALONE, chooser=None)
-        self._rank.build(dataclasses.replace(order, assembly=silent, choice=PolicyChoice()))
-        recording = Recording(self._device)
-        with half_of_the_cores(0), self._rank.serving(recording.busy_wait) as channel:
-            num_rows = silent.scheduling.num_slots
-            message = message_curve(silent, silent.draft(channel), self._target.device, num_rows)
-        message, synchronous, asynchronous, step = (
-            Curve(curve.sizes, [each // self._slowdown for each in curve.ns])
-            for curve in (message, synchronous, asynchronous, step)
-        )
-        return dataclasses.replace(
-            costs,
-            draft=costs.draft.plus(step),
-            message=message,
-            synchronous=synchronous,
-            asynchronous=asynchronous,
         )
 
     @contextlib.contextmanager

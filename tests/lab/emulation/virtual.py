@@ -26,9 +26,9 @@ from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.times.timeline import Timeline
+from specdist.job.costs.measuring import OWN_RANK
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice
-from specdist.policies.costs import Curve
 from specdist.policies.payoff import LEAST_SHARE
 from specdist.sampling.distributions import Dense
 from tests.lab.emulation.config import MODE_OPTIONS, TARGET_ONLY, EmulationConfig
@@ -40,9 +40,10 @@ from tests.lab.emulation.runner import EmulatedRunner, Pace
 from tests.lab.emulation.session import Window
 from tests.lab.emulation.sides import EmulatedOrder, ObservedTarget, Recording, new_draft, timeline
 
-# A request and its reply; the target's host between two passes; the draft's beside its steps, synchronous
-# and asynchronous: as on two cores of a server, jobs/benchmarks/tables/host-times.md.
-MESSAGE_NS, ROUND_NS, SYNCHRONOUS_NS, ASYNCHRONOUS_NS = 300_000, 500_000, 600_000, 2_000_000
+# A request and its reply, and the draft's host beside its steps, as the main job assumes them; and the
+# target's host between two passes.
+MESSAGE_NS, SYNCHRONOUS_NS, ASYNCHRONOUS_NS = OWN_RANK
+ROUND_NS = 500_000
 
 
 @dataclass
@@ -147,13 +148,7 @@ class VirtualRun:
             mode=MODE_OPTIONS[mode] if choice.max_draft_tokens else TARGET_ONLY,
             choice=choice,
         )
-        passes = emulation.costs(case).passes
-        costs = dataclasses.replace(
-            passes,
-            message=Curve([1], [MESSAGE_NS]),
-            synchronous=passes.synchronous.plus(Curve([1], [SYNCHRONOUS_NS])),
-            asynchronous=Curve([1], [ASYNCHRONOUS_NS]),
-        )
+        costs = OWN_RANK.added_to(emulation.costs(case).passes)
         self.config, self.order = config, emulation.order(case, costs)
         self.device = VirtualDevice()
         draft_device = VirtualDevice() if case.has_own_gpu else self.device
