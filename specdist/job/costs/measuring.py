@@ -65,10 +65,12 @@ class HostTimes(NamedTuple):
         )
 
 
-# As on two cores of a server (jobs/benchmarks/tables/host-times.md): with a draft on a rank of its own, where
-# a round has a request and its reply, and in one process, where it is the engine's own work.
-OWN_RANK = HostTimes(300_000, 600_000, 2_000_000)
-ONE_PROCESS = HostTimes(500_000, 500_000, 0)
+# Half of what two cores of a server took (jobs/benchmarks/tables/host-times.md): with a draft on a rank of
+# its own, where a round has a request and its reply, and in one process, where it is the engine's own work.
+# In emulated time a run that assumes half is as fast as one that knows; one that assumes twice as much drafts
+# too little, and loses up to an eighth.
+OWN_RANK = HostTimes(150_000, 300_000, 1_000_000)
+ONE_PROCESS = HostTimes(250_000, 250_000, 0)
 
 
 class ModelTimes(NamedTuple):

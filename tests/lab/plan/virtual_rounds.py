@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdist.job.costs.measuring import OWN_RANK
 from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.roofline import DRAFT_PASS, ROUND_S, TARGET_PASS, Placement
@@ -39,7 +38,7 @@ from specdist.utils.ranges import arange_segments
 MAX_DRAFT_TOKENS = 20
 CONTEXT_STEP = 8
 # Of a request and its reply; and of the draft's host beside the steps of synchronous and asynchronous rounds.
-MESSAGE_NS, SYNCHRONOUS_NS, ASYNCHRONOUS_NS = OWN_RANK
+MESSAGE_NS, SYNCHRONOUS_NS, ASYNCHRONOUS_NS = 300_000, 600_000, 2_000_000
 # Of a sequence that begins; the rest of its context is shared with others.
 PROMPT_TOKENS = 500
 ROWS_PER_SLOT, FEWEST_ROWS = 1.5, 12
