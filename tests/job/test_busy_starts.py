@@ -91,7 +91,7 @@ def test_doubtful_costs_are_marked_told_of_and_measured_again_at_the_next_start(
     ended = run_here(**options | SAMPLED, output=output)
     assert ended.code == 0 and "times are doubtful (a draft step of 4 tokens took 331.0 ms" in ended.stderr
     assert (
-        "nothing was drafted: by the run's doubtful costs a draft step of 4 sequences takes 331.0"
+        "nothing was drafted: by the run's doubtful costs a draft step of 4 sequences takes 331.2"
         in ended.stderr
     )
     assert all_costs(RunFolder(output))[0].doubt and not sum(
