@@ -21,8 +21,6 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 # While tests are imported the garbage collector takes a seventh of the time, and finds nothing.
 gc.disable()
-# Nothing is kept from one test to the next, nor in the user's home.
-os.environ["SPECDIST_COSTS"] = "off"
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
 

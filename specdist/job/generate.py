@@ -16,7 +16,7 @@ from specdist.data.store.storage import local_folder
 from specdist.engine.rounds.stats_recorder import StatsRecorder
 from specdist.engine.schedule.stopping import StopRules
 from specdist.job.costs.corrections import Corrections
-from specdist.job.models.model_plan import ModelPlan, plan_models, settled, with_model_defaults
+from specdist.job.models.model_plan import ModelPlan, plan_models_and_options
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.ranks.signals import EXIT_STOPPED, StopRequest
@@ -32,13 +32,20 @@ from specdist.job.rows.lengths import ExpectedLengths
 from specdist.job.rows.output_columns import ThinkingColumns, column_options
 from specdist.job.rows.row_requests import RowRequests, prompt_encoder
 from specdist.job.run.manifest import frozen_models, reproducibility
-from specdist.job.run.preflight import NUM_HALVINGS, ROWS_TOO_LARGE, RunPlan, freeze_costs, plan_run
+from specdist.job.run.preflight import (
+    NUM_HALVINGS,
+    ROWS_TOO_LARGE,
+    RunPlan,
+    freeze_costs,
+    plan_run,
+    usable_costs,
+)
 from specdist.job.run.workload import Workload
 from specdist.job.texts.tokens import added_token_warnings, end_token_warnings, load_tokenizer
 from specdist.job.totals.card import write_card
 from specdist.job.totals.hub import push_to_hub
 from specdist.job.totals.progress import Progress, Scalars
-from specdist.job.totals.report import cut_line, frozen_costs, is_often_cut, total_stats, totals_document
+from specdist.job.totals.report import cut_line, is_often_cut, total_stats, totals_document
 from specdist.job.totals.status import error_kinds
 from specdist.models.files.generation import OPTIONS, unused_settings
 from specdist.utils.errors import USAGE_ERROR
@@ -70,9 +77,7 @@ def generate_on_ranks(
     """Generate every row that is not finished, and report the totals; returns the exit code."""
     own_options = broadcast_from_rank0(topology, on_rank0(topology, partial(batch_options, asked)))
     asked = replace(asked, **own_options)
-    models = rank0_first(topology, lambda: plan_models(asked, may_read_states=True))
-    config = rank0_first(topology, lambda: with_model_defaults(asked, models.target, given))
-    config = settled(config, models.draft)
+    config, models = rank0_first(topology, partial(plan_models_and_options, asked, given))
     run = on_rank0(topology, partial(plan_run, config, models, topology))
     try:
         code = _generate_planned(config, topology, models, run, stop, activity)
@@ -99,46 +104,32 @@ def _generate_planned(
         None if run is None else run.membership,
         activity,
     )
+    work = None
     if run is not None:
-        used = {name: getattr(config, name) for name in OPTIONS}
-        unused = unused_settings(models.target, used if config.generation_config == "none" else None)
-        end_ids, tokenizer = models.target.stop_token_ids(), load_tokenizer(models.target)
-        ends = end_token_warnings(tokenizer, end_ids, config.stop or [])
-        for warning in [*config.warnings(), *([unused] if unused else []), *ends]:
+        for warning in _warnings(config, models, run):
             logger.warning(warning)
-    if not broadcast_from_rank0(topology, run is not None and bool(run.pending_shards)):
+        if run.pending_shards:
+            work = run.folder.manifest.info, promised_work(config, models, run)
+    work = broadcast_from_rank0(topology, work)
+    if work is None:
         if run is not None:
             logger.info("%s is complete: nothing to do", config.output)
         return 0
-    if run is not None and not run.prompts.is_chat:
-        for warning in added_token_warnings(
-            load_tokenizer(models.target),
-            run.prompts.num_rows,
-            run.prompts.num_beginning_with,
-            split_special_tokens=config.split_special_tokens,
-        ):
-            logger.warning(warning)
-    frozen = frozen_costs(run.folder) if run is not None else None
-    keeps_doubtful = stays_frozen(config, topology, models)
-    if frozen is not None and frozen.doubt and not keeps_doubtful:
-        frozen = None
-    frozen = broadcast_from_rank0(topology, frozen)
-    info = broadcast_from_rank0(topology, run.folder.manifest.info if run is not None else {})
+    info, workload = work
     models = frozen_models(config, models, info)
-    workload = None if run is None else promised_work(config, models, run)
     plan = ReplicaPlan(
         config=config,
         models=models,
         topology=topology,
-        workload=broadcast_from_rank0(topology, workload),
+        workload=workload,
         num_halvings=info.get(NUM_HALVINGS, 0),
     )
-    replica = build_replica(
-        plan,
-        frozen,
-        lambda costs: costs if run is None else freeze_costs(run, costs, keeps_doubtful=keeps_doubtful),
-        activity,
-    )
+    frozen = agree = None
+    if run is not None:
+        keeps_doubtful = stays_frozen(config, topology, models)
+        frozen = usable_costs(run, keeps_doubtful=keeps_doubtful)
+        agree = partial(freeze_costs, run, keeps_doubtful=keeps_doubtful)
+    replica = build_replica(plan, frozen, agree, activity)
     if run is not None and (advice := replica.advice) is not None:
         logger.warning("%s", advice)
     activity.begin("generating", has_progress=True)
@@ -147,6 +138,23 @@ def _generate_planned(
     else:
         is_complete = generate_rows(config, models, run, replica, topology, stop)
     return 0 if is_complete else EXIT_STOPPED
+
+
+def _warnings(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> list[str]:
+    """What a run's options, its target and its prompts give reason to say before it begins."""
+    used = {name: getattr(config, name) for name in OPTIONS}
+    unused = unused_settings(models.target, used if config.generation_config == "none" else None)
+    end_ids, tokenizer = models.target.stop_token_ids(), load_tokenizer(models.target)
+    found = [*config.warnings(), *([unused] if unused else [])]
+    found += end_token_warnings(tokenizer, end_ids, config.stop or [])
+    if run.pending_shards and not run.prompts.is_chat:
+        found += added_token_warnings(
+            tokenizer,
+            run.prompts.num_rows,
+            run.prompts.num_beginning_with,
+            split_special_tokens=config.split_special_tokens,
+        )
+    return found
 
 
 def promised_work(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> Workload:

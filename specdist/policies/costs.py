@@ -98,8 +98,7 @@ class CostModel:
 
     Attributes:
         target: over the number of tokens of a target pass.
-        draft: over the number of sequences of a draft step, one token each; with what the host adds to
-            every step, where that was measured.
+        draft: over the number of sequences of a draft step, one token each.
         context: how both change with the length of the context.
         message: over the number of sequences that decode: what any round takes beyond its passes. Of a draft
             on a rank of its own, a request to it and its reply; within one process, the host's work.

@@ -4,8 +4,8 @@ A round's kind is its :class:`RoundShape`: the target alone, or with synchronous
 Three rates are compared for the sequences that run now, in tokens per nanosecond, each with its best number
 of draft tokens; a is the probability that the first token of a block is accepted, b that of a token after an
 accepted one, which is higher where texts have easy and hard stretches; T and D are the times of a target pass
-and of a draft step, M that of asking the draft, H that of the draft's host beside its steps, all of them
-measured before the run:
+and of a draft step, measured before the run, M that of asking the draft, H that of the draft's host beside
+its steps:
 
     alone         R / T(R)
     synchronous   R (1 + a + a b + ... + a b^(K - 1)) / (K D(R) + H + T(R (K + 1)) + M)

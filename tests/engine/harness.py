@@ -28,6 +28,7 @@ from specdist.engine.schedule.detokenizer import Detokenizer
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.models.attention.rope import recomputed_from, rope_borders
+from specdist.models.cache.key_value import KeyValueCache
 from specdist.models.cache.windowed_pages import WindowedLayers, longest_window
 from specdist.models.families.adapters import use_paged_attention
 from specdist.models.files.checkpoint import keeps_states
@@ -43,6 +44,20 @@ from tests.engine.markov import MarkovModel, MarkovRunner
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
+
+
+def page_bytes(runner: ModelRunner, page_size: int) -> int:
+    """What a page of keys and values of a runner's model takes, in bytes, as a cache of one page holds it."""
+    cache = KeyValueCache(
+        runner._shapes.shapes,
+        num_pages=1,
+        page_size=page_size,
+        dtype=runner.dtype,
+        device=runner.device,
+        is_float8=runner._acceleration.has_float8_cache,
+    )
+    held = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
+    return sum(each.nbytes for tensors in held for each in tensors.values())
 
 
 def paged_runner(

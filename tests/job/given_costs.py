@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from specdist.cli import generate
 from specdist.job.costs import corrections, measuring
 from specdist.job.costs.measuring import ModelTimes
-from specdist.job.costs.round_times import NO_HOST
 from specdist.policies import pass_ratios
 from specdist.policies.costs import CostModel, Curve
 
@@ -38,7 +37,6 @@ def give_in_turn(steps_ns: Sequence[int]) -> None:
 
     target = ModelTimes(Curve([1, 1000], [20_000_000] * 2), (0.0, 0.0))
     measuring.measure_target, measuring.measure_draft = lambda *_, **__: target, draft
-    measuring.host_times = lambda *_, **__: NO_HOST
 
 
 def generate_after_a_busy_start(arguments: Sequence[str]) -> int:

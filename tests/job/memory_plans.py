@@ -9,7 +9,7 @@ from typing import Any
 from transformers import LlamaConfig
 
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.job.models.held_models import BatchLimits
+from specdist.job.costs.allocation import BatchLimits
 from specdist.models.sizes.sizes import ModelSize, model_size
 
 GIB = 2**30

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -51,19 +51,18 @@ MAX_S = 5000.0
 
 @dataclass(frozen=True, kw_only=True)
 class TailScenario:
-    """``sigma``: of the logarithm of a completion's length for prompts of one length; ``is_new``: with rows
-    in the order of their expected lengths, and sub-shards; else as before them. About once in ``life_s`` a
-    replica is killed, paused or stopped; another one joins in the place of one that has ended."""
+    """``sigma``: of the logarithm of a completion's length for prompts of one length. About once in
+    ``life_s`` a replica is killed, paused or stopped; another one joins in the place of one that has
+    ended."""
 
-    num_replicas: int = 4
-    num_shards: int = 10
-    rows_per_shard: int = 512
-    max_num_seqs: int = 64
+    num_replicas: int = 3
+    num_shards: int = 4
+    rows_per_shard: int = 24
+    max_num_seqs: int = 4
     num_samples: int = 1
-    median_tokens: float = 300.0
+    median_tokens: float = 200.0
     sigma: float = 0.9
     most_tokens: int = 4096
-    is_new: bool = True
     life_s: float = math.inf
     seed: int = 0
 
@@ -78,18 +77,11 @@ class TailScenario:
 
 @dataclass
 class TailOutcome:
-    """``first_idle_s``: when a replica first had no sequence to run; ``end_s``: when the run was complete;
-    ``sub_shards``: how many each replica took; ``num_repeated``: completions that were generated again."""
+    """``sub_shards``: how many each replica took; ``num_repeated``: completions that were generated again."""
 
-    first_idle_s: float = math.inf
-    end_s: float = 0.0
     sub_shards: Counter[str] = field(default_factory=Counter)
     num_repeated: int = 0
     num_disturbed: int = 0
-
-    @property
-    def tail_s(self) -> float:
-        return max(0.0, self.end_s - self.first_idle_s)
 
 
 class TailSimulation(Events):
@@ -192,25 +184,19 @@ class TailReplica:
             membership=self._membership,
         )
         self._stats = StatsRecorder()
-        options: dict[str, Any] = {}
-        if scenario.is_new:
-            options = {"lengths": ExpectedLengths(simulation.prompts.sizes)}
         self._recorder = Recorder(
             plan,
             RowRequests(simulation.prompts, cast(PromptEncoder, _Words()), num_samples=scenario.num_samples),
             self._stats,
             progress=Progress(scenario.num_rows * scenario.num_samples, 0),
             clock=clock,
-            **options,
+            lengths=ExpectedLengths(simulation.prompts.sizes),
         )
         self._recorder._writer.uploads = _AtOnce()
         self._beat_at = self._paused_until = -math.inf
         self.running: dict[tuple[int, int], tuple[Request, float]] = {}
         self._requests = iter(self._recorder.requests())
         self._count_sub_shards()
-        if not scenario.is_new:
-            self._recorder._work._offer = lambda work, wanted: None  # type: ignore[method-assign]
-        self._is_draining = False
         self._is_dead = self.has_ended = False
 
     def _count_sub_shards(self) -> None:
@@ -261,13 +247,10 @@ class TailReplica:
             simulation.after(STEP_S, self.step)
             return
         # The engine has ended: what other replicas hold may come free.
-        if not self._recorder.is_run_complete and simulation.outcome.first_idle_s == math.inf:
-            simulation.outcome.first_idle_s = simulation.now
         if self._recorder.lease():
-            self._requests, self._is_draining = iter(self._recorder.requests()), False
+            self._requests = iter(self._recorder.requests())
             simulation.after(0.0, self.step)
         elif self._recorder.is_run_complete:
-            simulation.outcome.end_s = max(simulation.outcome.end_s, simulation.now)
             self.has_ended = True
             self._recorder.close()
             self._membership.leave()
@@ -299,10 +282,9 @@ class TailReplica:
 
     def _fill(self) -> None:
         scenario = self._simulation.scenario
-        while len(self.running) < scenario.max_num_seqs and not self._is_draining:
+        while len(self.running) < scenario.max_num_seqs:
             request = next(self._requests, None)
             if request is None:
-                self._is_draining = not scenario.is_new
                 return
             left = float(self._simulation.lengths[request.row_id])
             self.running[request.row_id, request.sample_index] = request, left

@@ -12,7 +12,9 @@ from transformers import LlamaConfig
 from specdist.config.groups import GPU_SEQS_WITH_DRAFT
 from specdist.job.costs.allocation import (
     PAGE_SIZE,
+    BatchLimits,
     CacheRoom,
+    HeldModel,
     _num_communicators,
     draft_limits,
     refusal,
@@ -20,7 +22,6 @@ from specdist.job.costs.allocation import (
     sampling_of,
     target_limits,
 )
-from specdist.job.models.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.lab.plan.hardware import GPUS
 from specdist.lab.plan.memory import fit
@@ -133,17 +134,6 @@ def test_the_readmes_sum_is_that_of_its_configuration(large: ModelSize, small: M
     assert shown.strip("\n`") == str(room)
 
 
-def test_rows_of_any_length_get_what_is_left_of_such_a_gpu(large: ModelSize) -> None:
-    """--max_seq_len left out is 131,072 for Llama 3: the cache is bounded by memory, not by the rows."""
-    limits = rows(max_seq_len=131_072)
-    room = room_on_gpu([target_on(large, 4, limits)], limits, TOP_P, loaded((large, 4)), num_communicators=2)
-    check_sum(room)
-    assert room.num_pages < limits.num_seq_pages
-    # All of it is cache: no pass copies pages.
-    assert room.cache_bytes == pytest.approx(room.budget_bytes, rel=1e-4)
-    assert 30 * GIB < room.cache_bytes < 40 * GIB
-
-
 def test_an_8b_with_its_draft_on_one_gpu(middle: ModelSize, small: ModelSize) -> None:
     limits = rows(max_num_batched_tokens=4096)
     alone = room_on_gpu([target_on(middle, 1, limits)], limits, TOP_P, loaded((middle, 1)))
@@ -251,15 +241,6 @@ def test_sampling_options_decide_what_is_reserved_for_logits() -> None:
     assert sampling_of(config_of()).bytes_per_logit == 12
     assert sampling_of(config_of(acceptance="gumbel")).bytes_per_logit == 32
     assert sampling_of(config_of(top_p=0.9)).bytes_per_logit == 24
-
-
-def test_the_draft_of_a_block_of_one_token_is_reserved_for_too(small: ModelSize) -> None:
-    limits = rows(num_rows=1)
-    limits = dataclasses.replace(
-        limits,
-        scheduling=dataclasses.replace(limits.scheduling, max_num_batched_tokens=1, max_draft_tokens=1),
-    )
-    assert draft_limits(limits, Sampling()).num_tokens == 2
 
 
 def test_an_eagle_draft_keeps_a_state_of_every_token_and_its_target_leaves_three(middle: ModelSize) -> None:

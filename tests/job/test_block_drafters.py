@@ -128,7 +128,7 @@ def test_a_block_s_pass_counts_once() -> None:
     found = of_blocks(passes, Curve([1, 4], [20, 60]))
     assert found.passes.ns == [20, 60]
     assert (found.synchronous.sizes, found.synchronous.ns) == ([1, 4], [480, 840])
-    costs = combined_costs(passes, found, Curve([1], [0]), num_context_tokens=1000, num_rows=4)
+    costs = combined_costs(passes, found, num_context_tokens=1000, num_rows=4)
     assert costs.draft_ns(4, 9000) == 60, "steps read no context"
     assert costs.synchronous_ns(4, 3000) == 840 + 2 * 4 * 30
     assert costs.synchronous_ns(1, 1000) == 480

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from specdist.job.costs.pass_times import NUM_PASSES, Budget, PassTimes, always, context_slopes
+from specdist.job.costs.pass_times import Budget, PassTimes, always, context_slopes
 from specdist.job.run.workload import Workload
 from specdist.policies.costs import Curve
 
@@ -65,17 +65,6 @@ def test_nothing_is_timed_that_would_end_after_the_budget(share: float) -> None:
         assert device.passes[0][1] == NUM_ROWS
         counts.append(len(device.passes))
     assert counts[0] == 2 < counts[-1]
-
-
-def test_sizes_that_others_predict_are_not_timed_and_a_bend_is_found() -> None:
-    """Up to 50 tokens passes take the time of reading the weights, and then that of the products."""
-    device = Device(5000, 100)
-    times = device.times().timed(always)
-    curve = times.curve()
-    assert 16 not in device.counts and {1, NUM_ROWS, 32, 64, LARGEST} <= set(device.counts)
-    assert set(device.counts.values()) == {NUM_PASSES}
-    for size in range(1, LARGEST):
-        assert float(curve(size)) == pytest.approx(device.ns(0, size, 0), rel=0.25)
 
 
 @pytest.mark.parametrize("num_rows", [1, NUM_ROWS])

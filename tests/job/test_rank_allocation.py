@@ -16,13 +16,14 @@ from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.job.costs import allocation
 from specdist.job.costs.allocation import (
     PAGE_SIZE,
+    BatchLimits,
     CacheRoom,
+    HeldModel,
     draft_limits,
     room_for_cache,
     room_on_gpu,
     target_limits,
 )
-from specdist.job.models.held_models import BatchLimits, HeldModel
 from specdist.job.ranks.topology import Topology
 from specdist.job.replica import replica
 from specdist.job.run.workload import Workload
@@ -176,7 +177,7 @@ class Fitting:
     memory: DeviceMemory
     num_seqs: int | None = None
     max_seq_len: int = 4096
-    may_give_back = True
+    may_give_back, models = True, None
 
     @property
     def scheduling(self) -> SchedulerSettings:
@@ -187,14 +188,14 @@ class Fitting:
     def limits(self) -> BatchLimits:
         return BatchLimits(scheduling=self.scheduling)
 
-    def room(self, *, windowed: WindowedLayers | None = None) -> CacheRoom:
+    def room(self, *run: Any, windowed: WindowedLayers | None = None, **models: object) -> CacheRoom:
+        """In the place of :func:`room_for_cache`, for the limits in ``run``."""
+        *_, limits = run
         target, *draft = self.sizes
-        limits = target_limits(self.limits, PLAIN)
-        held = [HeldModel(size=target[0], tp_size=target[1], limits=limits, windowed=windowed)]
-        held += [
-            HeldModel(size=size, tp_size=1, limits=draft_limits(self.limits, PLAIN)) for size, _ in draft
-        ]
-        return room_on_gpu(held, self.limits, PLAIN, self.memory)
+        passes = target_limits(limits, PLAIN)
+        held = [HeldModel(size=target[0], tp_size=target[1], limits=passes, windowed=windowed)]
+        held += [HeldModel(size=size, tp_size=1, limits=draft_limits(limits, PLAIN)) for size, _ in draft]
+        return room_on_gpu(held, limits, PLAIN, self.memory)
 
 
 @pytest.mark.parametrize(
@@ -215,11 +216,11 @@ def test_as_many_sequences_run_as_the_cache_holds(
         sizes=((large, 4), (small, 1)),
         memory=DeviceMemory(total_bytes=80 * GIB, free_bytes=free_gib * GIB),
     )  # fmt: skip
-    monkeypatch.setattr(replica, "_room", lambda plan, loaded, is_connected: plan.room)
-    found = replica._with_room(plan, SimpleNamespace(target=None))  # type: ignore[arg-type]
+    monkeypatch.setattr(replica, "room_for_cache", plan.room)
+    found: Any = replica._with_room(plan, SimpleNamespace(target=None, draft=None))  # type: ignore[arg-type]
     assert found.num_seqs == expected
     half = expected * context_tokens // 2
-    assert expected == 32 or plan.room.__func__(found).num_pages * PAGE_SIZE >= half  # type: ignore[attr-defined]
+    assert expected == 32 or plan.room(found.limits).num_pages * PAGE_SIZE >= half
 
 
 @pytest.mark.parametrize(
@@ -254,8 +255,8 @@ def test_windows_leave_room_where_memory_is_tight(
         memory=DeviceMemory(total_bytes=80 * GIB, free_bytes=free_gib * GIB),
         max_seq_len=32_768,
     )  # fmt: skip
-    monkeypatch.setattr(replica, "_room", lambda plan, loaded, is_connected: plan.room)
-    loaded: Any = SimpleNamespace(target=SimpleNamespace(windows=windows))
+    monkeypatch.setattr(replica, "room_for_cache", plan.room)
+    loaded: Any = SimpleNamespace(target=SimpleNamespace(windows=windows), draft=None)
     found: Any = replica._with_windows(plan, loaded)  # type: ignore[arg-type]
     assert found.num_seqs == expected
     assert (replica._rooms(found, loaded)[1].windowed is not None) is is_own

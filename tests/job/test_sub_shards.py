@@ -13,7 +13,7 @@ from specdist.data.run.run_folder import RunFolder
 from specdist.job.rows.lengths import MIN_LEARNED, ExpectedLengths
 from tests.job.sharing_simulation import TailOutcome, TailScenario, TailSimulation
 
-SMALL = TailScenario(num_replicas=3, num_shards=4, rows_per_shard=24, max_num_seqs=4, median_tokens=200)
+SMALL = TailScenario()
 
 
 @pytest.fixture(autouse=True)
@@ -81,14 +81,6 @@ def test_rows_of_sub_shards_whose_leases_are_gone_are_the_shards_again(tmp_path:
     simulation.run()
     assert num_lost > 0
     check(simulation)
-
-
-def test_the_run_ends_sooner_after_the_first_replica_is_idle(tmp_path: Path) -> None:
-    tails = {}
-    for is_new in (False, True):
-        scenario = TailScenario(num_shards=6, rows_per_shard=64, max_num_seqs=8, sigma=0.5, is_new=is_new)
-        tails[is_new] = run(tmp_path / str(is_new), scenario)[0].tail_s
-    assert tails[True] < 0.3 * tails[False]
 
 
 def sizes(rows: list[int]) -> list[float]:

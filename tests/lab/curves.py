@@ -26,7 +26,6 @@ def measure_curve(
         num_rows=num_rows,
         largest=num_rows * num_tokens_per_row,
         num_context_tokens=num_context_tokens,
-        tolerance=0.0,
         prepares=timer.is_asynchronous,
     )
     return times.timed(always).curve()

@@ -10,6 +10,7 @@ from specdist.models.loading.loading import load_sharded
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.sizes.sizes import model_size
+from tests.engine.harness import page_bytes
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave
 
@@ -26,5 +27,5 @@ for folder in sys.argv[1:]:
     predicted = model_size(folder, checkpoint.config, FLOAT_BYTES)
     assert held == predicted.weight_bytes(2), f"{folder}: {held} held, {predicted.weight_bytes(2)} predicted"
     runner = ModelRunner(model, topology.device, Acceleration())
-    assert runner.bytes_per_page(1) == predicted.cache_bytes_per_token(2), folder
+    assert page_bytes(runner, 1) == predicted.cache_bytes_per_token(2), folder
 leave()

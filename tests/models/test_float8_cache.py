@@ -19,7 +19,7 @@ from specdist.models.attention import expanding
 from specdist.models.cache.float8 import from_float8, to_float8
 from specdist.models.cache.key_value import KeyValueCache, LayerShape
 from specdist.models.passes.acceleration import Acceleration
-from tests.engine.harness import paged_runner
+from tests.engine.harness import page_bytes, paged_runner
 from tests.models.chunks import check_rows
 from tests.models.families import tiny_model
 from tests.models.kernels import PlainKernel
@@ -144,7 +144,7 @@ def test_latents_are_expanded_from_what_is_kept(monkeypatch: pytest.MonkeyPatch)
 def test_a_page_takes_a_byte_for_a_number_and_two_for_a_scale() -> None:
     for family, numbers, scales in (("llama", 2 * 2 * 16, 2 * 2), ("youtu", 24 + 8, 1)):
         runner = paged_runner(tiny_model(family), NARROW)
-        assert runner.bytes_per_page(4) == 3 * 4 * (numbers + 2 * scales), family
+        assert page_bytes(runner, 4) == 3 * 4 * (numbers + 2 * scales), family
 
 
 def test_copies_take_their_scales_along() -> None:

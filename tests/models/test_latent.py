@@ -33,7 +33,7 @@ from specdist.models.quantized.quantized_linear import QuantizedLinear
 from specdist.models.sizes.reserve import PassLimits, expanded_bytes
 from specdist.models.sizes.sizes import model_size
 from specdist.models.start_check.loading_check import check_loading, relative_difference
-from tests.engine.harness import PAGE_SIZE, paged_runner
+from tests.engine.harness import PAGE_SIZE, page_bytes, paged_runner
 from tests.models.all_families import build
 from tests.models.chunks import MIXED, GrowingRows, check_rows
 from tests.models.families import VOCAB_SIZE, tiny_model
@@ -60,7 +60,7 @@ def keeps_latents(runner: ModelRunner) -> bool:
 
 
 def page_numbers(runner: ModelRunner) -> int:
-    return runner.bytes_per_page(PAGE_SIZE) // PAGE_SIZE // runner.dtype.itemsize
+    return page_bytes(runner, PAGE_SIZE) // PAGE_SIZE // runner.dtype.itemsize
 
 
 @pytest.mark.parametrize("family", LATENT_FAMILIES)

@@ -14,7 +14,7 @@ from specdist.models.families.family_check import UNSHARDABLE_FAMILIES
 from specdist.models.passes.acceleration import Acceleration
 from specdist.models.recurrent.rollback import Rollback
 from specdist.models.sizes.sizes import ModelSize, model_size
-from tests.engine.harness import PAGE_SIZE, paged_runner
+from tests.engine.harness import PAGE_SIZE, page_bytes, paged_runner
 from tests.models.all_families import tiny_config
 from tests.models.families import FAMILIES, tiny_model
 from tests.ranks import run_ranks
@@ -41,7 +41,7 @@ def test_parameters_and_cache_are_those_of_the_model(family: str) -> None:
     for has_float8_cache in (False, True):
         runner = paged_runner(model, Acceleration(has_float8_cache=has_float8_cache))
         own = dataclasses.replace(size, has_float8_cache=has_float8_cache)
-        assert own.cache_bytes_per_token(1) * PAGE_SIZE == runner.bytes_per_page(PAGE_SIZE)
+        assert own.cache_bytes_per_token(1) * PAGE_SIZE == page_bytes(runner, PAGE_SIZE)
 
 
 @pytest.mark.parametrize("family", STATE_FAMILIES)
@@ -55,8 +55,7 @@ def test_states_and_keys_are_those_that_a_runner_holds(family: str) -> None:
     assert runner._states is not None
     held = [*map(runner._states.rings, runner._states.rows), *runner._states.states.values()]
     assert 3 * size.state_bytes(1, rollback) == sum(each.nbytes for each in held) > 0
-    assert runner.state_bytes(rollback) == size.state_bytes(1, rollback)
-    assert size.cache_bytes_per_token(1) * PAGE_SIZE == runner.bytes_per_page(PAGE_SIZE)
+    assert size.cache_bytes_per_token(1) * PAGE_SIZE == page_bytes(runner, PAGE_SIZE)
     num_ranks = 1 if family in WHOLE_STATES else 2
     assert num_ranks * size.states.state_bytes(2) == size.states.state_bytes(1)
     if family in ("qwen3_5_text", "kimi_linear"):  # four heads of keys, and sixteen

@@ -67,8 +67,4 @@ FLOAT8_FAULTS = (
         "_write(own_values, value_pages, value_scales,",
         "_write(own_values, value_pages, key_scales,",
         (WRITTEN,)),
-    Mutant("pages-without-scales-counted", "KeyValueCache.bytes_per_page",
-        "(1, SCALE_DTYPE.itemsize) if",
-        "(1, 0) if",
-        (CACHE + "test_a_page_takes_a_byte_for_a_number_and_two_for_a_scale",)),
 )  # fmt: skip

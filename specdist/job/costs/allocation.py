@@ -1,4 +1,4 @@
-"""How many pages of keys and values fit into a rank's memory.
+"""How many pages of keys and values fit into a rank's memory, by the sizes of the models that it holds.
 
 On a GPU the cache gets the memory that is free after the models are loaded, less the reserve of the passes
 (:mod:`specdist.models.sizes.reserve`). On a host, whose memory is shared with other processes, it gets at
@@ -16,22 +16,100 @@ from dataclasses import dataclass
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import PAGE_SIZE
+from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.target.collectives import RANK_ZERO
-from specdist.job.models.held_models import BatchLimits, HeldModel
 from specdist.job.models.model_plan import ModelPlan
 from specdist.job.ranks.topology import Topology
+from specdist.models.cache.branch_pages import pages_per_branch
 from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.models.files.checkpoint import Checkpoint
 from specdist.models.loading.memory import DeviceMemory, available_memory_bytes, device_memory
 from specdist.models.passes.runner import ModelRunner
 from specdist.models.passes.static_runs import LONGEST_RUN
-from specdist.models.sizes.reserve import PassLimits, Reserve, Sampling, gib, reserve
+from specdist.models.sizes.reserve import PassLimits, Reserve, Sampling, gib, page_overhead, reserve
 from specdist.models.sizes.sizes import ModelSize, size_of
 
 # In the place of a number of pages.
 NO_ROOM = -1
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchLimits:
+    """How much may run at a time.
+
+    Attributes:
+        num_branch_slots, max_branch_tokens: of the draft, on the rank that holds it.
+        is_asynchronous: the draft works while the target does.
+        num_state_numbers: of every token, that a drafter reads.
+    """
+
+    scheduling: SchedulerSettings
+    num_branch_slots: int = 0
+    max_branch_tokens: int = 0
+    is_asynchronous: bool = False
+    num_state_numbers: int = 0
+
+    @property
+    def pages_per_seq(self) -> int:
+        """Pages of a sequence of ``max_seq_len`` tokens."""
+        return -(-self.scheduling.max_seq_len // PAGE_SIZE)
+
+    @property
+    def num_seq_pages(self) -> int:
+        """Pages of as many sequences of ``max_seq_len`` tokens as may run at a time."""
+        return self.scheduling.num_slots * self.pages_per_seq
+
+    @property
+    def num_branch_pages(self) -> int:
+        return self.num_branch_slots * pages_per_branch(self.max_branch_tokens, PAGE_SIZE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldModel:
+    """A model, or a rank's shard of one, on a GPU, and its largest pass there; windowed layers of a target
+    have pages of their own."""
+
+    size: ModelSize
+    tp_size: int
+    limits: PassLimits
+    windowed: WindowedLayers | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a page, without windowed layers that have others."""
+        return PAGE_SIZE * (self.size.cache_bytes_per_token(self.tp_size) - self._windowed_token_bytes)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a sequence's, or a branch's, states of recurrent layers."""
+        return self.size.state_bytes(self.tp_size, self.limits.rollback)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of all sequences and branches, and those that are kept for prefixes."""
+        return (self.limits.num_seqs + self.limits.num_prefix_states) * self.slot_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Of what does not follow the page table: pages of windowed layers, states, and the pages that the
+        sequences' blocks have for themselves."""
+        num_windowed = 0 if self.windowed is None else self.windowed.num_pages
+        num_own = self.limits.num_seqs * -(-self.size.num_block_tokens // PAGE_SIZE)
+        windowed_bytes = num_windowed * PAGE_SIZE * self._windowed_token_bytes
+        return windowed_bytes + self.state_bytes + num_own * self.page_bytes
+
+    @property
+    def _windowed_token_bytes(self) -> int:
+        if self.windowed is None:
+            return 0
+        return self.size.windowed_bytes_per_token(self.tp_size, self.windowed.window)
+
+    @property
+    def copied_page_bytes(self) -> int:
+        """Of one layer, which a pass without an attention kernel may copy."""
+        return 0 if self.limits.has_kernel else PAGE_SIZE * page_overhead(self.size, self.tp_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,38 +252,45 @@ def room_on_gpu(
         for held in models
     )
     needs = functools.reduce(Reserve.beside, reserves)
-    budget = max(0, memory.free_bytes - needs.total) if given_bytes is None else given_bytes
-    # Passes may copy pages: these copies are a part of the memory that is left, but not of a given size.
-    copied_bytes = max(held.copied_page_bytes for held in models) if given_bytes is None else 0
-    num_pages, cache_bytes = shared_out(
-        limits,
-        budget,
-        page_bytes=sum(held.page_bytes for held in models),
-        copied_bytes=copied_bytes,
-        fixed_bytes=sum(held.fixed_bytes for held in models),
-    )
+    if given_bytes is not None:
+        found = room_within(models, limits, given_bytes, name=name)
+    else:
+        # Passes may copy pages: these copies are a part of the memory that is left, but not of a given size.
+        copied_bytes = max(held.copied_page_bytes for held in models)
+        budget = max(0, memory.free_bytes - needs.total)
+        found = room_within(models, limits, budget, copied_bytes=copied_bytes, name=name)
+    return dataclasses.replace(found, memory=memory, needs=needs)
+
+
+def room_within(
+    models: Sequence[HeldModel],
+    limits: BatchLimits,
+    budget: int,
+    *,
+    copied_bytes: int = 0,
+    name: str = "memory",
+) -> CacheRoom:
+    """The pages of a cache of at most so many bytes; ``copied_bytes``: beside each page. Pages of windowed
+    layers, and states, are as many as they need, whatever is left."""
+    page_bytes, fixed_bytes = page_bytes_of(models), sum(held.fixed_bytes for held in models)
+    left = budget - fixed_bytes
+    if page_bytes:
+        num_pages = min(left // (page_bytes + copied_bytes) - limits.num_branch_pages, limits.num_seq_pages)
+    else:
+        num_pages = limits.num_seq_pages if left >= 0 else NO_ROOM
     return CacheRoom(
         name=name,
-        windowed=next((held.windowed for held in models if held.windowed is not None), None),
         num_pages=num_pages,
-        cache_bytes=cache_bytes,
+        windowed=next((held.windowed for held in models if held.windowed is not None), None),
+        cache_bytes=fixed_bytes + max(0, num_pages + limits.num_branch_pages) * page_bytes,
         budget_bytes=budget,
         state_bytes=sum(held.state_bytes for held in models),
-        memory=memory,
-        needs=needs,
     )
 
 
-def shared_out(
-    limits: BatchLimits, budget: int, *, page_bytes: int, copied_bytes: int = 0, fixed_bytes: int = 0
-) -> tuple[int, int]:
-    """Pages that follow the page table, and the bytes of all pages. Those of windowed layers, and states
-    (``fixed_bytes``), are as many as they need, whatever is left."""
-    left = budget - fixed_bytes
-    if not page_bytes:
-        return (limits.num_seq_pages if left >= 0 else NO_ROOM), fixed_bytes
-    num_pages = min(left // (page_bytes + copied_bytes) - limits.num_branch_pages, limits.num_seq_pages)
-    return num_pages, fixed_bytes + max(0, num_pages + limits.num_branch_pages) * page_bytes
+def page_bytes_of(models: Sequence[HeldModel]) -> int:
+    """Bytes of a page of the table that all models follow."""
+    return sum(held.page_bytes for held in models)
 
 
 def room_for_cache(
@@ -224,74 +309,50 @@ def room_for_cache(
 
     ``is_connected``: NCCL has taken its buffers. If not they are estimated.
     """
-    given, name = config.cache_bytes(), f"memory of {topology.device}"
-    if topology.device.type == "cuda":
-        sampling, held, most_ranks = sampling_of(config), [], 1
-        if models.draft is not None and models.draft.drafter is not None:
-            num_numbers = models.draft.drafter.num_read_numbers(models.draft.config)
-            limits = dataclasses.replace(limits, num_state_numbers=num_numbers)
-        if target is not None:
-            decides, has_kernel = topology.rank == RANK_ZERO, target.has_kernel(PAGE_SIZE)
-            passes = target_limits(limits, sampling, decides=decides, has_kernel=has_kernel)
-            size = _size(models.target, target)
-            size = dataclasses.replace(size, has_whole_experts=models.is_expert_parallel)
-            held.append(HeldModel(size=size, tp_size=topology.tp_size, limits=passes, windowed=windowed))
-            most_ranks = max(size.tp_sizes(size.num_query_heads), default=1)
-        if draft is not None:
-            assert models.draft is not None
-            passes = draft_limits(limits, sampling, has_kernel=draft.has_kernel(PAGE_SIZE))
-            drafter = models.draft.drafter
-            if drafter is not None and drafter.drafts_blocks:
-                # Logits of whole blocks, whatever is drawn of them.
-                block = 1 + (drafter.max_draft_tokens(models.draft.config) or 0)
-                num_kept = passes.num_kept + passes.num_seqs * block
-                passes = dataclasses.replace(passes, num_kept=num_kept, num_run_steps=0)
-            held.append(HeldModel(size=_size(models.draft, draft), tp_size=1, limits=passes))
-        room = room_on_gpu(
-            held,
-            limits,
-            sampling,
-            device_memory(topology.device),
-            num_communicators=0 if is_connected else _num_communicators(topology),
-            given_bytes=given,
-            name=name,
-        )
-        room = dataclasses.replace(room, can_share_more=most_ranks > topology.tp_size)
-        assert room.memory is not None and room.needs is not None
-        missing = room.cache_bytes + room.needs.total - room.memory.free_bytes
-        if missing > 0 and given is not None and is_connected:
-            logger.warning(
-                "--cache_memory %s leaves %s GiB less than passes may need: lower it if memory runs out",
-                config.cache_memory,
-                gib(missing),
-            )
-    else:
+    given, name, sampling = config.cache_bytes(), f"memory of {topology.device}", sampling_of(config)
+    held, most_ranks = [], 1
+    if models.draft is not None and models.draft.drafter is not None:
+        num_numbers = models.draft.drafter.num_read_numbers(models.draft.config)
+        limits = dataclasses.replace(limits, num_state_numbers=num_numbers)
+    if target is not None:
+        decides, has_kernel = topology.rank == RANK_ZERO, target.has_kernel(PAGE_SIZE)
+        passes = target_limits(limits, sampling, decides=decides, has_kernel=has_kernel)
+        size = _size(models.target, target)
+        size = dataclasses.replace(size, has_whole_experts=models.is_expert_parallel)
+        held.append(HeldModel(size=size, tp_size=topology.tp_size, limits=passes, windowed=windowed))
+        most_ranks = max(size.tp_sizes(size.num_query_heads), default=1)
+    if draft is not None:
+        assert models.draft is not None
+        passes = draft_limits(limits, sampling, has_kernel=draft.has_kernel(PAGE_SIZE))
+        drafter = models.draft.drafter
+        if drafter is not None and drafter.drafts_blocks:
+            # Logits of whole blocks, whatever is drawn of them.
+            block = 1 + (drafter.max_draft_tokens(models.draft.config) or 0)
+            num_kept = passes.num_kept + passes.num_seqs * block
+            passes = dataclasses.replace(passes, num_kept=num_kept, num_run_steps=0)
+        held.append(HeldModel(size=_size(models.draft, draft), tp_size=1, limits=passes))
+    if topology.device.type != "cuda":
         num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        budget = given if given is not None else available_memory_bytes(num_local_ranks)
-        of_target, of_draft = (
-            0 if runner is None else runner.bytes_per_page(PAGE_SIZE) for runner in (target, draft)
+        budget = available_memory_bytes(num_local_ranks) if given is None else given
+        return room_within(held, limits, budget, name=name)
+    room = room_on_gpu(
+        held,
+        limits,
+        sampling,
+        device_memory(topology.device),
+        num_communicators=0 if is_connected else _num_communicators(topology),
+        given_bytes=given,
+        name=name,
+    )
+    assert room.memory is not None and room.needs is not None
+    missing = room.cache_bytes + room.needs.total - room.memory.free_bytes
+    if missing > 0 and given is not None and is_connected:
+        logger.warning(
+            "--cache_memory %s leaves %s GiB less than passes may need: lower it if memory runs out",
+            config.cache_memory,
+            gib(missing),
         )
-        of_windowed = 0
-        if windowed is not None and target is not None:
-            of_windowed = target.windowed_page_bytes(PAGE_SIZE, windowed.of(target.windows))
-        batch, of_states = limits.scheduling, 0
-        if target is not None:
-            num_states = batch.num_slots + batch.num_prefix_states
-            of_states += num_states * target.state_bytes(batch.target_rollback)
-        if draft is not None:
-            num_draft_slots = batch.num_slots + limits.num_branch_slots
-            of_states += num_draft_slots * draft.state_bytes(batch.draft_rollback)
-        num_pages, cache_bytes = shared_out(
-            limits,
-            budget,
-            page_bytes=of_target - of_windowed + of_draft,
-            fixed_bytes=of_windowed * (windowed.num_pages if windowed else 0) + of_states,
-        )
-        room = CacheRoom(
-            name=name, num_pages=num_pages, windowed=windowed, cache_bytes=cache_bytes, budget_bytes=budget,
-            state_bytes=of_states,
-        )  # fmt: skip
-    return room
+    return dataclasses.replace(room, can_share_more=most_ranks > topology.tp_size)
 
 
 def refusal(config: GenerateConfig, limits: BatchLimits, room: CacheRoom) -> str:

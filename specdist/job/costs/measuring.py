@@ -1,8 +1,10 @@
-"""Measures what the rounds of a replica cost: passes, context, and asking the draft.
+"""Measures what the passes of a replica cost, as the run's first prior; real rounds correct it
+(:mod:`specdist.job.costs.corrections`).
 
 It takes at most :data:`LEAST_BUDGET_S` or :data:`BUDGET_SHARE` of the work that the prompts promise,
 whichever is longer; only two sizes of passes of each model are timed whatever they take. No batch is larger
-than the run's rows can fill.
+than the run's rows can fill. What the host and messages take beside passes is not measured: see
+:data:`OWN_RANK` and :data:`ONE_PROCESS`.
 """
 
 from __future__ import annotations
@@ -17,10 +19,8 @@ import torch.distributed as dist
 
 from specdist.data.stats.regression import NS_PER_S
 from specdist.engine.assembly import Assembly
-from specdist.engine.draft.channels import ToRank
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.job.costs.pass_times import (
-    MOST_WAITING,
     Budget,
     Fits,
     PassTimer,
@@ -29,19 +29,10 @@ from specdist.job.costs.pass_times import (
     draft_work,
     target_work,
 )
-from specdist.job.costs.round_times import (
-    FIRST_TOKENS,
-    NOTHING,
-    answer_messages,
-    drafting_curves,
-    host_times,
-    message_curve,
-)
-from specdist.job.ranks.topology import Topology, broadcast_from_rank0
+from specdist.job.ranks.topology import Topology, broadcast_from_rank0, gathered
 from specdist.job.run.workload import Workload
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.costs import ContextCosts, CostModel, Curve
-from specdist.utils.host import Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +44,44 @@ TARGET_SHARE, TARGET_SLOPES_SHARE = 0.45, 0.6
 DRAFT_SHARE, DRAFT_SLOPES_SHARE = 0.5, 0.6
 # A draft step that takes so many times as long as a pass of the target over as many tokens is not believed.
 IMPLAUSIBLE = 4
+NOTHING = Curve([1], [0])
+
+
+class HostTimes(NamedTuple):
+    """Nanoseconds that the host takes beside passes, whatever the number of sequences: of any round that
+    asks the draft; and what synchronous and asynchronous drafting take beyond their steps."""
+
+    message: int
+    synchronous: int
+    asynchronous: int
+
+    def added_to(self, costs: CostModel) -> CostModel:
+        """The costs of passes with those of the host."""
+        return replace(
+            costs,
+            message=Curve([1], [self.message]),
+            synchronous=costs.synchronous.plus(Curve([1], [self.synchronous])),
+            asynchronous=Curve([1], [self.asynchronous]),
+        )
+
+
+# Half of what two cores of a server took (jobs/benchmarks/tables/host-times.md): with a draft on a rank of
+# its own, where a round has a request and its reply, and in one process, where it is the engine's own work.
+# In emulated time, targets of 1B and 8B and 1 to 96 sequences, a run that assumes half is on average as fast
+# as one that knows (0.99 to 1.02). One that assumes nothing has 0.94 to 1.01 of that rate, and one that
+# assumes twice as much 0.88 to 1.
+OWN_RANK = HostTimes(150_000, 300_000, 1_000_000)
+ONE_PROCESS = HostTimes(250_000, 250_000, 0)
 
 
 class ModelTimes(NamedTuple):
-    """Passes over their size; what context adds for every sequence, and for every token. Of the draft also
-    what synchronous and asynchronous rounds take beyond their steps, over the number of sequences, and what
-    context adds to the former for each, if their blocks are drafted in one pass. ``doubt``: of the passes."""
+    """Passes over their size; what context adds for every sequence, and for every token. Of a draft whose
+    blocks are one pass, also what that takes beyond its steps, over the number of sequences, and what context
+    adds to it for each. ``doubt``: of the passes."""
 
     passes: Curve
     slopes: tuple[float, float]
     synchronous: Curve = NOTHING
-    asynchronous: Curve = NOTHING
     block_row_ns: float = 0.0
     doubt: str = ""
 
@@ -81,7 +99,6 @@ def measure_costs(
     group: dist.ProcessGroup | None,
     num_branch_slots: int,
     uses_features: bool,
-    asks_draft: bool,
     begin: Callable[[str], None] = lambda phase: None,
 ) -> CostModel:
     """Measured by target and draft, one after the other; of the target's ranks, rank 0's times count. All
@@ -93,54 +110,37 @@ def measure_costs(
         target, draft: the models on this rank.
         group: the ranks that share the target, if there are several.
         uses_features: a draft step includes the features of its tokens.
-        asks_draft: measure requests to the draft's rank too.
         begin: is called with every phase.
     """
-    found: list[ModelTimes | None] = [None, None]
+    of_target = of_draft = None
     budget = Budget(LEAST_BUDGET_S * NS_PER_S)
     begin("measuring passes of the target")
     if target is not None:
-        found[0] = measure_target(assembly, target, group, workload=workload, budget=budget)
+        of_target = measure_target(assembly, target, group, workload=workload, budget=budget)
     left_ns = broadcast_from_rank0(topology, budget.left_ns)
-    has_host = target is not None and draft is not None and topology.world_size == 1
     if draft is not None:
         begin("measuring steps of the draft")
-        found[1] = measure_draft(
+        of_draft = measure_draft(
             assembly,
             draft,
             num_branch_slots=num_branch_slots,
             uses_features=uses_features,
-            chooses_rounds=asks_draft,
-            budget=Budget(left_ns * (DRAFT_SHARE if has_host else 1.0)),
+            budget=Budget(left_ns),
             workload=workload,
         )
-    num_rows = workload.rows_at_a_time(assembly.scheduling.num_slots)
-    message = NOTHING
-    if asks_draft:
-        begin("measuring messages to the draft")
-        if topology.is_rank0:
-            draft_rank = assembly.draft(ToRank(topology.draft_rank, topology.device))
-            message = message_curve(assembly, draft_rank, topology.device, num_rows)
-        elif draft is not None:
-            answer_messages(assembly, draft)
-    everywhere = [(found, message)] * topology.world_size
-    if topology.world_size > 1:
-        dist.all_gather_object(everywhere, (found, message))
-    of_target, of_draft_rank = everywhere[RANK_ZERO][0][0], NO_DRAFT
-    if topology.uses_draft:
-        of_draft_rank = everywhere[topology.draft_rank][0][1] or NO_DRAFT
+    everywhere = gathered(topology, (of_target, of_draft))
+    of_target = everywhere[RANK_ZERO][0]
+    of_draft = everywhere[topology.draft_rank][1] if topology.uses_draft else None
     assert of_target is not None
-    context, is_disturbed = context_of(assembly, workload)[0], False
-    costs = combined_costs(of_target, of_draft_rank, everywhere[RANK_ZERO][1], context, num_rows)
-    # Not of a draft that reads the target's states, which nobody sends it here.
-    if has_host and draft is not None and not draft.reads_states:
-        assert target is not None
-        begin("measuring rounds of the engine")
-        begin_ns, waiting = budget.spent_ns, Waiting()
-        times = host_times(assembly, target, draft, costs, num_rows, budget.until(1.0), workload.text_ids)
-        is_disturbed = waiting.ns > MOST_WAITING * (budget.spent_ns - begin_ns)
-        costs = times.added_to(costs)
-    costs = replace(costs, doubt=doubts(of_target, of_draft_rank, costs, is_disturbed=is_disturbed))
+    costs = combined_costs(
+        of_target,
+        of_draft or NO_DRAFT,
+        context_of(assembly, workload)[0],
+        workload.rows_at_a_time(assembly.scheduling.num_slots),
+    )
+    if of_draft is not None:
+        costs = (OWN_RANK if topology.has_draft_rank else ONE_PROCESS).added_to(costs)
+    costs = replace(costs, doubt=doubts(of_target, of_draft or NO_DRAFT, costs))
     if topology.is_rank0:
         logger.info("%s", _summary(costs, budget.spent_ns))
         if costs.doubt:
@@ -153,11 +153,10 @@ def measure_costs(
     return costs
 
 
-def doubts(of_target: ModelTimes, of_draft: ModelTimes, costs: CostModel, *, is_disturbed: bool) -> str:
-    """Why measured costs may be wrong; empty without a reason. ``is_disturbed``: while rounds were timed."""
+def doubts(of_target: ModelTimes, of_draft: ModelTimes, costs: CostModel) -> str:
+    """Why measured costs may be wrong; empty without a reason."""
     both = (("target", of_target.doubt), ("draft", of_draft.doubt))
     found = [f"{model}: {doubt}" for model, doubt in both if doubt]
-    found += ["rounds: a thread waited for a processor"] if is_disturbed else []
     rows = costs.context.num_rows
     step_ns, pass_ns = float(costs.draft(rows)), float(costs.target(rows))
     if step_ns > IMPLAUSIBLE * pass_ns:
@@ -246,7 +245,6 @@ def timed_model(
     times.time_first(fits)
     on_first(times.curve())
     times.time_more(fits)
-    times.repeat(fits)
     slopes = context_slopes(
         timer,
         times.curve(),
@@ -267,9 +265,8 @@ def measure_draft(
     workload: Workload,
     uses_features: bool,
     budget: Budget,
-    chooses_rounds: bool = False,
 ) -> ModelTimes:
-    """On the draft's rank. ``chooses_rounds``: measure the host's time in rounds, too."""
+    """On the draft's rank."""
     num_slots = assembly.scheduling.num_slots
     num_rows = workload.rows_at_a_time(num_slots)
     contexts = context_of(assembly, workload)
@@ -288,24 +285,12 @@ def measure_draft(
         slopes_fit=budget.until(DRAFT_SLOPES_SHARE),
         prepares=timer.is_asynchronous,
     )
-    if draft.drafts_blocks:
-        timer(widest, widest, contexts[0])
-        goes_on = PassTimer(draft, work, text_ids=workload.text_ids, goes_on=True)
-        steps = PassTimes(goes_on, num_rows=num_rows, largest=widest, num_context_tokens=contexts[0])
-        return of_blocks(found, steps.timed(budget.until(1.0)).curve())
-    if not chooses_rounds:
+    if not draft.drafts_blocks:
         return found
-    costs = combined_costs(found, found, NOTHING, contexts[0], num_rows)
-    synchronous, asynchronous, step = drafting_curves(
-        assembly,
-        draft,
-        lambda size: float(costs.draft_ns(size, FIRST_TOKENS)),
-        num_rows=num_rows,
-        num_branches=num_branch_slots // num_slots,
-        uses_features=uses_features,
-        fits=budget.until(1.0),
-    )
-    return found._replace(passes=found.passes.plus(step), synchronous=synchronous, asynchronous=asynchronous)
+    timer(widest, widest, contexts[0])
+    goes_on = PassTimer(draft, work, text_ids=workload.text_ids, goes_on=True)
+    steps = PassTimes(goes_on, num_rows=num_rows, largest=widest, num_context_tokens=contexts[0])
+    return of_blocks(found, steps.timed(budget.until(1.0)).curve())
 
 
 def of_blocks(blocks: ModelTimes, steps: Curve) -> ModelTimes:
@@ -318,9 +303,9 @@ def of_blocks(blocks: ModelTimes, steps: Curve) -> ModelTimes:
 
 
 def combined_costs(
-    of_target: ModelTimes, of_draft: ModelTimes, message: Curve, num_context_tokens: int, num_rows: int
+    of_target: ModelTimes, of_draft: ModelTimes, num_context_tokens: int, num_rows: int
 ) -> CostModel:
-    """Measured after so many tokens of context, with at most so many sequences."""
+    """Costs of passes, measured after so many tokens of context, with at most so many sequences."""
     row_ns, token_ns = of_target.slopes
     return CostModel(
         of_target.passes,
@@ -328,7 +313,5 @@ def combined_costs(
         ContextCosts(
             num_context_tokens, num_rows, row_ns, token_ns, of_draft.slopes[0], of_draft.block_row_ns
         ),
-        message,
-        of_draft.synchronous,
-        of_draft.asynchronous,
+        synchronous=of_draft.synchronous,
     )

@@ -3,7 +3,6 @@ first, and few of them."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
@@ -30,8 +29,6 @@ from specdist.utils.ranges import arange_segments
 NUM_PASSES = 7
 # Tokens of every row in the second pass that is timed: more than in plain decoding, and few.
 FEW = 4
-# Where two sizes predict the one between them to this part of its time, none between is timed.
-TOLERANCE = 0.05
 # A time is doubtful if a thread has waited for a processor for more than this share of it: that is the
 # machine's load itself, while its average lags by a minute, and a load that lasts makes all passes equally
 # slow. Passes are compared up to a factor; on a GPU, which others may use, the median must not exceed it.
@@ -151,12 +148,12 @@ def tokens_of_text(text_ids: Sequence[int], lengths: Sequence[int]) -> np.ndarra
 
 
 class PassTimes:
-    """Of passes over up to ``largest`` tokens, each row after a context.
+    """Passes over up to ``largest`` tokens, each row after a context.
 
-    Timed first are a token of every row, and :data:`FEW` times as many: what plain decoding costs, and what
-    more tokens add to it. These two are timed whatever they take. Then come the smallest size and the
-    largest; then powers of two between sizes that do not predict them, and all again, as long as the budget
-    allows.
+    The first two sizes are a token of every row, and :data:`FEW` times as many: what plain decoding costs,
+    and what more tokens add to it. These two are timed whatever they take. Then come the smallest size and
+    the largest, and the powers of two between them: first those that verification has, then those of a
+    batch that drains. At the end all sizes are repeated, as long as the budget allows.
     """
 
     def __init__(
@@ -167,15 +164,13 @@ class PassTimes:
         largest: int,
         most_rows: int | None = None,
         num_context_tokens: int = 0,
-        tolerance: float = TOLERANCE,
         prepares: bool = False,
     ) -> None:
         """
         Args:
-            timer: of a pass; see :meth:`PassTimer.__call__`.
+            timer: takes the time of a pass; see :meth:`PassTimer.__call__`.
             num_rows: sequences of a batch.
             most_rows: over which a pass may be spread; by default ``num_rows``.
-            tolerance: see :data:`TOLERANCE`; 0 times every power of two.
             prepares: a size's first pass takes longer: there is always a second.
         """
         self._timer = timer
@@ -183,21 +178,19 @@ class PassTimes:
         self._largest = largest
         self._most_rows = most_rows or num_rows
         self._context = num_context_tokens
-        self._tolerance = tolerance
         self._prepares = prepares
         self._found: dict[int, list[int]] = {}
         # Of each size, the fastest pass in which no thread waited for long.
         self._undisturbed: dict[int, int] = {}
 
     def timed(self, fits: Fits) -> PassTimes:
-        """With all that fits."""
+        """Time all that fits."""
         self.time_first(fits)
         self.time_more(fits)
-        self.repeat(fits)
         return self
 
     def time_first(self, fits: Fits) -> None:
-        """The two that are timed in any case; again where that fits."""
+        """Time the two sizes that are timed in any case; again where that fits."""
         first = list(dict.fromkeys((self._num_rows, min(FEW * self._num_rows, self._largest))))
         for size in first:
             self._time(size)
@@ -205,26 +198,19 @@ class PassTimes:
             self._time_again(size, fits)
 
     def time_more(self, fits: Fits) -> None:
-        """Other sizes, after :meth:`time_first`."""
-        for size in (1, self._largest):
-            if fits(self._expected_ns(size)):
-                self._time_new(size, fits)
-        gaps = list(itertools.pairwise(sorted(self._found)))
-        while gaps:
-            gap = max(gaps, key=self._doubt)
-            gaps.remove(gap)
-            middle = _middle(*gap)
-            # A pass over more tokens takes no less: where both ends take as long, so does all between.
-            is_flat = self._is_near(self.ns(gap[0]), self.ns(gap[1]))
-            if middle is None or is_flat or not fits(self._expected_ns(middle)):
-                continue
-            predicted_ns = float(np.interp(middle, gap, [self.ns(end) for end in gap]))
-            self._time_new(middle, fits)
-            if not self._is_near(predicted_ns, self.ns(middle)):
-                gaps += [(gap[0], middle), (middle, gap[1])]
+        """Time the other sizes, after :meth:`time_first`; then all in turn, since a temporary disturbance of
+        the machine affects all."""
+        powers = [1 << power for power in range(self._largest.bit_length())]
+        wide = [size for size in powers if size > self._num_rows]
+        narrow = [size for size in reversed(powers) if size < self._num_rows]
+        for size in (1, self._largest, *wide, *narrow):
+            if size not in self._found and fits(self._expected_ns(size)):
+                self._time(size)
+                self._time_again(size, fits)
+        self.repeat(fits)
 
     def repeat(self, fits: Fits) -> None:
-        """All in turn, several times: a temporary disturbance of the machine affects all."""
+        """Time all known sizes until each has :data:`NUM_PASSES` passes."""
         while min(map(len, self._found.values())) < NUM_PASSES:
             if not fits(sum(map(self.ns, self._found))):
                 break
@@ -232,7 +218,7 @@ class PassTimes:
                 self._time(size)
 
     def ns(self, size: int) -> int:
-        """The fastest: others at work on this machine only add to it."""
+        """The fastest pass: others at work on this machine only add to it."""
         return min(self._found[size])
 
     def curve(self) -> Curve:
@@ -255,17 +241,9 @@ class PassTimes:
                 )
         return ""
 
-    def _time_new(self, size: int, fits: Fits) -> None:
-        if size not in self._found:
-            self._time(size)
-            self._time_again(size, fits)
-
     def _time_again(self, size: int, fits: Fits) -> None:
         if self._prepares or fits(self.ns(size)):
             self._time(size)
-
-    def _is_near(self, ns: float, other_ns: float) -> bool:
-        return abs(ns - other_ns) < self._tolerance * other_ns
 
     def _time(self, size: int) -> None:
         waiting = Waiting()
@@ -279,17 +257,6 @@ class PassTimes:
         larger = [self.ns(known) for known in self._found if known >= size]
         smaller = max((known for known in self._found if known < size), default=size)
         return min(larger) if larger else self.ns(smaller) * size / smaller
-
-    def _doubt(self, gap: Sequence[int]) -> float:
-        """How much the time between two sizes may differ from a line."""
-        low_ns, high_ns = (max(1.0, self.ns(size)) for size in gap)
-        return abs(math.log(high_ns / low_ns)) * math.log(gap[1] / gap[0])
-
-
-def _middle(low: int, high: int) -> int | None:
-    """The power of two in the middle between two sizes; None without one."""
-    powers = [1 << power for power in range(low.bit_length(), high.bit_length()) if low < 1 << power < high]
-    return powers[(len(powers) - 1) // 2] if powers else None
 
 
 def context_slopes(

@@ -12,7 +12,6 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.groups import HOST_SEQS, MTP, SELF
 from specdist.config.speculation import SYNCHRONOUS
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.job.models.held_models import unquantized_experts
 from specdist.job.texts.constraints import RunConstraints
 from specdist.job.texts.processing import sampling_settings
 from specdist.job.texts.tokens import (
@@ -32,7 +31,8 @@ from specdist.models.loading.adapter_folder import open_adapter
 from specdist.models.loading.fitting import check_weights
 from specdist.models.passes.all_reduce import Choice
 from specdist.models.sharding.tp_plan import check_heads
-from specdist.models.sizes.sizes import size_of
+from specdist.models.sizes.reserve import gib
+from specdist.models.sizes.sizes import ModelSize, size_of
 from specdist.policies.registry import AUTO
 from specdist.utils.errors import UserError
 
@@ -60,6 +60,15 @@ class ModelPlan:
     def has_experts(self) -> bool:
         """Whether what a pass takes depends on its tokens."""
         return any(model is not None and model.has_experts for model in (self.target, self.draft))
+
+
+def plan_models_and_options(
+    config: GenerateConfig, given: Collection[str] = ()
+) -> tuple[GenerateConfig, ModelPlan]:
+    """The models of a run, and its options as they need them: with the target's own settings as defaults of
+    those that were not ``given``. Raises :class:`UserError`."""
+    models = plan_models(config, may_read_states=True)
+    return settled(with_model_defaults(config, models.target, given), models.draft), models
 
 
 def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> ModelPlan:
@@ -112,6 +121,18 @@ def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> Mod
         is_expert_parallel=gives_whole_experts(config, target),
         constraints=RunConstraints(config, target),
         head=head,
+    )
+
+
+def unquantized_experts(model: ModelSize | None) -> str | None:
+    """That the option which has a model's layers quantised leaves its experts as they are, and what these
+    take; None where there is nothing to say."""
+    if model is None or model.quantized_by is None or not model.experts:
+        return None
+    whole, others = model.weight_bytes(1), dataclasses.replace(model, experts=()).weight_bytes(1)
+    return (
+        f"{model.quantized_by} quantises linear layers, and not the experts of {model.name}, which take "
+        f"{gib(whole - others)} of its {gib(whole)} GiB"
     )
 
 

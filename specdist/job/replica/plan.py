@@ -11,12 +11,11 @@ from specdist.engine.assembly import Assembly
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
-from specdist.job.models.held_models import BatchLimits
+from specdist.job.costs.allocation import BatchLimits, CacheRoom
 from specdist.job.models.model_plan import ModelPlan, batch_limits
 from specdist.job.ranks.topology import Topology
 from specdist.job.run.workload import UNKNOWN_WORK, Workload
 from specdist.job.texts.processing import sampling_settings
-from specdist.models.cache.windowed_pages import WindowedLayers
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
@@ -43,14 +42,6 @@ class Rounds:
     scheduling: SchedulerSettings
     ahead: RoundShape = ALONE
     chooser: RoundChooser | None = None
-
-
-@dataclass(frozen=True)
-class CachePages:
-    """Pages of the page table that both models' caches follow; and layers of the target with others."""
-
-    num_pages: int
-    windowed: WindowedLayers | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +168,7 @@ class ReplicaPlan:
 
     def assembly(
         self,
-        pages: CachePages,
+        room: CacheRoom,
         rounds: Rounds | None = None,
         stop_rules: StopRules | None = None,
     ) -> Assembly:
@@ -189,8 +180,8 @@ class ReplicaPlan:
             vocab_size=models.vocab_size,
             stop_rules=stop_rules or StopRules(NO_TEXT, models.target.stop_token_ids()),
             scheduling=self.scheduling if rounds is None else rounds.scheduling,
-            num_pages=pages.num_pages,
-            windowed=pages.windowed,
+            num_pages=room.num_pages,
+            windowed=room.windowed,
             ahead=ALONE if rounds is None else rounds.ahead,
             chooser=None if rounds is None else rounds.chooser,
             is_traced=config.is_traced,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -22,13 +21,12 @@ from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
 from specdist.engine.target.collectives import RANK_ZERO, connect_draft, connect_target
 from specdist.job.costs.allocation import CacheRoom, refusal, room_for_cache
-from specdist.job.costs.kept_costs import KeptCosts, costs_key
 from specdist.job.costs.measuring import measure_costs
 from specdist.job.ranks.activity import Activity
 from specdist.job.ranks.restart import remember_lone_row
 from specdist.job.ranks.topology import broadcast_from_rank0, gathered
 from specdist.job.replica.loaded_models import LoadedModels, load_models
-from specdist.job.replica.plan import CachePages, ReplicaPlan
+from specdist.job.replica.plan import ReplicaPlan
 from specdist.models.cache.windowed_pages import longest_window
 from specdist.models.passes.all_reduce import SUMS, Choice
 from specdist.models.passes.graphs import GraphMemory
@@ -53,7 +51,7 @@ def build_replica(
     time. Raises :class:`UserError` on all of them.
 
     Args:
-        frozen_costs: costs of passes of a resumed run; the same on every rank.
+        frozen_costs: on rank 0, the costs of passes of a resumed run.
         agree: called on rank 0 with the measured costs; returns those that the replica uses. None uses
             the measured ones.
         activity: gets the phases of the loading, and its steps.
@@ -61,8 +59,8 @@ def build_replica(
     activity = activity or Activity()
     loaded = load_models(plan.config, plan.models, plan.topology, activity)
     activity.begin("sizing the cache")
-    plan, pages, graph_bytes = _agree_on_pages(plan, loaded, activity)
-    assembly = plan.assembly(pages)
+    plan, room, graph_bytes = _agree_on_pages(plan, loaded, activity)
+    assembly = plan.assembly(room)
     if loaded.target is not None:
         assembly.allocate(loaded.target)
     if loaded.draft is not None:
@@ -71,23 +69,15 @@ def build_replica(
         memory = GraphMemory(plan.topology.device, graph_bytes)
         for runner in loaded.runners:
             runner.limit_graphs(memory)
-
-    def measure(plan: ReplicaPlan, agree: Agree | None = agree, *, is_anew: bool = False) -> CostModel:
-        found = _agree_on_costs(plan, loaded, plan.assembly(pages), agree, activity, is_anew=is_anew)
-        if is_anew:
-            activity.begin("generating", has_progress=True)
-        return found
-
-    costs = (frozen_costs or measure(plan)) if plan.needs_costs else None
-    return Replica(plan, loaded, pages=pages, costs=costs, measure=measure)
+    return Replica(plan, loaded, room, frozen_costs, agree, activity)
 
 
 def _agree_on_pages(
     plan: ReplicaPlan, loaded: LoadedModels, activity: Activity
-) -> tuple[ReplicaPlan, CachePages, int]:
-    """The pages that fit into the memory of every rank, since all follow one page table; and this rank's
-    bytes for recorded passes: see :attr:`CacheRoom.graph_bytes`. The plan then says how many sequences there
-    is room for."""
+) -> tuple[ReplicaPlan, CacheRoom, int]:
+    """The room of the rank with the least, since all follow one page table; and this rank's bytes for
+    recorded passes: see :attr:`CacheRoom.graph_bytes`. The plan then says how many sequences there is room
+    for."""
     if plan.config.fills_memory(plan.topology.device.type):
         plan = _with_room(plan, loaded)
     plan = _with_windows(plan, loaded)
@@ -96,7 +86,7 @@ def _agree_on_pages(
         _rooms(plan, loaded, is_connected=False)
         _connect(plan, loaded, activity)
     own, least = _rooms(plan, loaded)
-    return plan, CachePages(least.num_pages, least.windowed), own.graph_bytes
+    return plan, least, own.graph_bytes
 
 
 def _with_room(plan: ReplicaPlan, loaded: LoadedModels) -> ReplicaPlan:
@@ -140,20 +130,6 @@ def _with_windows(plan: ReplicaPlan, loaded: LoadedModels) -> ReplicaPlan:
         tried = dataclasses.replace(tried, num_seqs=num_slots // 2)
 
 
-def _room(plan: ReplicaPlan, loaded: LoadedModels, *, is_connected: bool) -> Callable[..., CacheRoom]:
-    """Of this rank; to be called, with ``windowed`` layers if there are any."""
-    return partial(
-        room_for_cache,
-        plan.config,
-        plan.models,
-        plan.topology,
-        plan.limits,
-        target=loaded.target,
-        draft=loaded.draft,
-        is_connected=is_connected,
-    )
-
-
 def _layouts(
     plan: ReplicaPlan, loaded: LoadedModels, *, is_connected: bool
 ) -> tuple[tuple[CacheRoom, CacheRoom], tuple[CacheRoom, CacheRoom]]:
@@ -163,7 +139,16 @@ def _layouts(
     if loaded.target is not None and plan.may_give_back:
         window = longest_window(loaded.target.windows.values(), plan.scheduling.max_seq_len)
         windowed = window and plan.scheduling.windowed_layers(window, PAGE_SIZE)
-    room = _room(plan, loaded, is_connected=is_connected)
+    room = partial(
+        room_for_cache,
+        plan.config,
+        plan.models,
+        plan.topology,
+        plan.limits,
+        target=loaded.target,
+        draft=loaded.draft,
+        is_connected=is_connected,
+    )
     whole = room()
     own = whole, (room(windowed=windowed) if windowed else whole)
     everywhere = gathered(plan.topology, own)
@@ -214,43 +199,6 @@ def _connect(plan: ReplicaPlan, loaded: LoadedModels, activity: Activity) -> Non
     activity.begin("sizing the cache")
 
 
-def _agree_on_costs(
-    plan: ReplicaPlan,
-    loaded: LoadedModels,
-    assembly: Assembly,
-    agree: Agree | None,
-    activity: Activity,
-    *,
-    is_anew: bool,
-) -> CostModel:
-    """Rank 0's, kept from an earlier start or measured by all ranks, are frozen and used by all."""
-    topology, kept, costs = plan.topology, None, None
-    if topology.is_rank0:
-        num_slots = plan.scheduling.num_slots
-        kept = KeptCosts(costs_key(plan.config, plan.models, topology, plan.workload, num_slots=num_slots))
-        costs = None if is_anew else kept.read()
-    costs = broadcast_from_rank0(topology, costs)
-    if costs is None:
-        costs = measure_costs(
-            assembly,
-            topology,
-            plan.workload,
-            target=loaded.target,
-            draft=loaded.draft,
-            group=loaded.group,
-            num_branch_slots=plan.limits.num_branch_slots,
-            uses_features=plan.config.is_traced or uses_features(plan.config.policy),
-            asks_draft=plan.is_asynchronous,
-            begin=activity.begin,
-        )
-        if kept is not None:
-            kept.write(costs)
-    if topology.is_rank0 and agree is not None:
-        costs = agree(costs)
-    found: CostModel = broadcast_from_rank0(topology, costs)
-    return found
-
-
 class Replica:
     """This rank's part of a replica: made by :func:`build_replica`, on all ranks at the same time."""
 
@@ -258,37 +206,63 @@ class Replica:
         self,
         plan: ReplicaPlan,
         loaded: LoadedModels,
-        *,
-        pages: CachePages,
-        costs: CostModel | None,
-        measure: Callable[..., CostModel],
+        room: CacheRoom,
+        frozen_costs: CostModel | None,
+        agree: Agree | None,
+        activity: Activity,
     ) -> None:
-        self._loaded, self._measure = loaded, measure
-        self._pages = pages
+        self._plan, self._loaded, self._room, self._activity = plan, loaded, room, activity
         # Smaller limits after memory ran out in a round. The slots and their memory stay as they are.
         self._limits: SchedulerSettings | None = None
-        self._plan, self.costs, self._rounds = plan, costs, plan.rounds(costs)
+        self.costs: CostModel | None = None
+        if plan.needs_costs:
+            self.use_costs(frozen_costs, agree)
+        else:
+            self._rounds = plan.rounds(None)
 
     def resample(self, config: GenerateConfig) -> None:
         """Generate with these options from now on, with the loaded models and their caches.
 
         Only the sampling settings, the seed and the length of completions may differ.
         """
-        plan = dataclasses.replace(self._plan, config=config)
-        if plan.needs_costs and plan.settings != self._plan.settings:
-            self.costs = self._measure(plan)
-        self._plan, self._rounds = plan, plan.rounds(self.costs)
+        earlier, self._plan = self._plan, dataclasses.replace(self._plan, config=config)
+        is_other = self._plan.settings != earlier.settings
+        if self._plan.needs_costs:
+            self.use_costs(None if is_other else self.costs)
+        else:
+            self._rounds = self._plan.rounds(None)
 
     def use_costs(self, costs: CostModel | None = None, agree: Agree | None = None) -> CostModel:
         """Between two engines, on all ranks at the same time: decide by rank 0's ``costs`` from now on; where
         it gives None, by new measurements, which are given to ``agree``, as in :func:`build_replica`."""
-        found: CostModel | None = broadcast_from_rank0(self._plan.topology, costs)
-        self.costs = found or self._measure(self._plan, agree, is_anew=True)
-        self._rounds = self._plan.rounds(self.costs)
+        topology = self._plan.topology
+        found: CostModel | None = broadcast_from_rank0(topology, costs)
+        if found is None:
+            found = self._measure()
+            if topology.is_rank0 and agree is not None:
+                found = agree(found)
+            found = broadcast_from_rank0(topology, found)
+            self._activity.begin("generating", has_progress=True)
+        assert found is not None
+        self.costs, self._rounds = found, self._plan.rounds(found)
         if self._limits is not None:
             ahead = self._rounds.scheduling.num_ahead_tokens
             self._limits = dataclasses.replace(self._limits, num_ahead_tokens=ahead)
-        return self.costs
+        return found
+
+    def _measure(self) -> CostModel:
+        plan, loaded = self._plan, self._loaded
+        return measure_costs(
+            plan.assembly(self._room),
+            plan.topology,
+            plan.workload,
+            target=loaded.target,
+            draft=loaded.draft,
+            group=loaded.group,
+            num_branch_slots=plan.limits.num_branch_slots,
+            uses_features=plan.config.is_traced or uses_features(plan.config.policy),
+            begin=self._activity.begin,
+        )
 
     @property
     def advice(self) -> str | None:
@@ -307,7 +281,7 @@ class Replica:
     @property
     def num_pages(self) -> int:
         """Of the page table that both models' caches follow."""
-        return self._pages.num_pages
+        return self._room.num_pages
 
     @property
     def num_slots(self) -> int:
@@ -360,7 +334,7 @@ class Replica:
 
     def assembly(self, stop_rules: StopRules | None = None) -> Assembly:
         """The assembly of this rank's models. ``stop_rules``: by default the target's stop tokens."""
-        return self._plan.assembly(self._pages, self._rounds, stop_rules)
+        return self._plan.assembly(self._room, self._rounds, stop_rules)
 
     def draft_engine(self, requests: Requests, stop_rules: StopRules) -> Engine:
         """An engine that generates with the draft alone, on the rank that holds it."""

@@ -220,6 +220,12 @@ def freeze_costs(
     return costs
 
 
+def usable_costs(run: RunPlan, *, keeps_doubtful: bool) -> CostModel | None:
+    """The costs that a restart goes on with; None where they are to be measured."""
+    found = frozen_costs(run.folder)
+    return None if found is None or (found.doubt and not keeps_doubtful) else found
+
+
 def _check_leases(folder: RunFolder, leases: Path | None) -> None:
     """Raises :class:`UserError` if this replica leases shards in another folder than the run's others do."""
     theirs = folder.manifest.info.get(LEASES)

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from specdist.config.groups import MTP, SELF, DrawingOptions, values_of
 from specdist.data.store.files import write_atomically
-from specdist.job.models.held_models import unquantized_experts
+from specdist.job.models.model_plan import unquantized_experts
 from specdist.lab.plan.advise import Planner, Site, Work, recommend
 from specdist.lab.plan.hardware import GB, GIB, TERA, Gpu, find_gpu
 from specdist.lab.plan.options import PlanConfig

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.job.costs.allocation import draft_limits, room_on_gpu, target_limits
-from specdist.job.models.held_models import BatchLimits, HeldModel
+from specdist.job.costs.allocation import (
+    BatchLimits,
+    HeldModel,
+    draft_limits,
+    page_bytes_of,
+    room_on_gpu,
+    target_limits,
+)
 from specdist.lab.plan.hardware import Gpu
 from specdist.lab.plan.roofline import DEFAULTS
 from specdist.lab.plan.simulate import PREFILL_CHUNK_TOKENS, Mode
@@ -184,13 +190,13 @@ def _share(
     def cache_bytes(num_rows: int, windowed: WindowedLayers | None) -> int:
         limits = work.limits(num_rows)
         models = held(limits, windowed)
-        followed = (limits.num_seq_pages + limits.num_branch_pages) * _page_bytes(models)
+        followed = (limits.num_seq_pages + limits.num_branch_pages) * page_bytes_of(models)
         return sum(model.fixed_bytes for model in models) + followed
 
     most_rows = _largest(fits)
     num_rows = max(1, most_rows)
     reserved = reserved_bytes(num_rows)
-    branch_bytes = work.limits(1).num_branch_pages * _page_bytes(one)
+    branch_bytes = work.limits(1).num_branch_pages * page_bytes_of(one)
     if draft is not None:
         branch_bytes += work.limits(1).num_branch_slots * one[-1].slot_bytes
     whole = cache_bytes(2, None) - cache_bytes(1, None) - branch_bytes
@@ -205,10 +211,6 @@ def _share(
         usable_bytes=gpu.memory_bytes - gpu.reserved_bytes - reserved,
         most_rows=most_rows,
     )
-
-
-def _page_bytes(models: list[HeldModel]) -> int:
-    return sum(model.page_bytes for model in models)
 
 
 def _largest(holds: Callable[[int], bool]) -> int:

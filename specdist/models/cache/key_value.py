@@ -6,7 +6,6 @@ T flat tokens, G key/value heads, D head width of keys and of values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -26,12 +25,6 @@ class LayerShape(NamedTuple):
     width: int
     value_width: int
     is_latent: bool = False
-
-    def num_bytes(self, number_bytes: int, scale_bytes: int = 0) -> int:
-        """That a token takes with so many for a number, and for the scale of a head's key or value."""
-        num_numbers = self.width + (0 if self.is_latent else self.value_width)
-        num_scales = 1 if self.is_latent else 2
-        return self.num_heads * (num_numbers * number_bytes + num_scales * scale_bytes)
 
 
 class KeyValueCache:
@@ -133,13 +126,6 @@ class KeyValueCache:
         write = self._write if width == value_width else plain_write
         scales = (self.key_scales[layer], self.value_scales[layer]) if self.is_float8 else ()
         write(self.keys[layer], self.values[layer], cache_index_T, keys_TGD, values_TGD, *scales)
-
-    @staticmethod
-    def bytes_per_page(
-        shapes: Iterable[LayerShape], page_size: int, dtype: torch.dtype, is_float8: bool = False
-    ) -> int:
-        sizes = (1, SCALE_DTYPE.itemsize) if is_float8 else (dtype.itemsize, 0)
-        return page_size * sum(shape.num_bytes(*sizes) for shape in shapes)
 
 
 def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

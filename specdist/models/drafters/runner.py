@@ -134,10 +134,6 @@ class DrafterRunner(ModelRunner):
         acceleration = acceleration or Acceleration.of(device, has_float8_cache=has_float8_cache)
         super().__init__(model, device, acceleration, model_impl="transformers", on_pass=on_pass)
 
-    def bytes_per_page(self, page_size: int) -> int:
-        own = self.pass_class.kind.num_kept_numbers(self.model.config)
-        return super().bytes_per_page(page_size) + page_size * own * self.dtype.itemsize
-
     def receive(self, slots_T: np.ndarray, positions_T: np.ndarray, states_TS: Tensor) -> None:
         """The target's states after these tokens. The page table must be that of the pass that they are from.
         Then run the contexts of that pass."""

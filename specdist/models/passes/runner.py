@@ -9,7 +9,7 @@ T flat tokens, N tokens whose logits are wanted, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -116,23 +116,10 @@ class ModelRunner:
         """Of every layer: the last tokens that a token sees, if not all."""
         return {layer: rules.window for layer, rules in self.rules.items()}
 
-    def bytes_per_page(self, page_size: int) -> int:
-        """Memory of one page on this device, in bytes."""
-        return self.windowed_page_bytes(page_size, self._shapes.shapes)
-
     @property
     def keeps_states(self) -> bool:
         """Of recurrent layers."""
         return bool(self._shapes.states)
-
-    def state_bytes(self, rollback: Rollback) -> int:
-        """Of a slot's states of recurrent layers, in bytes."""
-        return sum(shape.num_bytes(rollback, self.dtype.itemsize) for shape in self._shapes.states.values())
-
-    def windowed_page_bytes(self, page_size: int, layers: Collection[int]) -> int:
-        """Of that, what these layers take."""
-        own, is_float8 = [self._shapes.shapes[layer] for layer in layers], self._acceleration.has_float8_cache
-        return KeyValueCache.bytes_per_page(own, page_size, self.dtype, is_float8)
 
     def has_kernel(self, page_size: int) -> bool:
         """Whether attention kernels of this device work with pages of this size; tried once. Ranks that share

@@ -17,6 +17,7 @@ from specdist.engine.request import Completion
 from specdist.engine.schedule.detokenizer import NO_TEXT
 from specdist.engine.schedule.plan import SchedulerSettings
 from specdist.engine.schedule.stopping import StopRules
+from specdist.job.costs.measuring import OWN_RANK
 from specdist.lab.plan.hardware import find_gpu
 from specdist.lab.plan.job import open_model
 from specdist.lab.plan.roofline import DRAFT_PASS, TARGET_PASS, Placement, roofline_costs
@@ -179,8 +180,8 @@ class Emulation:
         """One case by this machine's clock."""
         config, order = self.config, self.order(case)
         if case.needs_host_times:
-            # The main job measures them at its start, too.
-            order = self.order(case, replica.with_host_times(order, self.costs(case).passes))
+            # As the main job assumes them.
+            order = self.order(case, OWN_RANK.added_to(self.costs(case).passes))
         rows = RowSettings(
             num_rows=self.num_rows(case),
             num_slots=case.batch_size,
@@ -204,7 +205,7 @@ class Emulation:
     def simulate(self, case: Case) -> Outcome:
         """One case in virtual time."""
         costs = self.costs(case)
-        order = self.order(case, virtual.with_host_times(costs.passes))
+        order = self.order(case, OWN_RANK.added_to(costs.passes))
         pair = markov_pair(self.pair)
         run = virtual.VirtualRun(order, pair, self.target, self.draft, has_own_gpu=case.has_own_gpu)
         num_tokens, seconds = run.steady_rounds(self.config.rounds, self.num_rows(case))

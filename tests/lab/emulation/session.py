@@ -14,12 +14,8 @@ from specdist.engine.engine import Engine
 from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.request import Completion, Sequence
 from specdist.engine.schedule.plan import SchedulerSettings
-from specdist.job.costs.round_times import message_curve
 from specdist.lab.plan.roofline import Placement
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies.choice import PolicyChoice
-from specdist.policies.costs import CostModel
-from specdist.policies.payoff import ALONE
 from tests.lab.emulation.accounting import RoundTimes, SideLog, round_times
 from tests.lab.emulation.device import EmulatedDevice
 from tests.lab.emulation.draft_rank import DraftRank
@@ -166,24 +162,6 @@ class Replica:
             times=round_times(edges_R1, target_log, draft_log, is_asynchronous=assembly.ahead.num_ahead > 0),
             target=target_log,
             draft=draft_log,
-        )
-
-    def with_host_times(self, order: EmulatedOrder, costs: CostModel) -> CostModel:
-        """The costs with what the draft's host and messages to it take, as the main job measures them."""
-        assert self._rank is not None
-        synchronous, asynchronous, step = self._rank.call("measure", order)
-        # Neither drafts nor branches: no pass is run.
-        silent = dataclasses.replace(order.assembly, ahead=ALONE, chooser=None)
-        self._rank.call("build", dataclasses.replace(order, assembly=silent, choice=PolicyChoice()))
-        with half_of_the_cores(0), self._rank.serving() as channel:
-            num_rows = silent.scheduling.num_slots
-            message = message_curve(silent, silent.draft(channel), self._target.device, num_rows)
-        return dataclasses.replace(
-            costs,
-            draft=costs.draft.plus(step),
-            message=message,
-            synchronous=synchronous,
-            asynchronous=asynchronous,
         )
 
     @contextlib.contextmanager

@@ -24,14 +24,11 @@ from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
 from specdist.engine.target.collectives import RANK_ZERO
 from specdist.engine.times.reports import Traffic
 from specdist.engine.times.timeline import DeviceClock, Kind, Timeline
-from specdist.job.costs.pass_times import always
-from specdist.job.costs.round_times import FIRST_TOKENS, drafting_curves
 from specdist.lab.plan.roofline import Placement
 from specdist.models.cache.pages import PageUpdates
 from specdist.models.passes.runner import ModelRunner
 from specdist.policies.choice import PolicyChoice, build_policy
-from specdist.policies.costs import CostModel, Curve
-from specdist.policies.registry import uses_features
+from specdist.policies.costs import CostModel
 from tests.lab.emulation.accounting import SideLog
 from tests.lab.emulation.device import EmulatedDevice
 from tests.lab.emulation.markov import PairSettings, markov_pair
@@ -84,23 +81,6 @@ class DraftServer:
         self._device.forget()
         self._clock = timeline("transfer", self._device)
         self._draft = ObservedDraft(new_draft(order, self._runner, self._clock))
-
-    def measure(self, order: EmulatedOrder) -> tuple[Curve, Curve, Curve]:
-        """What synchronous and asynchronous rounds, and each step, take beyond their passes, as the main job
-        measures it."""
-        self.build(order)
-        # All passes take their time.
-        self._runner.fill(0, order.prompt_tokens)
-        pace = self._runner.pace
-        return drafting_curves(
-            order.assembly,
-            cast(ModelRunner, self._runner),
-            lambda size: pace.pass_ns(size, size, FIRST_TOKENS),
-            num_rows=order.assembly.scheduling.num_slots,
-            num_branches=order.assembly.ahead.num_branches,
-            uses_features=uses_features(order.choice.policy),
-            fits=always,
-        )
 
     def serve(self) -> None:
         """Serve one engine to its end."""

@@ -27,7 +27,6 @@ from specdist.engine.times.timeline import Timeline
 from specdist.lab.plan.roofline import Placement
 from specdist.lab.plan.simulate import OWN_GPU, Mode, ReplicaCosts
 from specdist.models.passes.runner import ModelRunner
-from specdist.policies.costs import CostModel, Curve
 from specdist.policies.payoff import LEAST_SHARE
 from specdist.sampling.distributions import Dense
 from tests.lab.emulation.device import NS_PER_MS, EmulatedDevice
@@ -37,7 +36,8 @@ from tests.lab.emulation.session import Window
 from tests.lab.emulation.sides import EmulatedOrder, ObservedTarget, new_draft, timeline
 
 # A request and its reply; the target's host between two passes; the draft's beside its steps, synchronous
-# and asynchronous: as on two cores of a server, jobs/benchmarks/tables/host-times.md.
+# and asynchronous: as on two cores of a server, jobs/benchmarks/tables/host-times.md. The main job assumes
+# half.
 MESSAGE_NS, ROUND_NS, SYNCHRONOUS_NS, ASYNCHRONOUS_NS = 300_000, 500_000, 600_000, 2_000_000
 
 
@@ -113,16 +113,6 @@ class _PacedTarget(ObservedTarget):
     def forward(self, updates: Any, verify_input: Any) -> Any:
         cast(VirtualDevice, self._device).now_ns += ROUND_NS
         return super().forward(updates, verify_input)
-
-
-def with_host_times(passes: CostModel) -> CostModel:
-    """These costs with the times of hosts and messages, as the main job would measure them."""
-    return dataclasses.replace(
-        passes,
-        message=Curve([1], [MESSAGE_NS]),
-        synchronous=passes.synchronous.plus(Curve([1], [SYNCHRONOUS_NS])),
-        asynchronous=Curve([1], [ASYNCHRONOUS_NS]),
-    )
 
 
 def planned_host_times(costs: ReplicaCosts, mode: Mode) -> ReplicaCosts:
