@@ -90,7 +90,6 @@ def generated() -> dict[str, str]:
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
     from tests import elsewhere
-    from tests.engine import measure_logprobs
     from tests.gpu import counts_tables, day_tables
     from tests.headlines import headlines
     from tests.job import clouds
@@ -118,7 +117,6 @@ def generated() -> dict[str, str]:
         "drafters": acceptance.drafters_markdown(),
         "elsewhere": elsewhere.markdown(),
         "constrained": constraint_tables.markdown(),
-        "logprobs-cost": measure_logprobs.markdown(),
         "quantized": quantized_formats.markdown(),
         "families": family_table.markdown(),
         "plan": f"```\n{plan()}\n```",

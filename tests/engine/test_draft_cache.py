@@ -7,7 +7,7 @@ and no test of the output detects it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ import torch
 
 from specdist.engine.messages.interfaces import Proposer
 from specdist.engine.messages.proposals import ProposalReply, ProposalRequest
-from specdist.policies import DraftSequences, FixedLength, WithoutHistory
+from specdist.policies import DraftSequences, FixedLength, LengthPolicy
 from specdist.policies.payoff import SYNCHRONOUS, RoundShape
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.checked import CheckedDraft, CheckedReplica
@@ -28,18 +28,16 @@ GREEDY = SamplingSettings(temperature=0.0)
 
 
 @dataclass
-class Pausing(WithoutHistory):
+class Pausing(LengthPolicy):
     """Drafts nothing every third time: the cache of a row then lacks several tokens, with rejected ones in
     their positions."""
 
     max_draft_tokens: int = 3
-    uses_features: ClassVar[bool] = False
     _num_bursts: int = 0
 
-    def wants_more(self, rows: DraftSequences) -> np.ndarray:
-        self._num_bursts += rows.num_drafted == 0
-        is_pause = self._num_bursts % 3 == 0
-        return np.full(len(rows.slots_R), not is_pause and rows.num_drafted < self.max_draft_tokens)
+    def wants(self, rows: DraftSequences) -> np.ndarray:
+        self._num_bursts += 1
+        return np.full(len(rows.slots_R), self.max_draft_tokens if self._num_bursts % 3 else 0)
 
 
 class EverySequence(CheckedDraft):

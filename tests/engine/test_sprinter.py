@@ -10,7 +10,7 @@ import torch
 from specdist.policies import Sprinter
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
-from tests.engine.heads import NoiseHead, constant_head, random_head
+from tests.engine.heads import constant_head, random_head
 from tests.engine.markov import VOCAB_SIZE, MarkovModel, markov_pair
 from tests.engine.sampled import ALARM, FILTERED, NUM_SAMPLES, PLAIN, PROMPTS, markov_replica, p_values
 from tests.engine.sprinter_distribution import (
@@ -21,7 +21,6 @@ from tests.engine.sprinter_distribution import (
 from tests.engine.test_coupling import COUPLED
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.engine.test_policies import num_lengths
-from tests.job.sprinter_formulas import sprinter_run_length, sprinter_stopping_time
 from tests.models.families import noisy_copy, tiny_model
 
 CAP = 3
@@ -156,24 +155,3 @@ def test_coupled_tokens_of_a_verifier_that_doubts_everything_are_the_target_s(ah
     assert [c.token_ids for c in doubting.generate(requests)] == alone
     trusting = Harness(target, draft, head=constant_head(draft, SURE), **common)
     assert [c.token_ids for c in trusting.generate(requests)] != alone
-
-
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.8])
-def test_runs_and_steps_are_as_long_as_the_theorems_say(share: float) -> None:
-    """Theorems 2 and 3 where all tokens are acceptable, since the draft is the target, and the verifier lets
-    each of them pass with the same chance."""
-    target = tiny_model("llama", seed=3)
-    replica = Harness(
-        target, target, policy=Sprinter(max_draft_tokens=60, verifier_threshold=1 - share),
-        head=NoiseHead(), trusts_draft=True, settings=PLAIN, max_new_tokens=150, max_seq_len=200,
-        max_num_batched_tokens=2000, num_pages=3000,
-    )  # fmt: skip
-    replica.generate(requests_for(prompts_of_lengths(5, 23, 12, 8), num_samples=18))
-    stats = replica.stats_recorder.close_shard(0)
-    assert stats.num_drafts > 1500 and stats.num_misses == 0
-    known = {"num_acceptable": 10**6, "true_positive": share, "false_positive": 0.5}
-    # A few percent of the runs are cut short by the end of their row.
-    run_length = stats.num_trusted_tokens / stats.num_drafts
-    assert run_length == pytest.approx(sprinter_run_length(**known), rel=0.08)
-    num_steps = stats.num_draft_tokens / stats.num_drafts
-    assert num_steps == pytest.approx(sprinter_stopping_time(t_draft=1.0, **known), rel=0.06)

@@ -308,17 +308,18 @@ class Simulation:
             if self._policy is None:
                 wants = np.full(len(active), depth < self._length)
             elif len(active):
-                wants = self._policy.wants_more(
+                lengths = self._policy.wants(
                     DraftSequences(
                         slots_R=slots[active],
                         draft_slots_R=draft_slots[active],
                         histories_RH=self._histories[slots[active]],
                         num_drafted=depth,
-                        features=_features(len(active)) if depth else None,
+                        features=_features(1, len(active)) if depth else None,
                         reach_R=reach[active],
                         round=round_of,
                     )
                 )
+                wants = lengths > depth
             else:
                 break
             active = active[wants]
@@ -388,7 +389,5 @@ class Simulation:
         self.shapes[shape] = self.shapes.get(shape, 0) + 1
 
 
-def _features(num_tokens: int) -> DraftFeatures:
-    return DraftFeatures(
-        np.full(num_tokens, ENTROPY), np.full(num_tokens, PROBABILITY), np.full(num_tokens, TOP_PROBABILITY)
-    )
+def _features(*shape: int) -> DraftFeatures:
+    return DraftFeatures(*(np.full(shape, value) for value in (ENTROPY, PROBABILITY, TOP_PROBABILITY)))
