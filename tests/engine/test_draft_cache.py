@@ -25,6 +25,7 @@ from tests.engine.sampled import FILTERED, PLAIN, PROMPTS, markov_replica
 from tests.engine.test_greedy import MODES
 
 GREEDY = SamplingSettings(temperature=0.0)
+AHEAD: list[dict[str, int]] = [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 3}]
 
 
 @dataclass
@@ -61,14 +62,14 @@ class Cached(CheckedReplica):
     checks = EverySequence
 
 
-@pytest.mark.parametrize("settings", [GREEDY, PLAIN, FILTERED], ids=["greedy", "plain", "filtered"])
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 @pytest.mark.parametrize(
-    "ahead", [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 3}], ids=MODES
+    ("settings", "num_pages", "pauses"),
+    [(GREEDY, 1000, True), (GREEDY, 24, False), (PLAIN, 24, True), (FILTERED, 1000, False)],
+    ids=["greedy, roomy, pausing", "greedy, tight", "plain, tight, pausing", "filtered, roomy"],
 )
-@pytest.mark.parametrize("num_pages", [1000, 24], ids=["roomy", "tight"])
-@pytest.mark.parametrize("pauses", [False, True], ids=["fixed", "pausing"])
 def test_the_cache_of_every_row_is_what_the_draft_assumes(
-    pauses: bool, num_pages: int, ahead: dict[str, Any], settings: SamplingSettings
+    settings: SamplingSettings, num_pages: int, pauses: bool, ahead: dict[str, Any]
 ) -> None:
     policy = Pausing() if pauses else FixedLength(3)
     replica = markov_replica(

@@ -200,20 +200,11 @@ def test_dropping_drawn_tokens_by_their_value_is_detected(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("ahead", [{"num_ahead_tokens": 5}, BRANCHED], ids=["ahead", "branches"])
-def test_tokens_left_out_of_a_pass_but_verified_later_bias_nothing(ahead: dict[str, Any]) -> None:
-    """The same choice where the draft works ahead: the token stays a candidate for a later pass."""
-    policy = Picky()
-    replica = markov_replica(policy=policy, **ahead)
-    found = p_values(replica, markov_pair()[0])
-    assert min(found) > ALARM, found
-    assert policy.num_left_out > 1000
-
-
-@pytest.mark.parametrize("ahead", [{"num_ahead_tokens": 5}, BRANCHED], ids=["ahead", "branches"])
 def test_leaving_tokens_out_changes_no_token_of_a_draft_ahead(ahead: dict[str, Any]) -> None:
+    """The same choice where the draft works ahead: the token stays a candidate for a later pass."""
     target = tiny_model("llama", seed=3)
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
-    found = []
+    found, policy = [], Picky()
     for is_picky in (False, True):
         replica = Harness(
             target,
@@ -224,6 +215,6 @@ def test_leaving_tokens_out_changes_no_token_of_a_draft_ahead(ahead: dict[str, A
             **ahead,
         )
         if is_picky:
-            replica.policy = Picky()
+            replica.policy = policy
         found.append([c.token_ids for c in replica.generate(requests)])
-    assert found[0] == found[1]
+    assert found[0] == found[1] and policy.num_left_out > 50
