@@ -11,8 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.engine.draft.steps import draft_loop
-from specdist.engine.draft.steps.draft_loop import DraftLoop
-from specdist.engine.draft.steps.draft_steps import DraftBatch
 from specdist.engine.request import Completion
 from specdist.models.heads.info import HiddenState
 from specdist.models.passes.acceleration import Acceleration
@@ -24,7 +22,6 @@ from specdist.policies import (
     Sprinter,
 )
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
-from tests.engine import harness
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import constant_head, random_head
 from tests.engine.markov import markov_pair
@@ -66,22 +63,6 @@ def test_the_output_follows_the_target_s_distribution(
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
     assert num_lengths(stats) > 2 and 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
-
-
-def test_dropping_the_doubted_token_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trap: its estimate is of the token itself, so that those which stay would be chosen by value. (A
-    draft that works ahead would draw it again with the same number, and verify it.)"""
-    extend = DraftLoop.extend
-
-    def without_the_last(self: DraftLoop, draft_batch: DraftBatch) -> np.ndarray:
-        lengths = extend(self, draft_batch)
-        is_doubted = (lengths > 0) & (lengths < draft_batch.num_wanted_R)
-        return np.where(is_doubted, lengths - 1, lengths)
-
-    monkeypatch.setattr(draft_loop.DraftLoop, "extend", without_the_last)
-    monkeypatch.setattr(harness, "check_lemma", lambda *_: None)
-    replica = markov_replica(policy=policy_of("sprinter"))
-    assert min(p_values(replica, markov_pair()[0], FEWER_SAMPLES)) < 1e-8
 
 
 @every_policy

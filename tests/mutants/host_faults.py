@@ -169,7 +169,7 @@ HOST_FAULTS = (
         "self._writer.uploads.settle(max_running=None if is_stored else 0)",
         "self._writer.uploads.settle()",
         ("tests/job/test_uploads.py",)),
-    Mutant("a-block-is-begun-whatever-the-host-takes-for-it", "Goodput._plan_ns",
+    Mutant("a-block-is-begun-whatever-the-host-takes-for-it", "Spent.added_ns",
         "if is_first:",
         "if False:",
         ("tests/policies/test_goodput.py::test_what_any_drafting_takes_is_weighed_once",)),

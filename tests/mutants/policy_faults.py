@@ -161,7 +161,7 @@ POLICY_FAULTS = (
         "                pass\n",
         (AT_ONCE, "tests/policies/test_goodput_runs.py")),
     Mutant("plans-of-several-steps-forget-what-was-spent", "Goodput.wants",
-        "            self._count_step(rows.round, int(pays_A.sum()))\n",
-        "            if len(survival_DR) < 2:\n                self._count_step(rows.round, int(pays_A.sum()))\n",
+        "            self._spent.count_step(rows.round, int(pays_A.sum()))\n",
+        "            if len(survival_DR) < 2:\n                self._spent.count_step(rows.round, int(pays_A.sum()))\n",
         (AT_ONCE, "tests/policies/test_goodput_runs.py")),
 )

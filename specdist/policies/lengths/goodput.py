@@ -71,6 +71,72 @@ LIU_2024 = Reference(
 )
 
 
+class Spent:
+    """What a drafting has taken so far, and what further steps would add to its round.
+
+    Attributes:
+        num_tokens: drafted tokens of all sequences.
+        drafting_ns, first_ns: time of drafting, and of it what came before these tokens' steps.
+    """
+
+    def __init__(self, costs: CostModel, max_draft_tokens: int) -> None:
+        self._costs = costs
+        self.num_tokens = self._num_steps = 0
+        self.drafting_ns = self.first_ns = 0.0
+        # For r sequences with d further steps each: their tokens, and the time of the steps, which was worked
+        # out for a context of about this length (the logarithm of it).
+        self._steps_D = np.arange(1, max_draft_tokens + 1)
+        self._tokens_RD = np.zeros((0, max_draft_tokens), np.int64)
+        self._drafting_RD = np.zeros((0, max_draft_tokens))
+        self._context = 0.0
+
+    def begin(self, round: RoundContext) -> None:
+        """Another drafting begins."""
+        self.num_tokens = self._num_steps = 0
+        self.drafting_ns = 0.0
+        if round.is_asynchronous:
+            # The step that drafts in place of the next tokens is done; the host takes time, too.
+            self.drafting_ns = self._costs.draft_ns(round.num_rows, round.num_context_tokens)
+            self.drafting_ns += self._costs.asynchronous.look_up(round.num_rows)
+        self.first_ns = self.drafting_ns
+
+    def count_step(self, round: RoundContext, num_rows: int) -> None:
+        """A step follows, of so many sequences."""
+        self.num_tokens += num_rows
+        self._num_steps += num_rows > 0
+        self.drafting_ns += self._costs.draft_ns(num_rows, round.num_context_tokens)
+
+    @property
+    def step_ns(self) -> float:
+        """Mean time of a step."""
+        return (self.drafting_ns - self.first_ns) / max(1, self._num_steps)
+
+    def target_ns(self, num_tokens: Sizes, round: RoundContext) -> Any:
+        """A target pass in this round, of so many tokens."""
+        return self._costs.target_ns(num_tokens, round.num_rows, round.num_context_tokens)
+
+    def added_ns(self, round: RoundContext, num_rows: int, num_steps: int, *, is_first: bool) -> np.ndarray:
+        """[R, S]: the time added by 1, 2, ... sequences with 1, 2, ... further steps."""
+        context = float(f"{math.log2(1 + round.num_context_tokens):.1f}")
+        if num_rows > len(self._tokens_RD) or context != self._context:
+            counts_R = np.arange(1, max(num_rows, len(self._tokens_RD)) + 1)
+            self._tokens_RD = counts_R[:, None] * self._steps_D
+            draft_ns_R = self._costs.draft_ns(counts_R, round.num_context_tokens)
+            self._drafting_RD = draft_ns_R[:, None] * self._steps_D
+            self._context = context
+        drafting_RS = self._drafting_RD[:num_rows, :num_steps]
+        if round.is_asynchronous:
+            over_ns = self.drafting_ns - self.target_ns(round.num_pass_tokens, round)
+            return np.asarray(np.maximum(0.0, drafting_RS + over_ns) - max(0.0, over_ns))
+        num_tokens = round.num_pass_tokens + self.num_tokens
+        verifying_RS = self.target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
+        added_RS = drafting_RS + verifying_RS - self.target_ns(num_tokens, round)
+        if is_first:
+            counts_R = np.arange(1, num_rows + 1)
+            added_RS = added_RS + self._costs.synchronous_ns(counts_R, round.num_context_tokens)[:, None]
+        return np.asarray(added_RS)
+
+
 class Goodput(RegisteredPolicy):
     """Decides for the whole batch: block lengths depend on the other sequences in flight.
 
@@ -109,21 +175,15 @@ class Goodput(RegisteredPolicy):
         self._forecast = Forecast()
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
-        # For r sequences with d further steps each: their tokens, and the time of the steps, which was worked
-        # out for a context of about this length (the logarithm of it).
         self._steps_D = np.arange(1, max_draft_tokens + 1)
-        self._tokens_RD = np.zeros((0, max_draft_tokens), np.int64)
-        self._drafting_RD = np.zeros((0, max_draft_tokens))
-        self._drafting_context = 0.0
-        # Of the current drafting: probability that each chain is accepted so far.
+        # Of the current drafting: what it has taken, and the probability that each chain is accepted so far.
+        self._spent = Spent(costs, max_draft_tokens)
         self._survival = np.zeros(0)
         # Expected accepted tokens among the next 1, 2, .. of a chain.
         self._worth = np.zeros((0, max_draft_tokens))
         # With a head: the same without the last token, and the features of that one.
         self._resolved = np.zeros(0)
         self._last = np.zeros((0, NUM_FEATURES))
-        self._num_tokens = self._num_steps = 0
-        self._drafting_ns = self._first_ns = 0.0
 
     @property
     def initial_history(self) -> tuple[float, ...]:
@@ -157,7 +217,7 @@ class Goodput(RegisteredPolicy):
             draft_slots_A = rows.draft_slots_R[asked]
             pays_A = self._sequences_that_pay(rows.round, draft_slots_A, survival_R[asked], length)
             lengths_R[asked[~pays_A]], goes_on_R[asked] = length, pays_A
-            self._count_step(rows.round, int(pays_A.sum()))
+            self._spent.count_step(rows.round, int(pays_A.sum()))
         return lengths_R
 
     def num_to_verify(
@@ -176,8 +236,7 @@ class Goodput(RegisteredPolicy):
         survival_C = np.exp(logs[1:] - logs[starts_C])
         pass_ns, bare_ns = self._passes_ns(round, counts)
         # So many tokens in every round take so many steps, not all those for which there was time to spare.
-        step_ns = (self._drafting_ns - self._first_ns) / max(1, self._num_steps)
-        drafting_ns = self._first_ns + counts * (step_ns / max(1, num_rows))
+        drafting_ns = self._spent.first_ns + counts * (self._spent.step_ns / max(1, num_rows))
         both = (np.maximum(np.maximum(each, drafting_ns), 1.0) for each in (pass_ns, bare_ns))
         return self._best_lengths(survival_C, lengths_R, num_rows, *both)
 
@@ -200,10 +259,10 @@ class Goodput(RegisteredPolicy):
     def _passes_ns(self, round: RoundContext, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of the round's pass with so many candidates more, and of one without prompts: these cost the same
         in any case, so that a rate is that of a round without them."""
-        pass_ns = self._target_ns(round.num_pass_tokens + counts, round)
+        pass_ns = self._spent.target_ns(round.num_pass_tokens + counts, round)
         if round.num_pass_tokens == round.num_rows:
             return pass_ns, pass_ns
-        return pass_ns, self._target_ns(round.num_rows + counts, round)
+        return pass_ns, self._spent.target_ns(round.num_rows + counts, round)
 
     def _best_lengths(
         self,
@@ -253,23 +312,18 @@ class Goodput(RegisteredPolicy):
         # Histories would be of confident places alone.
         forecast_R = self._forecast.of_rows(*(rows.histories_RH * (not self._has_blocks)).T)
         self._worth[rows.draft_slots_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
-        if not self._num_tokens:
+        if not self._spent.num_tokens:
             self.note_pause(1)
-        self._num_tokens = self._num_steps = 0
-        self._drafting_ns = self._first_ns = 0.0
+        self._spent.begin(rows.round)
         if rows.round.is_asynchronous:
-            # The step that drafts in place of the next tokens is done; the host takes time, too.
-            self._drafting_ns = self._costs.draft_ns(rows.round.num_rows, rows.round.num_context_tokens)
-            self._drafting_ns += self._costs.asynchronous.look_up(rows.round.num_rows)
-            self._first_ns = self._drafting_ns
             return
         num_rows, round = len(rows.draft_slots_R), rows.round
         num_tokens_D = round.num_rows + self._worth[rows.draft_slots_R].sum(axis=0)
         message_ns = self._costs.message.look_up(num_rows)
         ns_D = self._steps_D * self._costs.draft_ns(num_rows, round.num_context_tokens)
         ns_D = ns_D + self._costs.synchronous_ns(num_rows, round.num_context_tokens)
-        ns_D = ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round) + message_ns
-        undrafted_ns = self._target_ns(round.num_rows, round) + message_ns
+        ns_D = ns_D + self._spent.target_ns(round.num_rows + num_rows * self._steps_D, round) + message_ns
+        undrafted_ns = self._spent.target_ns(round.num_rows, round) + message_ns
         undrafted = round.num_rows / max(1.0, undrafted_ns)
         self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
 
@@ -297,12 +351,6 @@ class Goodput(RegisteredPolicy):
         self._resolved[draft_slots_R], self._last[draft_slots_R] = resolved_DR[-1], known_DRF[-1]
         return resolved_DR * chances_DR
 
-    def _count_step(self, round: RoundContext, num_rows: int) -> None:
-        """A step follows, of so many sequences."""
-        self._num_tokens += num_rows
-        self._num_steps += num_rows > 0
-        self._drafting_ns += self._costs.draft_ns(num_rows, round.num_context_tokens)
-
     def _most_steps(self, round: RoundContext, num_drafted: int) -> int:
         """For how many further steps the round has room."""
         most_tokens, room = self.max_draft_tokens, round.most_tokens
@@ -319,37 +367,12 @@ class Goodput(RegisteredPolicy):
         worth_AS = survival_A[:, None] * self._worth[draft_slots_A, :num_steps]
         order_A = (-worth_AS[:, 0]).argsort(kind="stable")
         value_AS = worth_AS[order_A].cumsum(axis=0)
-        value_AS -= self._goodput * self._plan_ns(round, num_rows, num_steps, is_first=not num_drafted)
+        value_AS -= self._goodput * self._spent.added_ns(round, num_rows, num_steps, is_first=not num_drafted)
         best_row, best_step = divmod(int(value_AS.argmax()), num_steps)
         pays_A = np.zeros(num_rows, bool)
         if value_AS[best_row, best_step] > 0:
             pays_A[order_A[: best_row + 1]] = True
         return pays_A
-
-    def _plan_ns(self, round: RoundContext, num_rows: int, num_steps: int, *, is_first: bool) -> np.ndarray:
-        """[R, S]: the time added by 1, 2, ... sequences with 1, 2, ... further steps."""
-        context = float(f"{math.log2(1 + round.num_context_tokens):.1f}")
-        if num_rows > len(self._tokens_RD) or context != self._drafting_context:
-            counts_R = np.arange(1, max(num_rows, len(self._tokens_RD)) + 1)
-            self._tokens_RD = counts_R[:, None] * self._steps_D
-            draft_ns_R = self._costs.draft_ns(counts_R, round.num_context_tokens)
-            self._drafting_RD = draft_ns_R[:, None] * self._steps_D
-            self._drafting_context = context
-        drafting_RS = self._drafting_RD[:num_rows, :num_steps]
-        if round.is_asynchronous:
-            over_ns = self._drafting_ns - self._target_ns(round.num_pass_tokens, round)
-            return np.asarray(np.maximum(0.0, drafting_RS + over_ns) - max(0.0, over_ns))
-        num_tokens = round.num_pass_tokens + self._num_tokens
-        verifying_RS = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
-        added_RS = drafting_RS + verifying_RS - self._target_ns(num_tokens, round)
-        if is_first:
-            counts_R = np.arange(1, num_rows + 1)
-            added_RS = added_RS + self._costs.synchronous_ns(counts_R, round.num_context_tokens)[:, None]
-        return np.asarray(added_RS)
-
-    def _target_ns(self, num_tokens: Sizes, round: RoundContext) -> Any:
-        """A target pass in this round, of so many tokens."""
-        return self._costs.target_ns(num_tokens, round.num_rows, round.num_context_tokens)
 
     def _chances(self, features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:
         known_CF = _known(features, depths_C)
