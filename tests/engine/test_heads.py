@@ -153,7 +153,7 @@ def test_the_policy_gets_the_head_s_estimate_of_the_drawn_token(
     assert [number for number, _ in estimates[:3]] == [1, 2, 3]
     for number, estimates_DR in estimates[:3]:
         # The first token of the row comes from the prompt's pass.
-        np.testing.assert_allclose(estimates_DR, [expected[number]], atol=1e-5)
+        np.testing.assert_allclose(estimates_DR, [[float(expected[number])]], atol=1e-5)
     entropies = [rows.features.entropies for rows in spy.asked if rows.features is not None]
     assert np.isnan(entropies).all() == (not uses_features)
     assert len(entropies) > 0 or not (needs_last_estimate or uses_features)
